@@ -1,0 +1,38 @@
+# Everything runs in .venv, which the first target that needs it makes: python3.10 or later suffices.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup demo test lint format clean
+setup: $(READY)
+
+# torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("openrnn needs Python 3.10 or later")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' --group dev
+	touch $@
+
+# a byte-level LSTM on the sources of Python's standard library: under three minutes, no download
+demo: $(READY)
+	rm -rf runs/demo
+	$(BIN)/openrnn train --minutes 2.5 --out runs/demo
+	$(BIN)/openrnn sample runs/demo --prompt "def " --length 400
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs/demo
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

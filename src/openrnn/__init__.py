@@ -1,0 +1,23 @@
+"""OpenRNN: recurrent layers of any cell at fused speed, a drop-in for those of `torch.nn`."""
+
+from openrnn import cells as cells
+from openrnn import codegen as codegen
+from openrnn import ops as ops
+from openrnn import params as params
+from openrnn.cells import cell as cell
+from openrnn.convert import convert as convert
+from openrnn.errors import CellError as CellError
+from openrnn.errors import NoBackendError as NoBackendError
+from openrnn.errors import OpenRNNError as OpenRNNError
+from openrnn.explain import explain as explain
+from openrnn.nn import GRU as GRU
+from openrnn.nn import LSTM as LSTM
+from openrnn.nn import RNN as RNN
+from openrnn.nn import GRUCell as GRUCell
+from openrnn.nn import LSTMCell as LSTMCell
+from openrnn.nn import Recurrent as Recurrent
+from openrnn.nn import RNNCell as RNNCell
+from openrnn.spec import Problem as Problem
+from openrnn.spec import Spec as Spec
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What runs a network: one file a backend, none of which knows another."""

@@ -1,0 +1,173 @@
+"""What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from openrnn.cells import lookup
+from openrnn.spec import Problem
+
+TensorShape = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend takes. Every default is nothing: a forgotten field refuses, and never answers wrong."""
+
+    devices: frozenset[str] = frozenset()
+    dtypes: frozenset[torch.dtype] = frozenset()
+    capability: tuple[int, int] = (0, 0)
+    bias_modes: frozenset[str] = frozenset()
+    input_modes: frozenset[str] = frozenset()
+    grad: bool = False
+    layers: bool = False
+    bidirectional: bool = False
+    projection: bool = False
+    clip: bool = False
+    dropout: bool = False
+    lengths: bool = False
+    reset: bool = False
+    return_states: bool = False
+    dependent_product: bool = False
+    transform: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """The tensors of one call, time-major and already checked."""
+
+    problem: Problem
+    x: Tensor  # (T, B, I)
+    states: list[Tensor]  # each (L*D, B, O or H); empty where all are zero
+    params: list[Tensor]  # in the order of params.module_slots
+    lengths: Tensor | None = None  # (B,) int64
+    reset: Tensor | None = None  # (T, B) bool
+    reset_states: list[Tensor] = field(default_factory=list)  # like states; empty for zeros
+    seed: Tensor | None = None  # (2,) int64: seed and offset of the dropout masks
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What forward returns; `reserve` is what backward needs beyond the call and y."""
+
+    y: Tensor  # (T, B, D*O)
+    finals: list[Tensor]  # each (L*D, B, O or H)
+    all_states: list[Tensor]  # each (L*D, T, B, O or H); empty unless asked for
+    reserve: list[Tensor]
+
+
+@dataclass(slots=True)
+class Cotangents:
+    """The gradients that reach the outputs; None means zero."""
+
+    y: Tensor | None
+    finals: list[Tensor | None]
+    all_states: list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which gradients are wanted; unwanted ones come back as None."""
+
+    x: bool
+    states: tuple[bool, ...]
+    params: tuple[bool, ...]
+    reset_states: tuple[bool, ...]
+
+    @property
+    def flat(self) -> tuple[bool, ...]:
+        return (self.x, *self.states, *self.params, *self.reset_states)
+
+
+@dataclass(slots=True)
+class Gradients:
+    """The gradients of the inputs, None where not needed."""
+
+    x: Tensor | None
+    states: list[Tensor | None]
+    params: list[Tensor | None]
+    reset_states: list[Tensor | None]
+
+    @property
+    def flat(self) -> list[Tensor | None]:
+        return [self.x, *self.states, *self.params, *self.reset_states]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _words(values: frozenset[str]) -> str:
+    return " or ".join(sorted(values)) or "nothing"
+
+
+class Backend:
+    """One way to run a network."""
+
+    name: str
+    can: Capabilities
+
+    def absent(self) -> str | None:
+        """Why this machine cannot use it, or None. Looks at the machine only."""
+        raise NotImplementedError
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Why it does not take the problem, one reason an entry. Looks at values only."""
+        can, spec = self.can, problem.spec
+        reasons = []
+        if problem.device not in can.devices:
+            reasons.append(f"device {problem.device}, needs {_words(can.devices)}")
+        elif problem.capability is not None and problem.capability < can.capability:
+            have, need = (".".join(map(str, pair)) for pair in (problem.capability, can.capability))
+            reasons.append(f"compute capability {have}, needs {need}")
+        if problem.dtype not in can.dtypes:
+            needs = _words(frozenset(map(_name, can.dtypes)))
+            reasons.append(f"dtype {_name(problem.dtype)}, needs {needs}")
+        if spec.bias_mode not in can.bias_modes:
+            reasons.append(f"bias_mode {spec.bias_mode}, needs {_words(can.bias_modes)}")
+        if spec.input_mode not in can.input_modes:
+            reasons.append(f"input_mode {spec.input_mode}, needs {_words(can.input_modes)}")
+        wants = (
+            (problem.grad, can.grad, "gradients"),
+            (spec.num_layers > 1, can.layers, f"{spec.num_layers} layers"),
+            (spec.bidirectional, can.bidirectional, "two directions"),
+            (spec.proj_size > 0, can.projection, "projection"),
+            (spec.cell_clip is not None, can.clip, "cell clip"),
+            (problem.drops, can.dropout, "dropout"),
+            (problem.lengths, can.lengths, "lengths"),
+            (problem.reset, can.reset, "resets inside the sequence"),
+            (problem.return_states, can.return_states, "the states of all steps"),
+            (problem.transform, can.transform, "a torch.func transform or forward-mode derivative"),
+        )
+        reasons += [f"does not do {what}" for asked, able, what in wants if asked and not able]
+        if lookup(spec.cell).dependent_product and not can.dependent_product:
+            reasons.append(
+                f"cell {spec.cell} multiplies by the recurrent matrix again after its reset gate: "
+                "two dependent products a step, where the kernels have one"
+            )
+        return reasons
+
+    def yields(self, problem: Problem) -> str | None:
+        """Why `auto` passes it over although it could, such as a slower measured time; or None."""
+        return None
+
+    def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+        """Shape and dtype of each tensor that forward keeps for backward; sizes may be symbolic."""
+        raise NotImplementedError
+
+    def forward(self, call: Call) -> Outputs:
+        """Runs the call; keeps a reserve only where `call.problem.grad`."""
+        raise NotImplementedError
+
+    def backward(
+        self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
+    ) -> Gradients:
+        """The gradients of a call whose forward returned y and reserve; leaves both unchanged."""
+        raise NotImplementedError
+
+
+def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:
+    """The shape of each initial or final state: (L*D, B, O or H)."""
+    spec = problem.spec
+    return [(spec.chains, batch, width) for width in spec.state_sizes]

@@ -1,0 +1,306 @@
+"""The cells that ship, and the decorator that makes one: a cell is a short elementwise function.
+
+`x`, `r` and `s` carry the input-side pre-activations, the recurrent-side pre-activations (each with
+its bias) and the previous states, by name, each (…, H). `p` carries the trainable per-unit vectors
+of a cell that has some, each (H,). `clip` bounds a state where it is read: the identity, unless the
+layer has `cell_clip`. The first state is the one that the recurrent matrix multiplies and that is
+emitted.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, sigmoid, tanh
+
+from openrnn.errors import CellError
+from openrnn.spec import Spec
+
+Clip = Callable[[Tensor], Tensor]
+
+
+def _identity(c: Tensor) -> Tensor:
+    return c
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """An elementwise recurrent cell; make one with `openrnn.cell`.
+
+    Calling it runs one step on plain tensors: `cell(x, r, s, p, clip)` -> tuple of new states,
+    where x, r, s and p are mappings or objects with the names of gates, states and parameters.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    unit_params: tuple[str, ...]
+    function: Callable[..., object]
+    key: str
+    takes_clip: bool = False
+    dependent_product: bool = False
+
+    def __call__(
+        self,
+        x: object,
+        r: object,
+        s: object,
+        p: object = None,
+        clip: Clip = _identity,
+    ) -> tuple[Tensor, ...]:
+        extra: dict[str, object] = {}
+        if self.unit_params:
+            extra["p"] = p
+        if self.takes_clip:
+            extra["clip"] = clip
+        new = self.function(x, r, s, **extra)
+        if isinstance(new, Tensor):
+            new = (new,)
+        if not isinstance(new, tuple) or len(new) != len(self.states):
+            count = len(new) if isinstance(new, tuple) else type(new).__name__
+            raise CellError(
+                f"cell '{self.name}' must return {len(self.states)} states {self.states}, got {count}"
+            )
+        return new
+
+    def step(
+        self,
+        x: tuple[Tensor, ...],
+        r: object,
+        s: tuple[Tensor, ...],
+        p: tuple[Tensor, ...] = (),
+        clip: Clip = _identity,
+    ) -> tuple[Tensor, ...]:
+        """The same with plain tuples, in the order of `gates`, `states` and `unit_params`."""
+        recurrent = SimpleNamespace(**dict(zip(self.gates, r))) if isinstance(r, tuple) else r
+        return self(
+            SimpleNamespace(**dict(zip(self.gates, x))),
+            recurrent,
+            SimpleNamespace(**dict(zip(self.states, s))),
+            SimpleNamespace(**dict(zip(self.unit_params, p))),
+            clip,
+        )
+
+    def spec(self, input_size: int, hidden_size: int, **options: object) -> Spec:
+        """The spec of a network of this cell."""
+        return Spec(
+            self.key, self.gates, self.states, input_size, hidden_size,
+            unit_params=self.unit_params, **options,  # type: ignore[arg-type]  # checked by Spec
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[str, str, str]]:
+        function = self.function
+        return _find, (self.key, function.__module__, function.__qualname__)
+
+
+_CELLS: dict[str, Cell] = {}
+
+
+def cell(
+    gates: str, states: str = "h", params: str = "", *, name: str | None = None
+) -> Callable[[Callable[..., object]], Cell]:
+    """Makes a cell of an elementwise function `(x, r, s)`, with `p` and `clip` where it wants them.
+
+    Args:
+        gates: the names of the gates, in the order of the rows of `weight_ih` and `weight_hh`.
+        states: the names of the states, the emitted one first.
+        params: the names of trainable vectors of one number a unit, such as peepholes.
+        name: by default the function's.
+
+    Raises:
+        CellError: names are not identifiers or occur twice, or the function takes other arguments.
+
+    Example:
+        >>> import torch, openrnn
+        >>> @openrnn.cell(gates="f n", states="h")
+        ... def minimal(x, r, s):
+        ...     f = torch.sigmoid(x.f + r.f)
+        ...     return (1 - f) * s.h + f * torch.tanh(x.n + r.n)
+        >>> y, (h_n,) = openrnn.Recurrent(minimal, 3, 5)(torch.randn(7, 2, 3))
+        >>> tuple(y.shape)
+        (7, 2, 5)
+    """
+    words = {"gates": gates.split(), "states": states.split(), "params": params.split()}
+    for kind, names in words.items():
+        if len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
+            raise CellError(f"{kind} must be distinct identifiers, got {' '.join(names)!r}")
+    if not words["gates"] or not words["states"]:
+        raise CellError("a cell needs at least one gate and one state")
+
+    def register(function: Callable[..., object]) -> Cell:
+        title = name or function.__name__
+        arguments = list(inspect.signature(function).parameters)
+        wanted = ["x", "r", "s"] + (["p"] if words["params"] else [])
+        if arguments not in (wanted, [*wanted, "clip"]):
+            raise CellError(
+                f"cell '{title}' must take ({', '.join(wanted)}), with `clip` last if it clips a "
+                f"state, got ({', '.join(arguments)})"
+            )
+        return _register(title, words, function, takes_clip="clip" in arguments)
+
+    return register
+
+
+def _register(
+    name: str, words: dict[str, list[str]], function: Callable[..., object], **flags: bool
+) -> Cell:
+    # a second cell of the same name, as in a notebook run twice, gets a key of its own
+    twins = sum(known.name == name for known in _CELLS.values())
+    key = name if twins == 0 else f"{name}@{twins + 1}"
+    made = Cell(
+        name, tuple(words["gates"]), tuple(words["states"]), tuple(words.get("params", ())),
+        function, key, **flags,
+    )  # fmt: skip
+    _CELLS[key] = made
+    return made
+
+
+def _find(key: str, module: str, qualname: str) -> Cell:
+    """The cell that a pickle names: by its place in its module, else by its key."""
+    import importlib
+
+    found: object = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Cell) else lookup(key)
+
+
+def lookup(key: str) -> Cell:
+    """The cell of this key.
+
+    Raises:
+        CellError: no such cell is defined in this process.
+    """
+    if key not in _CELLS:
+        raise CellError(f"no cell '{key}' is defined here; known: {', '.join(sorted(_CELLS))}")
+    return _CELLS[key]
+
+
+def check(spec: Spec) -> None:
+    """Raises ValueError where the spec asks of its cell what the cell cannot do."""
+    known = lookup(spec.cell)
+    if spec.cell_clip is not None and not known.takes_clip:
+        raise ValueError(f"cell_clip needs a cell that clips a state, {known.name} has none")
+    if spec.proj_size and _reads_emitted(known):
+        raise ValueError(
+            f"a projection needs a cell that does not read its emitted state, {known.name} does"
+        )
+
+
+def _reads_emitted(known: Cell) -> bool:
+    """Whether the cell uses its emitted state beside the recurrent product: it has another width then."""
+    one = torch.zeros(1)
+    if known.dependent_product:
+        return True
+    gates = SimpleNamespace(**dict.fromkeys(known.gates, one))
+    others = SimpleNamespace(**dict.fromkeys(known.states[1:], one))
+    vectors = SimpleNamespace(**dict.fromkeys(known.unit_params, one))
+    try:
+        known(gates, gates, others, vectors)
+    except AttributeError:
+        return True
+    return False
+
+
+def clip_of(spec: Spec) -> Clip:
+    """What bounds a state where it is read: `clamp` to `cell_clip`, its gradient 1 on the closed interval."""
+    if spec.cell_clip is None:
+        return _identity
+    low, high = spec.cell_clip
+    return partial(torch.clamp, min=low, max=high)
+
+
+@cell(gates="h", states="h")
+def rnn_tanh(x, r, s):
+    """h = tanh(W x + R h + b)"""
+    return tanh(x.h + r.h)
+
+
+@cell(gates="h", states="h")
+def rnn_relu(x, r, s):
+    """h = relu(W x + R h + b)"""
+    return torch.relu(x.h + r.h)
+
+
+@cell(gates="i f g o", states="h c")
+def lstm(x, r, s, clip):
+    """Long short-term memory without peepholes (Hochreiter 1997, Gers 2000), as cuDNN and torch have it."""
+    c = sigmoid(x.f + r.f) * clip(s.c) + sigmoid(x.i + r.i) * tanh(x.g + r.g)
+    return sigmoid(x.o + r.o) * tanh(clip(c)), c
+
+
+@cell(gates="r z n", states="h")
+def gru(x, r, s):
+    """Gated recurrent unit with the reset gate after the product (Cho 2014, v1), as cuDNN and torch have it."""
+    reset = sigmoid(x.r + r.r)
+    z = sigmoid(x.z + r.z)
+    n = tanh(x.n + reset * r.n)
+    return (1 - z) * n + z * s.h
+
+
+@cell(gates="i f g o", states="h c", params="p_i p_f p_o")
+def peephole_lstm(x, r, s, p, clip):
+    """LSTM whose gates also see the cell state (Gers 2002); the output gate sees the new one."""
+    before = clip(s.c)
+    i = sigmoid(x.i + r.i + p.p_i * before)
+    f = sigmoid(x.f + r.f + p.p_f * before)
+    c = f * before + i * tanh(x.g + r.g)
+    after = clip(c)
+    return sigmoid(x.o + r.o + p.p_o * after) * tanh(after), c
+
+
+@cell(gates="f g o", states="h c")
+def coupled_lstm(x, r, s, clip):
+    """LSTM with the input gate coupled to the forget gate, i = 1 - f (Greff 2017)."""
+    f = sigmoid(x.f + r.f)
+    c = f * clip(s.c) + (1 - f) * tanh(x.g + r.g)
+    return sigmoid(x.o + r.o) * tanh(clip(c)), c
+
+
+@cell(gates="i f z o", states="h c n m")
+def slstm(x, r, s):
+    """sLSTM: exponential gates, normaliser n and stabiliser m (Beck 2024, arXiv 2405.04517).
+
+    All states start at 0; while n is 0 nothing is stored yet and m follows the input gate alone.
+    """
+    empty = s.n == 0
+    log_f = torch.nn.functional.logsigmoid(x.f + r.f) + s.m
+    log_i = x.i + r.i
+    m = torch.where(empty, log_i, torch.maximum(log_f, log_i))
+    i = torch.exp(log_i - m)
+    # the exponent, too, is chosen: exp of a large one, though not taken, would make the gradient nan
+    decay = torch.exp(torch.where(empty, torch.zeros_like(m), log_f - m))
+    f = torch.where(empty, torch.zeros_like(m), decay)
+    c = f * s.c + i * tanh(x.z + r.z)
+    n = torch.maximum(f * s.n + i, torch.ones_like(m))
+    return sigmoid(x.o + r.o) * c / n, c, n, m
+
+
+@cell(gates="f n", states="h")
+def mgu(x, r, s):
+    """Minimal gated unit in the form of one product a step (Heck and Salem 2017, MGU with reset-after)."""
+    f = sigmoid(x.f + r.f)
+    return (1 - f) * s.h + f * tanh(x.n + f * r.n)
+
+
+def _gru_reset_before(x, r, s):
+    """Gated recurrent unit with the reset gate before the product (Cho 2014, v3).
+
+    n = tanh(W_n x + R_n (reset * h) + b): `r` is the product itself, `r(gate, h)`, because the second
+    one waits for the first: two dependent products a step.
+    """
+    reset = sigmoid(x.r + r("r", s.h))
+    z = sigmoid(x.z + r("z", s.h))
+    n = tanh(x.n + r("n", reset * s.h))
+    return (1 - z) * n + z * s.h
+
+
+gru_reset_before = _register(
+    "gru_reset_before",
+    {"gates": ["r", "z", "n"], "states": ["h"]},
+    _gru_reset_before,
+    dependent_product=True,
+)

@@ -1,0 +1,3 @@
+"""From a cell to its kernels: the traced step, its derivative, and their printed source."""
+
+from openrnn.codegen.show import show as show

@@ -1,0 +1,117 @@
+"""A cell's step or its derivative as a short list of primitive elementwise operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# what a printer must know; a comparison gives a truth value that `where`, `and`, `or`, `not` take
+PRIMITIVES = frozenset(
+    "const neg add sub mul div abs sign exp expm1 log log1p sqrt reciprocal sin cos erf pow "
+    "sigmoid tanh logsigmoid maximum minimum floor eq ne lt le gt ge and or not where".split()
+)
+
+Value = str | float
+
+
+@dataclass(frozen=True)
+class Node:
+    """`name = op(*args)`; an argument is the name of a node or input, or a number."""
+
+    name: str
+    op: str
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Inputs, nodes in order, and for each output the value it takes."""
+
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: dict[str, Value]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The inputs that matter."""
+        used = {arg for node in self.nodes for arg in node.args}
+        used.update(self.outputs.values())
+        return frozenset(name for name in self.inputs if name in used)
+
+    def pruned(self) -> "Graph":
+        """Without the nodes that no output needs."""
+        needed = set(self.outputs.values())
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                kept.append(node)
+                needed.update(node.args)
+        return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
+
+    def renamed(self, rename: Callable[[Value], Value]) -> "Graph":
+        """With every name passed through `rename`; nodes that are renamed away must be dropped before."""
+        nodes = tuple(
+            Node(str(rename(node.name)), node.op, tuple(rename(arg) for arg in node.args))
+            for node in self.nodes
+        )
+        inputs = tuple(dict.fromkeys(str(rename(name)) for name in self.inputs))
+        return Graph(inputs, nodes, {out: rename(value) for out, value in self.outputs.items()})
+
+
+class Builder:
+    """Collects nodes; the same operation on the same values is one node."""
+
+    def __init__(self, inputs: tuple[str, ...]) -> None:
+        self.inputs = inputs
+        self.nodes: list[Node] = []
+        self._known: dict[tuple[str, tuple[Value, ...]], str] = {}
+        self._names: dict[str, int] = dict.fromkeys(inputs, 1)
+        self._gates: dict[str, str] = {}
+
+    def __call__(self, op: str, *args: Value) -> Value:
+        simple = _fold(op, args)
+        if simple is not None:
+            return simple
+        key = (op, args)
+        if key not in self._known:
+            self._known[key] = self._name(op, args)
+            self.nodes.append(Node(self._known[key], op, args))
+        return self._known[key]
+
+    def _name(self, op: str, args: tuple[Value, ...]) -> str:
+        # a value made of one gate alone carries the gate's name: sigmoid(x_i + r_i) is sigmoid_i
+        gates = {self._gate(arg) for arg in args if isinstance(arg, str)}
+        gate = gates.pop() if len(gates) == 1 else None
+        base = f"{'logic_' if op in ('and', 'or', 'not') else ''}{op}" + (f"_{gate}" if gate else "")
+        count = self._names.get(base, 0)
+        self._names[base] = count + 1
+        name = base if count == 0 else f"{base}_{count + 1}"
+        if gate:
+            self._gates[name] = gate
+        return name
+
+    def _gate(self, value: str) -> str | None:
+        if value in self.inputs:
+            kind, _, name = value.partition("_")
+            return name if kind in ("x", "r", "a") else None
+        return self._gates.get(value)
+
+    def graph(self, outputs: dict[str, Value]) -> Graph:
+        return Graph(self.inputs, tuple(self.nodes), outputs).pruned()
+
+
+def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
+    """What an operation on 0, 1 or equal values is at once, where that is exact for every number."""
+    if op == "const":
+        return args[0]
+    if op in ("add", "sub") and args[1] == 0.0:
+        return args[0]
+    if op == "add" and args[0] == 0.0:
+        return args[1]
+    if op in ("mul", "div") and args[1] == 1.0:
+        return args[0]
+    if op == "mul" and args[0] == 1.0:
+        return args[1]
+    if op == "where" and args[1] == args[2]:
+        return args[1]
+    if op == "neg" and isinstance(args[0], float):
+        return -args[0]
+    return None

@@ -1,0 +1,2 @@
+"""tmp"""
+convert=None

@@ -1,0 +1,118 @@
+"""Which backend runs a problem, and why each other one does not."""
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+
+from openrnn.backends.base import Backend
+from openrnn.backends.cpu import Cpu
+from openrnn.errors import NoBackendError
+from openrnn.reference import Reference
+from openrnn.spec import Problem
+
+# in order of preference
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Reference())}
+
+# state updates (T * B * L * D * H) of one call from which falling to the reference is worth a warning
+LARGE = 100_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend's answer to a problem."""
+
+    backend: str
+    reasons: tuple[str, ...]
+    passed_over: str | None
+    chosen: bool
+
+    @property
+    def verdict(self) -> str:
+        if self.reasons:
+            return "; ".join(self.reasons)
+        if self.chosen:
+            return "runs"
+        return self.passed_over or "could run, comes later in the order of preference"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Every backend's answer to a problem; prints itself."""
+
+    problem: Problem
+    rows: tuple[Row, ...]
+
+    @property
+    def chosen(self) -> str | None:
+        return next((row.backend for row in self.rows if row.chosen), None)
+
+    @property
+    def refused(self) -> dict[str, list[str]]:
+        return {row.backend: list(row.reasons) for row in self.rows if row.reasons}
+
+    def __str__(self) -> str:
+        width = max(len(row.backend) for row in self.rows)
+        lines = [
+            f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {row.verdict}"
+            for row in self.rows
+        ]
+        return "\n".join([str(self.problem), *lines])
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a backend that does not exist."""
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {name!r}")
+
+
+@lru_cache(maxsize=None)
+def _absent(name: str) -> str | None:
+    return BACKENDS[name].absent()
+
+
+def explain(problem: Problem, name: str = "auto") -> Table:
+    """The answers of all backends, or of the named one."""
+    check_name(name)
+    rows: list[Row] = []
+    chosen = False
+    for backend in BACKENDS.values():
+        if name not in ("auto", backend.name):
+            continue
+        gone = _absent(backend.name)
+        reasons = ([gone] if gone else []) + backend.refusals(problem)
+        over = None if reasons or name != "auto" else backend.yields(problem)
+        runs = not reasons and over is None and not chosen
+        chosen = chosen or runs
+        rows.append(Row(backend.name, tuple(reasons), over, runs))
+    return Table(problem, tuple(rows))
+
+
+@lru_cache(maxsize=4096)
+def select(problem: Problem, name: str = "auto") -> str:
+    """The backend that runs the problem: the named one, or the first that takes it.
+
+    Raises:
+        NoBackendError: none takes it; the error lists each backend's reasons.
+        ValueError: no such backend.
+    """
+    table = explain(problem, name)
+    if table.chosen is None:
+        raise NoBackendError(str(problem), table.refused)
+    return table.chosen
+
+
+_warned: set[str] = set()
+
+
+def warn_if_large(problem: Problem, steps: int, batch: int) -> None:
+    """Says once for each reason that `auto` runs a large problem on the reference."""
+    spec = problem.spec
+    if steps * batch * spec.chains * spec.hidden_size < LARGE:
+        return
+    refused = explain(problem).refused
+    why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
+    if why not in _warned:
+        _warned.add(why)
+        warnings.warn(
+            f"OpenRNN runs this on the slow reference, because {why} (said once)", stacklevel=4
+        )

@@ -1,0 +1,33 @@
+"""What OpenRNN raises on purpose beyond ValueError."""
+
+
+class OpenRNNError(Exception):
+    """The root of this package's own errors."""
+
+
+class NoBackendError(OpenRNNError, RuntimeError):
+    """A right call that no backend takes.
+
+    `reasons` maps each backend's name to the reasons for which it refused; the message lists them.
+    """
+
+    def __init__(self, problem: str, reasons: dict[str, list[str]]) -> None:
+        self.problem = problem
+        self.reasons = reasons
+        lines = [f"  {name}: {'; '.join(why)}" for name, why in reasons.items()]
+        super().__init__("\n".join([f"no backend takes {problem}", *lines]))
+
+    def __reduce__(self) -> tuple[type, tuple[str, dict[str, list[str]]]]:
+        return type(self), (self.problem, self.reasons)
+
+
+class CellError(OpenRNNError, ValueError):
+    """A cell that cannot be used: not elementwise, a wrong signature, an unknown name."""
+
+
+class CheckpointError(OpenRNNError, ValueError):
+    """A checkpoint that is damaged, foreign, or does not fit the run that wants it."""
+
+
+class CorpusError(OpenRNNError, ValueError):
+    """A corpus that is missing, empty or too small for the run that wants it."""

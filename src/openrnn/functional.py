@@ -1,0 +1,166 @@
+"""One call, from what a user passes to what an operator takes: checks, layouts, states, lengths, seeds.
+
+Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (T, B) bool tensor.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from openrnn import dispatch, op, philox, reference
+from openrnn.backends.base import Call
+from openrnn.spec import Problem, Spec
+
+States = tuple[Tensor, ...]
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    text: str,
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    grad: bool,
+    training: bool,
+    lengths: bool,
+    reset: bool,
+    return_states: bool,
+    transform: bool,
+) -> str:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    problem = Problem(
+        Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
+        return_states, transform,
+    )  # fmt: skip
+    return dispatch.select(problem, name)
+
+
+@torch.compiler.assume_constant_result
+def _choose_in_graph(*values: Any) -> str:
+    """The same choice while a compiler traces: all its arguments are constants of the graph."""
+    return _choose(*values)
+
+
+def _transformed() -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation is active."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def recurrent(
+    spec: Spec,
+    x: Tensor,
+    params: Sequence[Tensor],
+    states: Sequence[Tensor] | None = None,
+    *,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+    reset_states: Sequence[Tensor] | None = None,
+    return_states: bool = False,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, States, States]:
+    """Runs a time-major call: y (T, B, D*O), final states, and the states of all steps.
+
+    Args:
+        spec: the network.
+        x: (T, B, I).
+        params: in the order of `openrnn.params.module_slots(spec)`.
+        states: initial states, each (L*D, B, O or H), zeros where not given.
+        lengths: (B,) integers in [0, T]; y is 0 past them, final states are those at the true end.
+        reset: (T, B); where not 0 the states are replaced before the step.
+        reset_states: what replaces them, each (L*D, B, O or H), zeros where not given.
+        return_states: also return each state of every step, (L*D, T, B, O or H).
+        training: drop outputs between layers with probability `spec.dropout`.
+        generator: whence the dropout seed comes; by default torch's own.
+        backend: the only backend to try, or "auto".
+
+    Raises:
+        ValueError: lengths, reset or a state do not fit x.
+        NoBackendError: no backend takes the call; the message says why, one by one.
+    """
+    states = list(states or ())
+    resets = list(reset_states or ()) if reset is not None else []
+    if lengths is not None:
+        lengths = check_lengths(lengths, x)
+    if reset is not None:
+        reset = check_reset(reset, x)
+    drops = training and spec.dropout > 0 and spec.num_layers > 1
+    seed = philox.draw(generator) if drops else None
+    grad = torch.is_grad_enabled() and (
+        x.requires_grad or any(t.requires_grad for t in (*params, *states, *resets))
+    )
+    text = spec.text
+    if torch.compiler.is_compiling():
+        choose, transform = _choose_in_graph, False
+    else:
+        choose, transform = _choose, _transformed()
+    name = choose(
+        text, backend, x.dtype, x.device, grad, drops, lengths is not None, reset is not None,
+        return_states, transform,
+    )  # fmt: skip
+    if name == "reference":
+        problem = Problem(
+            spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
+            reset is not None, return_states,
+        )  # fmt: skip
+        if backend == "auto" and not torch.compiler.is_compiling():
+            dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
+        found = reference.run(Call(problem, x, states, list(params), lengths, reset, resets, seed))
+        return found.y, tuple(found.finals), tuple(found.all_states)
+    how = op.How(text, name, grad, drops, return_states)
+    out = op.run(how, x, states, params, lengths, reset, resets, seed)
+    count = len(spec.states)
+    every = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
+    return out[0], tuple(out[1 : 1 + count]), every
+
+
+def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
+    """Lengths as (B,) int64 on the device of x."""
+    lengths = torch.as_tensor(lengths)
+    if lengths.shape != (x.shape[1],) or lengths.is_floating_point() or lengths.is_complex():
+        raise ValueError(
+            f"lengths must be integers of shape ({x.shape[1]},), "
+            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and lengths.numel():
+        low, high = (int(value) for value in lengths.aminmax())
+        if low < 0 or high > x.shape[0]:
+            raise ValueError(
+                f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
+            )
+    return lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
+
+
+def check_reset(reset: Tensor, x: Tensor) -> Tensor:
+    """A reset mask as (T, B) bool on the device of x."""
+    reset = torch.as_tensor(reset)
+    if reset.shape != x.shape[:2]:
+        raise ValueError(
+            f"reset must have shape {tuple(x.shape[:2])} (steps, batch), got {tuple(reset.shape)}"
+        )
+    return reset.to(device=x.device, dtype=torch.bool)
+
+
+def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
+    """A packed sequence as (padded (T, B, I), lengths (B,), rows): its rows lie at `rows` of (T*B, I)."""
+    sizes = packed.batch_sizes
+    steps, batch = sizes.numel(), int(sizes[0])
+    present = torch.arange(batch) < sizes[:, None]  # (T, B)
+    rows = present.flatten().nonzero().squeeze(1).to(packed.data.device)
+    data = packed.data
+    flat = data.new_zeros(steps * batch, data.shape[1]).index_copy(0, rows, data)
+    return flat.view(steps, batch, -1), present.sum(0), rows
+
+
+def repack(y: Tensor, rows: Tensor, like: PackedSequence) -> PackedSequence:
+    """The inverse of `unpack` for an output of the same sequences."""
+    data = y.flatten(0, 1).index_select(0, rows)
+    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)

@@ -1,0 +1,370 @@
+"""What all layers share: parameters under torch's names, the way from a user's call to `functional`."""
+
+import math
+import numbers
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from openrnn import cells, dispatch, functional, params
+from openrnn.cells import Cell
+from openrnn.spec import Spec
+
+Hidden = Tensor | tuple[Tensor, ...]
+
+
+class Layer(nn.Module):
+    """A stack of recurrent layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
+
+    `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,
+    generator=None)`; the faces say what each returns.
+    """
+
+    cell: Cell
+    bias: bool
+    batch_first: bool
+    dropout: float
+    backend: str
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str = "auto",
+        bias_mode: str | None = None,
+        input_mode: str = "linear",
+        cell_clip: float | tuple[float, float] | None = None,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_torch_arguments(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size
+        )
+        dispatch.check_name(backend)
+        self.cell = cell
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias_mode = _bias_mode(bias, bias_mode)
+        self.bias = self.bias_mode != "none"
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.dropout = float(dropout)
+        self.proj_size = proj_size
+        self.backend = backend
+        if isinstance(cell_clip, numbers.Real):
+            cell_clip = (-float(cell_clip), float(cell_clip))
+        self._spec = cell.spec(
+            input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
+            bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
+            dropout=self.dropout, cell_clip=None if cell_clip is None else tuple(cell_clip),
+            precision=precision or "default",
+        )  # fmt: skip
+        cells.check(self._spec)
+        slots = params.module_slots(self._spec)
+        self._names = [slot.name for slot in slots]
+        for slot in slots:
+            fresh = torch.empty(slot.shape, device=device, dtype=dtype)
+            self.register_parameter(slot.name, nn.Parameter(fresh))
+        self.reset_parameters()
+
+    @property
+    def spec(self) -> Spec:
+        """What this network is; follows `dropout`, the one attribute that may be changed later."""
+        if self._spec.dropout != self.dropout:
+            self._spec = self._spec.with_(dropout=float(self.dropout))
+        return self._spec
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each layer and direction, in torch's order."""
+        rows: list[list[Tensor]] = [[] for _ in range(self._spec.chains)]
+        for slot in params.module_slots(self._spec):
+            rows[slot.chain].append(getattr(self, slot.name))
+        return rows
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: kernels read the separate parameters, wherever they lie."""
+
+    def weights(self) -> list[Tensor]:
+        """The parameters in the order of `openrnn.params.module_slots`, as they are now."""
+        if torch.compiler.is_compiling():
+            return [getattr(self, name) for name in self._names]
+        own = self._parameters
+        # parametrized or weight-normed ones are attributes, not parameters
+        found = [own.get(name) for name in self._names]
+        return [getattr(self, n) if p is None else p for n, p in zip(self._names, found)]
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any = None,
+        *,
+        lengths: Tensor | None = None,
+        reset: Tensor | None = None,
+        reset_state: Any = None,
+        return_states: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Any:
+        """Runs the layer; see the class for shapes."""
+        if isinstance(input, PackedSequence):
+            if lengths is not None or reset is not None or return_states:
+                raise ValueError(
+                    "a PackedSequence takes no lengths, reset or return_states: "
+                    "pass the padded tensor with lengths instead"
+                )
+            return self._forward_packed(input, hx, generator)
+        name, dims = type(self).__name__, input.dim()
+        if dims not in (2, 3):
+            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {dims}D tensor instead")
+        batched = dims == 3
+        if not batched:
+            if lengths is not None:
+                raise ValueError("lengths need a batch: input is 2-D (steps, features)")
+            input = input.unsqueeze(1)
+            reset = reset.unsqueeze(1) if reset is not None else None
+        elif self.batch_first:
+            input = input.transpose(0, 1)
+            reset = reset.transpose(0, 1) if reset is not None else None
+        self._check_input(input)
+        states = self._states(hx, input.shape[1], 3 if batched else 2)
+        fresh = self._reset_states(reset_state, input.shape[1])
+        y, finals, every = self._run(
+            input, states, lengths, reset, fresh, return_states, generator
+        )
+        if not batched:
+            y = y.squeeze(1)
+            finals = tuple(state.squeeze(1) for state in finals)
+            every = tuple(states.squeeze(2) for states in every)
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+            every = tuple(states.transpose(1, 2) for states in every)
+        if return_states:
+            return y, self._give(finals), self._give(every)
+        return y, self._give(finals)
+
+    def step(
+        self, x_t: Tensor, state: Any = None, *, reset: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """One step in time, as a policy acting or a model sampling takes it.
+
+        Shapes:
+            x_t (B, I) or (I,), state as `forward` takes and returns it, reset (B,)
+            -> y_t (B, O) or (O,), the next state
+
+        Raises:
+            ValueError: the layer is bidirectional, or x_t is not 1-D or 2-D.
+
+        Example:
+            >>> import torch, openrnn
+            >>> lstm, x = openrnn.LSTM(3, 4), torch.randn(6, 2, 3)
+            >>> y, state = lstm.step(x[0])
+            >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
+            True
+        """
+        if self.bidirectional:
+            raise ValueError("step needs one direction: a reverse one would have to start at the end")
+        if x_t.dim() not in (1, 2):
+            raise ValueError(f"step needs x_t (batch, features) or (features,), got {x_t.dim()}-D")
+        batched = x_t.dim() == 2
+        input = x_t.unsqueeze(0) if batched else x_t[None, None]
+        self._check_input(input)
+        states = self._states(state, input.shape[1], 3 if batched else 2)
+        mask = reset.reshape(1, -1) if reset is not None else None
+        y, finals, _ = self._run(input, states, None, mask, None, False, None)
+        if not batched:
+            return y[0, 0], self._give(tuple(state.squeeze(1) for state in finals))
+        return y[0], self._give(finals)
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx: Any, generator: torch.Generator | None
+    ) -> tuple[PackedSequence, Any]:
+        if packed.data.dim() != 2:
+            raise RuntimeError(f"input must have 2 dimensions, got {packed.data.dim()}")
+        self._check_input(packed.data)
+        x, lengths, rows = functional.unpack(packed)
+        states = self._states(hx, x.shape[1], 3)
+        if packed.sorted_indices is not None and states is not None:
+            states = [state.index_select(1, packed.sorted_indices) for state in states]
+        y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
+        if packed.unsorted_indices is not None:
+            finals = tuple(state.index_select(1, packed.unsorted_indices) for state in finals)
+        return functional.repack(y, rows, packed), self._give(finals)
+
+    def _run(
+        self,
+        x: Tensor,
+        states: list[Tensor] | None,
+        lengths: Tensor | None,
+        reset: Tensor | None,
+        fresh: list[Tensor] | None,
+        return_states: bool,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        weights = self.weights()
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            x, *weights = (_cast(tensor, dtype) for tensor in (x, *weights))
+            states = states and [_cast(state, dtype) for state in states]
+            fresh = fresh and [_cast(state, dtype) for state in fresh]
+        return functional.recurrent(
+            self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=fresh,
+            return_states=return_states, training=self.training, generator=generator,
+            backend=self.backend,
+        )  # fmt: skip
+
+    def _check_input(self, input: Tensor) -> None:
+        weight = self.weights()[0] if input.dtype is not torch.float32 else None
+        first = self._parameters.get(self._names[0]) if weight is None else weight
+        dtype = input.dtype if first is None else first.dtype
+        if input.dtype != dtype and not torch._C._is_any_autocast_enabled():
+            raise ValueError(
+                f"RNN input dtype ({input.dtype}) does not match weight dtype ({dtype}). Convert "
+                f"input: input.to({dtype}), or convert model: model.to({input.dtype})"
+            )
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input.size(-1) must be equal to input_size. "
+                f"Expected {self.input_size}, got {input.shape[-1]}"
+            )
+
+    def _take(self, hx: Any) -> Sequence[Tensor]:
+        """The states that a user gave, as a sequence."""
+        return (hx,) if isinstance(hx, Tensor) else tuple(hx)
+
+    def _give(self, states: tuple[Tensor, ...]) -> Any:
+        """The states as a user gets them."""
+        return states
+
+    def _states(self, hx: Any, batch: int, dims: int) -> list[Tensor] | None:
+        """Initial states, each (L*D, B, O or H), or None for zeros."""
+        if hx is None:
+            return None
+        states = self._take(hx)
+        names = self.cell.states
+        if len(states) != len(names):
+            raise RuntimeError(
+                f"{type(self).__name__} expects {len(names)} states ({', '.join(names)}), "
+                f"got {len(states)}"
+            )
+        if any(state.dim() != dims for state in states):
+            self._wrong_dims(states, dims)
+        if dims == 2:
+            states = [state.unsqueeze(1) for state in states]
+        for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
+            wanted = (self._spec.chains, batch, width)
+            if tuple(state.shape) != wanted:
+                which = f"hidden[{place}]" if len(states) > 1 else "hidden"
+                raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
+        return list(states)
+
+    def _wrong_dims(self, states: Sequence[Tensor], dims: int) -> None:
+        kind = "batched 3-D" if dims == 3 else "unbatched 2-D"
+        found = ", ".join(f"{state.dim()}-D" for state in states)
+        if len(states) == 1:
+            got = f"hx should also be {dims}-D but got {found} tensor"
+        else:
+            got = f"hx and cx should also be {dims}-D but got ({found}) tensors"
+        raise RuntimeError(f"For {kind} input, {got}")
+
+    def _reset_states(self, reset_state: Any, batch: int) -> list[Tensor] | None:
+        """What resets put in place, expanded to (L*D, B, O or H), or None for zeros."""
+        if reset_state is None:
+            return None
+        states = self._take(reset_state)
+        sizes = self._spec.state_sizes
+        wanted = [(self._spec.chains, batch, width) for width in sizes]
+        for state, shape in zip(states, wanted):
+            if state.dim() != 3 or any(a not in (1, b) for a, b in zip(state.shape, shape)):
+                raise ValueError(
+                    f"reset_state must have shape {shape}, or 1 in place of a size, "
+                    f"got {tuple(state.shape)}"
+                )
+        if len(states) != len(wanted):
+            raise ValueError(f"reset_state needs {len(wanted)} states, got {len(states)}")
+        return [state.expand(shape) for state, shape in zip(states, wanted)]
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from their defaults, as torch prints them."""
+        words = [f"{self.input_size}, {self.hidden_size}"]
+        defaults: dict[str, object] = {
+            "proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0,
+            "bidirectional": False, "backend": "auto",
+        }  # fmt: skip
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                words.append(f"{name}={getattr(self, name)}")
+        if self.bias_mode not in ("double", "none"):
+            words.append(f"bias_mode={self.bias_mode!r}")
+        for name, plain in (("input_mode", "linear"), ("cell_clip", None), ("precision", "default")):
+            if getattr(self._spec, name) != plain:
+                words.append(f"{name}={getattr(self._spec, name)!r}")
+        return ", ".join(words)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
+
+
+def _bias_mode(bias: bool, mode: str | None) -> str:
+    if mode is None:
+        return "double" if bias else "none"
+    if not bias and mode != "none":
+        raise ValueError(f"bias=False needs bias_mode 'none' or None, got {mode!r}")
+    return mode
+
+
+def _check_torch_arguments(
+    input_size: object,
+    hidden_size: object,
+    num_layers: int,
+    bias: object,
+    batch_first: object,
+    dropout: object,
+    proj_size: int,
+) -> None:
+    """The checks of `torch.nn.RNNBase`, with its texts, on which people match."""
+    if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:
+        raise ValueError(
+            "dropout should be a number in range [0, 1] representing the probability of an "
+            "element being zeroed"
+        )
+    if dropout > 0 and num_layers == 1:
+        warnings.warn(
+            "dropout option adds dropout after all but last recurrent layer, so non-zero dropout "
+            f"expects num_layers greater than 1, but got dropout={dropout} and "
+            f"num_layers={num_layers}",
+            stacklevel=4,
+        )
+    for name, value in (("bias", bias), ("batch_first", batch_first)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} should be of type bool, got: {type(value).__name__}")
+    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+        if not isinstance(size, int):
+            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
+        if size <= 0:
+            raise ValueError(f"{name} must be greater than zero")
+    if num_layers <= 0:
+        raise ValueError("num_layers must be greater than zero")
+    if proj_size < 0:
+        raise ValueError("proj_size should be a positive integer or zero to disable projections")
+    if isinstance(hidden_size, int) and proj_size >= hidden_size:
+        raise ValueError("proj_size has to be smaller than hidden_size")

@@ -1,0 +1,156 @@
+"""One-step modules with the names of `torch.nn.LSTMCell`, `GRUCell` and `RNNCell`."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from openrnn import cells, dispatch, functional, params
+from openrnn.cells import Cell
+
+
+class CellModule(nn.Module):
+    """What the one-step modules share: parameters `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        dispatch.check_name(backend)
+        self.cell, self.backend = cell, backend
+        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
+        self._spec = cell.spec(input_size, hidden_size, bias_mode="double" if bias else "none")
+        slots = params.module_slots(self._spec)
+        self._names = [slot.name.removesuffix("_l0") for slot in slots]
+        for name, slot in zip(self._names, slots):
+            fresh = torch.empty(slot.shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(fresh))
+        if not bias:
+            self.register_parameter("bias_ih", None)
+            self.register_parameter("bias_hh", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from their defaults, as torch prints them."""
+        words = [f"{self.input_size}, {self.hidden_size}"]
+        if self.bias is not True:
+            words.append(f"bias={self.bias}")
+        if getattr(self, "nonlinearity", "tanh") != "tanh":
+            words.append(f"nonlinearity={getattr(self, 'nonlinearity')}")  # noqa: B009
+        return ", ".join(words)
+
+    def _step(self, input: Tensor, hx: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+        name = type(self).__name__
+        if input.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
+        batched = input.dim() == 2
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input has inconsistent input_size: got {input.shape[-1]} "
+                f"expected {self.input_size}"
+            )
+        states = None
+        if hx is not None:
+            for place, state in enumerate(hx):
+                if state.dim() != input.dim():
+                    raise ValueError(
+                        f"{name}: Expected hx[{place}] to be {input.dim()}D like the input, "
+                        f"got {state.dim()}D instead"
+                    )
+                if state.shape[:-1] != input.shape[:-1] or state.shape[-1] != self.hidden_size:
+                    wanted = (*input.shape[:-1], self.hidden_size)
+                    raise RuntimeError(
+                        f"hidden{place} has inconsistent hidden_size: got {tuple(state.shape)} "
+                        f"expected {tuple(wanted)}"
+                    )
+            states = [state[None] if batched else state[None, None] for state in hx]
+        x = input[None] if batched else input[None, None]
+        weights = [getattr(self, name) for name in self._names]
+        _, finals, _ = functional.recurrent(
+            self._spec, x, weights, states, training=self.training, backend=self.backend
+        )
+        return tuple(state[0] if batched else state[0, 0] for state in finals)
+
+
+class LSTMCell(CellModule):
+    """One LSTM step: `torch.nn.LSTMCell`. Equations: `openrnn.LSTM`.
+
+    Shapes:
+        input (B, I) or (I,), hx = (h, c) of (B, H) or (H,) -> (h', c')
+
+    Example:
+        >>> import torch, openrnn
+        >>> h, c = openrnn.LSTMCell(3, 4)(torch.randn(2, 3))
+        >>> tuple(h.shape)
+        (2, 4)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cells.lstm, *args, **kwargs)
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(h', c') after one step."""
+        h, c = self._step(input, hx)
+        return h, c
+
+
+class GRUCell(CellModule):
+    """One GRU step: `torch.nn.GRUCell`. Equations: `openrnn.GRU`.
+
+    Shapes:
+        input (B, I) or (I,), hx (B, H) or (H,) -> h'
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cells.gru, *args, **kwargs)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """h' after one step."""
+        return self._step(input, None if hx is None else (hx,))[0]
+
+
+class RNNCell(CellModule):
+    """One Elman step: `torch.nn.RNNCell`. Equations: `openrnn.RNN`.
+
+    Shapes:
+        input (B, I) or (I,), hx (B, H) or (H,) -> h'
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> None:
+        known = {"tanh": cells.rnn_tanh, "relu": cells.rnn_relu}
+        if nonlinearity not in known:
+            raise RuntimeError(f"Unknown nonlinearity: {nonlinearity}")
+        super().__init__(
+            known[nonlinearity], input_size, hidden_size, bias, device, dtype, **kwargs
+        )
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """h' after one step."""
+        return self._step(input, None if hx is None else (hx,))[0]

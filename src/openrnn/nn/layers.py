@@ -1,0 +1,170 @@
+"""The layers: LSTM, GRU and RNN with the signature of `torch.nn`, and Recurrent for any cell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from openrnn import cells
+from openrnn.nn.base import Layer
+
+EXTRAS = """
+    Beyond torch, keyword-only:
+        backend: the only backend to try; "auto" takes the first that can, see `openrnn.explain`.
+        bias_mode: "double" (as torch), "input", "recurrent" or "none": which bias vectors exist.
+        input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
+        cell_clip: bounds, or one symmetric bound, of the cell state where it is read (LSTM).
+        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
+
+    A call also takes:
+        lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final
+            state is that at the true end.
+        reset: mask in the layout of the input, (T, B): where set, the states are replaced *before*
+            the step (in RL terms `episode_start`), in the reverse direction after it; no gradient
+            passes. Setting it at t = 0 discards `hx`.
+        reset_state: what replaces them, like hx with 1 allowed for a size; zeros by default.
+        return_states: also return each state after every step, (L*D, T, B, H), differentiable.
+        generator: of dropout masks; by default torch's own.
+"""
+
+
+class _OneState(Layer):
+    def _give(self, states: tuple[Tensor, ...]) -> Tensor:
+        return states[0]
+
+
+class LSTM(Layer):
+    """A stack of long short-term memory layers: `torch.nn.LSTM`, run by the first backend that can.
+
+        i, f, o = sigmoid(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)      g = tanh(the same sum)
+        c_t = f * c_{t-1} + i * g             h_t = o * tanh(c_t), times W_hr with a projection
+
+    Arguments, results, errors and state dict are those of `torch.nn.LSTM`, positions too.
+
+    Shapes:
+        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx = (h_0, c_0) of
+        (L*D, B, O) and (L*D, B, H) -> y (T, B, D*O), (h_n, c_n) like hx
+
+    Raises:
+        NoBackendError: the named backend refuses the call; the message says why.
+
+    Example:
+        >>> import torch, openrnn
+        >>> lstm = openrnn.LSTM(10, 20, num_layers=2)
+        >>> y, (h_n, c_n) = lstm(torch.randn(5, 3, 10), lengths=torch.tensor([5, 0, 2]))
+        >>> tuple(y.shape), tuple(c_n.shape)
+        ((5, 3, 20), (2, 3, 20))
+    """
+
+    mode = "LSTM"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cells.lstm, *args, **kwargs)
+
+
+class GRU(_OneState):
+    """A stack of gated recurrent unit layers: `torch.nn.GRU`, run by the first backend that can.
+
+        r, z = sigmoid(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)
+        n = tanh(W_in x_t + b_in + r * (W_hn h_{t-1} + b_hn))      h_t = (1 - z) * n + z * h_{t-1}
+
+    Arguments, results, errors and state dict are those of `torch.nn.GRU`, positions too.
+
+    Shapes:
+        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx (L*D, B, H)
+        -> y (T, B, D*H), h_n (L*D, B, H)
+
+    Example:
+        >>> import torch, openrnn
+        >>> y, h_n = openrnn.GRU(10, 20, bidirectional=True)(torch.randn(5, 3, 10))
+        >>> tuple(y.shape), tuple(h_n.shape)
+        ((5, 3, 40), (2, 3, 20))
+    """
+
+    mode = "GRU"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse_projection(kwargs)
+        super().__init__(cells.gru, *args, **_skip_projection(args, kwargs))
+
+
+class RNN(_OneState):
+    """A stack of Elman layers: `torch.nn.RNN`, run by the first backend that can.
+
+        h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh), or relu of it with nonlinearity="relu"
+
+    Arguments, results, errors and state dict are those of `torch.nn.RNN`; `nonlinearity` is the
+    fourth position.
+
+    Shapes:
+        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx (L*D, B, H)
+        -> y (T, B, D*H), h_n (L*D, B, H)
+
+    Example:
+        >>> import torch, openrnn
+        >>> y, h_n = openrnn.RNN(10, 20, 1, "relu")(torch.randn(5, 3, 10))
+        >>> tuple(y.shape)
+        (5, 3, 20)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse_projection(kwargs)
+        if len(args) > 3:
+            nonlinearity, args = args[3], args[:3] + args[4:]
+        else:
+            nonlinearity = kwargs.pop("nonlinearity", "tanh")
+        known = {"tanh": cells.rnn_tanh, "relu": cells.rnn_relu}
+        if nonlinearity not in known:
+            raise ValueError(
+                f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
+            )
+        super().__init__(known[nonlinearity], *args, **_skip_projection(args, kwargs))
+        self.nonlinearity = nonlinearity
+        self.mode = f"RNN_{nonlinearity.upper()}"
+
+
+class Recurrent(Layer):
+    """A stack of layers of any elementwise cell, with everything that `LSTM` can.
+
+    Args:
+        cell: made by `openrnn.cell`, or one of those in `openrnn.cells`.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device, dtype: as in `torch.nn.LSTM`. A projection needs a cell that does not read its
+            own emitted state.
+
+    Shapes:
+        input as for `LSTM`; hx a tuple of states in the order of `cell.states`
+        -> y (T, B, D*O), tuple of final states, each (L*D, B, O or H)
+
+    Example:
+        >>> import torch, openrnn
+        >>> layer = openrnn.Recurrent(openrnn.cells.peephole_lstm, 3, 5)
+        >>> y, (h_n, c_n) = layer(torch.randn(7, 2, 3))
+        >>> [name for name, _ in layer.named_parameters()][4:]
+        ['p_i_l0', 'p_f_l0', 'p_o_l0']
+    """
+
+    def __init__(self, cell: cells.Cell, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(cell, cells.Cell):
+            raise TypeError(f"cell must be made by openrnn.cell, got {type(cell).__name__}")
+        super().__init__(cell, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """The cell's name, then as `LSTM`."""
+        return f"{self.cell.name}, {super().extra_repr()}"
+
+
+def _refuse_projection(kwargs: dict[str, Any]) -> None:
+    if "proj_size" in kwargs:
+        raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+
+
+def _skip_projection(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    # torch's GRU and RNN hand their 8th position on to proj_size as well, and refuse it later
+    if len(args) > 7 and args[7]:
+        _refuse_projection({"proj_size": args[7]})
+    return kwargs
+
+
+for _face in (LSTM, GRU, RNN, Recurrent):
+    _face.__doc__ = f"{_face.__doc__}{EXTRAS}"

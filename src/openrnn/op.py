@@ -1,0 +1,246 @@
+"""The one door to autograd and the compiler: two registered operators, their fakes and derivatives.
+
+`openrnn::forward` and `openrnn::backward` are what graphs, traces and exports show. Eager calls go
+round the dispatcher, straight to the backend: at T = 1 its cost would be felt. Both ways share one
+`torch.autograd.Function`.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
+from openrnn.dispatch import BACKENDS
+from openrnn.reference import differentiate
+from openrnn.spec import Problem, Spec
+
+_INPUTS = (
+    "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
+    "Tensor[] reset_states, Tensor? seed"
+)
+_LIBRARY = torch.library.Library("openrnn", "DEF")
+_LIBRARY.define(
+    f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states)"
+    " -> Tensor[]"
+)
+_LIBRARY.define(
+    f"backward({_INPUTS}, Tensor y, Tensor[] reserve, Tensor[] grads, str spec, str backend, "
+    "bool training, bool return_states, bool[] needs) -> Tensor[]"
+)
+
+
+class How(NamedTuple):
+    """The constants of one call, as they cross the operator."""
+
+    spec: str
+    backend: str
+    grad: bool
+    training: bool
+    return_states: bool
+
+
+@lru_cache(maxsize=4096)
+def _problem(how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool) -> Problem:
+    return Problem(
+        Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
+        how.return_states,
+    )  # fmt: skip
+
+
+def _call(
+    how: How,
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    lengths: Tensor | None,
+    reset: Tensor | None,
+    reset_states: Sequence[Tensor],
+    seed: Tensor | None,
+) -> Call:
+    problem = _problem(how, x.dtype, x.device.type, lengths is not None, reset is not None)
+    return Call(
+        problem, x, list(states), list(params), lengths, reset, list(reset_states), seed
+    )  # fmt: skip
+
+
+def _flat(out: Outputs) -> list[Tensor]:
+    return [out.y, *out.finals, *out.all_states, *out.reserve]
+
+
+def _forward(*args: Any) -> list[Tensor]:
+    *tensors, spec, backend, grad, training, return_states = args
+    how = How(spec, backend, grad, training, return_states)
+    with torch.no_grad():
+        return _flat(BACKENDS[backend].forward(_call(how, *tensors)))
+
+
+def _forward_fake(*args: Any) -> list[Tensor]:
+    x, states, *others, spec, backend, grad, training, return_states = args
+    how = How(spec, backend, grad, training, return_states)
+    call = _call(how, x, states, *others)
+    network = call.problem.spec
+    steps, batch = x.shape[0], x.shape[1]
+    shapes = [(steps, batch, network.directions * network.output_size)]
+    shapes += state_shapes(call.problem, batch)
+    if return_states:
+        shapes += [(network.chains, steps, batch, width) for width in network.state_sizes]
+    fresh = [x.new_empty(shape) for shape in shapes]
+    if grad:
+        kept = BACKENDS[backend].reserve(call.problem, steps, batch)
+        fresh += [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
+    return fresh
+
+
+def _backward(*args: Any) -> list[Tensor]:
+    *tensors, y, reserve, grads, spec, backend, training, return_states, needs = args
+    how = How(spec, backend, True, training, return_states)
+    call = _call(how, *tensors)
+    count = len(call.problem.spec.states)
+    cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
+    wanted = _needs(needs, len(call.states), len(call.params))
+    with torch.no_grad():
+        found = BACKENDS[backend].backward(call, y, list(reserve), cotangents, wanted).flat
+    return [grad for grad in found if grad is not None]
+
+
+def _backward_fake(*args: Any) -> list[Tensor]:
+    x, states, params, _, _, reset_states, *_, needs = args
+    inputs = [x, *states, *params, *reset_states]
+    return [tensor.new_empty(tensor.shape) for tensor, need in zip(inputs, needs) if need]
+
+
+def _needs(flat: Sequence[bool], states: int, params: int) -> Needs:
+    middle = 1 + states + params
+    return Needs(
+        flat[0], tuple(flat[1 : 1 + states]), tuple(flat[1 + states : middle]), tuple(flat[middle:])
+    )
+
+
+class Recurrence(torch.autograd.Function):
+    """forward and backward as autograd sees them; tensors come flat, because it knows no lists."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, how: How, counts: tuple[int, int, int], *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        inputs = _unflatten(counts, tensors)
+        traced = _traced(inputs[0])
+        run = torch.ops.openrnn.forward if traced else _forward
+        out: list[Tensor] = run(*inputs, *how)
+        ctx.how, ctx.counts = how, counts
+        spec = Spec.parse(how.spec)
+        ctx.visible = 1 + len(spec.states) * (2 if how.return_states else 1)
+        ctx.save_for_backward(*tensors, out[0], *out[ctx.visible :])
+        ctx.mark_non_differentiable(*out[ctx.visible :])
+        # a traced backward takes no None; an eager one saves the zeros
+        ctx.set_materialize_grads(traced)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        total = sum(ctx.counts) + 4
+        inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
+        visible = list(grads[: ctx.visible])
+        states, params, resets = ctx.counts
+        flags = ctx.needs_input_grad[2:]
+        end = 1 + states + params
+        wanted = (*flags[:end], *flags[end + 2 : end + 2 + resets])
+        how = ctx.how
+        if torch.is_grad_enabled():
+            call = _call(how, *inputs)
+            count = len(call.problem.spec.states)
+            cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
+            # a derivative of the derivative is asked for: only the reference has one
+            found = differentiate(call, cotangents, _needs(wanted, states, params), True)
+        else:
+            found = _fast_backward(how, inputs, y, list(reserve), visible, wanted)
+        return (None, None, *found[:end], None, None, *found[end:], None)
+
+
+def _fast_backward(
+    how: How,
+    inputs: Sequence[Any],
+    y: Tensor,
+    reserve: list[Tensor],
+    grads: list[Tensor | None],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    run = torch.ops.openrnn.backward if _traced(y) else _backward
+    found = iter(
+        run(*inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states, list(wanted))
+    )
+    return [next(found) if need else None for need in wanted]
+
+
+def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:
+    """x, states, params, lengths, reset, reset_states, seed."""
+    states, params, resets = counts
+    a, b = 1 + states, 1 + states + params
+    return (
+        flat[0], list(flat[1:a]), list(flat[a:b]), flat[b], flat[b + 1],
+        list(flat[b + 2 : b + 2 + resets]), flat[b + 2 + resets],
+    )  # fmt: skip
+
+
+def _traced(x: Tensor) -> bool:
+    """Whether something watches the dispatcher: a fake, functional or other mode, or a subclass."""
+    return type(x) not in (Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _autograd(*args: Any) -> list[Tensor]:
+    *inputs, spec, backend, grad, training, return_states = args
+    how = How(spec, backend, grad, training, return_states)
+    if grad and torch.is_grad_enabled():
+        return list(recurrence(how, *inputs))
+    with torch._C._AutoDispatchBelowAutograd():
+        found: list[Tensor] = torch.ops.openrnn.forward(*args)
+    return found
+
+
+def _backward_autograd(*args: Any) -> list[Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        found: list[Tensor] = torch.ops.openrnn.backward(*args)
+    return found
+
+
+def recurrence(
+    how: How,
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    lengths: Tensor | None,
+    reset: Tensor | None,
+    reset_states: Sequence[Tensor],
+    seed: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """y, final states, all states where asked for, reserve; differentiable."""
+    counts = (len(states), len(params), len(reset_states))
+    out: tuple[Tensor, ...] = Recurrence.apply(
+        how, counts, x, *states, *params, lengths, reset, *reset_states, seed
+    )
+    return out
+
+
+def run(how: How, *inputs: Any) -> Sequence[Tensor]:
+    """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
+    if torch.compiler.is_compiling():
+        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
+        return found
+    if how.grad:
+        return recurrence(how, *inputs)
+    if _traced(inputs[0]):
+        found = torch.ops.openrnn.forward(*inputs, *how)
+        return found
+    return _forward(*inputs, *how)
+
+
+_LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("forward", _autograd, "Autograd")
+_LIBRARY.impl("backward", _backward_autograd, "Autograd")
+torch.library.register_fake("openrnn::forward", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake("openrnn::backward", _backward_fake, lib=_LIBRARY)

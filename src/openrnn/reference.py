@@ -1,0 +1,230 @@
+"""The meaning of every call, in plain differentiable torch: any device, any dtype, every feature.
+
+It is the oracle of the tests and the backend of last resort. Being ordinary autograd code it has
+second derivatives, forward-mode derivatives and vmap.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from openrnn import philox
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Capabilities,
+    Cotangents,
+    Gradients,
+    Needs,
+    Outputs,
+    TensorShape,
+)
+from openrnn.cells import Cell, clip_of, lookup
+from openrnn.params import Chain, chains
+from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+
+Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def _stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
+    """One step of one chain: (x-side pre-activations (B, G*H), states) -> new states."""
+    clip, gates = clip_of(spec), len(spec.gates)
+
+    def step(x_gates: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = x_gates.chunk(gates, -1)
+        r: object
+        if cell.dependent_product:
+            matrices = dict(zip(spec.gates, weights.w_hh.chunk(gates)))
+            parts = weights.b_hh.chunk(gates) if weights.b_hh is not None else (None,) * gates
+            biases = dict(zip(spec.gates, parts))
+
+            def r(gate: str, h: Tensor) -> Tensor:
+                return linear(h, matrices[gate], biases[gate])
+        else:
+            r = linear(states[0], weights.w_hh, weights.b_hh).chunk(gates, -1)
+        emitted, *others = cell.step(x, r, states, weights.unit, clip)
+        if weights.w_hr is not None:
+            emitted = linear(emitted, weights.w_hr)
+        return emitted, *others
+
+    return step
+
+
+def _input_side(spec: Spec, weights: Chain, x: Tensor) -> Tensor:
+    """The x-side pre-activations of all steps: (T, B, G*H)."""
+    if weights.w_ih is not None:
+        return linear(x, weights.w_ih, weights.b_ih)
+    gates = x.repeat(1, 1, len(spec.gates))
+    return gates if weights.b_ih is None else gates + weights.b_ih
+
+
+def _run_chain(
+    call: Call, step: Step, x_gates: Tensor, chain: int, reverse: bool
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """One layer and direction: (final states, the states of all steps, each (T, B, O or H))."""
+    spec, batch = call.problem.spec, x_gates.shape[1]
+    states = tuple(
+        call.states[k][chain] if call.states else x_gates.new_zeros(batch, width)
+        for k, width in enumerate(spec.state_sizes)
+    )
+    fresh = tuple(
+        call.reset_states[k][chain] if call.reset_states else torch.zeros_like(state)
+        for k, state in enumerate(states)
+    )
+    steps = range(x_gates.shape[0])
+    kept: list[tuple[Tensor, ...]] = []
+    for t in reversed(steps) if reverse else steps:
+        active = None if call.lengths is None else (t < call.lengths)[:, None]  # (B, 1)
+        boundary = None if call.reset is None else call.reset[t][:, None]  # (B, 1)
+        if boundary is not None and active is not None:
+            boundary = boundary & active
+        if boundary is not None and not reverse:
+            states = _choose(boundary, fresh, states)
+        new = step(x_gates[t], states)
+        if active is not None:
+            kept.append(tuple(torch.where(active, state, 0) for state in new))
+            new = _choose(active, new, states)
+        else:
+            kept.append(new)
+        if boundary is not None and reverse:
+            new = _choose(boundary, fresh, new)
+        states = new
+    if reverse:
+        kept.reverse()
+    every = [
+        torch.stack([now[k] for now in kept]) if kept else x_gates.new_zeros(0, batch, width)
+        for k, width in enumerate(spec.state_sizes)
+    ]
+    return states, every
+
+
+def _choose(
+    where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    return tuple(torch.where(where, first, second) for first, second in zip(a, b))
+
+
+def run(call: Call) -> Outputs:
+    """Runs a call as written; autograd differentiates it."""
+    spec = call.problem.spec
+    cell = lookup(spec.cell)
+    layers = chains(spec, call.params)
+    x = call.x
+    if call.lengths is not None:
+        steps = torch.arange(x.shape[0], device=x.device)[:, None]
+        x = torch.where((steps < call.lengths)[..., None], x, 0)  # padding may hold anything
+    finals: list[tuple[Tensor, ...]] = []
+    history: list[list[Tensor]] = []
+    for layer in range(spec.num_layers):
+        outputs = []
+        for direction in range(spec.directions):
+            chain = layer * spec.directions + direction
+            weights = layers[chain]
+            last, every = _run_chain(
+                call, _stepper(spec, cell, weights), _input_side(spec, weights, x), chain,
+                reverse=direction == 1,
+            )  # fmt: skip
+            finals.append(last)
+            history.append(every)
+            outputs.append(every[0])
+        x = torch.cat(outputs, dim=-1) if spec.bidirectional else outputs[0]
+        if call.problem.drops and layer < spec.num_layers - 1:
+            if call.seed is None:
+                raise ValueError("dropout needs a seed")
+            x = x * philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
+    every_state = (
+        [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
+    )
+    return Outputs(x, [torch.stack(parts) for parts in zip(*finals)], every_state, [])
+
+
+class Reference(Backend):
+    """Plain torch operators, step by step: takes everything, fuses nothing."""
+
+    name = "reference"
+    can = Capabilities(
+        devices=frozenset({"cpu", "cuda", "meta", "mps", "xpu"}),
+        dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+        bias_modes=frozenset(BIAS_MODES),
+        input_modes=frozenset(INPUT_MODES),
+        grad=True,
+        layers=True,
+        bidirectional=True,
+        projection=True,
+        clip=True,
+        dropout=True,
+        lengths=True,
+        reset=True,
+        return_states=True,
+        dependent_product=True,
+        transform=True,
+    )
+
+    def absent(self) -> str | None:
+        return None
+
+    def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+        return []
+
+    def forward(self, call: Call) -> Outputs:
+        return run(call)
+
+    def backward(
+        self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
+    ) -> Gradients:
+        """Runs forward again and differentiates it; differentiable itself."""
+        flat = differentiate(call, grads, needs, create_graph=torch.is_grad_enabled())
+        found = iter(flat)
+
+        def take(wanted: tuple[bool, ...]) -> list[Tensor | None]:
+            return [next(found) for _ in wanted]
+
+        return Gradients(
+            take((needs.x,))[0], take(needs.states), take(needs.params), take(needs.reset_states)
+        )
+
+
+def differentiate(
+    call: Call, grads: Cotangents, needs: Needs, create_graph: bool
+) -> list[Tensor | None]:
+    """The gradients by running forward again, in the order of `Needs.flat`; None where not needed.
+
+    With `create_graph` they are linked to the tensors of the call and can be differentiated again.
+    """
+    inputs = [call.x, *call.states, *call.params, *call.reset_states]
+    wanted = [tensor for tensor, need in zip(inputs, needs.flat) if need]
+    with torch.enable_grad():
+        if not create_graph:
+            inputs = [
+                tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needs.flat)
+            ]
+            wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        parts = iter(inputs)
+        again = Call(
+            call.problem, next(parts), [next(parts) for _ in call.states],
+            [next(parts) for _ in call.params], call.lengths, call.reset,
+            [next(parts) for _ in call.reset_states], call.seed,
+        )  # fmt: skip
+        out = run(again)
+        pairs = [
+            (value, grad)
+            for value, grad in zip(
+                [out.y, *out.finals, *out.all_states], [grads.y, *grads.finals, *grads.all_states]
+            )
+            if grad is not None and value.requires_grad
+        ]
+    found: list[Tensor | None] = [None] * len(wanted)
+    if pairs and wanted:
+        found = list(
+            torch.autograd.grad(
+                [value for value, _ in pairs], wanted, [grad for _, grad in pairs],
+                create_graph=create_graph, allow_unused=True,
+            )
+        )  # fmt: skip
+    filled = iter(
+        [torch.zeros_like(t) if grad is None else grad for t, grad in zip(wanted, found)]
+    )
+    return [next(filled) if need else None for need in needs.flat]
+

@@ -1,0 +1,197 @@
+"""What a network is (`Spec`) and what one call asks of it (`Problem`).
+
+The letters, in every comment and docstring of this package:
+
+    T steps    B batch    I input size    H hidden size    P projection size    G gates
+    D directions (1 or 2)    L layers    O output size of one direction (P, or H without projection)
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+
+import torch
+
+BIAS_MODES = ("double", "input", "recurrent", "none")
+INPUT_MODES = ("linear", "skip")
+PRECISIONS = ("default", "ieee", "tf32")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the network is; nothing of one call. Its text crosses the operators: `Spec.parse(str(spec)) == spec`.
+
+    Args:
+        cell: the key of the cell in `openrnn.cells`.
+        gates, states, unit_params: the cell's names; the first state is the one emitted.
+        bias_mode: which bias vectors exist: "double" (input and recurrent), "input", "recurrent", "none".
+        input_mode: "linear", or "skip": x is added to every gate of layer 0, which has no input matrix.
+        proj_size: P, or 0 for no projection.
+        dropout: the probability to drop an output between layers, in training.
+        cell_clip: bounds of the cell state where it is read, or None.
+        precision: of float32 products on a GPU: "ieee", "tf32", or "default", torch's own setting.
+    """
+
+    cell: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    input_size: int
+    hidden_size: int
+    unit_params: tuple[str, ...] = ()
+    num_layers: int = 1
+    bidirectional: bool = False
+    bias_mode: str = "double"
+    input_mode: str = "linear"
+    proj_size: int = 0
+    dropout: float = 0.0
+    cell_clip: tuple[float, float] | None = None
+    precision: str = "default"
+
+    def __post_init__(self) -> None:
+        for name in ("input_size", "hidden_size", "num_layers"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be greater than zero, got {getattr(self, name)}")
+        if not 0 <= self.proj_size < self.hidden_size:
+            raise ValueError(
+                f"proj_size must be 0 (none) or smaller than hidden_size {self.hidden_size}, "
+                f"got {self.proj_size}"
+            )
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout must be a probability in [0, 1], got {self.dropout}")
+        for name, valid in (
+            ("bias_mode", BIAS_MODES),
+            ("input_mode", INPUT_MODES),
+            ("precision", PRECISIONS),
+        ):
+            if getattr(self, name) not in valid:
+                raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
+        if self.input_mode == "skip" and self.input_size != self.hidden_size:
+            raise ValueError(
+                f"input_mode 'skip' adds x to every gate and needs input_size == hidden_size, "
+                f"got {self.input_size} and {self.hidden_size}"
+            )
+        if self.cell_clip is not None:
+            low, high = self.cell_clip
+            if math.isnan(low) or math.isnan(high) or low > high:
+                raise ValueError(f"cell_clip needs low <= high, neither nan, got ({low}, {high})")
+
+    @property
+    def directions(self) -> int:
+        """D."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def output_size(self) -> int:
+        """O: the width of the emitted state of one direction."""
+        return self.proj_size or self.hidden_size
+
+    @property
+    def chains(self) -> int:
+        """L * D: the number of recurrences, layer-major, forward before reverse."""
+        return self.num_layers * self.directions
+
+    @property
+    def input_bias(self) -> bool:
+        return self.bias_mode in ("double", "input")
+
+    @property
+    def recurrent_bias(self) -> bool:
+        return self.bias_mode in ("double", "recurrent")
+
+    @cached_property
+    def state_sizes(self) -> tuple[int, ...]:
+        """The width of each state: O for the emitted one, H for the others."""
+        return (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
+
+    def layer_input(self, layer: int) -> int:
+        """The width of what layer `layer` reads: I, then D * O."""
+        return self.input_size if layer == 0 else self.directions * self.output_size
+
+    @cached_property
+    def text(self) -> str:
+        """The fields that differ from their defaults, as `name=value` words."""
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                if isinstance(value, tuple):
+                    value = ",".join(map(str, value))
+                words.append(f"{field.name}={value}")
+        return " ".join(words)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> "Spec":
+        """The spec whose text this is."""
+        return _parse(text)
+
+    def with_(self, **changes: object) -> "Spec":
+        return replace(self, **changes)  # type: ignore[arg-type]  # dataclass fields by name
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Spec:
+    words = dict(word.split("=", 1) for word in text.split())
+    values: dict[str, object] = {}
+    for name, word in words.items():
+        if name in ("gates", "states", "unit_params"):
+            values[name] = tuple(word.split(","))
+        elif name == "cell_clip":
+            low, high = word.split(",")
+            values[name] = (float(low), float(high))
+        elif name == "dropout":
+            values[name] = float(word)
+        elif name == "bidirectional":
+            values[name] = word == "True"
+        elif name in ("cell", "bias_mode", "input_mode", "precision"):
+            values[name] = word
+        else:
+            values[name] = int(word)
+    return Spec(**values)  # type: ignore[arg-type]  # the words of one spec's own text
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one call asks of a network: everything by which a backend may refuse.
+
+    Args:
+        device: the device's type, "cpu" or "cuda"; capability: its compute capability, on CUDA.
+        grad: the call keeps what backward needs.
+        training: dropout between layers is on.
+        transform: a `torch.func` transform or forward-mode differentiation is active.
+        steps, batch: T and B, where known; they inform a report and never decide.
+    """
+
+    spec: Spec
+    dtype: torch.dtype
+    device: str
+    capability: tuple[int, int] | None = None
+    grad: bool = False
+    training: bool = False
+    lengths: bool = False
+    reset: bool = False
+    return_states: bool = False
+    transform: bool = False
+    steps: int | None = None
+    batch: int | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether this call draws dropout masks."""
+        return self.training and self.spec.dropout > 0 and self.spec.num_layers > 1
+
+    def __str__(self) -> str:
+        flags = [
+            name
+            for name in ("grad", "training", "lengths", "reset", "return_states", "transform")
+            if getattr(self, name)
+        ]
+        dtype = str(self.dtype).removeprefix("torch.")
+        sizes = [
+            f"{letter}={value}"
+            for letter, value in (("T", self.steps), ("B", self.batch))
+            if value is not None
+        ]
+        return " ".join([str(self.spec), *sizes, dtype, self.device, *flags])

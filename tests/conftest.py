@@ -1,0 +1,31 @@
+"""What every test runs under: poisoned memory, repeatable examples, one thread a worker."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+# the same examples in every run; `pytest --hypothesis-profile search` looks for new ones
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("ci")
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # one of several processes under xdist
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device, and torch finds none")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fills every `torch.empty` with nan (bytes: 255), so that reading before writing fails."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
