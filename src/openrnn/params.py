@@ -103,7 +103,7 @@ def module_slots(spec: Spec) -> tuple[Slot, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _layout(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
+def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
     """For each chain the places of w_ih, w_hh, b_ih, b_hh, w_hr, then unit vectors, in `module_slots`."""
     places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
     names = (*_TORCH_ORDER, *spec.unit_params)
@@ -115,7 +115,7 @@ def _layout(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
 def chains(spec: Spec, tensors: Sequence[Tensor]) -> list[Chain]:
     """Sorts tensors, given in the order of `module_slots`, into chains."""
     made = []
-    for row in _layout(spec):
+    for row in places(spec):
         found = [None if place is None else tensors[place] for place in row]
         w_hh = found[1]
         if w_hh is None:

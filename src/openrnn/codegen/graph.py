@@ -63,7 +63,7 @@ class Builder:
         self.inputs = inputs
         self.nodes: list[Node] = []
         self._known: dict[tuple[str, tuple[Value, ...]], str] = {}
-        self._names: dict[str, int] = dict.fromkeys(inputs, 1)
+        self._names = set(inputs)
         self._gates: dict[str, str] = {}
 
     def __call__(self, op: str, *args: Value) -> Value:
@@ -80,10 +80,13 @@ class Builder:
         # a value made of one gate alone carries the gate's name: sigmoid(x_i + r_i) is sigmoid_i
         gates = {self._gate(arg) for arg in args if isinstance(arg, str)}
         gate = gates.pop() if len(gates) == 1 else None
-        base = f"{'logic_' if op in ('and', 'or', 'not') else ''}{op}" + (f"_{gate}" if gate else "")
-        count = self._names.get(base, 0)
-        self._names[base] = count + 1
-        name = base if count == 0 else f"{base}_{count + 1}"
+        base = f"logic_{op}" if op in ("and", "or", "not") else op
+        name = f"{base}_{gate}" if gate else f"{base}_1"
+        count = 1
+        while name in self._names:
+            count += 1
+            name = f"{base}_{gate}_{count}" if gate else f"{base}_{count}"
+        self._names.add(name)
         if gate:
             self._gates[name] = gate
         return name

@@ -27,12 +27,12 @@ SHAPE = (2, 3)
 Clip = tuple[float, float] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traced:
     """A cell as graphs.
 
     Args:
-        step: new states from x_*, r_*, s_*, p_*.
+        step: new states from x_*, r_*, s_*, p_*; summed_step the same from a_* where it can.
         derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `kept` names, s_*, p_*, d_*.
         kept: the gate inputs that the derivative reads and forward must keep, `a_i` or `x_n`, `r_n`.
         summed: the gates of which the cell reads only x + r.
@@ -43,6 +43,7 @@ class Traced:
     states: tuple[str, ...]
     unit_params: tuple[str, ...]
     step: Graph
+    summed_step: Graph
     derivative: Graph
     kept: tuple[str, ...]
     summed: frozenset[str]
@@ -101,7 +102,8 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
             del outputs[f"dr_{gate}"]
     backward = Graph(backward.inputs, backward.nodes, outputs).pruned()
     kept = tuple(name for name in backward.inputs if name[0] in "axr" and name in backward.reads)
-    return Traced(cell.name, gates, states, params, forward, backward, kept, summed)
+    apart = _with_sums(forward, summed)
+    return Traced(cell.name, gates, states, params, forward, apart, backward, kept, summed)
 
 
 def _graph(

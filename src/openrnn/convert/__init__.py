@@ -1,2 +1,5 @@
-"""tmp"""
-convert=None
+"""From the modules of `torch.nn` to ours and back."""
+
+from openrnn.convert.swap import Conversion as Conversion
+from openrnn.convert.swap import Row as Row
+from openrnn.convert.swap import convert as convert

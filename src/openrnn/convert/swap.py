@@ -1,0 +1,237 @@
+"""Turns the recurrent modules of a model into ours, or back, where they stand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from openrnn import dispatch
+from openrnn import nn as ours
+from openrnn.nn.cells import CellModule
+
+TWINS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: ours.LSTM,
+    nn.GRU: ours.GRU,
+    nn.RNN: ours.RNN,
+    nn.LSTMCell: ours.LSTMCell,
+    nn.GRUCell: ours.GRUCell,
+    nn.RNNCell: ours.RNNCell,
+}
+DIRECTIONS = {"openrnn": TWINS, "torch": {ours: theirs for theirs, ours in TWINS.items()}}
+OURS = (ours.Layer, CellModule)
+THEIRS = (nn.RNNBase, nn.RNNCellBase)
+NAMES = {face.__name__ for face in TWINS}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one recurrent module: its path in the model, what it was, and the outcome."""
+
+    path: str
+    kind: str
+    swapped: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did; prints itself as a table.
+
+    Args:
+        model: the model, the same object that was given.
+        to: "openrnn" or "torch".
+        rows: one for each path at which a recurrent module stands.
+    """
+
+    model: nn.Module
+    to: str
+    rows: tuple[Row, ...]
+    _swapped: tuple[nn.Module, ...] = field(repr=False)
+
+    def revert(self) -> "Conversion":
+        """Turns what was swapped back, with the parameters as they are now; prints nothing."""
+        back = "torch" if self.to == "openrnn" else "openrnn"
+        return _convert(self.model, back, {}, {id(module) for module in self._swapped})
+
+    def __str__(self) -> str:
+        count = sum(row.swapped for row in self.rows)
+        title = f"{count} of {len(self.rows)} recurrent modules turned into those of {self.to}"
+        cells = [(row.path or "(the model itself)", row.kind, row.note) for row in self.rows]
+        widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
+        lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
+        return "\n".join([title, *lines])
+
+
+def convert(
+    model: nn.Module, *, to: str = "openrnn", backend: str = "auto", quiet: bool = False
+) -> Conversion:
+    """Turns every LSTM, GRU, RNN and cell of `torch.nn` in a model into ours; prints what it did.
+
+    In place, and that to the letter: a module changes its class and stays the same object with the
+    same Parameters, buffers, hooks and parametrizations. So optimizers, shared modules, references
+    from elsewhere and a model that is itself an `nn.LSTM` need no care, and the state dict stays.
+    What cannot be turned exactly is left, with the reason in its row.
+
+    `isinstance(module, nn.LSTM)` is no longer true of a turned module.
+
+    Args:
+        to: "torch" turns ours into those of `torch.nn`; so does `revert()` of the result.
+        backend: of the new modules, as in `openrnn.LSTM`.
+        quiet: do not print.
+
+    Raises:
+        ValueError: to or backend is unknown.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 5))
+        >>> done = convert(model)
+        1 of 1 recurrent modules turned into those of openrnn
+          1  torch.nn.LSTM  now openrnn.LSTM
+        >>> type(model[1]), type(done.revert().model[1])
+        (<class 'openrnn.nn.layers.LSTM'>, <class 'torch.nn.modules.rnn.LSTM'>)
+    """
+    if to not in DIRECTIONS:
+        raise ValueError(f"to must be one of {', '.join(DIRECTIONS)}, got {to!r}")
+    dispatch.check_name(backend)
+    done = _convert(model, to, {"backend": backend} if to == "openrnn" else {})
+    if not quiet:
+        print(done)
+    return done
+
+
+def _convert(
+    model: nn.Module, to: str, options: dict[str, Any], only: set[int] | None = None
+) -> Conversion:
+    """Turns all recurrent modules, or those whose ids are given."""
+    rows: list[Row] = []
+    first: dict[int, Row] = {}
+    swapped: list[nn.Module] = []
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if not _recurrent(module) or (only is not None and id(module) not in only):
+            continue
+        known = first.get(id(module))
+        if known is not None:
+            note = f"{known.note} (the same module as {known.path})"
+            rows.append(Row(path, known.kind, known.swapped, note))
+            continue
+        kind, reason = _name(type(module)), _turn(module, to, options)
+        note = f"left: {reason}" if reason else f"now {_name(type(module))}"
+        first[id(module)] = Row(path, kind, not reason, note)
+        rows.append(first[id(module)])
+        if not reason:
+            swapped.append(module)
+    return Conversion(model, to, tuple(rows), tuple(swapped))
+
+
+def _recurrent(module: nn.Module) -> bool:
+    return isinstance(module, OURS + THEIRS) or _foreign(module) is not None
+
+
+def _foreign(module: nn.Module) -> str | None:
+    """What makes a recurrent module neither torch's usual one nor ours, or None."""
+    if getattr(module, "original_name", None) in NAMES:
+        return "TorchScript, compiled as it is: convert the model before scripting it"
+    kind = type(module)
+    if kind.__name__ in NAMES and ".quant" in kind.__module__:
+        return "quantized: its weights are no parameters"
+    return None
+
+
+def _name(kind: type) -> str:
+    """The name by which users know a class."""
+    for package, faces in (("torch.nn", TWINS), ("openrnn", TWINS.values())):
+        if kind in faces:
+            return f"{package}.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _turn(module: nn.Module, to: str, options: dict[str, Any]) -> str | None:
+    """Turns one module; or leaves it and says why."""
+    reason = _foreign(module)
+    if reason is not None:
+        return reason
+    kind = parametrize.type_before_parametrizations(module)
+    twins = DIRECTIONS[to]
+    if kind in twins.values():
+        return f"of {to} already"
+    if kind not in twins:
+        base = next((twin for twin in twins if issubclass(kind, twin)), None)
+        if base is None:
+            return f"{to} has no module of its kind"
+        return f"a subclass of {_name(base)}: its own code would be lost"
+    replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
+    if replaced is not None:
+        return f"its method {replaced} was replaced"
+    reason = _inexact(module) if to == "torch" else None
+    if reason is not None:
+        return reason
+    twin = _twin(twins[kind], module, options)
+    reason = _misfit(module, twin)
+    if reason is not None:
+        return reason
+    _parametrize(twin, module)
+    _become(module, twin, own=set(vars(_twin(kind, module, {}))))
+    return None
+
+
+def _inexact(module: Any) -> str | None:
+    """What ours has and torch has not."""
+    spec = module.spec if isinstance(module, ours.Layer) else module._spec
+    if spec.bias_mode not in ("double", "none"):
+        return f"bias_mode {spec.bias_mode!r}, torch has two bias vectors or none"
+    for name, plain in (("input_mode", "linear"), ("cell_clip", None), ("precision", "default")):
+        if getattr(spec, name) != plain:
+            return f"{name} {getattr(spec, name)!r}, torch has no such option"
+    return None
+
+
+def _twin(face: type[nn.Module], module: Any, options: dict[str, Any]) -> nn.Module:
+    """A module of another class with the sizes of this one, without memory."""
+    options = {"bias": module.bias, "device": "meta", **options}
+    if hasattr(module, "nonlinearity"):
+        options["nonlinearity"] = module.nonlinearity
+    if hasattr(module, "num_layers"):
+        options |= {
+            "num_layers": module.num_layers,
+            "batch_first": module.batch_first,
+            "bidirectional": module.bidirectional,
+        }
+    if getattr(module, "proj_size", 0):
+        options["proj_size"] = module.proj_size
+    return face(module.input_size, module.hidden_size, **options)
+
+
+def _misfit(module: nn.Module, twin: nn.Module) -> str | None:
+    """Why the tensors of a module are not those that its sizes ask for, if so."""
+    lists = getattr(module, "parametrizations", {})
+    for name, wanted in twin.named_parameters():
+        if name in lists:
+            continue  # computing it may change its state, as spectral_norm does
+        tensor = getattr(module, name, None)
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != wanted.shape:
+            got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
+            return f"{name} must have shape {tuple(wanted.shape)}, got {got}"
+    wrong = [name for name in lists if name not in twin._parameters]
+    return f"parametrization of {wrong[0]}, which is not its own" if wrong else None
+
+
+def _parametrize(twin: nn.Module, module: nn.Module) -> None:
+    """Gives the twin's class the properties that make the parametrizations of a module work."""
+    for name in getattr(module, "parametrizations", {}):
+        parametrize.register_parametrization(twin, name, nn.Identity(), unsafe=True)
+
+
+def _become(module: nn.Module, twin: nn.Module, own: set[str]) -> None:
+    """Makes a module one of the twin's class: `own`, what only its old class needs, is dropped."""
+    new = vars(twin)
+    state = {name: value for name, value in vars(module).items() if name in new or name not in own}
+    # what a module has under the same name stays: parameters, buffers, hooks, mode, sizes
+    state = {**new, **state}
+    object.__setattr__(module, "__class__", type(twin))
+    vars(module).clear()
+    vars(module).update(state)
+    if isinstance(module, nn.RNNBase) and not parametrize.is_parametrized(module):
+        module._init_flat_weights()

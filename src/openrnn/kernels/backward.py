@@ -1,0 +1,284 @@
+"""The backward time loop of one layer and direction, the same for every cell.
+
+`codegen.numba` takes the text after the first function of this file and puts another cell's
+constants and `derivative_row` above it; as it stands here the cell is rnn_tanh in float32.
+
+Rows of all steps are appended to chunk buffers; a full chunk is flushed: weight, bias and input
+gradients are products over its rows.
+"""
+
+from math import tanh
+
+from numba import njit
+
+from openrnn.kernels.jobs import *  # noqa: F403  # the fields of a job, all of them constants
+from openrnn.kernels.memory import float32_at as reals
+from openrnn.kernels.memory import int64_at
+from openrnn.kernels.vectors import PANEL as PANELS
+from openrnn.kernels.product import product_float32 as product
+from openrnn.kernels.rows import add_float32 as add
+from openrnn.kernels.rows import copy_float32 as copy
+from openrnn.kernels.rows import drop_float32 as drop
+from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+
+GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
+PANEL = PANELS["float32"]
+INITIAL, FRESH = TAIL, TAIL + 1
+D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def derivative_row(x, r, s_h, s, p, d_h, d, dr, dx, ds_h, ds, dp, units):
+    for j in range(units):
+        h = tanh(x[j])
+        dr[j] = d_h[j] * (1 - h * h)
+        ds_h[j] = 0.0
+
+
+@njit(nogil=True, error_model="numpy")
+def add_states(job, group, offset, hidden, others):
+    """Adds a row's gradients, where given, at a row offset of their tensors."""
+    outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
+    if job[group] != 0:
+        add(hidden, job[group] + offset * outputs * SIZE, outputs)
+    for k in range(OTHERS):
+        if job[group + 1 + k] != 0:
+            source = job[group + 1 + k] + offset * units * SIZE
+            add(others + k * padded * SIZE, source, units)
+
+
+@njit(nogil=True, error_model="numpy")
+def give_states(job, group, offset, hidden, others):
+    """Adds a row's gradients to those of initial or fresh states, where wanted."""
+    outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
+    if job[group] != 0:
+        add(job[group] + offset * outputs * SIZE, hidden, outputs)
+    for k in range(OTHERS):
+        if job[group + 1 + k] != 0:
+            target = job[group + 1 + k] + offset * units * SIZE
+            add(target, others + k * padded * SIZE, units)
+
+
+@njit(nogil=True, error_model="numpy")
+def clear(hidden, others, width, other):
+    copy(hidden, 0, 0, width)
+    copy(others, 0, 0, other)
+
+
+@njit(nogil=True, error_model="numpy")
+def column_sums(sums, rows, count, columns):
+    """sums[columns] += the sum over rows [count, columns]."""
+    for i in range(count):
+        add(sums, rows + i * columns * SIZE, columns)
+
+
+@njit(nogil=True, error_model="numpy")
+def flush(job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale):
+    """Weight, bias and input gradients of the `count` rows of a chunk."""
+    inputs, units, outputs, padded = job[INPUTS], job[UNITS], job[OUTPUTS], job[PADDED]
+    columns, width, wide, gates = job[COLUMNS], job[WIDTH], job[WIDE], GATES * job[PADDED]
+    at = int64_at(places)  # [2, chunk rows]: t and b of each row
+    b_at = int64_at(places + 8 * job[CHUNK] * job[TILE_ROWS])
+    if sums != 0:
+        d_w_hh = sums + columns * wide * SIZE
+        d_w_hr = d_w_hh + columns * width * SIZE
+        d_bias_x = d_w_hr + outputs * padded * SIZE
+        product(
+            gates, count, width, dr, 1, columns, h_rows, width, PANEL, d_w_hh, width, True
+        )
+        if job[W_HR] != 0:
+            product(
+                outputs, count, padded, dh_rows, 1, width, m_rows, padded, PANEL, d_w_hr, padded,
+                True,
+            )  # fmt: skip
+        column_sums(d_bias_x, dx_gates, count, columns)
+        if not SUMMED:
+            column_sums(d_bias_x + columns * SIZE, dr, count, columns)
+        if job[SKIP] == 0:
+            for i in range(count):
+                source = job[X] + (at[i] * job[X_STEP] + b_at[i] * job[X_ROW]) * SIZE
+                target = x_rows + i * wide * SIZE
+                if job[DROP] != 0:
+                    drop(target, source, inputs, at[i], b_at[i], job, scale, False)
+                    copy(target + inputs * SIZE, 0, 0, wide - inputs)
+                else:
+                    copy(target, source, inputs, wide)
+            product(gates, count, wide, dx_gates, 1, columns, x_rows, wide, PANEL, sums, wide, True)
+    if job[DX] == 0:
+        return
+    if job[SKIP] != 0:
+        for i in range(count):
+            copy(x_rows + i * wide * SIZE, dx_gates + i * columns * SIZE, units, wide)
+            for g in range(1, GATES):
+                add(x_rows + i * wide * SIZE, dx_gates + (i * columns + g * padded) * SIZE, units)
+    else:
+        product(
+            count, gates, wide, dx_gates, columns, 1, job[W_IH], PANEL, PANEL * gates, x_rows, wide,
+            False,
+        )  # fmt: skip
+    for i in range(count):
+        target = job[DX] + (at[i] * job[DX_STEP] + b_at[i] * job[DX_ROW]) * SIZE
+        source = x_rows + i * wide * SIZE
+        if job[DROP] != 0:
+            drop(target, source, inputs, at[i], b_at[i], job, scale, job[DX_ADD] != 0)
+        elif job[DX_ADD] != 0:
+            add(target, source, inputs)
+        else:
+            copy(target, source, inputs, inputs)
+
+
+@njit(nogil=True, error_model="numpy")
+def load_fresh_or_initial(job, hit, b, hidden, others):
+    """The states that were put in place before a step."""
+    outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
+    group = FRESH if hit else INITIAL
+    given = job[group]
+    copy(hidden, given + b * outputs * SIZE if given != 0 else 0, outputs, job[WIDTH])
+    for k in range(OTHERS):
+        given = job[group + 1 + k]
+        source = given + b * units * SIZE if given != 0 else 0
+        copy(others + k * padded * SIZE, source, units, padded)
+
+
+@njit(nogil=True, error_model="numpy")
+def backward_tile(job, start, rows, scratch, sums, scale):
+    """All steps, last first, of the sequences at positions [start, start + rows)."""
+    steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
+    padded, columns, width, wide = job[PADDED], job[COLUMNS], job[WIDTH], job[WIDE]
+    other, capacity = OTHERS * padded, job[CHUNK] * job[TILE_ROWS]
+    projecting = job[W_HR] != 0
+    carry_h = scratch  # [2, rows, width]: gradient of the emitted state
+    carry_s = carry_h + 2 * rows * width * SIZE  # [2, rows, other]
+    entry = carry_s + 2 * rows * other * SIZE  # [rows, other]
+    dm = entry + rows * other * SIZE  # [rows, padded]: before the projection
+    dr = dm + rows * padded * SIZE  # [capacity, columns]
+    dx_gates = dr  # the same, unless the gates take x and r apart
+    h_rows = dr + capacity * columns * SIZE  # [capacity, width]: the state before each step
+    if not SUMMED:
+        dx_gates, h_rows = h_rows, h_rows + capacity * columns * SIZE
+    x_rows = h_rows + capacity * width * SIZE  # [capacity, wide]
+    dh_rows = x_rows + capacity * wide * SIZE  # [capacity, width], with a projection
+    m_rows = dh_rows + (capacity * width * SIZE if projecting else 0)  # [capacity, padded]
+    places = m_rows + (capacity * padded * SIZE if projecting else 0)  # [2, capacity] int64
+    t_at, b_at = int64_at(places), int64_at(places + 8 * capacity)
+    vectors = sums  # where the gradients of per-unit vectors go
+    if sums != 0:
+        vectors += (columns * (wide + width + 2) + outputs * padded) * SIZE
+
+    for i in range(rows):
+        if length_of(job, start + i) == 0:
+            clear(carry_h, carry_s, width, other)
+            b = row_of(job, start + i)
+            add_states(job, D_FINAL, b, carry_h, carry_s)
+            give_states(job, D_INITIAL, b, carry_h, carry_s)
+
+    live, filled = 0, 0
+    for step in range(steps - 1, -1, -1):
+        while live < rows and length_of(job, start + live) > step:
+            live += 1
+        if live == 0:
+            continue
+        if filled + live > capacity:
+            flush(
+                job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale
+            )
+            filled = 0
+        slot = slot_of(job, step)
+        now = step & 1  # carries are read here and left at the other place
+        for i in range(live):
+            b, length = row_of(job, start + i), length_of(job, start + i)
+            t = time_of(job, step, length)
+            t_at[filled + i], b_at[filled + i] = t, b
+            d_h = carry_h + (now * rows + i) * width * SIZE
+            d_s = carry_s + (now * rows + i) * other * SIZE
+            if step == length - 1:
+                clear(d_h, d_s, width, other)
+                add_states(job, D_FINAL, b, d_h, d_s)
+                if ends_reset(job, b):
+                    give_states(job, D_FRESH, b, d_h, d_s)
+                    clear(d_h, d_s, width, other)
+            if job[DY] != 0:
+                add(d_h, job[DY] + (t * job[DY_STEP] + b * job[DY_ROW]) * SIZE, outputs)
+            add_states(job, D_EVERY, t * batch + b, d_h, d_s)
+            hidden = h_rows + (filled + i) * width * SIZE
+            hit = is_reset(job, step, t, b)
+            if hit or step == 0:
+                load_fresh_or_initial(job, hit, b, hidden, entry + i * other * SIZE)
+            else:
+                before = time_of(job, step - 1, length)
+                source = job[Y] + (before * job[Y_STEP] + b * job[Y_ROW]) * SIZE
+                copy(hidden, source, outputs, width)
+            if projecting:
+                copy(dh_rows + (filled + i) * width * SIZE, d_h, width, width)
+                m = job[PROJECTED] + (slot * batch + start + i) * padded * SIZE
+                copy(m_rows + (filled + i) * padded * SIZE, m, units, padded)
+        if projecting:
+            product(
+                live, outputs, padded, carry_h + now * rows * width * SIZE, width, 1, job[W_HR],
+                PANEL, PANEL * outputs, dm, padded, False,
+            )  # fmt: skip
+        for i in range(live):
+            b, length = row_of(job, start + i), length_of(job, start + i)
+            t = time_of(job, step, length)
+            place = slot * batch + start + i
+            if step == 0 or is_reset(job, step, t, b):
+                old = entry + i * other * SIZE
+            else:
+                previous = slot_of(job, step - 1) * batch + start + i
+                old = job[HISTORY] + previous * other * SIZE
+            d_h = carry_h + (now * rows + i) * width * SIZE
+            if projecting:
+                d_h = dm + i * padded * SIZE
+            gate_r = dr + (filled + i) * columns * SIZE
+            gate_x = dx_gates + (filled + i) * columns * SIZE
+            ds_h = carry_h + ((1 - now) * rows + i) * width * SIZE
+            derivative_row(
+                reals(job[KEPT_AT] + place * columns * SIZE),
+                reals(job[KEPT_R] + place * KEPT * padded * SIZE),
+                reals(h_rows + (filled + i) * width * SIZE), reals(old), reals(job[VECTORS_AT]),
+                reals(d_h), reals(carry_s + (now * rows + i) * other * SIZE),
+                reals(gate_r), reals(gate_x), reals(ds_h),
+                reals(carry_s + ((1 - now) * rows + i) * other * SIZE), reals(vectors), padded,
+            )  # fmt: skip
+            # what the cell made of padding must not enter the products
+            for g in range(GATES):
+                copy(gate_r + (g * padded + units) * SIZE, 0, 0, padded - units)
+                if not SUMMED:
+                    copy(gate_x + (g * padded + units) * SIZE, 0, 0, padded - units)
+            copy(gate_r + GATES * padded * SIZE, 0, 0, columns - GATES * padded)
+            if not SUMMED:
+                copy(gate_x + GATES * padded * SIZE, 0, 0, columns - GATES * padded)
+            if projecting:
+                copy(ds_h, 0, 0, width)
+            else:
+                copy(ds_h + units * SIZE, 0, 0, width - units)
+        product(
+            live, GATES * padded, width, dr + filled * columns * SIZE, columns, 1, job[W_HH], PANEL,
+            PANEL * GATES * padded, carry_h + (1 - now) * rows * width * SIZE, width, True,
+        )  # fmt: skip
+        if step == 0 or job[RESET] != 0:
+            for i in range(live):
+                b = row_of(job, start + i)
+                t = time_of(job, step, length_of(job, start + i))
+                d_h = carry_h + ((1 - now) * rows + i) * width * SIZE
+                d_s = carry_s + ((1 - now) * rows + i) * other * SIZE
+                if is_reset(job, step, t, b):
+                    give_states(job, D_FRESH, b, d_h, d_s)
+                    clear(d_h, d_s, width, other)
+                elif step == 0:
+                    give_states(job, D_INITIAL, b, d_h, d_s)
+        filled += live
+    if filled > 0:
+        flush(job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale)
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def backward(job, first, stride, scale):
+    """Every stride-th tile of the batch, from the first-th on; scale is that of kept dropout values."""
+    rows = job[TILE_ROWS]
+    scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
+    sums = job[SUMS]
+    if sums != 0:
+        sums += first * job[SUMS_BYTES]
+    for start in range(first * rows, job[BATCH], stride * rows):
+        backward_tile(job, start, min(rows, job[BATCH] - start), scratch, sums, scale)

@@ -1,0 +1,255 @@
+"""The forward time loop of one layer and direction, the same for every cell.
+
+`codegen.numba` takes the text after the first function of this file and puts another cell's
+constants and `step_row` above it; as it stands here the cell is rnn_tanh in float32.
+"""
+
+from math import tanh
+
+from numba import njit
+
+from openrnn.kernels.jobs import *  # noqa: F403  # the fields of a job, all of them constants
+from openrnn.kernels.memory import float32_at as reals
+from openrnn.kernels.vectors import PANEL as PANELS
+from openrnn.kernels.product import dots_float32 as dots
+from openrnn.kernels.product import product_float32 as product
+from openrnn.kernels.rows import add_float32 as add
+from openrnn.kernels.rows import copy_float32 as copy
+from openrnn.kernels.rows import drop_float32 as drop
+from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+
+GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
+PANEL = PANELS["float32"]
+INITIAL, FRESH, FINAL, EVERY = TAIL, TAIL + 1, TAIL + 2, TAIL + 3
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def step_row(x, r, s_h, s, p, h, new, kept, units):
+    for j in range(units):
+        h[j] = tanh(x[j])
+
+
+@njit(nogil=True, error_model="numpy")
+def multiply(job, rows, inner, a, a_row, weight, c, columns):
+    """c += rows of A times the transposed gate matrix, from panels or from the matrix as it is."""
+    if job[PACKED] != 0:
+        product(rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, True)
+    else:
+        dots(
+            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, job[PADDED], True,
+            0, job[UNITS],
+        )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
+def input_side(
+    job, start, rows, live, first, last, base, gates, gates_step, x_rows, bias, scale
+):
+    """Gate rows of the steps [first, last): bias plus the input product."""
+    inputs, columns, units, padded = job[INPUTS], job[COLUMNS], job[UNITS], job[PADDED]
+    ragged, dropping = job[LENGTHS] != 0, job[DROP] != 0
+    gather = ragged or dropping or job[SKIP] != 0
+    a = job[X] + (base * job[X_STEP] + start * job[X_ROW]) * SIZE
+    a_step, a_row = job[X_STEP], job[X_ROW]
+    if gather:
+        a, a_step, a_row = x_rows, rows * inputs, inputs
+    elif rows == 1:
+        a_row = a_step
+    for step in range(first, last):
+        while live > 0 and length_of(job, start + live - 1) <= step:
+            live -= 1
+        slot = slot_of(job, step) - base
+        for i in range(live):
+            gate = gates + (slot * gates_step + i * columns) * SIZE
+            copy(gate, bias, columns, columns)
+            if gather:
+                b = row_of(job, start + i)
+                t = time_of(job, step, length_of(job, start + i))
+                source = job[X] + (t * job[X_STEP] + b * job[X_ROW]) * SIZE
+                target = x_rows + (slot * rows + i) * inputs * SIZE
+                if dropping:
+                    drop(target, source, inputs, t, b, job, scale, False)
+                else:
+                    copy(target, source, inputs, inputs)
+                if job[SKIP] != 0:
+                    for g in range(GATES):
+                        out, given = reals(gate + g * padded * SIZE), reals(target)
+                        for j in range(units):
+                            out[j] += given[j]
+        if ragged and job[SKIP] == 0 and live > 0:
+            multiply(
+                job, live, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
+                gates + slot * gates_step * SIZE, columns,
+            )  # fmt: skip
+    if ragged or job[SKIP] != 0:
+        return
+    if a_step == rows * a_row and gates_step == rows * columns:
+        multiply(job, (last - first) * rows, inputs, a, a_row, job[W_IH], gates, columns)
+    else:
+        for slot in range(last - first):
+            multiply(
+                job, rows, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
+                gates + slot * gates_step * SIZE, columns,
+            )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
+def spread(bias, row, units, padded):
+    """Adds a bias vector [GATES, units], where there is one, to a gate row [GATES, padded]."""
+    if bias != 0:
+        for g in range(GATES):
+            add(row + g * padded * SIZE, bias + g * units * SIZE, units)
+
+
+@njit(nogil=True, error_model="numpy")
+def load(job, group, b, hidden, others):
+    """Puts a row's initial or fresh states in place; zeros where none are given."""
+    outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
+    given = job[group]
+    copy(hidden, given + b * outputs * SIZE if given != 0 else 0, outputs, job[WIDTH])
+    for k in range(OTHERS):
+        given = job[group + 1 + k]
+        source = given + b * units * SIZE if given != 0 else 0
+        copy(others + k * padded * SIZE, source, units, padded)
+
+
+@njit(nogil=True, error_model="numpy")
+def store(job, group, offset, hidden, others):
+    """Writes a row's states, without padding, at a row offset of their tensors."""
+    outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
+    if job[group] != 0:
+        copy(job[group] + offset * outputs * SIZE, hidden, outputs, outputs)
+    for k in range(OTHERS):
+        if job[group + 1 + k] != 0:
+            target = job[group + 1 + k] + offset * units * SIZE
+            copy(target, others + k * padded * SIZE, units, units)
+
+
+@njit(nogil=True, error_model="numpy")
+def forward_tile(job, start, rows, scratch, scale):
+    """All steps of the sequences at positions [start, start + rows)."""
+    steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
+    padded, columns, width, chunk = job[PADDED], job[COLUMNS], job[WIDTH], job[CHUNK]
+    other = OTHERS * padded
+    hidden = scratch  # [2, rows, width]
+    ring = hidden + 2 * rows * width * SIZE  # [2, rows, other], unless there is a history
+    entry = ring + 2 * rows * other * SIZE  # [rows, other]: states put in place before a step
+    bias = entry + rows * other * SIZE  # [2, columns]: input side, recurrent side
+    blank = bias + 2 * columns * SIZE  # [KEPT * padded]: where kept values go that nobody wants
+    r = blank + KEPT * padded * SIZE  # [rows, columns], unless the gates take sums
+    emitted = r + rows * columns * SIZE  # [rows, padded]: before the projection
+    x_rows = emitted + rows * padded * SIZE  # [chunk * rows, inputs]
+    gates, gates_step = x_rows + chunk * rows * job[INPUTS] * SIZE, rows * columns
+    kept = job[KEPT_AT] != 0
+    if kept:
+        gates, gates_step = job[KEPT_AT] + start * columns * SIZE, batch * columns
+    # the first recurrent product is zero where nothing is carried in
+    starts_blank = job[INITIAL] == 0 and (job[RESET] == 0 or job[FRESH] == 0)
+
+    bias_r = bias if SUMMED else bias + columns * SIZE
+    copy(bias, 0, 0, 2 * columns)
+    spread(job[BIAS_X], bias, units, padded)
+    spread(job[BIAS_R], bias_r, units, padded)
+    for i in range(rows):
+        b, length = row_of(job, start + i), length_of(job, start + i)
+        for t in range(length, steps):
+            copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, 0, 0, outputs)
+            for k in range(1 + OTHERS):
+                size = outputs if k == 0 else units
+                if job[EVERY + k] != 0:
+                    copy(job[EVERY + k] + (t * batch + b) * size * SIZE, 0, 0, size)
+        if length == 0:
+            load(job, INITIAL, b, hidden, entry)
+            store(job, FINAL, b, hidden, entry)
+
+    live = rows
+    for first in range(0, steps, chunk):
+        last = min(first + chunk, steps)
+        # slots of this chunk start here; kept rows are counted from the first of all
+        base = min(slot_of(job, first), slot_of(job, last - 1))
+        rows_of_chunk = gates + base * gates_step * SIZE if kept else gates
+        input_side(
+            job, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, bias, scale
+        )
+        for step in range(first, last):
+            while live > 0 and length_of(job, start + live - 1) <= step:
+                live -= 1
+            if live == 0:
+                break
+            slot = slot_of(job, step)
+            before = hidden + ((step + 1) & 1) * rows * width * SIZE
+            after = hidden + (step & 1) * rows * width * SIZE
+            gate = rows_of_chunk + (slot - base) * gates_step * SIZE
+            if step == 0 or job[RESET] != 0:
+                for i in range(live):
+                    b = row_of(job, start + i)
+                    t = time_of(job, step, length_of(job, start + i))
+                    target, others = before + i * width * SIZE, entry + i * other * SIZE
+                    if is_reset(job, step, t, b):
+                        load(job, FRESH, b, target, others)
+                    elif step == 0:
+                        load(job, INITIAL, b, target, others)
+            if not SUMMED:
+                for i in range(live):
+                    copy(r + i * columns * SIZE, bias_r, columns, columns)
+            if step > 0 or not starts_blank:
+                sums = gate if SUMMED else r
+                multiply(job, live, outputs, before, width, job[W_HH], sums, columns)
+            for i in range(live):
+                b = row_of(job, start + i)
+                t = time_of(job, step, length_of(job, start + i))
+                place = slot * batch + start + i
+                if step == 0 or is_reset(job, step, t, b):
+                    old = entry + i * other * SIZE
+                elif job[HISTORY] != 0:
+                    previous = slot_of(job, step - 1) * batch + start + i
+                    old = job[HISTORY] + previous * other * SIZE
+                else:
+                    old = ring + (((step + 1) & 1) * rows + i) * other * SIZE
+                new = ring + ((step & 1) * rows + i) * other * SIZE
+                if job[HISTORY] != 0:
+                    new = job[HISTORY] + place * other * SIZE
+                h = after + i * width * SIZE
+                if job[W_HR] != 0:
+                    h = emitted + i * padded * SIZE
+                    if job[PROJECTED] != 0:
+                        h = job[PROJECTED] + place * padded * SIZE
+                kept_r = blank
+                if job[KEPT_R] != 0:
+                    kept_r = job[KEPT_R] + place * KEPT * padded * SIZE
+                step_row(
+                    reals(gate + i * columns * SIZE), reals(r + i * columns * SIZE),
+                    reals(before + i * width * SIZE), reals(old), reals(job[VECTORS_AT]),
+                    reals(h), reals(new), reals(kept_r), padded,
+                )  # fmt: skip
+            if job[W_HR] != 0:
+                a = emitted
+                if job[PROJECTED] != 0:
+                    a = job[PROJECTED] + (slot * batch + start) * padded * SIZE
+                product(
+                    live, units, width, a, padded, 1, job[W_HR], PANEL, PANEL * units, after, width,
+                    False,
+                )  # fmt: skip
+            for i in range(live):
+                b, length = row_of(job, start + i), length_of(job, start + i)
+                t = time_of(job, step, length)
+                h = after + i * width * SIZE
+                others = ring + ((step & 1) * rows + i) * other * SIZE
+                if job[HISTORY] != 0:
+                    others = job[HISTORY] + (slot * batch + start + i) * other * SIZE
+                copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, h, outputs, outputs)
+                store(job, EVERY, t * batch + b, h, others)
+                if step == length - 1:
+                    if ends_reset(job, b):
+                        load(job, FRESH, b, before + i * width * SIZE, entry + i * other * SIZE)
+                        h, others = before + i * width * SIZE, entry + i * other * SIZE
+                    store(job, FINAL, b, h, others)
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def forward(job, first, stride, scale):
+    """Every stride-th tile of the batch, from the first-th on; scale is that of kept dropout values."""
+    rows = job[TILE_ROWS]
+    scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
+    for start in range(first * rows, job[BATCH], stride * rows):
+        forward_tile(job, start, min(rows, job[BATCH] - start), scratch, scale)

@@ -1,0 +1,105 @@
+"""Sizes of the CPU kernels' memory: padding, tiles, chunks, scratch."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from openrnn.kernels.vectors import LANES, PANEL, SIZES
+
+# rows of a tile: enough to use each loaded weight often, few enough for the caches
+MOST_ROWS = 32
+# elements of a chunk's gate rows: about half of a second-level cache
+CHUNK_ELEMENTS = 1 << 16
+LEAST_CHUNK_ROWS = 48
+# multiply-adds below which a second thread costs more than it gives
+LEAST_WORK = 4_000_000
+
+
+def _up(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of one layer and direction."""
+
+    dtype: str
+    gates: int
+    others: int  # states but the emitted one
+    vectors: int  # per-unit parameters
+    kept: int  # gates whose recurrent side is kept apart
+    summed: bool  # every gate takes only x + r
+    inputs: int
+    units: int
+    outputs: int
+
+    @property
+    def projecting(self) -> bool:
+        return self.outputs != self.units
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return SIZES[self.dtype]
+
+    @cached_property
+    def padded(self) -> int:
+        """H to whole vectors, or to whole panels where the projection's gradient needs them."""
+        return _up(self.units, (PANEL if self.projecting else LANES)[self.dtype])
+
+    @cached_property
+    def columns(self) -> int:
+        """A gate row: G times padded, to whole panels."""
+        return _up(self.gates * self.padded, PANEL[self.dtype])
+
+    @cached_property
+    def width(self) -> int:
+        """O to whole panels."""
+        return _up(self.outputs, PANEL[self.dtype])
+
+    @cached_property
+    def wide(self) -> int:
+        """The input width to whole panels."""
+        return _up(self.inputs, PANEL[self.dtype])
+
+    def tile_rows(self, batch: int, threads: int) -> int:
+        """Rows of a tile, so that the tiles share out evenly."""
+        tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, max(1, min(threads, batch)))
+        return (batch + tiles - 1) // tiles
+
+    def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
+        """How many threads the work is worth."""
+        work = steps * batch * self.columns * (self.inputs + self.outputs)
+        tiles = (batch + rows - 1) // rows
+        return max(1, min(threads, tiles, work // LEAST_WORK + 1))
+
+    def chunk(self, steps: int, rows: int) -> int:
+        """Steps whose input products, or gradients, are done together."""
+        most = max(CHUNK_ELEMENTS // self.columns, LEAST_CHUNK_ROWS)
+        return max(1, min(steps, most // rows))
+
+    def forward_scratch(self, rows: int, chunk: int, kept: bool) -> int:
+        """Bytes that one task of the forward loop writes to."""
+        other = self.others * self.padded
+        elements = 2 * rows * self.width + 3 * rows * other + 2 * self.columns
+        elements += self.kept * self.padded + rows * self.columns + rows * self.padded
+        elements += chunk * rows * self.inputs + (0 if kept else chunk * rows * self.columns)
+        return _up(elements * self.size, 64) + 64
+
+    def backward_scratch(self, rows: int, chunk: int) -> int:
+        """Bytes that one task of the backward loop writes to."""
+        capacity = chunk * rows
+        elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
+        elements += rows * self.padded
+        elements += capacity * self.columns * (1 if self.summed else 2)
+        elements += capacity * (self.width + self.wide)
+        if self.projecting:
+            elements += capacity * (self.width + self.padded)
+        return _up(elements * self.size + 16 * capacity, 64) + 64
+
+    @cached_property
+    def sums(self) -> tuple[int, ...]:
+        """Elements of d_w_ih, d_w_hh, d_w_hr, d_bias_x, d_bias_r and d_vectors of one task."""
+        return (
+            self.columns * self.wide, self.columns * self.width, self.outputs * self.padded,
+            self.columns, self.columns, self.vectors * self.padded,
+        )  # fmt: skip

@@ -1,0 +1,118 @@
+"""What the forward and the backward loop share: rows in memory, time, resets, dropout."""
+
+from numba import njit
+
+from openrnn.kernels import jobs
+from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at
+from openrnn.philox import MULTIPLIERS, ROUNDS, WEYL, WORD
+
+_M0, _M1 = MULTIPLIERS
+_W0, _W1 = WEYL
+_WORD, _ROUNDS = WORD, ROUNDS
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def row_of(job, position):  # type: ignore[no-untyped-def]
+    """The batch row at a position of the sorted order."""
+    return int64_at(job[jobs.ORDER])[position] if job[jobs.ORDER] != 0 else position
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def length_of(job, position):  # type: ignore[no-untyped-def]
+    """The steps of the sequence at a position."""
+    if job[jobs.LENGTHS] == 0:
+        return job[jobs.STEPS]
+    return int64_at(job[jobs.LENGTHS])[row_of(job, position)]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def time_of(job, step, length):  # type: ignore[no-untyped-def]
+    """The time that a sequence reaches at a step of the recurrence."""
+    return length - 1 - step if job[jobs.REVERSE] != 0 else step
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def slot_of(job, step):  # type: ignore[no-untyped-def]
+    """Where a step's gate rows are kept: by time where all rows share it, else by step."""
+    if job[jobs.REVERSE] != 0 and job[jobs.LENGTHS] == 0:
+        return job[jobs.STEPS] - 1 - step
+    return step
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
+    """Whether the states are replaced before this step: in reverse, after the step at time + 1."""
+    if job[jobs.RESET] == 0:
+        return False
+    if job[jobs.REVERSE] != 0:
+        if step == 0:
+            return False
+        time += 1
+    return bytes_at(job[jobs.RESET])[time * job[jobs.BATCH] + row] != 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def ends_reset(job, row):  # type: ignore[no-untyped-def]
+    """Whether the final state is replaced: in reverse, after the step at time 0."""
+    return (
+        job[jobs.RESET] != 0 and job[jobs.REVERSE] != 0 and bytes_at(job[jobs.RESET])[row] != 0
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
+    c0, c1, c2, c3 = unit, b & _WORD, t & _WORD, word
+    for _ in range(_ROUNDS):
+        # 32 x 32 bits in 64 without a sign: the halves are multiplied apart
+        low0, low1 = _M0 * (c0 & 0xFFFF), _M1 * (c2 & 0xFFFF)
+        high0, high1 = _M0 * (c0 >> 16) + (low0 >> 16), _M1 * (c2 >> 16) + (low1 >> 16)
+        c0, c1, c2, c3 = (
+            ((high1 >> 16) & _WORD) ^ c1 ^ low,
+            ((high1 & 0xFFFF) << 16) | (low1 & 0xFFFF),
+            ((high0 >> 16) & _WORD) ^ c3 ^ high,
+            ((high0 & 0xFFFF) << 16) | (low0 & 0xFFFF),
+        )
+        low, high = (low + _W0) & _WORD, (high + _W1) & _WORD
+    return c0, c1, c2, c3
+
+
+def _for(reals):  # type: ignore[no-untyped-def]
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def copy(target, source, count, padded):  # type: ignore[no-untyped-def]
+        """target[0:count] = source, or 0 where source is no address; the rest up to padded is 0."""
+        out = reals(target)
+        if source == 0:
+            for j in range(padded):
+                out[j] = 0
+            return
+        given = reals(source)
+        for j in range(count):
+            out[j] = given[j]
+        for j in range(count, padded):
+            out[j] = 0
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def add(target, source, count):  # type: ignore[no-untyped-def]
+        """target[0:count] += source."""
+        out, given = reals(target), reals(source)
+        for j in range(count):
+            out[j] += given[j]
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def drop(target, source, count, t, b, job, scale, accumulate):  # type: ignore[no-untyped-def]
+        """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
+        out, given = reals(target), reals(source)
+        low, high, word = job[jobs.DROP_LOW], job[jobs.DROP_HIGH], job[jobs.DROP_WORD]
+        threshold = job[jobs.DROP_THRESHOLD]
+        for group in range((count + 3) // 4):
+            words = _words(low, high, group, b, t, word)
+            for k in range(min(4, count - 4 * group)):
+                j = 4 * group + k
+                value = given[j] * scale if words[k] >= threshold else given[j] * 0
+                out[j] = out[j] + value if accumulate else value
+
+    return copy, add, drop
+
+
+copy_float32, add_float32, drop_float32 = _for(float32_at)
+copy_float64, add_float64, drop_float64 = _for(float64_at)

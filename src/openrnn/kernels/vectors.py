@@ -1,0 +1,154 @@
+"""Vector instructions for the CPU kernels: what a tile is made of, written as LLVM IR.
+
+A vector has as many lanes as this machine's registers; addresses are int64, strides count elements.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+_BYTES = 64 if _FEATURES.get("avx512f") else 32 if _FEATURES.get("avx2") else 16
+
+REGISTERS = 32 if _BYTES == 64 else 16  # 16 where unknown: fewer than there are costs little
+SIZES = {"float32": 4, "float64": 8}  # bytes
+LANES = {dtype: _BYTES // size for dtype, size in SIZES.items()}
+PANEL = {dtype: 2 * lanes for dtype, lanes in LANES.items()}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """`function` compiled by numba at its first call, and kept on disk."""
+    return njit(function, nogil=True, cache=True, error_model="numpy")  # type: ignore[no-any-return]
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for compiled code that writes its own LLVM IR."""
+    return numba_intrinsic(prefer_literal=True)(function)
+
+
+_SCALARS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
+
+
+def number(value: int, bits: int = 64) -> ir.Constant:
+    """An integer constant, for addresses and counts unless `bits` says otherwise."""
+    return ir.Constant(ir.IntType(bits), value)
+
+
+class Emitter:
+    """Writes the vector instructions of one dtype into the body of an intrinsic."""
+
+    def __init__(self, builder: ir.IRBuilder, dtype: str) -> None:
+        self.builder = builder
+        self.scalar = _SCALARS[dtype]
+        self.size = SIZES[dtype]
+        self.lanes = LANES[dtype]
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+
+    def at(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
+        """The pointer that lies the sum of `offsets`, in elements, after an address or pointer."""
+        if base.type == ir.IntType(64):
+            base = self.builder.inttoptr(base, self.scalar.as_pointer())
+        for offset in offsets:
+            base = self.builder.gep(base, [offset], source_etype=self.scalar)
+        return base
+
+    def load(self, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """The vector at `pointer`; where `mask` is false nothing is read and the lane is 0."""
+        vector = self.vector if mask is None else ir.VectorType(self.scalar, mask.type.count)
+        pointer = self.builder.bitcast(pointer, vector.as_pointer())
+        if mask is None:
+            return self.builder.load(pointer, align=self.size)
+        align = number(self.size, 32)
+        return self._call("masked.load", ".p0", vector, pointer, align, mask, vector(None))
+
+    def store(self, value: ir.Value, pointer: ir.Value, mask: ir.Value | None = None) -> None:
+        pointer = self.builder.bitcast(pointer, value.type.as_pointer())
+        if mask is None:
+            self.builder.store(value, pointer, align=self.size)
+        else:
+            align = number(self.size, 32)
+            self._call("masked.store", ".p0", ir.VoidType(), value, pointer, align, mask)
+
+    def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        """x * y + z, fused where the machine can."""
+        return self._call("fmuladd", "", x.type, x, y, z)
+
+    def splat(self, value: ir.Value, lanes: int) -> ir.Value:
+        first = ir.VectorType(value.type, lanes)(ir.Undefined)
+        first = self.builder.insert_element(first, value, number(0, 32))
+        return self.shuffle(first, first, [0] * lanes)
+
+    def shuffle(self, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+        return self.builder.shuffle_vector(x, y, mask)
+
+    def below(self, count: ir.Value, lanes: int) -> ir.Value:
+        """The mask of `lanes` lanes of which the first `count` are true."""
+        limits = self.splat(self.builder.trunc(count, ir.IntType(32)), lanes)
+        return self.builder.icmp_signed("<", limits.type(list(range(lanes))), limits)
+
+    def zeros(self, count: int) -> list[ir.Value]:
+        """Stack slots of zero vectors; LLVM turns them into registers."""
+        slots = [cgutils.alloca_once(self.builder, self.vector) for _ in range(count)]
+        for slot in slots:
+            self.builder.store(self.vector(None), slot)
+        return slots
+
+    def add_product(self, slot: ir.Value, x: ir.Value, y: ir.Value) -> None:
+        self.builder.store(self.multiply_add(x, y, self.builder.load(slot)), slot)
+
+    def lane_sums(self, vectors: list[ir.Value]) -> ir.Value:
+        """The vector of the sums over the lanes of each of `vectors`, whose number is 2**n.
+
+        Each addition meets lanes half a group apart, for any number of vectors, so that number does
+        not change the order of the additions.
+        """
+        group = self.lanes  # neighbours that still belong to one sum
+        while group > 1 or len(vectors) > 1:
+            pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [
+                (vectors[0], vectors[0])
+            ]
+            width = vectors[0].type.count * min(2, len(vectors))
+            low = [lane for lane in range(width) if lane % group < (group + 1) // 2]
+            high = [lane + group // 2 for lane in low]
+            vectors = [self.shuffle(x, y, low) for x, y in pairs]
+            if group > 1:
+                halves = [self.shuffle(x, y, high) for x, y in pairs]
+                vectors = [self.builder.fadd(x, y) for x, y in zip(vectors, halves, strict=True)]
+                group //= 2
+        return vectors[0]
+
+    @contextmanager
+    def cases(self, value: ir.Value) -> Iterator[Callable[[int], None]]:
+        """Inside, `case(n)` starts the code for `value` n; other values do nothing."""
+        end = self.builder.append_basic_block("end")
+        switch = self.builder.switch(value, end)
+
+        def case(n: int) -> None:
+            if not self.builder.block.is_terminated:
+                self.builder.branch(end)
+            block = self.builder.append_basic_block("case")
+            switch.add_case(number(n), block)
+            self.builder.position_at_end(block)
+
+        yield case
+        self.builder.branch(end)
+        self.builder.position_at_end(end)
+
+    def _call(self, name: str, suffix: str, returned: ir.Type, *args: ir.Value) -> ir.Value:
+        vector = args[0].type if isinstance(args[0].type, ir.VectorType) else returned
+        letter = "f" if isinstance(vector.element, (ir.FloatType, ir.DoubleType)) else "i"
+        kind = f"v{vector.count}{letter}{8 * self.size}"
+        declared = ir.FunctionType(returned, [arg.type for arg in args])
+        function = cgutils.get_or_insert_function(
+            self.builder.module, declared, f"llvm.{name}.{kind}{suffix}"
+        )
+        return self.builder.call(function, args)

@@ -1,0 +1,1 @@
+"""The language model of `openrnn train`: bytes in, the next byte out."""

@@ -1,0 +1,99 @@
+"""The model: an embedding of bytes, recurrent layers of any cell, a linear layer to the next byte."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from openrnn import cells
+from openrnn.cells import Cell
+from openrnn.errors import CellError
+from openrnn.lm.config import DTYPES, Config, own_cell
+from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
+
+BYTES = 256
+State = tuple[Tensor, ...]  # each (L, B, H)
+
+
+class LanguageModel(nn.Module):
+    """What the next byte will be, from the bytes so far.
+
+    Shapes:
+        x (T, B) int64, state a tuple of (L, B, H) or None for zeros, reset (T, B) bool
+        -> logits (T, B, 256), state
+    """
+
+    def __init__(self, rnn: Layer, embed: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BYTES, embed)
+        self.rnn = rnn
+        self.output = nn.Linear(rnn.hidden_size, BYTES)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Logits and the state after x."""
+        y, state = self.rnn(self.embedding(x), self._given(state), reset=reset)
+        return self.output(y), _as_tuple(state)
+
+    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """The same for one byte of each stream: x_t (B,) -> logits (B, 256), state."""
+        y_t, state = self.rnn.step(self.embedding(x_t), self._given(state))
+        return self.output(y_t), _as_tuple(state)
+
+    def _given(self, state: State | None) -> State | Tensor | None:
+        """The state as the layer's own interface has it: GRU and RNN take a tensor, no tuple."""
+        return state[0] if state and isinstance(self.rnn, GRU | RNN) else state
+
+
+def _as_tuple(state: Tensor | State | None) -> State:
+    return (state,) if isinstance(state, Tensor) else tuple(state or ())
+
+
+def build(config: Config) -> LanguageModel:
+    """The model of a config, drawn from torch's default generator.
+
+    Raises:
+        CellError: there is no such cell.
+    """
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    options = {"dropout": config.dropout, "backend": config.backend}
+    rnn = layer(config.cell, config.embed, config.hidden, config.layers, **options)
+    return LanguageModel(rnn, config.embed).to(dtype)
+
+
+def layer(cell: str, *args: int, **options: object) -> Layer:
+    """The public layer of a cell's name."""
+    if cell == "lstm":
+        return LSTM(*args, **options)
+    if cell == "gru":
+        return GRU(*args, **options)
+    if cell in ("rnn_tanh", "rnn_relu"):
+        return RNN(*args, nonlinearity=cell.removeprefix("rnn_"), **options)
+    return Recurrent(find(cell), *args, **options)
+
+
+def find(cell: str) -> Cell:
+    """A cell that ships, by its key, or one of the user's, by "path.py:name".
+
+    Raises:
+        CellError: there is no such cell, or its file fails.
+    """
+    if not own_cell(cell):
+        return cells.lookup(cell)
+    file, _, name = cell.rpartition(":")
+    if not Path(file).is_file():
+        raise CellError(f"the file of the cell {cell} does not exist")
+    source = importlib.util.spec_from_file_location(f"openrnn_cell_{Path(file).stem}", file)
+    if source is None or source.loader is None:
+        raise CellError(f"the file of a cell must end in .py, got {file}")
+    module = importlib.util.module_from_spec(source)
+    try:
+        source.loader.exec_module(module)
+    except Exception as error:
+        raise CellError(f"{file} fails: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, Cell):
+        raise CellError(f"{file} has no cell named {name!r}: make one with @openrnn.cell")
+    return found

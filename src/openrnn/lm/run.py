@@ -1,0 +1,160 @@
+"""A run: everything that a checkpoint holds, and the step that moves it on."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from openrnn.errors import CheckpointError
+from openrnn.lm.config import Config
+from openrnn.lm.corpus import Corpus, mix
+from openrnn.lm.model import State, build
+from openrnn.lm.streams import Chunk, Position, Reader
+from openrnn.lm.workers import Workers
+
+CLIP = 1.0
+DECAY = 0.01
+WARM_UP = 0.03  # of the budget
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def rate(progress: float) -> float:
+    """The share of the learning rate after this share of the budget: a ramp, then half a cosine."""
+    return min(progress / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * min(progress, 1)))
+
+
+class Learned(NamedTuple):
+    """What one step tells: the loss in nats a byte, the gradient's norm before clipping, the rate."""
+
+    loss: Tensor
+    norm: Tensor
+    lr: float
+
+
+class Run:
+    """A model in training: parameters, optimiser, state of every stream, position, generators."""
+
+    def __init__(self, config: Config, corpus: Corpus, workers: Workers) -> None:
+        self.config, self.corpus, self.workers = config, corpus, workers
+        self.reader = Reader(
+            corpus.train, config.bptt, config.batch, config.seed, workers.rank, workers.world
+        )
+        torch.manual_seed(config.seed)
+        self.model = build(config).to(workers.device)
+        self.net = workers.wrap(self.model)
+        self.optimizer = AdamW(
+            self.model.parameters(), config.lr, betas=(0.9, 0.99), weight_decay=DECAY, fused=True
+        )
+        self.state: State | None = None
+        self.step, self.elapsed = 0, 0.0
+        if workers.rank:  # dropout differs from process to process
+            torch.manual_seed(mix(config.seed, "rank", workers.rank))
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Autocast to bfloat16, or nothing."""
+        if self.config.dtype == "bfloat16":
+            return torch.autocast(self.workers.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def loss(
+        self, net: Callable[..., tuple[Tensor, State]], chunk: Chunk, state: State | None
+    ) -> tuple[Tensor, State]:
+        """Nats a byte, and the state after the chunk."""
+        with self.precision():
+            logits, state = net(chunk.x, state, chunk.reset)
+        if logits.dtype == torch.bfloat16:
+            logits = logits.float()
+        return cross_entropy(logits.flatten(0, 1), chunk.target.flatten()), state
+
+    def learn(self) -> Learned:
+        """One step of training on the next chunk."""
+        # half a step on, so that the first rate is not 0
+        lr = self.config.lr * rate(self.config.progress(self.step + 0.5, max(self.elapsed, 0.01)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        chunk = self.reader.next().to(self.workers.device)
+        loss, state = self.loss(self.net, chunk, self.state)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        self.state = tuple(part.detach() for part in state)
+        self.step += 1
+        return Learned(loss.detach(), norm.detach(), lr)
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint holds: tensors and record. All processes call it together."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model/{name}"] = parameter
+            for moment in MOMENTS:
+                tensors[f"optimizer/{name}/{moment}"] = self.optimizer.state[parameter][moment]
+        for place, part in enumerate(self.state or ()):
+            tensors[f"state/{place}"] = torch.cat(self.workers.gather(part), dim=1)
+        for kind, generator in self._generators().items():
+            for rank, bits in enumerate(self.workers.gather(generator[0]())):
+                tensors[f"generator/{kind}/{rank}"] = bits
+        epoch, chunk = self.reader.position
+        record = {
+            "config": asdict(self.config), "step": self.step, "elapsed": self.elapsed,
+            "epoch": epoch, "chunk": chunk, "world": self.workers.world,
+            "corpus": self.corpus.fingerprint,
+        }  # fmt: skip
+        return tensors, record
+
+    def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Becomes what a snapshot was taken of.
+
+        Raises:
+            CheckpointError: the snapshot is of another corpus, number of processes, or model.
+        """
+        if record["corpus"] != self.corpus.fingerprint:
+            raise CheckpointError("the corpus is not the one that the run to resume was trained on")
+        if record["world"] != self.workers.world:
+            raise CheckpointError(
+                f"the run to resume has {record['world']} processes, got {self.workers.world}"
+            )
+        rank, world, place = self.workers.rank, self.workers.world, self.workers.device
+        share = self.config.batch // world
+        try:
+            self.model.load_state_dict(parameters(tensors))
+            for name, parameter in self.model.named_parameters():
+                self.optimizer.state[parameter] = {
+                    moment: tensors[f"optimizer/{name}/{moment}"].to(
+                        place if moment != "step" or place.type == "cuda" else "cpu"
+                    )
+                    for moment in MOMENTS
+                }
+            count = sum(name.startswith("state/") for name in tensors)
+            states = [tensors[f"state/{part}"] for part in range(count)]
+            self.state = tuple(state[:, rank * share :][:, :share].to(place) for state in states)
+            for kind, generator in self._generators().items():
+                if f"generator/{kind}/{rank}" in tensors:
+                    generator[1](tensors[f"generator/{kind}/{rank}"])
+            self.reader.position = Position(record["epoch"], record["chunk"])
+            self.step, self.elapsed = record["step"], record["elapsed"]
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit its own run: {error}") from None
+
+    def _generators(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+        """How to read and set the state of each generator in use."""
+        found = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+        if self.workers.device.type == "cuda":
+            found["cuda"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+        return found
+
+
+def parameters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's state dict among the tensors of a snapshot."""
+    return {
+        name.removeprefix("model/"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model/")
+    }

@@ -1,0 +1,100 @@
+"""The processes of one run: one alone, or those that torchrun started."""
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Workers:
+    """This process among its equals. What they agree on travels by gloo, off the GPU's queue."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and speaks."""
+        return self.rank == 0
+
+    def agree(self, *values: float) -> list[float]:
+        """The largest of each value over all processes."""
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [float(value) for value in tensor]
+
+    def total(self, *values: float) -> list[float]:
+        """The sum of each value over all processes."""
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, of one shape, on the CPU."""
+        mine = tensor.detach().cpu().contiguous()
+        if self.world == 1:
+            return [mine]
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine)
+        return found
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model with its gradients averaged over the processes."""
+        if self.world == 1:
+            return model
+        places = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=places)
+
+
+@contextmanager
+def join(device: str) -> Iterator[Workers]:
+    """This process and its equals, on the CPU or each on a GPU of its own.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if not (dist.is_available() and dist.is_torchelastic_launched()):
+        yield Workers(_device(device, 0))
+        return
+    place = _device(device, dist.get_node_local_rank(0))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+    try:
+        workers = Workers(place, dist.get_rank(), dist.get_world_size())
+        _share_threads(workers)
+        yield workers
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str, local: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not count):
+        return torch.device("cpu")
+    if not count:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    if local >= count:
+        raise ValueError(f"device cuda: {count} here, too few for process {local + 1} of this machine")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _share_threads(workers: Workers) -> None:
+    """Divides the cores that this machine gives among the processes on it."""
+    host = hashlib.sha256(socket.gethostname().encode()).digest()[:7]
+    mine = torch.tensor(int.from_bytes(host, "little"))
+    here = sum(int(other) == int(mine) for other in workers.gather(mine))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    torch.set_num_threads(max(1, (cores or 1) // here))
