@@ -132,6 +132,8 @@ def cell(
 
     def register(function: Callable[..., object]) -> Cell:
         title = name or function.__name__
+        if title.split() != [title]:  # a spec's text is words
+            raise CellError(f"the name of a cell must be one word, got {title!r}")
         arguments = list(inspect.signature(function).parameters)
         wanted = ["x", "r", "s"] + (["p"] if words["params"] else [])
         if arguments not in (wanted, [*wanted, "clip"]):

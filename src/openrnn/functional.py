@@ -86,8 +86,8 @@ def recurrent(
         ValueError: lengths, reset or a state do not fit x.
         NoBackendError: no backend takes the call; the message says why, one by one.
     """
-    states = list(states or ())
-    resets = list(reset_states or ()) if reset is not None else []
+    states = list(states) if states is not None else []
+    resets = list(reset_states) if reset_states is not None and reset is not None else []
     if lengths is not None:
         lengths = check_lengths(lengths, x)
     if reset is not None:

@@ -6,7 +6,6 @@ The letters, in every comment and docstring of this package:
     D directions (1 or 2)    L layers    O output size of one direction (P, or H without projection)
 """
 
-import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
@@ -48,6 +47,12 @@ class Spec:
     precision: str = "default"
 
     def __post_init__(self) -> None:
+        # one spelling of each value, because the text must name it: True for 1, floats for numbers
+        object.__setattr__(self, "bidirectional", bool(self.bidirectional))
+        object.__setattr__(self, "dropout", float(self.dropout))
+        if self.cell_clip is not None:
+            low, high = map(float, self.cell_clip)
+            object.__setattr__(self, "cell_clip", (low, high))
         for name in ("input_size", "hidden_size", "num_layers"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than zero, got {getattr(self, name)}")
@@ -70,10 +75,8 @@ class Spec:
                 f"input_mode 'skip' adds x to every gate and needs input_size == hidden_size, "
                 f"got {self.input_size} and {self.hidden_size}"
             )
-        if self.cell_clip is not None:
-            low, high = self.cell_clip
-            if math.isnan(low) or math.isnan(high) or low > high:
-                raise ValueError(f"cell_clip needs low <= high, neither nan, got ({low}, {high})")
+        if self.cell_clip is not None and not self.cell_clip[0] <= self.cell_clip[1]:
+            raise ValueError(f"cell_clip needs low <= high, neither nan, got {self.cell_clip}")
 
     @property
     def directions(self) -> int:

@@ -24,12 +24,15 @@ from openrnn.backends.base import (
     state_shapes,
 )
 from openrnn.cells import lookup
-from openrnn.params import Chain, chains, places
+from openrnn.codegen import build
+from openrnn.kernels import jobs, launch
+from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
     from openrnn.kernels.layout import Layout
+    from openrnn.kernels.plan import Plan
 
 _WIDE = {torch.float64: torch.float64}
 
@@ -57,6 +60,13 @@ def _layout(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
         len(cell.unit_params), len(kept_sides(cell)), all_summed(cell), spec.layer_input(layer),
         spec.hidden_size, spec.output_size,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _plan(*sizes: Any) -> "Plan":
+    from openrnn.kernels.plan import plan
+
+    return plan(*sizes)
 
 
 class Cpu(Backend):
@@ -102,28 +112,28 @@ class Cpu(Backend):
         problem, spec = call.problem, call.problem.spec
         outer, dtype = call.x.dtype, _inside(call.x.dtype)
         call = _converted(call, dtype)
-        steps, batch = call.x.shape[0], call.x.shape[1]
-        finals = [call.x.new_empty(shape) for shape in state_shapes(problem, batch)]
-        every = []
+        x = call.x
+        steps, batch = x.shape[0], x.shape[1]
+        finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
+        every: list[Tensor] = []
         if problem.return_states:
             shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            every = [call.x.new_empty(shape) for shape in shapes]
-        reserve = []
+            every = [x.new_empty(shape) for shape in shapes]
+        reserve: list[Tensor] = []
         if problem.grad:
-            shapes_and_types = self.reserve(problem, steps, batch)
-            reserve = [torch.empty(shape, dtype=kind) for shape, kind in shapes_and_types]
-        kept = iter(reserve)
-        order = None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
-        x, parts = call.x, chains(spec, call.params)
-        width = spec.directions * spec.output_size
+            kinds = self.reserve(problem, steps, batch)
+            reserve = [torch.empty(shape, dtype=kind) for shape, kind in kinds]
+        order = _order(call)
+        per_layer = 4 * spec.directions + 1
         for layer in range(spec.num_layers):
-            held = [[next(kept, None) for _ in range(4)] for _ in range(spec.directions)]
-            last = layer == spec.num_layers - 1
-            y = None if last else next(kept, None)
-            y = call.x.new_empty(steps, batch, width) if y is None else y
+            held, y = reserve[layer * per_layer : (layer + 1) * per_layer], None
+            if held and layer < spec.num_layers - 1:
+                y = held[-1]
+            if y is None:
+                y = x.new_empty(steps, batch, spec.directions * spec.output_size)
             for direction in range(spec.directions):
-                run = _Run(call, layer, direction, parts[layer * spec.directions + direction], order)
-                run.forward(x, y, held[direction], finals, every)
+                run = _Run(call, layer, direction, order)
+                run.forward(x, y, held[4 * direction : 4 * direction + 4], finals, every)
             x = y
         if outer != dtype:
             x, finals = x.to(outer), [state.to(outer) for state in finals]
@@ -144,8 +154,7 @@ class Cpu(Backend):
             torch.zeros_like(s) if n else None
             for s, n in zip(call.reset_states, needs.reset_states)
         ]
-        order = None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
-        parts = chains(spec, call.params)
+        order = _order(call)
         d_params: list[Tensor | None] = [None] * len(call.params)
         per_layer = 4 * spec.directions + 1
         dx: Tensor | None = None
@@ -162,7 +171,7 @@ class Cpu(Backend):
                 )
             for direction in range(spec.directions):
                 chain = layer * spec.directions + direction
-                run = _Run(call, layer, direction, parts[chain], order)
+                run = _Run(call, layer, direction, order)
                 held = reserve[first + 4 * direction : first + 4 * direction + 4]
                 here = places(spec)[chain]
                 weighs = any(place is not None and needs.params[place] for place in here)
@@ -189,20 +198,28 @@ def _to(tensor: Tensor | None, dtype: torch.dtype, contiguous: bool = False) -> 
 def _converted(call: Call, dtype: torch.dtype) -> Call:
     """The call in the type that the kernels compute in, every tensor laid out as they read it."""
 
-    def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
+    def plain(tensors: list[Tensor]) -> list[Tensor]:
+        if all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in tensors):
+            return tensors
         return [tensor.to(dtype).contiguous() for tensor in tensors]
 
+    x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return Call(
-        call.problem, _rows(call.x.to(dtype)), plain(call.states), plain(call.params),
+        call.problem, _rows(x), plain(call.states), plain(call.params),
         None if call.lengths is None else call.lengths.contiguous(),
         None if call.reset is None else call.reset.contiguous(), plain(call.reset_states),
         call.seed,
     )  # fmt: skip
 
 
+def _order(call: Call) -> Tensor | None:
+    """The batch rows by falling length, so that those still running are the first."""
+    return None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
+
+
 def _rows(tensor: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous."""
-    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -210,54 +227,46 @@ def _address(tensor: Tensor | None) -> int:
 
 
 class _Run:
-    """One layer and direction of a call: fills the kernels' jobs and runs them."""
+    """One layer and direction of a call: fills the kernels' job and runs it."""
 
-    def __init__(
-        self, call: Call, layer: int, direction: int, weights: Chain, order: Tensor | None
-    ) -> None:
-        self.call, self.layer, self.direction, self.weights = call, layer, direction, weights
-        self.order = order
-        self.spec = call.problem.spec
-        self.chain = layer * self.spec.directions + direction
-        self.sizes = _layout(self.spec, layer, call.x.dtype)
-        self.steps, self.batch = call.x.shape[0], call.x.shape[1]
-        self.cell = _traced(self.spec)
-        vectors = weights.unit
-        self.vectors: Tensor | None = None
-        if vectors:
-            self.vectors = call.x.new_zeros(len(vectors), self.sizes.padded)
-            self.vectors[:, : self.sizes.units] = torch.stack(vectors)
+    __slots__ = ("call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "weights")
+
+    def __init__(self, call: Call, layer: int, direction: int, order: Tensor | None) -> None:
+        spec = call.problem.spec
+        self.call, self.layer, self.direction, self.order = call, layer, direction, order
+        self.spec, self.cell = spec, _traced(spec)
+        self.layout = _layout(spec, layer, call.x.dtype)
+        here = places(spec)[layer * spec.directions + direction]
+        # w_ih, w_hh, b_ih, b_hh, w_hr, then per-unit vectors
+        self.weights = [None if place is None else call.params[place] for place in here]
+        self.vectors = _padded(self.weights[5:], self.layout.padded) if len(here) > 5 else None
 
     def forward(
         self,
         x: Tensor,
         y: Tensor,
-        held: list[Tensor | None],
+        held: list[Tensor],
         finals: list[Tensor],
         every: list[Tensor],
     ) -> None:
-        from openrnn.codegen import build
-        from openrnn.kernels import launch, matrices
+        layout = self.layout
+        plan = self._plan(bool(held), backward=False)
+        w_ih, w_hh, _, _, w_hr = self.weights[:5]
+        if plan.packs or w_hr is not None:
+            from openrnn.kernels.matrices import transposed
 
-        sizes, weights = self.sizes, self.weights
-        packs = self.steps * self.batch >= launch.PACK_FROM
-        w_ih, w_hh, w_hr = weights.w_ih, weights.w_hh, weights.w_hr
-        if packs:
-            w_ih = w_ih if w_ih is None else matrices.transposed(w_ih, sizes.gates, sizes.padded)
-            w_hh = matrices.transposed(w_hh, sizes.gates, sizes.padded)
-        if w_hr is not None:
-            w_hr = matrices.transposed(w_hr, 1, sizes.width)
-        threads = launch.threads()
-        rows = sizes.tile_rows(self.batch, threads)
-        chunk = sizes.chunk(self.steps, rows)
-        tasks = sizes.tasks(self.steps, self.batch, rows, threads)
-        room = sizes.forward_scratch(rows, chunk, held[0] is not None)
-        scratch = torch.empty(tasks * room, dtype=torch.uint8)
-        job = self._job(x, y, rows, chunk, (w_ih, w_hh, w_hr), packs, held)
-        job += [scratch.data_ptr(), room] + [0] * 9
-        job += self._states(self.call.states, self.call.reset_states, finals, every)
+            if plan.packs:
+                w_ih = w_ih if w_ih is None else transposed(w_ih, layout.gates, layout.padded)
+                w_hh = transposed(w_hh, layout.gates, layout.padded)
+            if w_hr is not None:
+                w_hr = transposed(w_hr, 1, layout.width)
+        scratch = torch.empty(plan.scratch, dtype=torch.uint8)
+        job = plan.job.copy()
+        self._fill(job, x, y, (w_ih, w_hh, w_hr), held, scratch)
+        call = self.call
+        self._fill_states(job, 0, (call.states, call.reset_states, finals, every))
         hold = (x, y, w_ih, w_hh, w_hr, scratch, self, held, finals, every)
-        launch.run(build.forward(self.cell, sizes.dtype), job, tasks, self._scale, hold)
+        launch.run(build.forward(self.cell, layout.dtype), job, plan.tasks, self._scale, hold)
 
     def backward(
         self,
@@ -270,109 +279,112 @@ class _Run:
         weighs: bool,
     ) -> list[Tensor | None]:
         """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted."""
-        from openrnn.codegen import build
-        from openrnn.kernels import launch, matrices
+        from openrnn.kernels.matrices import plain
 
-        sizes, weights = self.sizes, self.weights
-        w_ih, w_hr = weights.w_ih, weights.w_hr
+        layout = self.layout
+        plan = self._plan(True, backward=True)
+        w_ih, w_hh, _, _, w_hr = self.weights[:5]
         if w_ih is not None and dx is not None:
-            w_ih = matrices.plain(w_ih, sizes.gates, sizes.padded)
-        w_hh = matrices.plain(weights.w_hh, sizes.gates, sizes.padded)
+            w_ih = plain(w_ih, layout.gates, layout.padded)
+        w_hh = plain(w_hh, layout.gates, layout.padded)
         if w_hr is not None:
-            w_hr = matrices.plain(w_hr, 1, sizes.outputs)
-        threads = launch.threads()
-        rows = sizes.tile_rows(self.batch, threads)
-        chunk = sizes.chunk(self.steps, rows)
-        tasks = sizes.tasks(self.steps, self.batch, rows, threads)
-        room = sizes.backward_scratch(rows, chunk)
-        scratch = torch.empty(tasks * room, dtype=torch.uint8)
-        total = sum(sizes.sums)
-        sums = x.new_zeros(tasks, total) if weighs or weights.unit else None
+            w_hr = plain(w_hr, 1, layout.outputs)
+        scratch = torch.empty(plan.scratch, dtype=torch.uint8)
+        sums = None
+        if weighs or self.vectors is not None:
+            sums = x.new_zeros(plan.tasks, sum(layout.sums))
         dy = None if dy is None else _rows(dy)
-        job = self._job(x, y, rows, chunk, (w_ih, w_hh, w_hr), True, held)
-        job += [scratch.data_ptr(), room]
-        job += self._beside(dy) + ([0] * 3 if dx is None else [dx.data_ptr(), *dx.stride()[:2]])
-        job += [self.direction, _address(sums), total * sizes.size]
-        job += self._states(self.call.states, self.call.reset_states, [], [])
-        job += self._states(*states)
+        job = plan.job.copy()
+        self._fill(job, x, y, (w_ih, w_hh, w_hr), held, scratch)
+        job[jobs.DY : jobs.TAIL] = (
+            *self._beside(dy), *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
+            self.direction, _address(sums),
+        )  # fmt: skip
+        self._fill_states(job, 0, (self.call.states, self.call.reset_states))
+        self._fill_states(job, 4, states)
         hold = (x, y, w_ih, w_hh, w_hr, scratch, self, held, dy, dx, states, sums)
-        launch.run(build.backward(self.cell, sizes.dtype), job, tasks, self._scale, hold)
-        return self._sums(sums) if sums is not None else []
+        launch.run(build.backward(self.cell, layout.dtype), job, plan.tasks, self._scale, hold)
+        return self._unpadded(sums) if sums is not None else []
+
+    def _plan(self, kept: bool, backward: bool) -> "Plan":
+        x = self.call.x
+        return _plan(
+            self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
+            self.weights[0] is None, kept, backward, len(self.spec.states),
+        )  # fmt: skip
 
     @property
     def _scale(self) -> float:
         return philox.scale(self.spec.dropout)
 
-    def _beside(self, y: Tensor | None) -> list[int]:
+    def _beside(self, y: Tensor | None) -> tuple[int, int, int]:
         """Address and strides of this direction's part of (T, B, D*O)."""
         if y is None:
-            return [0, 0, 0]
+            return 0, 0, 0
         offset = self.direction * self.spec.output_size * y.element_size()
-        return [y.data_ptr() + offset, *y.stride()[:2]]
+        return y.data_ptr() + offset, y.stride(0), y.stride(1)
 
-    def _job(
+    def _fill(
         self,
+        job: Any,
         x: Tensor,
         y: Tensor,
-        rows: int,
-        chunk: int,
         matrices: tuple[Tensor | None, ...],
-        packs: bool,
-        held: Sequence[Tensor | None],
-    ) -> list[int]:
-        """The fields of `kernels.jobs` up to `scratch`, in its order."""
-        call, sizes, weights = self.call, self.sizes, self.weights
-        kept, kept_r, history, projected = map(_address, held)
-        drops = call.problem.drops and self.layer > 0
-        low = high = offset = 0
-        if drops and call.seed is not None:
+        held: list[Tensor],
+        scratch: Tensor,
+    ) -> None:
+        """Writes what forward and backward jobs share, in the order of `kernels.jobs`."""
+        call, layout = self.call, self.layout
+        if self.layer > 0 and call.problem.drops and call.seed is not None:
             low, high, offset = philox.split(call.seed)
-        # the mask belongs to the output of the layer below
-        word = (self.layer - 1 + 256 * offset) & philox.WORD
-        return [
-            self.steps, self.batch, sizes.inputs, sizes.units, sizes.outputs, sizes.padded,
-            sizes.columns, sizes.width, sizes.wide,
-            self.direction, rows, chunk,
-            x.data_ptr(), *x.stride()[:2], *self._beside(y),
-            *map(_address, matrices), packs, weights.w_ih is None,
-            _address(weights.b_ih), _address(weights.b_hh), _address(self.vectors),
+            # the mask belongs to the output of the layer below
+            word = (self.layer - 1 + 256 * offset) & philox.WORD
+            job[jobs.DROP : jobs.X] = (1, low, high, word, philox.threshold(self.spec.dropout))
+        kept = (0, 0, 0, 0)
+        if held:
+            wanted = (True, layout.kept > 0, layout.others > 0, layout.projecting)
+            kept = tuple(t.data_ptr() if want else 0 for t, want in zip(held, wanted))
+        job[jobs.X : jobs.DY] = (
+            x.data_ptr(), x.stride(0), x.stride(1), *self._beside(y), *map(_address, matrices),
+            *map(_address, self.weights[2:4]), _address(self.vectors),
             _address(call.lengths), _address(self.order), _address(call.reset),
-            kept, kept_r if sizes.kept else 0, history if sizes.others else 0,
-            projected if sizes.projecting else 0,
-            drops, low, high, word, philox.threshold(self.spec.dropout),
-        ]  # fmt: skip
+            *kept, scratch.data_ptr(),
+        )  # fmt: skip
 
-    def _states(self, *groups: Sequence[Tensor | None]) -> list[int]:
-        """The addresses of this chain's part of each group of states, 0 for one that is absent."""
-        addresses: list[int] = []
-        for group in groups:
-            for place in range(len(self.spec.states)):
-                state = group[place] if place < len(group) else None
-                if state is None:
-                    addresses.append(0)
-                else:
-                    step = state.stride(0) * state.element_size()
-                    addresses.append(state.data_ptr() + self.chain * step)
-        return addresses
+    def _fill_states(
+        self, job: Any, first: int, groups: tuple[Sequence[Tensor | None], ...]
+    ) -> None:
+        """Writes the addresses of this chain's part of each group of states, from a group on."""
+        chain = self.layer * self.spec.directions + self.direction
+        count = len(self.spec.states)
+        for number, group in enumerate(groups, first):
+            for place, state in enumerate(group):
+                if state is not None:
+                    offset = chain * state.stride(0) * state.element_size()
+                    job[jobs.TAIL + number * count + place] = state.data_ptr() + offset
 
-    def _sums(self, sums: Tensor) -> list[Tensor | None]:
-        sizes, weights = self.sizes, self.weights
-        gates, padded, units = sizes.gates, sizes.padded, sizes.units
+    def _unpadded(self, sums: Tensor) -> list[Tensor | None]:
+        """The gradients of `weights`, from the sums of all tasks."""
+        layout = self.layout
+        gates, padded, units = layout.gates, layout.padded, layout.units
         total = sums[0] if sums.shape[0] == 1 else sums.sum(0)
-        w_ih, w_hh, w_hr, b_x, b_r, vectors = total.split(list(sizes.sums))
+        w_ih, w_hh, w_hr, b_x, b_r, vectors = total.split(list(layout.sums))
 
         def by_gate(flat: Tensor, width: int, kept: int) -> Tensor:
             rows = flat.view(-1, width)[: gates * padded].view(gates, padded, width)
             return rows[:, :units, :kept].reshape(gates * units, kept)
 
-        d_x = by_gate(b_x, 1, 1).flatten()
-        d_r = d_x if sizes.summed else by_gate(b_r, 1, 1).flatten()
-        found: list[Tensor | None] = [
-            None if weights.w_ih is None else by_gate(w_ih, sizes.wide, sizes.inputs),
-            by_gate(w_hh, sizes.width, sizes.outputs),
-            None if weights.b_ih is None else d_x,
-            None if weights.b_hh is None else (d_r.clone() if d_r is d_x else d_r),
-            None if weights.w_hr is None else w_hr.view(-1, padded)[:, :units].contiguous(),
-        ]
-        rows = vectors.view(-1, padded)[:, :units]
-        return found + [row.clone() for row in rows]
+        bias = by_gate(b_x, 1, 1).flatten()
+        other = bias.clone() if layout.summed else by_gate(b_r, 1, 1).flatten()
+        found = [
+            by_gate(w_ih, layout.wide, layout.inputs), by_gate(w_hh, layout.width, layout.outputs),
+            bias, other, w_hr.view(-1, padded)[:, :units].contiguous(),
+        ]  # fmt: skip
+        found += [row.clone() for row in vectors.view(-1, padded)[:, :units]]
+        return [None if w is None else grad for w, grad in zip(self.weights, found)]
+
+
+def _padded(vectors: Sequence[Tensor | None], padded: int) -> Tensor:
+    """Per-unit vectors as rows [VECTORS, padded], the padding zero."""
+    rows = torch.stack([vector for vector in vectors if vector is not None])
+    return torch.nn.functional.pad(rows, (0, padded - rows.shape[1]))

@@ -14,6 +14,32 @@ _INFIX = {
 _OURS = ("exp", "log", "log1p", "logsigmoid", "maximum", "minimum", "sigmoid", "tanh")
 _MATH = ("cos", "erf", "expm1", "floor", "pow", "sin", "sqrt")
 
+# what the row functions take: the address of a first row, and the distance of rows in elements
+STEP_ROWS = {
+    "x": "[GATES, units], read and kept: sums of both sides where only they matter",
+    "r": "[GATES, units], the recurrent side, where it matters apart",
+    "h_before": "[units]",
+    "before": "[OTHERS, units]",
+    "vectors": "[VECTORS, units]",
+    "h_after": "[units], out",
+    "after": "[OTHERS, units], out",
+    "kept": "[KEPT, units], out: recurrent sides that backward reads",
+}
+DERIVATIVE_ROWS = {
+    "x": "[GATES, units]",
+    "r": "[KEPT, units]",
+    "h_before": "[units]",
+    "before": "[OTHERS, units]",
+    "vectors": "[VECTORS, units]",
+    "d_h_after": "[units]",
+    "d_after": "[OTHERS, units]",
+    "dr": "[GATES, units], out",
+    "dx": "[GATES, units], out, where it differs from dr",
+    "d_h_before": "[units], out",
+    "d_before": "[OTHERS, units], out",
+    "d_vectors": "[VECTORS, units], added to",
+}
+
 _FORWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
@@ -39,7 +65,7 @@ from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_o
 def forward_source(cell: Traced, dtype: str) -> str:
     """The forward kernel of a cell, as one module of numba source."""
     groups = "INITIAL, FRESH, FINAL, EVERY = " + _places(cell, range(4))
-    return _module(cell, dtype, "forward", _FORWARD_IMPORTS, groups, _step_row(cell))
+    return _module(cell, dtype, "forward", _FORWARD_IMPORTS, groups, _step_rows(cell))
 
 
 def backward_source(cell: Traced, dtype: str) -> str:
@@ -96,7 +122,7 @@ def _skeleton(kind: str) -> str:
     return "@njit" + "\n\n\n@njit".join(text.split("\n\n\n@njit")[2:])
 
 
-def _step_row(cell: Traced) -> str:
+def _step_rows(cell: Traced) -> str:
     graph = cell.summed_step
     lines: list[str] = []
     apart = not all_summed(cell)
@@ -114,9 +140,8 @@ def _step_row(cell: Traced) -> str:
     for place, state in enumerate(cell.states):
         target = "h_after[j]" if place == 0 else f"after[{_at(place - 1)}]"
         lines.append(f"{target} = {_text(graph.outputs[state])}  # {state}")
-    doc = f"One row: the new states {', '.join(cell.states)} from gates {', '.join(cell.gates)}."
-    head = "def step_row(x, r, h_before, before, vectors, h_after, after, kept, units):"
-    return _function(head, doc, lines)
+    doc = f"New states {', '.join(cell.states)} of some rows, from gates {', '.join(cell.gates)}."
+    return _function("step_rows", STEP_ROWS, doc, lines)
 
 
 def _derivative_row(cell: Traced) -> str:
@@ -149,12 +174,8 @@ def _derivative_row(cell: Traced) -> str:
         lines.append(f"{target} = {_text(graph.outputs[f'ds_{state}'])}  # {state}")
     for place, name in enumerate(cell.unit_params):
         lines.append(f"d_vectors[{_at(place)}] += {_text(graph.outputs[f'dp_{name}'])}  # {name}")
-    doc = "One row: gradients of gates, previous states and per-unit vectors from those of new states."
-    head = (
-        "def derivative_row(\n    x, r, h_before, before, vectors, d_h_after, d_after, dr, dx, "
-        "d_h_before, d_before, d_vectors, units\n):"
-    )
-    return _function(head, doc, lines)
+    doc = "Gradients of gates, previous states and per-unit vectors of some rows."
+    return _function("derivative_rows", DERIVATIVE_ROWS, doc, lines)
 
 
 def _states_before(cell: Traced, graph: Graph) -> list[str]:
@@ -169,11 +190,18 @@ def _states_before(cell: Traced, graph: Graph) -> list[str]:
     return lines
 
 
-def _function(head: str, doc: str, lines: list[str]) -> str:
-    body = "\n".join(f"        {line}" for line in lines)
+def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) -> str:
+    head = ", ".join(("rows", "units", *(f"{at}_at, {at}_row" for at in arguments)))
+    rows = [
+        f"{at} = reals({at}_at + row * {at}_row * SIZE)  # {shape}"
+        for at, shape in arguments.items()
+    ]
+    body = "\n".join(f"        {row}" for row in rows)
+    inner = "\n".join(f"            {line}" for line in lines)
     return (
         '@njit(nogil=True, error_model="numpy", fastmath={"contract"})\n'
-        f'{head}\n    """{doc}"""\n    for j in range(units):\n{body}'
+        f'def {name}(\n    {head}\n):\n    """{doc}"""\n'
+        f"    for row in range(rows):\n{body}\n        for j in range(units):\n{inner}"
     )
 
 

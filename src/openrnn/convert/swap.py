@@ -1,6 +1,5 @@
 """Turns the recurrent modules of a model into ours, or back, where they stand."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,18 +161,15 @@ def _turn(module: nn.Module, to: str, options: dict[str, Any]) -> str | None:
         if base is None:
             return f"{to} has no module of its kind"
         return f"a subclass of {_name(base)}: its own code would be lost"
-    replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
-    if replaced is not None:
-        return f"its method {replaced} was replaced"
     reason = _inexact(module) if to == "torch" else None
     if reason is not None:
         return reason
-    twin = _twin(twins[kind], module, options)
-    reason = _misfit(module, twin)
+    twin, own = _twin(twins[kind], module, options), set(vars(_twin(kind, module, {})))
+    reason = _misfit(module, twin) or _clash(module, twin, own)
     if reason is not None:
         return reason
     _parametrize(twin, module)
-    _become(module, twin, own=set(vars(_twin(kind, module, {}))))
+    _become(module, twin, own)
     return None
 
 
@@ -216,6 +212,17 @@ def _misfit(module: nn.Module, twin: nn.Module) -> str | None:
             return f"{name} must have shape {tuple(wanted.shape)}, got {got}"
     wrong = [name for name in lists if name not in twin._parameters]
     return f"parametrization of {wrong[0]}, which is not its own" if wrong else None
+
+
+def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
+    """Which attribute, set from outside, would change what the old or the new class does, if any."""
+    kind = parametrize.type_before_parametrizations(module)
+    for name in vars(module):
+        if callable(getattr(kind, name, None)):
+            return f"its method {name} was replaced"
+        if name not in own and (name in vars(twin) or hasattr(type(twin), name)):
+            return f"its attribute {name} has another meaning there"
+    return None
 
 
 def _parametrize(twin: nn.Module, module: nn.Module) -> None:

@@ -28,11 +28,21 @@ D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def derivative_row(x, r, s_h, s, p, d_h, d, dr, dx, ds_h, ds, dp, units):
-    for j in range(units):
-        h = tanh(x[j])
-        dr[j] = d_h[j] * (1 - h * h)
-        ds_h[j] = 0.0
+def derivative_rows(
+    rows, units, x_at, x_row, r_at, r_row, h_before_at, h_before_row, before_at, before_row,
+    vectors_at, vectors_row, d_h_after_at, d_h_after_row, d_after_at, d_after_row, dr_at, dr_row,
+    dx_at, dx_row, d_h_before_at, d_h_before_row, d_before_at, d_before_row,
+    d_vectors_at, d_vectors_row
+):  # fmt: skip
+    for row in range(rows):
+        x = reals(x_at + row * x_row * SIZE)
+        d_h = reals(d_h_after_at + row * d_h_after_row * SIZE)
+        dr = reals(dr_at + row * dr_row * SIZE)
+        d_h_before = reals(d_h_before_at + row * d_h_before_row * SIZE)
+        for j in range(units):
+            h = tanh(x[j])
+            dr[j] = d_h[j] * (1 - h * h)
+            d_h_before[j] = 0.0
 
 
 @njit(nogil=True, error_model="numpy")
@@ -217,41 +227,38 @@ def backward_tile(job, start, rows, scratch, sums, scale):
                 live, outputs, padded, carry_h + now * rows * width * SIZE, width, 1, job[W_HR],
                 PANEL, PANEL * outputs, dm, padded, False,
             )  # fmt: skip
+        place = slot * batch + start
+        old = entry
+        if step > 0:
+            # where a reset came between, forward left the fresh states there
+            old = job[HISTORY] + (slot_of(job, step - 1) * batch + start) * other * SIZE
+        d_h, d_h_row = carry_h + now * rows * width * SIZE, width
+        if projecting:
+            d_h, d_h_row = dm, padded
+        gate_r, gate_x = dr + filled * columns * SIZE, dx_gates + filled * columns * SIZE
+        ds_h = carry_h + (1 - now) * rows * width * SIZE
+        derivative_rows(
+            live, padded, job[KEPT_AT] + place * columns * SIZE, columns,
+            job[KEPT_R] + place * KEPT * padded * SIZE, KEPT * padded,
+            h_rows + filled * width * SIZE, width, old, other, job[VECTORS_AT], 0, d_h, d_h_row,
+            carry_s + now * rows * other * SIZE, other, gate_r, columns, gate_x, columns,
+            ds_h, width, carry_s + (1 - now) * rows * other * SIZE, other, vectors, 0,
+        )  # fmt: skip
+        # what the cell made of padding must not enter the products
         for i in range(live):
-            b, length = row_of(job, start + i), length_of(job, start + i)
-            t = time_of(job, step, length)
-            place = slot * batch + start + i
-            if step == 0 or is_reset(job, step, t, b):
-                old = entry + i * other * SIZE
-            else:
-                previous = slot_of(job, step - 1) * batch + start + i
-                old = job[HISTORY] + previous * other * SIZE
-            d_h = carry_h + (now * rows + i) * width * SIZE
-            if projecting:
-                d_h = dm + i * padded * SIZE
-            gate_r = dr + (filled + i) * columns * SIZE
-            gate_x = dx_gates + (filled + i) * columns * SIZE
-            ds_h = carry_h + ((1 - now) * rows + i) * width * SIZE
-            derivative_row(
-                reals(job[KEPT_AT] + place * columns * SIZE),
-                reals(job[KEPT_R] + place * KEPT * padded * SIZE),
-                reals(h_rows + (filled + i) * width * SIZE), reals(old), reals(job[VECTORS_AT]),
-                reals(d_h), reals(carry_s + (now * rows + i) * other * SIZE),
-                reals(gate_r), reals(gate_x), reals(ds_h),
-                reals(carry_s + ((1 - now) * rows + i) * other * SIZE), reals(vectors), padded,
-            )  # fmt: skip
-            # what the cell made of padding must not enter the products
-            for g in range(GATES):
-                copy(gate_r + (g * padded + units) * SIZE, 0, 0, padded - units)
-                if not SUMMED:
-                    copy(gate_x + (g * padded + units) * SIZE, 0, 0, padded - units)
-            copy(gate_r + GATES * padded * SIZE, 0, 0, columns - GATES * padded)
+            if padded > units:
+                for g in range(GATES):
+                    copy(gate_r + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units)
+                    if not SUMMED:
+                        copy(
+                            gate_x + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units
+                        )
+            beyond = GATES * padded
+            copy(gate_r + (i * columns + beyond) * SIZE, 0, 0, columns - beyond)
             if not SUMMED:
-                copy(gate_x + GATES * padded * SIZE, 0, 0, columns - GATES * padded)
-            if projecting:
-                copy(ds_h, 0, 0, width)
-            else:
-                copy(ds_h + units * SIZE, 0, 0, width - units)
+                copy(gate_x + (i * columns + beyond) * SIZE, 0, 0, columns - beyond)
+            kept = 0 if projecting else units
+            copy(ds_h + (i * width + kept) * SIZE, 0, 0, width - kept)
         product(
             live, GATES * padded, width, dr + filled * columns * SIZE, columns, 1, job[W_HH], PANEL,
             PANEL * GATES * padded, carry_h + (1 - now) * rows * width * SIZE, width, True,

@@ -24,9 +24,15 @@ INITIAL, FRESH, FINAL, EVERY = TAIL, TAIL + 1, TAIL + 2, TAIL + 3
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def step_row(x, r, s_h, s, p, h, new, kept, units):
-    for j in range(units):
-        h[j] = tanh(x[j])
+def step_rows(
+    rows, units, x_at, x_row, r_at, r_row, h_before_at, h_before_row, before_at, before_row,
+    vectors_at, vectors_row, h_after_at, h_after_row, after_at, after_row, kept_at, kept_row
+):  # fmt: skip
+    for row in range(rows):
+        x = reals(x_at + row * x_row * SIZE)
+        h_after = reals(h_after_at + row * h_after_row * SIZE)
+        for j in range(units):
+            h_after[j] = tanh(x[j])
 
 
 @njit(nogil=True, error_model="numpy")
@@ -180,11 +186,20 @@ def forward_tile(job, start, rows, scratch, scale):
             before = hidden + ((step + 1) & 1) * rows * width * SIZE
             after = hidden + (step & 1) * rows * width * SIZE
             gate = rows_of_chunk + (slot - base) * gates_step * SIZE
+            # states other than the emitted one: where they are read, where they go
+            old, new = entry, ring + (step & 1) * rows * other * SIZE
+            if job[HISTORY] != 0:
+                new = job[HISTORY] + (slot * batch + start) * other * SIZE
+            if step > 0:
+                old = ring + ((step + 1) & 1) * rows * other * SIZE
+                if job[HISTORY] != 0:
+                    previous = slot_of(job, step - 1) * batch + start
+                    old = job[HISTORY] + previous * other * SIZE
             if step == 0 or job[RESET] != 0:
                 for i in range(live):
                     b = row_of(job, start + i)
                     t = time_of(job, step, length_of(job, start + i))
-                    target, others = before + i * width * SIZE, entry + i * other * SIZE
+                    target, others = before + i * width * SIZE, old + i * other * SIZE
                     if is_reset(job, step, t, b):
                         load(job, FRESH, b, target, others)
                     elif step == 0:
@@ -195,55 +210,36 @@ def forward_tile(job, start, rows, scratch, scale):
             if step > 0 or not starts_blank:
                 sums = gate if SUMMED else r
                 multiply(job, live, outputs, before, width, job[W_HH], sums, columns)
-            for i in range(live):
-                b = row_of(job, start + i)
-                t = time_of(job, step, length_of(job, start + i))
-                place = slot * batch + start + i
-                if step == 0 or is_reset(job, step, t, b):
-                    old = entry + i * other * SIZE
-                elif job[HISTORY] != 0:
-                    previous = slot_of(job, step - 1) * batch + start + i
-                    old = job[HISTORY] + previous * other * SIZE
-                else:
-                    old = ring + (((step + 1) & 1) * rows + i) * other * SIZE
-                new = ring + ((step & 1) * rows + i) * other * SIZE
-                if job[HISTORY] != 0:
-                    new = job[HISTORY] + place * other * SIZE
-                h = after + i * width * SIZE
-                if job[W_HR] != 0:
-                    h = emitted + i * padded * SIZE
-                    if job[PROJECTED] != 0:
-                        h = job[PROJECTED] + place * padded * SIZE
-                kept_r = blank
-                if job[KEPT_R] != 0:
-                    kept_r = job[KEPT_R] + place * KEPT * padded * SIZE
-                step_row(
-                    reals(gate + i * columns * SIZE), reals(r + i * columns * SIZE),
-                    reals(before + i * width * SIZE), reals(old), reals(job[VECTORS_AT]),
-                    reals(h), reals(new), reals(kept_r), padded,
-                )  # fmt: skip
+            h, h_row = after, width
             if job[W_HR] != 0:
-                a = emitted
+                h, h_row = emitted, padded
                 if job[PROJECTED] != 0:
-                    a = job[PROJECTED] + (slot * batch + start) * padded * SIZE
+                    h = job[PROJECTED] + (slot * batch + start) * padded * SIZE
+            kept_r, kept_row = blank, 0
+            if job[KEPT_R] != 0:
+                kept_row = KEPT * padded
+                kept_r = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE
+            step_rows(
+                live, padded, gate, columns, r, columns, before, width, old, other,
+                job[VECTORS_AT], 0, h, h_row, new, other, kept_r, kept_row,
+            )  # fmt: skip
+            if job[W_HR] != 0:
                 product(
-                    live, units, width, a, padded, 1, job[W_HR], PANEL, PANEL * units, after, width,
+                    live, units, width, h, padded, 1, job[W_HR], PANEL, PANEL * units, after, width,
                     False,
                 )  # fmt: skip
             for i in range(live):
                 b, length = row_of(job, start + i), length_of(job, start + i)
                 t = time_of(job, step, length)
-                h = after + i * width * SIZE
-                others = ring + ((step & 1) * rows + i) * other * SIZE
-                if job[HISTORY] != 0:
-                    others = job[HISTORY] + (slot * batch + start + i) * other * SIZE
-                copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, h, outputs, outputs)
-                store(job, EVERY, t * batch + b, h, others)
+                hidden_row, others = after + i * width * SIZE, new + i * other * SIZE
+                target = job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE
+                copy(target, hidden_row, outputs, outputs)
+                store(job, EVERY, t * batch + b, hidden_row, others)
                 if step == length - 1:
                     if ends_reset(job, b):
-                        load(job, FRESH, b, before + i * width * SIZE, entry + i * other * SIZE)
-                        h, others = before + i * width * SIZE, entry + i * other * SIZE
-                    store(job, FINAL, b, h, others)
+                        hidden_row, others = before + i * width * SIZE, entry + i * other * SIZE
+                        load(job, FRESH, b, hidden_row, others)
+                    store(job, FINAL, b, hidden_row, others)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)

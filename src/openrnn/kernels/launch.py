@@ -5,11 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
 import torch
-
-# rows times steps from which packing the matrices pays
-PACK_FROM = 48
 
 Kernel = Callable[[Any, int, int, float], None]
 
@@ -38,18 +34,17 @@ def _task(kernel: Kernel, job: Any, task: int, tasks: int, scale: float, hold: o
     kernel(job, task, tasks, scale)
 
 
-def run(kernel: Kernel, job: list[int], tasks: int, scale: float, hold: object) -> None:
+def run(kernel: Kernel, job: Any, tasks: int, scale: float, hold: object) -> None:
     """Runs `tasks` tasks of a kernel, the first of them here, and waits for all."""
-    fields = np.array(job, dtype=np.int64)
     if tasks == 1:
-        kernel(fields, 0, 1, scale)
+        kernel(job, 0, 1, scale)
         return
     pool = _threads(tasks - 1)
     others: list[Future[None]] = [
-        pool.submit(_task, kernel, fields, task, tasks, scale, hold) for task in range(1, tasks)
+        pool.submit(_task, kernel, job, task, tasks, scale, hold) for task in range(1, tasks)
     ]
     try:
-        kernel(fields, 0, tasks, scale)
+        kernel(job, 0, tasks, scale)
     finally:
         wait(others)
     for other in others:

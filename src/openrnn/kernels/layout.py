@@ -9,7 +9,7 @@ from openrnn.kernels.vectors import LANES, PANEL, SIZES
 MOST_ROWS = 32
 # elements of a chunk's gate rows: about half of a second-level cache
 CHUNK_ELEMENTS = 1 << 16
-LEAST_CHUNK_ROWS = 48
+LEAST_CHUNK_ROWS = 256
 # multiply-adds below which a second thread costs more than it gives
 LEAST_WORK = 4_000_000
 
@@ -44,7 +44,9 @@ class Layout:
     @cached_property
     def padded(self) -> int:
         """H to whole vectors, or to whole panels where the projection's gradient needs them."""
-        return _up(self.units, (PANEL if self.projecting else LANES)[self.dtype])
+        if self.projecting:
+            return _up(self.units, PANEL[self.dtype])
+        return _up(self.units, LANES[self.dtype])
 
     @cached_property
     def columns(self) -> int:

@@ -11,13 +11,13 @@ _W0, _W1 = WEYL
 _WORD, _ROUNDS = WORD, ROUNDS
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def row_of(job, position):  # type: ignore[no-untyped-def]
     """The batch row at a position of the sorted order."""
     return int64_at(job[jobs.ORDER])[position] if job[jobs.ORDER] != 0 else position
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def length_of(job, position):  # type: ignore[no-untyped-def]
     """The steps of the sequence at a position."""
     if job[jobs.LENGTHS] == 0:
@@ -25,13 +25,13 @@ def length_of(job, position):  # type: ignore[no-untyped-def]
     return int64_at(job[jobs.LENGTHS])[row_of(job, position)]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def time_of(job, step, length):  # type: ignore[no-untyped-def]
     """The time that a sequence reaches at a step of the recurrence."""
     return length - 1 - step if job[jobs.REVERSE] != 0 else step
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def slot_of(job, step):  # type: ignore[no-untyped-def]
     """Where a step's gate rows are kept: by time where all rows share it, else by step."""
     if job[jobs.REVERSE] != 0 and job[jobs.LENGTHS] == 0:
@@ -39,7 +39,7 @@ def slot_of(job, step):  # type: ignore[no-untyped-def]
     return step
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
     """Whether the states are replaced before this step: in reverse, after the step at time + 1."""
     if job[jobs.RESET] == 0:
@@ -51,7 +51,7 @@ def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
     return bytes_at(job[jobs.RESET])[time * job[jobs.BATCH] + row] != 0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def ends_reset(job, row):  # type: ignore[no-untyped-def]
     """Whether the final state is replaced: in reverse, after the step at time 0."""
     return (
@@ -59,7 +59,7 @@ def ends_reset(job, row):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
     c0, c1, c2, c3 = unit, b & _WORD, t & _WORD, word
     for _ in range(_ROUNDS):
@@ -77,7 +77,7 @@ def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
 
 
 def _for(reals):  # type: ignore[no-untyped-def]
-    @njit(nogil=True, cache=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy")
     def copy(target, source, count, padded):  # type: ignore[no-untyped-def]
         """target[0:count] = source, or 0 where source is no address; the rest up to padded is 0."""
         out = reals(target)
@@ -91,14 +91,14 @@ def _for(reals):  # type: ignore[no-untyped-def]
         for j in range(count, padded):
             out[j] = 0
 
-    @njit(nogil=True, cache=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy")
     def add(target, source, count):  # type: ignore[no-untyped-def]
         """target[0:count] += source."""
         out, given = reals(target), reals(source)
         for j in range(count):
             out[j] += given[j]
 
-    @njit(nogil=True, cache=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy")
     def drop(target, source, count, t, b, job, scale, accumulate):  # type: ignore[no-untyped-def]
         """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
         out, given = reals(target), reals(source)

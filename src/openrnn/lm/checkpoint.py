@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file with a JSON record in its header, sealed by a hash, never pickle."""
+"""A checkpoint: one safetensors file, a JSON record in its header, sealed by a hash."""
 
 import hashlib
 import json

@@ -1,14 +1,15 @@
-"""What is trained, on what and for how long: one frozen record, from the command line to the checkpoint."""
+"""What is trained, on what and how long: one record, from the command line to the checkpoint."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 
 import torch
 
 from openrnn import dispatch
-from openrnn.errors import CheckpointError
+from openrnn.errors import CheckpointError, OpenRNNError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 DEVICES = ("auto", "cpu", "cuda")
@@ -85,7 +86,9 @@ class Config:
         try:
             return cls(**fields)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"its configuration is not one of this version: {error}") from None
+            raise CheckpointError(
+                f"its configuration is not one of this version: {error}"
+            ) from None
 
     def resumed(self, given: Mapping[str, object]) -> "Config":
         """This config with what was given anew.
@@ -111,7 +114,7 @@ class Config:
             given = {"steps": None, "minutes": None, **given}
         return replace(self, **given)  # type: ignore[arg-type]
 
-    def progress(self, step: int, elapsed: float) -> float:
+    def progress(self, step: float, elapsed: float) -> float:
         """How much of the budget is spent before step number `step`, counted from 0: 1 is all."""
         if self.steps is not None:
             return step / self.steps
@@ -120,6 +123,17 @@ class Config:
 
 # of training; with the evaluation and a sample the demonstration stays under three
 MINUTES = 2.5
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Around what checks a user's options: a ValueError there is an answer, elsewhere a bug."""
+    try:
+        yield
+    except OpenRNNError:
+        raise
+    except ValueError as error:
+        raise OpenRNNError(str(error)) from error
 
 
 def own_cell(cell: str) -> bool:

@@ -25,16 +25,14 @@ def mix(*words: object) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Files one after the other: `data` (N,) uint8, and where each begins, `starts` (files,) int64."""
+    """Files one after the other: `data` (N,) uint8, and where each begins, `starts` (F,) int64."""
 
     data: Tensor
     starts: Tensor
 
     def shuffled(self, seed: int) -> "Part":
         """The same files in another order."""
-        order = torch.randperm(
-            len(self.starts), generator=torch.Generator().manual_seed(seed)
-        )
+        order = torch.randperm(len(self.starts), generator=torch.Generator().manual_seed(seed))
         ends = torch.cat((self.starts[1:], torch.tensor([len(self.data)])))
         spans = zip(self.starts[order].tolist(), ends[order].tolist())
         sizes = (ends - self.starts)[order]
@@ -125,7 +123,10 @@ def _split(blobs: list[tuple[str, bytes]]) -> Corpus:
         cut = len(everything.data) - round(HELD_OUT * len(everything.data))
         later = everything.starts[everything.starts > cut] - cut
         first = torch.zeros(1, dtype=torch.int64)
-        train, held_out = everything.head(cut), Part(everything.data[cut:], torch.cat((first, later)))
+        train, held_out = (
+            everything.head(cut),
+            Part(everything.data[cut:], torch.cat((first, later))),
+        )
     else:
         train, held_out = _join(kept), _join(held)
     return Corpus(train, held_out, _fingerprint(train, held_out))

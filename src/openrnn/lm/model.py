@@ -1,4 +1,4 @@
-"""The model: an embedding of bytes, recurrent layers of any cell, a linear layer to the next byte."""
+"""The model: an embedding of bytes, recurrent layers of any cell, a linear layer to bytes."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from openrnn import cells
 from openrnn.cells import Cell
 from openrnn.errors import CellError
-from openrnn.lm.config import DTYPES, Config, own_cell
+from openrnn.lm.config import Config, own_cell
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
 BYTES = 256

@@ -1,5 +1,6 @@
 """A run: everything that a checkpoint holds, and the step that moves it on."""
 
+import gc
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from openrnn.errors import CheckpointError
+from openrnn.errors import CheckpointError, CorpusError
 from openrnn.lm.config import Config
 from openrnn.lm.corpus import Corpus, mix
 from openrnn.lm.model import State, build
@@ -22,6 +23,8 @@ from openrnn.lm.workers import Workers
 CLIP = 1.0
 DECAY = 0.01
 WARM_UP = 0.03  # of the budget
+Generator = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
+
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -31,7 +34,7 @@ def rate(progress: float) -> float:
 
 
 class Learned(NamedTuple):
-    """What one step tells: the loss in nats a byte, the gradient's norm before clipping, the rate."""
+    """What one step tells: loss in nats a byte, the gradient's norm before clipping, the rate."""
 
     loss: Tensor
     norm: Tensor
@@ -44,8 +47,11 @@ class Run:
     def __init__(self, config: Config, corpus: Corpus, workers: Workers) -> None:
         self.config, self.corpus, self.workers = config, corpus, workers
         self.reader = Reader(
-            corpus.train, config.bptt, config.batch, config.seed, workers.rank, workers.world
-        )
+            corpus.train, bptt=config.bptt, batch=config.batch, seed=config.seed,
+            rank=workers.rank, world=workers.world,
+        )  # fmt: skip
+        if len(corpus.held_out.data) < 2 * workers.world:
+            raise CorpusError(f"the corpus holds out {len(corpus.held_out.data)} bytes, too few")
         torch.manual_seed(config.seed)
         self.model = build(config).to(workers.device)
         self.net = workers.wrap(self.model)
@@ -56,6 +62,14 @@ class Run:
         self.step, self.elapsed = 0, 0.0
         if workers.rank:  # dropout differs from process to process
             torch.manual_seed(mix(config.seed, "rank", workers.rank))
+
+    def release(self) -> None:
+        """Frees what is shared with other processes, while their group still stands.
+
+        Freed after the group, it waits with Python's lock held for a thread that waits for the lock.
+        """
+        self.net = self.model
+        gc.collect()
 
     def precision(self) -> AbstractContextManager[Any]:
         """Autocast to bfloat16, or nothing."""
@@ -115,37 +129,38 @@ class Run:
         Raises:
             CheckpointError: the snapshot is of another corpus, number of processes, or model.
         """
-        if record["corpus"] != self.corpus.fingerprint:
-            raise CheckpointError("the corpus is not the one that the run to resume was trained on")
-        if record["world"] != self.workers.world:
-            raise CheckpointError(
-                f"the run to resume has {record['world']} processes, got {self.workers.world}"
-            )
-        rank, world, place = self.workers.rank, self.workers.world, self.workers.device
+        rank, world, device = self.workers.rank, self.workers.world, self.workers.device
         share = self.config.batch // world
         try:
+            if record["corpus"] != self.corpus.fingerprint:
+                raise CheckpointError(
+                    "the corpus is not the one that the run to resume was trained on"
+                )
+            if record["world"] != world:
+                raise CheckpointError(
+                    f"the run to resume has {record['world']} processes, got {world}"
+                )
             self.model.load_state_dict(parameters(tensors))
             for name, parameter in self.model.named_parameters():
                 self.optimizer.state[parameter] = {
-                    moment: tensors[f"optimizer/{name}/{moment}"].to(
-                        place if moment != "step" or place.type == "cuda" else "cpu"
-                    )
+                    moment: tensors[f"optimizer/{name}/{moment}"].clone().to(device)
                     for moment in MOMENTS
                 }
             count = sum(name.startswith("state/") for name in tensors)
-            states = [tensors[f"state/{part}"] for part in range(count)]
-            self.state = tuple(state[:, rank * share :][:, :share].to(place) for state in states)
+            states = [tensors[f"state/{place}"] for place in range(count)]
+            mine = (state[:, rank * share : (rank + 1) * share] for state in states)
+            self.state = tuple(state.contiguous().clone().to(device) for state in mine)
             for kind, generator in self._generators().items():
-                if f"generator/{kind}/{rank}" in tensors:
+                if f"generator/{kind}/{rank}" in tensors:  # not after a change of device
                     generator[1](tensors[f"generator/{kind}/{rank}"])
             self.reader.position = Position(record["epoch"], record["chunk"])
             self.step, self.elapsed = record["step"], record["elapsed"]
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit its own run: {error}") from None
 
-    def _generators(self) -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    def _generators(self) -> dict[str, Generator]:
         """How to read and set the state of each generator in use."""
-        found = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+        found: dict[str, Generator] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
         if self.workers.device.type == "cuda":
             found["cuda"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
         return found

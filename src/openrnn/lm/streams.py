@@ -56,14 +56,14 @@ class Streams:
 
 
 class Reader:
-    """The chunks of a run, one after the other without end: each pass takes the files in a new order.
+    """The chunks of a run, one after the other without end: each pass takes the files anew.
 
     A pure function of the part, the seed and the position, so a position is all that a checkpoint
     keeps. Ranks share the streams of one process among them.
     """
 
     def __init__(
-        self, part: Part, bptt: int, batch: int, seed: int, rank: int = 0, world: int = 1
+        self, part: Part, *, bptt: int, batch: int, seed: int, rank: int = 0, world: int = 1
     ) -> None:
         if batch % world:
             raise ValueError(f"batch must be a multiple of the {world} processes, got {batch}")
@@ -75,7 +75,8 @@ class Reader:
         self.part, self.bptt, self.batch, self.seed = part, bptt, batch, seed
         self.rank, self.world = rank, world
         self.position = Position()
-        self._epoch, self._streams = -1, None  # the pass that the streams belong to
+        self._streams: Streams | None = None
+        self._epoch = 0  # the pass that the streams belong to
 
     @property
     def chunks(self) -> int:

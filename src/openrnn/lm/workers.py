@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -64,37 +64,38 @@ def join(device: str) -> Iterator[Workers]:
     """This process and its equals, on the CPU or each on a GPU of its own.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or there are fewer than processes.
     """
-    if not (dist.is_available() and dist.is_torchelastic_launched()):
-        yield Workers(_device(device, 0))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and not count:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    gpus = 0 if device == "cpu" else count
+    if not launched():
+        yield Workers(torch.device("cuda" if gpus else "cpu"))
         return
-    place = _device(device, dist.get_node_local_rank(0))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
-        workers = Workers(place, dist.get_rank(), dist.get_world_size())
-        _share_threads(workers)
+        workers = Workers(torch.device("cpu"), dist.get_rank(), dist.get_world_size())
+        here = _on_this_machine(workers)
+        if gpus:
+            if here > gpus:
+                raise ValueError(f"device cuda: {here} processes on this machine, and {gpus} GPUs")
+            workers = replace(workers, device=torch.device("cuda", dist.get_node_local_rank(0)))
+            torch.cuda.set_device(workers.device)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, (cores or 1) // here))
         yield workers
     finally:
         dist.destroy_process_group()
 
 
-def _device(name: str, local: int) -> torch.device:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not count):
-        return torch.device("cpu")
-    if not count:
-        raise ValueError("device cuda: torch finds no CUDA device here")
-    if local >= count:
-        raise ValueError(f"device cuda: {count} here, too few for process {local + 1} of this machine")
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return dist.is_available() and dist.is_torchelastic_launched()
 
 
-def _share_threads(workers: Workers) -> None:
-    """Divides the cores that this machine gives among the processes on it."""
+def _on_this_machine(workers: Workers) -> int:
+    """How many of the processes share this machine."""
     host = hashlib.sha256(socket.gethostname().encode()).digest()[:7]
     mine = torch.tensor(int.from_bytes(host, "little"))
-    here = sum(int(other) == int(mine) for other in workers.gather(mine))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    torch.set_num_threads(max(1, (cores or 1) // here))
+    return sum(int(other) == int(mine) for other in workers.gather(mine))

@@ -13,8 +13,8 @@ from openrnn.spec import Problem, Spec
 
 
 def _version(tensor: Tensor) -> int:
-    """The number of changes in place so far; tensors of inference mode do not count them."""
-    return 0 if tensor.is_inference() else tensor._version
+    """The number of changes in place so far."""
+    return tensor._version
 
 
 def state_names(spec: Spec) -> tuple[list[str], list[str]]:
@@ -33,7 +33,7 @@ def _versions(call: Call, y: Tensor, kept: list[Tensor]) -> list[tuple[str, Tens
     return [(name, tensor, _version(tensor)) for name, tensor in named]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class Reserve:
     """What `backward` needs of one training call, together with the tensors of that call; opaque.
 
@@ -49,6 +49,10 @@ class Reserve:
     given: frozenset[str]  # the states that forward was given, as "h0"
 
     versions: list[tuple[str, Tensor, int]]  # of all these tensors, as forward left them
+
+    def __repr__(self) -> str:
+        what = "freed" if self.call is None else f"{self.nbytes} bytes: {self.call.problem}"
+        return f"Reserve({self.backend}, {what})"
 
     @property
     def seed(self) -> tuple[int, int] | None:
@@ -107,6 +111,14 @@ class Result:
         return self.states[1] if len(self.states) > 1 else None
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor outside autograd; one of inference mode, from which nothing derives, as a copy."""
+    if not tensor.is_inference():
+        return tensor.detach()
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
 def like(name: str, tensor: Tensor, shape: tuple[int, ...], x: Tensor) -> Tensor:
     """The tensor, detached; ValueError unless it has this shape and the dtype and device of x."""
     if tuple(tensor.shape) != shape:
@@ -115,7 +127,7 @@ def like(name: str, tensor: Tensor, shape: tuple[int, ...], x: Tensor) -> Tensor
         raise ValueError(
             f"{name} must be {x.dtype} on {x.device} like x, got {tensor.dtype} on {tensor.device}"
         )
-    return tensor.detach()
+    return plain(tensor)
 
 
 def _weights(given: Tensor | Sequence[Tensor], spec: Spec, x: Tensor) -> list[Tensor]:
@@ -229,26 +241,27 @@ def forward(
     names, reset_names = state_names(spec)
     states = by_state(spec, ("h0", "c0", "states"), h0, c0, states)
     fresh = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
+    weights = _weights(params, spec, x)
     drops = is_training and spec.dropout > 0 and spec.num_layers > 1
     problem = Problem(
         spec, x.dtype, x.device.type,
         torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
         is_training, drops, lengths is not None, reset is not None, return_states,
     )  # fmt: skip
-    call = Call(
-        problem,
-        x.detach(),
-        _filled(spec, states, x, names),
-        _weights(params, spec, x),
-        None if lengths is None else functional.check_lengths(lengths, x),
-        None if reset is None else functional.check_reset(reset, x),
-        _filled(spec, fresh, x, reset_names),
-        _seed(seed, offset, generator) if drops else None,
-    )
     name = dispatch.select(problem, backend)
     if backend == "auto" and name == "reference":
         dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
+        call = Call(
+            problem,
+            plain(x),
+            _filled(spec, states, x, names),
+            weights,
+            None if lengths is None else functional.check_lengths(lengths, x),
+            None if reset is None else plain(functional.check_reset(reset, x)),
+            _filled(spec, fresh, x, reset_names),
+            _seed(seed, offset, generator) if drops else None,
+        )
         out = dispatch.BACKENDS[name].forward(call)
     y, every = out.y, out.all_states
     reserve = None

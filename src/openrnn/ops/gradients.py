@@ -81,9 +81,10 @@ def backward(
         ("params" in wanted,) * len(call.params),
         tuple(name in wanted for name in reset_names[: len(call.reset_states)]),
     )
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         found = BACKENDS[reserve.backend].backward(call, reserve.y, reserve.kept, cotangents, needs)
-        fresh = _by_name(found, spec, reserve.time_major)
+    fresh = _by_name(found, spec, reserve.time_major)
+    with torch.no_grad():
         for name in wanted:
             grads[name] = _deliver(fresh[name], requests[name], targets.get(name))
     return grads

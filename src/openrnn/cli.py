@@ -1,0 +1,225 @@
+"""The command `openrnn`: train, sample, info, explain."""
+
+import io
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+
+from openrnn import cells, dispatch
+from openrnn.errors import OpenRNNError
+from openrnn.explain import explain as explain_problem
+from openrnn.info import report
+from openrnn.lm import workers
+from openrnn.lm.config import MINUTES, Config, refusing
+from openrnn.lm.job import OUT, Job, execute
+from openrnn.lm.model import find
+from openrnn.lm.sample import load
+from openrnn.lm.sample import sample as sample_text
+from openrnn.spec import Problem
+
+app = typer.Typer(
+    help="Recurrent layers of any cell at fused speed.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+
+CELLS = "lstm, gru, rnn_tanh, rnn_relu, another of openrnn.cells, or path.py:name"
+Cell = Annotated[str | None, typer.Option(help=CELLS, show_default=Config.cell)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Backend = Annotated[str, typer.Option(help=f"auto, {', '.join(dispatch.BACKENDS)}")]
+
+
+def _option(text: str, default: object = None) -> Any:
+    """An option that, where it is not given, leaves the matter to the run or to its default."""
+    return typer.Option(help=text, show_default=str(default) if default is not None else False)
+
+
+@app.command()
+def train(
+    *,
+    corpus: Annotated[
+        Path | None, _option("file or folder to train on", "Python's standard library")
+    ] = None,
+    cell: Cell = None,
+    layers: Annotated[int | None, _option("recurrent layers", Config.layers)] = None,
+    hidden: Annotated[int | None, _option("units of a layer", Config.hidden)] = None,
+    embed: Annotated[int | None, _option("width of a byte's embedding", Config.embed)] = None,
+    bptt: Annotated[int | None, _option("bytes of a step, in each stream", Config.bptt)] = None,
+    batch: Annotated[int | None, _option("streams, over all processes", Config.batch)] = None,
+    steps: Annotated[int | None, _option("the budget in steps, or")] = None,
+    minutes: Annotated[float | None, _option("the budget in time", MINUTES)] = None,
+    lr: Annotated[float | None, _option("highest learning rate", Config.lr)] = None,
+    dropout: Annotated[float | None, _option("between layers", Config.dropout)] = None,
+    dtype: Annotated[
+        str | None, _option("float32, bfloat16 (autocast) or float64", Config.dtype)
+    ] = None,
+    device: Annotated[str | None, _option("auto, cpu or cuda", Config.device)] = None,
+    backend: Annotated[
+        str | None, _option(f"auto, {', '.join(dispatch.BACKENDS)}", Config.backend)
+    ] = None,
+    seed: Annotated[int | None, _option("of everything drawn", Config.seed)] = None,
+    out: Annotated[Path | None, _option("folder of the checkpoint", OUT)] = None,
+    resume: Annotated[Path | None, _option("folder of a run to go on with")] = None,
+    tensorboard: Annotated[Path | None, _option("folder of scalars", "OUT/tensorboard")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print nothing but errors")] = False,
+) -> int:
+    """Train a byte-level language model; Ctrl-C saves, --resume goes on bit for bit.
+
+    About 5% of the files are held out, chosen by their paths. Of a folder are read all regular
+    files that are not hidden, not binary and not under __pycache__. Under torchrun the processes
+    share the streams of the batch.
+    """
+    named = {
+        "corpus": None if corpus is None else str(corpus.resolve()),
+        "cell": cell, "layers": layers, "hidden": hidden, "embed": embed, "bptt": bptt,
+        "batch": batch, "steps": steps, "minutes": minutes, "lr": lr, "dropout": dropout,
+        "dtype": dtype, "device": device, "backend": backend, "seed": seed,
+    }  # fmt: skip
+    given = {name: value for name, value in named.items() if value is not None}
+    job = Job(given, out, resume, tensorboard, quiet)
+    number = execute(job)
+    if not number:
+        return 0
+    _say(f"stopped and saved: go on with openrnn train --resume {job.folder}")
+    return 128 + number
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(help="folder of a checkpoint", metavar="DIR")],
+    *,
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "",
+    length: Annotated[int, typer.Option(help="bytes to add")] = 400,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest byte")] = 0.8,
+    seed: Annotated[int, typer.Option(help="of what is drawn")] = 0,
+    device: Device = "auto",
+    backend: Backend = "auto",
+    cell: Annotated[str | None, _option("where a cell of your own is, path.py:name")] = None,
+) -> int:
+    """Write text with a trained model."""
+    with refusing():
+        model = load(folder, device, backend, cell)
+        first = prompt.encode("utf-8", "surrogateescape")
+        text = sample_text(model, first, length, temperature, seed)
+    for part in text:
+        sys.stdout.write(part)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
+
+
+@app.command()
+def info() -> int:
+    """Show versions, devices, and each backend or the reason why it is absent."""
+    rows = list(report())
+    width = max(len(what) for what, _ in rows)
+    for what, text in rows:
+        typer.echo(f"{what:<{width}}  {text}")
+    return 0
+
+
+@app.command()
+def explain(
+    *,
+    cell: Annotated[str, typer.Option(help=CELLS)] = "lstm",
+    input: Annotated[int, typer.Option(help="I")] = 128,
+    hidden: Annotated[int, typer.Option(help="H")] = 128,
+    layers: Annotated[int, typer.Option(help="L")] = 1,
+    bidirectional: Annotated[bool, typer.Option("--bidirectional")] = False,
+    proj: Annotated[int, typer.Option(help="P, 0 for none")] = 0,
+    dropout: Annotated[float, typer.Option(help="between layers")] = 0.0,
+    bias_mode: Annotated[str, typer.Option(help="double, input, recurrent or none")] = "double",
+    clip: Annotated[float | None, _option("bound of the cell state")] = None,
+    steps: Annotated[int | None, _option("T")] = None,
+    batch: Annotated[int | None, _option("B")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda, here or not")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64")] = "float32",
+    capability: Annotated[str | None, _option("of a CUDA device, such as 9.0")] = None,
+    training: Annotated[bool, typer.Option("--training/--inference")] = True,
+    lengths: Annotated[bool, typer.Option("--lengths", help="a length for each sequence")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="resets inside sequences")] = False,
+    backend: Backend = "auto",
+) -> int:
+    """Show which backend would run a problem, and why each other one would not; runs nothing."""
+    with refusing():
+        spec = find(cell).spec(
+            input, hidden, num_layers=layers, bidirectional=bidirectional, proj_size=proj,
+            dropout=dropout, bias_mode=bias_mode, cell_clip=None if clip is None else (-clip, clip),
+        )  # fmt: skip
+        cells.check(spec)
+        where = _choice("device", device, ("cpu", "cuda"))
+        problem = Problem(
+            spec, _dtype(dtype), where, _capability(capability), grad=training, training=training,
+            lengths=lengths, reset=reset, steps=steps, batch=batch,
+        )  # fmt: skip
+        explain_problem(problem, backend=backend)
+    return 0
+
+
+def _choice(name: str, value: str, valid: Sequence[str]) -> str:
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
+    return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, _choice("dtype", name, ("float32", "float16", "bfloat16", "float64")))
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _capability(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    major, dot, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal() and dot):
+        raise ValueError(f"capability must look like 9.0, got {text!r}")
+    return int(major), int(minor)
+
+
+def _say(text: str) -> None:
+    """One line on stderr, once for all processes of a machine."""
+    if not (workers.launched() and dist.get_node_local_rank(0)):
+        typer.echo(text, err=True)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What a foreseen error says to a user; None for one that nobody foresaw."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU is out of memory: try a smaller --batch, --bptt or --hidden"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if hasattr(error, "format_message"):  # what typer raises on wrong options
+        return str(error.format_message())
+    return str(error) if isinstance(error, OpenRNNError) else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 2 for any error that was foreseen."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    command = typer.main.get_command(app)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _say(f"openrnn: {message}")
+        try:
+            code = command.main(arguments, prog_name="openrnn", standalone_mode=False)
+        except (KeyboardInterrupt, typer.Abort):
+            return 130
+        except Exception as error:
+            sentence = _sentence(error)
+            if sentence is None:
+                raise
+            if sentence:  # none where the help was asked for by giving nothing
+                _say(f"openrnn: {sentence}")
+            return 2
+    return int(code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

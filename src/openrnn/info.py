@@ -1,0 +1,45 @@
+"""What is here: versions, devices, threads, and each backend or the reason why it is not."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from openrnn.dispatch import BACKENDS
+
+PACKAGES = ("torch", "numpy", "numba", "safetensors", "tensorboard", "cuda-core")
+
+
+def report() -> Iterator[tuple[str, str]]:
+    """Yields (what, how it stands here) for everything that a bug report needs."""
+    yield "openrnn", f"{_version('openrnn')}, run from {Path(__file__).parent}"
+    yield "python", f"{platform.python_version()}, {sys.platform} {platform.machine()}"
+    for name in PACKAGES:
+        yield name, _version(name)
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    yield "cuda", torch.version.cuda or "not in this torch"
+    yield "cudnn", str(cudnn) if cudnn else "not in this torch"
+    for name, text in _devices():
+        yield name, text
+    for name, backend in BACKENDS.items():
+        yield f"backend {name}", backend.absent() or "present"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield "cpu", f"{cores} cores for this process, {torch.get_num_threads()} torch threads"
+    for place in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        found = torch.cuda.get_device_properties(place)
+        memory = f"{found.total_memory / 2**30:.0f} GiB"
+        yield f"cuda:{place}", f"{found.name}, capability {found.major}.{found.minor}, {memory}"

@@ -1,0 +1,126 @@
+"""`openrnn train` from its options to its last line: what to load, where to save, whom to tell."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from openrnn.errors import CheckpointError
+from openrnn.explain import explain
+from openrnn.lm import checkpoint, evaluate, report
+from openrnn.lm.config import DTYPES, Config, refusing
+from openrnn.lm.corpus import read
+from openrnn.lm.run import Run
+from openrnn.lm.sample import sample
+from openrnn.lm.train import Reporter, train
+from openrnn.lm.workers import join
+
+OUT = Path("runs/lm")
+SAMPLE = 300  # bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `openrnn train` was asked for: `given` holds the fields of a config that were named."""
+
+    given: Mapping[str, Any]
+    out: Path | None = None
+    resume: Path | None = None
+    tensorboard: Path | None = None
+    quiet: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint is written."""
+        return self.out or self.resume or OUT
+
+
+def execute(job: Job) -> int:
+    """Trains, scores and samples; returns the signal that ended the training early, or 0.
+
+    Raises:
+        OpenRNNError: in one sentence, what was asked for and cannot be.
+    """
+    with ExitStack() as stack:
+        with refusing():
+            if job.resume is None:
+                snapshot, config = None, Config.make(job.given)
+            else:
+                snapshot = checkpoint.read(checkpoint.path_in(job.resume))
+                config = Config.parse(snapshot[1].get("config")).resumed(job.given)
+            path = _claim(job)
+            workers = stack.enter_context(join(config.device))
+            run = Run(config, read(config.corpus), workers)
+            stack.callback(run.release)
+        if snapshot is not None:
+            run.restore(*snapshot)
+        number = _train(job, run, path)
+        if not number:
+            scores = evaluate.score(run)
+            if workers.first and not job.quiet:
+                _close(run, path, scores)
+    return number
+
+
+def _claim(job: Job) -> Path:
+    """The checkpoint to write, in a folder that is there and holds no other run."""
+    path = checkpoint.path_in(job.folder)
+    mine = (
+        job.resume is not None and path.exists() and checkpoint.path_in(job.resume).samefile(path)
+    )
+    if path.exists() and not mine:
+        raise CheckpointError(
+            f"{job.folder} has a checkpoint already: go on with it by --resume {job.folder}, "
+            "or choose another --out"
+        )
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make the folder {job.folder}: {error.strerror}") from None
+    return path
+
+
+def _train(job: Job, run: Run, path: Path) -> int:
+    console = Console(stderr=True)
+    reporters: list[Reporter] = []
+    with ExitStack() as stack:
+        if run.workers.first:
+            folder = job.tensorboard or job.folder / "tensorboard"
+            reporters += stack.enter_context(report.board(folder, run.step, console))
+            if not job.quiet:
+                console.print(_head(run), highlight=False, markup=False, soft_wrap=True)
+                reporters.append(stack.enter_context(report.screen(console)))
+        return train(run, path, report.Several(reporters))
+
+
+def _head(run: Run) -> str:
+    config, corpus = run.config, run.corpus
+    size = sum(parameter.numel() for parameter in run.model.parameters())
+    files = len(corpus.train.starts) + len(corpus.held_out.starts)
+    return (
+        f"{config.cell}, {config.layers} x {config.hidden}, {size:,} parameters, "
+        f"{chosen(run)} backend on {run.workers.device.type}; "
+        f"{len(corpus.train.data):,} bytes to train on, {len(corpus.held_out.data):,} held out, "
+        f"{files:,} files"
+    )
+
+
+def chosen(run: Run) -> str:
+    """The backend that trains this run."""
+    kind = DTYPES[run.config.dtype]
+    table = explain(run.model.rnn, dtype=kind, grad=True, training=True, reset=True, quiet=True)
+    return table.chosen or "no"
+
+
+def _close(run: Run, path: Path, scores: evaluate.Scores) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(report.table(scores))
+    console.print(f"step {run.step}, {chosen(run)} backend, {path}", markup=False)
+    prompt = b"def " if run.config.corpus is None else b""
+    run.model.eval()
+    text = "".join(sample(run.model, prompt, SAMPLE, 0.8, run.config.seed))
+    console.rule("a sample")
+    console.print(text, markup=False, emoji=False)

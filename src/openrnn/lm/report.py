@@ -1,0 +1,153 @@
+"""What a user sees of a run: a bar or plain lines, TensorBoard scalars, the final table."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from openrnn.lm.evaluate import Scores
+from openrnn.lm.train import Report, Reporter
+
+LINE = 10.0  # percent of a run, or seconds, from one plain line to the next
+
+
+def words(report: Report) -> str:
+    """A report in a line."""
+    minutes, seconds = divmod(round(report.left), 60)
+    return (
+        f"loss {report.loss:.3f}  {report.bits_per_byte:.3f} bits/byte  "
+        f"{_amount(report.bytes_per_s)}B/s  {minutes}:{seconds:02} left"
+    )
+
+
+def _amount(value: float) -> str:
+    return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value / 1e3:.1f} k"
+
+
+class Bar:
+    """A progress bar, for a terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task = progress.add_task("", total=1.0, words="")
+
+    def report(self, report: Report) -> None:
+        self.progress.update(
+            self.task,
+            completed=report.progress,
+            description=f"step {report.step}",
+            words=words(report),
+        )
+
+    def held_out(self, step: int, bits_per_byte: float) -> None:
+        self.progress.console.print(
+            f"step {step}: {bits_per_byte:.3f} bits/byte held out", highlight=False
+        )
+
+
+class Lines:
+    """A line now and then, for a file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.next = 0.0
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def report(self, report: Report) -> None:
+        percent = 100 * report.progress
+        if percent >= self.next:
+            self.next = min(percent + LINE, 100)
+            self._print(f"{percent:3.0f}%  step {report.step}  {words(report)}")
+
+    def held_out(self, step: int, bits_per_byte: float) -> None:
+        self._print(f"step {step}: {bits_per_byte:.3f} bits/byte held out")
+
+
+class Board:
+    """TensorBoard scalars."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def report(self, report: Report) -> None:
+        scalars = {
+            "loss/train": report.loss,
+            "bpb/train": report.bits_per_byte,
+            "perf/bytes_per_s": report.bytes_per_s,
+            "grad_norm": report.norm,
+            "lr": report.lr,
+        }
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, report.step)
+
+    def held_out(self, step: int, bits_per_byte: float) -> None:
+        self.writer.add_scalar("bpb/held_out", bits_per_byte, step)
+
+
+class Several:
+    """Tells each of its reporters; with none, nobody."""
+
+    def __init__(self, reporters: list[Reporter]) -> None:
+        self.reporters = reporters
+
+    def report(self, report: Report) -> None:
+        for reporter in self.reporters:
+            reporter.report(report)
+
+    def held_out(self, step: int, bits_per_byte: float) -> None:
+        for reporter in self.reporters:
+            reporter.held_out(step, bits_per_byte)
+
+
+@contextmanager
+def screen(console: Console) -> Iterator[Reporter]:
+    """A bar on a terminal, else lines."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:3.0f}%"),
+        TextColumn("{task.fields[words]}"),
+    )
+    with Progress(*columns, console=console, expand=True) as progress:
+        yield Bar(progress)
+
+
+@contextmanager
+def board(folder: Path, step: int, console: Console) -> Iterator[list[Reporter]]:
+    """The scalars of a folder from a step on; without the tensorboard package, a line on that."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        console.print(
+            "no TensorBoard scalars: the package tensorboard is not installed", highlight=False
+        )
+        yield []
+        return
+    writer = SummaryWriter(str(folder), purge_step=step or None)
+    try:
+        yield [Board(writer)]
+    finally:
+        writer.close()
+
+
+def table(scores: Scores) -> Table:
+    """The model beside its baselines."""
+    shown = Table(title=f"bits per byte of {scores.size:,} held-out bytes", title_justify="left")
+    shown.add_column("what")
+    shown.add_column("bits per byte", justify="right")
+    for name, bits in (
+        ("this model", scores.model),
+        ("gzip -9", scores.gzip),
+        ("unigram entropy", scores.unigram),
+    ):
+        shown.add_row(name, f"{bits:.3f}")
+    return shown

@@ -1,0 +1,91 @@
+"""Text from a trained model, a byte at a time through `step`."""
+
+import codecs
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from openrnn.errors import CheckpointError
+from openrnn.lm import checkpoint
+from openrnn.lm.config import Config, own_cell, short
+from openrnn.lm.model import LanguageModel, State, build
+from openrnn.lm.run import parameters
+
+# what stands before a text that begins with nothing: the end of the file before it
+NOTHING = b"\n"
+
+
+def load(folder: Path, device: str, backend: str, cell: str | None = None) -> LanguageModel:
+    """The model of a checkpoint, in the type of its parameters.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged or has a cell of the user's own,
+            which is never loaded from where a checkpoint says.
+    """
+    path = checkpoint.path_in(folder)
+    tensors, record = checkpoint.read(path)
+    config = Config.parse(record.get("config"))
+    if own_cell(config.cell) and cell is None:
+        raise CheckpointError(
+            f"{path} has a cell of its own: "
+            f"say where it is with --cell path/to/{short(config.cell)}"
+        )
+    model = build(replace(config, backend=backend, cell=cell or config.cell, dropout=0.0))
+    try:
+        model.load_state_dict(parameters(tensors))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own model: {error}") from None
+    where = (
+        "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    )
+    return model.to(where).eval()
+
+
+def sample(
+    model: LanguageModel, prompt: bytes, length: int, temperature: float, seed: int
+) -> Iterator[str]:
+    """Yields the prompt and `length` bytes that follow it, as UTF-8 text; what is none is U+FFFD.
+
+    Temperature 0 always takes the likeliest byte; 1 draws as the model says.
+
+    Raises:
+        ValueError: a negative length or seed, or a temperature that is negative or no number.
+    """
+    if length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be a number, 0 or greater, got {temperature}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    return _stream(model, prompt, length, temperature, seed)
+
+
+@torch.no_grad()
+def _stream(
+    model: LanguageModel, prompt: bytes, length: int, temperature: float, seed: int
+) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    yield decoder.decode(prompt)
+    generator = torch.Generator().manual_seed(seed)
+    device = model.output.weight.device
+    state: State | None = None
+    logits = torch.zeros(())
+    for byte in prompt or NOTHING:
+        logits, state = model.step(torch.tensor([byte], device=device), state)
+    for _ in range(length):
+        byte = _draw(logits[0].double().cpu(), temperature, generator)
+        yield decoder.decode(bytes([byte]))
+        logits, state = model.step(torch.tensor([byte], device=device), state)
+    yield decoder.decode(b"", final=True)
+
+
+def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    # the largest is 0, so that no temperature overflows
+    chances = ((logits - logits.max()) / temperature).softmax(0)
+    return int(chances.multinomial(1, generator=generator))

@@ -1,0 +1,166 @@
+"""The loop: trains a run until its budget is spent or a signal asks to stop, and saves it."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from openrnn.errors import CheckpointError, OpenRNNError
+from openrnn.lm import checkpoint, evaluate
+from openrnn.lm.run import Learned, Run
+from openrnn.lm.workers import launched
+
+SAVE = 30.0  # seconds from one checkpoint to the next
+GLANCES = 8  # looks at held-out bytes in a run
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a run stands, means taken since the report before."""
+
+    step: int
+    progress: float
+    loss: float
+    bytes_per_s: float
+    norm: float
+    lr: float
+    left: float  # seconds
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.loss / math.log(2)
+
+
+class Reporter(Protocol):
+    """Who is told how a run goes."""
+
+    def report(self, report: Report) -> None: ...
+
+    def held_out(self, step: int, bits_per_byte: float) -> None: ...
+
+
+class _Window:
+    """The steps since the last report."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.begin = run, (run.step, run.elapsed)
+        self._open()
+
+    def _open(self) -> None:
+        self.step, self.elapsed = self.run.step, self.run.elapsed
+        self.total = torch.zeros((), dtype=torch.float64, device=self.run.workers.device)
+
+    def add(self, learned: Learned) -> None:
+        self.total += learned.loss
+        self.last = learned
+
+    def due(self) -> bool:
+        """Reports come twice a second, in long runs more seldom."""
+        return self.run.elapsed - self.elapsed >= min(10.0, max(0.5, self.run.elapsed / 200))
+
+    def close(self) -> Report:
+        """The report on these steps; a new window opens. All processes call it together.
+
+        Raises:
+            OpenRNNError: the loss or the gradient is no number any more.
+        """
+        run, workers, config = self.run, self.run.workers, self.run.config
+        steps = run.step - self.step
+        loss = workers.total(float(self.total) / steps)[0] / workers.world
+        norm = float(self.last.norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise OpenRNNError(
+                f"the loss left the numbers by step {run.step} (loss {loss}, gradient {norm}): "
+                f"try a lower --lr than {config.lr}"
+            )
+        rate = steps * config.batch * config.bptt / max(run.elapsed - self.elapsed, 1e-9)
+        progress = min(1.0, config.progress(run.step, run.elapsed))
+        begin_step, begin = self.begin
+        if config.steps is None:
+            left = 60 * (config.minutes or 0.0) - run.elapsed
+        else:
+            left = (config.steps - run.step) * (run.elapsed - begin) / (run.step - begin_step)
+        self._open()
+        return Report(run.step, progress, loss, rate, norm, self.last.lr, max(0.0, left))
+
+
+def train(run: Run, path: Path, reporter: Reporter) -> int:
+    """Trains, reports and saves; returns the signal that ended it early, or 0.
+
+    All processes go through the same branches: what depends on time or on signals is agreed on.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be written; the one before is intact.
+        OpenRNNError: the loss is no number any more; the last checkpoint is from before.
+    """
+    glance = evaluate.sample_of(run.corpus.held_out, evaluate.GLANCE)
+    glanced = int(GLANCES * run.config.progress(run.step, run.elapsed))
+    begin, saved = time.monotonic() - run.elapsed, (run.step, run.elapsed)
+    window = _Window(run)
+    with listen() as heard:
+        while True:
+            run.elapsed, number = run.workers.agree(time.monotonic() - begin, heard())
+            progress = run.config.progress(run.step, run.elapsed)
+            over = progress >= 1 or (number and run.step)
+            if run.step > window.step and (over or window.due()):
+                reporter.report(window.close())
+            if run.step > saved[0] and (over or run.elapsed - saved[1] >= SAVE):
+                save(run, path)
+                saved = (run.step, run.elapsed)
+            if over:
+                return 0 if progress >= 1 else int(number)
+            if int(GLANCES * progress) > glanced:
+                glanced = int(GLANCES * progress)
+                reporter.held_out(run.step, evaluate.bits_per_byte(run, glance))
+            window.add(run.learn())
+
+
+def save(run: Run, path: Path) -> None:
+    """Writes the checkpoint of a run. All processes call it together and fail together."""
+    tensors, record = run.snapshot()
+    failure = None
+    if run.workers.first:
+        try:
+            checkpoint.write(path, tensors, record)
+        except CheckpointError as error:
+            failure = error
+    if run.workers.agree(failure is not None)[0]:
+        raise failure or CheckpointError("the first process could not save")
+
+
+@contextmanager
+def listen() -> Iterator[Callable[[], int]]:
+    """Gives a function that tells the signal, SIGINT or SIGTERM, that came; 0 for none.
+
+    A second one ends the process at once, but not under torchrun, which passes on a Ctrl-C that
+    its processes have had already.
+    """
+    heard = 0
+
+    def hear(number: int, _: object) -> None:
+        nonlocal heard
+        heard = number
+        if not launched():
+            signal.signal(number, before[number])
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    before: dict[int, Any] = {
+        number: signal.getsignal(number) or signal.SIG_DFL
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    for number in before:
+        signal.signal(number, hear)
+    try:
+        yield lambda: heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
