@@ -18,6 +18,8 @@ _MATH = ("cos", "erf", "expm1", "floor", "pow", "sin", "sqrt")
 STEP_ROWS = {
     "x": "[GATES, units], read and kept: sums of both sides where only they matter",
     "r": "[GATES, units], the recurrent side, where it matters apart",
+    "bias": "[GATES, units], of the input side, or of both sides where only sums matter",
+    "bias_r": "[GATES, units], of the recurrent side",
     "h_before": "[units]",
     "before": "[OTHERS, units]",
     "vectors": "[VECTORS, units]",
@@ -28,6 +30,7 @@ STEP_ROWS = {
 DERIVATIVE_ROWS = {
     "x": "[GATES, units]",
     "r": "[KEPT, units]",
+    "bias": "[GATES, units], of both sides, where x was kept without",
     "h_before": "[units]",
     "before": "[OTHERS, units]",
     "vectors": "[VECTORS, units]",
@@ -43,21 +46,24 @@ DERIVATIVE_ROWS = {
 _FORWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
+from openrnn.kernels.memory import no_overlap
 from openrnn.kernels.product import dots_{dtype} as dots
 from openrnn.kernels.product import product_{dtype} as product
 from openrnn.kernels.rows import add_{dtype} as add
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop
+from openrnn.kernels.rows import spread_{dtype} as spread
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 """
 _BACKWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
-from openrnn.kernels.memory import int64_at
+from openrnn.kernels.memory import int64_at, no_overlap
 from openrnn.kernels.product import product_{dtype} as product
 from openrnn.kernels.rows import add_{dtype} as add
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop
+from openrnn.kernels.rows import spread_{dtype} as spread
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 """
 
@@ -128,19 +134,22 @@ def _step_rows(cell: Traced) -> str:
     apart = not all_summed(cell)
     for place, gate in enumerate(cell.gates):
         at = _at(place)
-        if gate in cell.summed:
-            lines.append(f"a_{gate} = x[{at}]" + (f" + r[{at}]" if apart else ""))
-            if apart:
-                lines.append(f"x[{at}] = a_{gate}")
+        if not apart:
+            lines.append(f"a_{gate} = x[{at}] + bias[{at}]")
+        elif gate in cell.summed:
+            lines.append(f"a_{gate} = x[{at}] + bias[{at}] + (r[{at}] + bias_r[{at}])")
+            lines.append(f"x[{at}] = a_{gate}")
         else:
-            lines += [f"x_{gate} = x[{at}]", f"r_{gate} = r[{at}]"]
+            lines.append(f"x_{gate} = x[{at}] + bias[{at}]")
+            lines.append(f"r_{gate} = r[{at}] + bias_r[{at}]")
+            lines.append(f"x[{at}] = x_{gate}")
     lines += _states_before(cell, graph)
     lines += map(_line, graph.nodes)
     lines += [f"kept[{_at(k)}] = r_{gate}" for k, gate in enumerate(kept_sides(cell))]
     for place, state in enumerate(cell.states):
         target = "h_after[j]" if place == 0 else f"after[{_at(place - 1)}]"
         lines.append(f"{target} = {_text(graph.outputs[state])}  # {state}")
-    doc = f"New states {', '.join(cell.states)} of some rows, from gates {', '.join(cell.gates)}."
+    doc = f"New states {', '.join(cell.states)} of a row, from gates {', '.join(cell.gates)}."
     return _function("step_rows", STEP_ROWS, doc, lines)
 
 
@@ -148,10 +157,12 @@ def _derivative_row(cell: Traced) -> str:
     graph = cell.derivative
     reads = graph.reads
     lines: list[str] = []
+    bias = " + bias[{at}]" if all_summed(cell) else ""
     for place, gate in enumerate(cell.gates):
         for name in (f"a_{gate}", f"x_{gate}"):
             if name in reads:
-                lines.append(f"{name} = x[{_at(place)}]")
+                at = _at(place)
+                lines.append(f"{name} = x[{at}]" + bias.format(at=at))
     for place, gate in enumerate(kept_sides(cell)):
         lines.append(f"r_{gate} = r[{_at(place)}]")
     lines += _states_before(cell, graph)
@@ -174,7 +185,7 @@ def _derivative_row(cell: Traced) -> str:
         lines.append(f"{target} = {_text(graph.outputs[f'ds_{state}'])}  # {state}")
     for place, name in enumerate(cell.unit_params):
         lines.append(f"d_vectors[{_at(place)}] += {_text(graph.outputs[f'dp_{name}'])}  # {name}")
-    doc = "Gradients of gates, previous states and per-unit vectors of some rows."
+    doc = "Gradients of gates, previous states and per-unit vectors of a row."
     return _function("derivative_rows", DERIVATIVE_ROWS, doc, lines)
 
 
@@ -191,17 +202,20 @@ def _states_before(cell: Traced, graph: Graph) -> list[str]:
 
 
 def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) -> str:
+    """A function of one row, and one that calls it for some rows."""
+    shapes = "\n".join(f"    {at},  # {shape}" for at, shape in arguments.items())
+    body = "\n".join(f"        {line}" for line in lines)
     head = ", ".join(("rows", "units", *(f"{at}_at, {at}_row" for at in arguments)))
-    rows = [
-        f"{at} = reals({at}_at + row * {at}_row * SIZE)  # {shape}"
-        for at, shape in arguments.items()
-    ]
-    body = "\n".join(f"        {row}" for row in rows)
-    inner = "\n".join(f"            {line}" for line in lines)
+    pointers = ",\n            ".join(
+        f"reals({at}_at + row * {at}_row * SIZE)" for at in arguments
+    )
+    jit = '@njit(nogil=True, error_model="numpy", fastmath={"contract"})\n'
     return (
-        '@njit(nogil=True, error_model="numpy", fastmath={"contract"})\n'
-        f'def {name}(\n    {head}\n):\n    """{doc}"""\n'
-        f"    for row in range(rows):\n{body}\n        for j in range(units):\n{inner}"
+        f'{jit}def {name[:-1]}(\n    units,\n{shapes}\n):\n    """{doc}"""\n    no_overlap()\n'
+        f"    for j in range(units):\n{body}\n\n\n"
+        f"{jit}def {name}(\n    {head}\n):\n"
+        f"    for row in range(rows):\n        {name[:-1]}(\n            units,\n"
+        f"            {pointers},\n        )"
     )
 
 

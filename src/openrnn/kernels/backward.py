@@ -20,6 +20,7 @@ from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+from openrnn.kernels.rows import spread_float32 as spread
 
 GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
 PANEL = PANELS["float32"]
@@ -29,18 +30,18 @@ D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def derivative_rows(
-    rows, units, x_at, x_row, r_at, r_row, h_before_at, h_before_row, before_at, before_row,
+    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row, before_at, before_row,
     vectors_at, vectors_row, d_h_after_at, d_h_after_row, d_after_at, d_after_row, dr_at, dr_row,
     dx_at, dx_row, d_h_before_at, d_h_before_row, d_before_at, d_before_row,
     d_vectors_at, d_vectors_row
 ):  # fmt: skip
     for row in range(rows):
-        x = reals(x_at + row * x_row * SIZE)
+        x, bias = reals(x_at + row * x_row * SIZE), reals(bias_at)
         d_h = reals(d_h_after_at + row * d_h_after_row * SIZE)
         dr = reals(dr_at + row * dr_row * SIZE)
         d_h_before = reals(d_h_before_at + row * d_h_before_row * SIZE)
         for j in range(units):
-            h = tanh(x[j])
+            h = tanh(x[j] + bias[j])
             dr[j] = d_h[j] * (1 - h * h)
             d_h_before[j] = 0.0
 
@@ -169,7 +170,8 @@ def backward_tile(job, start, rows, scratch, sums, scale):
     x_rows = h_rows + capacity * width * SIZE  # [capacity, wide]
     dh_rows = x_rows + capacity * wide * SIZE  # [capacity, width], with a projection
     m_rows = dh_rows + (capacity * width * SIZE if projecting else 0)  # [capacity, padded]
-    places = m_rows + (capacity * padded * SIZE if projecting else 0)  # [2, capacity] int64
+    bias = m_rows + (capacity * padded * SIZE if projecting else 0)  # [columns]
+    places = bias + columns * SIZE  # [2, capacity] int64
     t_at, b_at = int64_at(places), int64_at(places + 8 * capacity)
     vectors = sums  # where the gradients of per-unit vectors go
     if sums != 0:
@@ -182,6 +184,9 @@ def backward_tile(job, start, rows, scratch, sums, scale):
             add_states(job, D_FINAL, b, carry_h, carry_s)
             give_states(job, D_INITIAL, b, carry_h, carry_s)
 
+    copy(bias, 0, 0, columns)
+    spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
+    spread(bias, job[BIAS_R], GATES, units, padded, SIZE)
     live, filled = 0, 0
     for step in range(steps - 1, -1, -1):
         while live < rows and length_of(job, start + live) > step:
@@ -239,7 +244,7 @@ def backward_tile(job, start, rows, scratch, sums, scale):
         ds_h = carry_h + (1 - now) * rows * width * SIZE
         derivative_rows(
             live, padded, job[KEPT_AT] + place * columns * SIZE, columns,
-            job[KEPT_R] + place * KEPT * padded * SIZE, KEPT * padded,
+            job[KEPT_R] + place * KEPT * padded * SIZE, KEPT * padded, bias, 0,
             h_rows + filled * width * SIZE, width, old, other, job[VECTORS_AT], 0, d_h, d_h_row,
             carry_s + now * rows * other * SIZE, other, gate_r, columns, gate_x, columns,
             ds_h, width, carry_s + (1 - now) * rows * other * SIZE, other, vectors, 0,

@@ -17,6 +17,7 @@ from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+from openrnn.kernels.rows import spread_float32 as spread
 
 GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
 PANEL = PANELS["float32"]
@@ -25,33 +26,37 @@ INITIAL, FRESH, FINAL, EVERY = TAIL, TAIL + 1, TAIL + 2, TAIL + 3
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def step_rows(
-    rows, units, x_at, x_row, r_at, r_row, h_before_at, h_before_row, before_at, before_row,
-    vectors_at, vectors_row, h_after_at, h_after_row, after_at, after_row, kept_at, kept_row
+    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, bias_r_at, bias_r_row,
+    h_before_at, h_before_row, before_at, before_row, vectors_at, vectors_row,
+    h_after_at, h_after_row, after_at, after_row, kept_at, kept_row
 ):  # fmt: skip
     for row in range(rows):
         x = reals(x_at + row * x_row * SIZE)
+        bias = reals(bias_at)
         h_after = reals(h_after_at + row * h_after_row * SIZE)
         for j in range(units):
-            h_after[j] = tanh(x[j])
+            h_after[j] = tanh(x[j] + bias[j])
 
 
 @njit(nogil=True, error_model="numpy")
-def multiply(job, rows, inner, a, a_row, weight, c, columns):
-    """c += rows of A times the transposed gate matrix, from panels or from the matrix as it is."""
+def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate):
+    """c (+)= rows of A times the transposed gate matrix, from panels or from the matrix as it is."""
     if job[PACKED] != 0:
-        product(rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, True)
+        product(
+            rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, accumulate
+        )
     else:
         dots(
-            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, job[PADDED], True,
-            0, job[UNITS],
+            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, job[PADDED],
+            accumulate, 0, job[UNITS],
         )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
 def input_side(
-    job, start, rows, live, first, last, base, gates, gates_step, x_rows, bias, scale
+    job, start, rows, live, first, last, base, gates, gates_step, x_rows, scale
 ):
-    """Gate rows of the steps [first, last): bias plus the input product."""
+    """Gate rows of the steps [first, last): the input product."""
     inputs, columns, units, padded = job[INPUTS], job[COLUMNS], job[UNITS], job[PADDED]
     ragged, dropping = job[LENGTHS] != 0, job[DROP] != 0
     gather = ragged or dropping or job[SKIP] != 0
@@ -62,49 +67,39 @@ def input_side(
     elif rows == 1:
         a_row = a_step
     for step in range(first, last):
+        if not gather:
+            break
         while live > 0 and length_of(job, start + live - 1) <= step:
             live -= 1
         slot = slot_of(job, step) - base
         for i in range(live):
-            gate = gates + (slot * gates_step + i * columns) * SIZE
-            copy(gate, bias, columns, columns)
-            if gather:
-                b = row_of(job, start + i)
-                t = time_of(job, step, length_of(job, start + i))
-                source = job[X] + (t * job[X_STEP] + b * job[X_ROW]) * SIZE
-                target = x_rows + (slot * rows + i) * inputs * SIZE
-                if dropping:
-                    drop(target, source, inputs, t, b, job, scale, False)
-                else:
-                    copy(target, source, inputs, inputs)
-                if job[SKIP] != 0:
-                    for g in range(GATES):
-                        out, given = reals(gate + g * padded * SIZE), reals(target)
-                        for j in range(units):
-                            out[j] += given[j]
+            b = row_of(job, start + i)
+            t = time_of(job, step, length_of(job, start + i))
+            source = job[X] + (t * job[X_STEP] + b * job[X_ROW]) * SIZE
+            target = x_rows + (slot * rows + i) * inputs * SIZE
+            if dropping:
+                drop(target, source, inputs, t, b, job, scale, False)
+            else:
+                copy(target, source, inputs, inputs)
+            if job[SKIP] != 0:
+                gate = gates + (slot * gates_step + i * columns) * SIZE
+                for g in range(GATES):
+                    copy(gate + g * padded * SIZE, target, units, padded)
         if ragged and job[SKIP] == 0 and live > 0:
             multiply(
                 job, live, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
-                gates + slot * gates_step * SIZE, columns,
+                gates + slot * gates_step * SIZE, columns, False,
             )  # fmt: skip
     if ragged or job[SKIP] != 0:
         return
     if a_step == rows * a_row and gates_step == rows * columns:
-        multiply(job, (last - first) * rows, inputs, a, a_row, job[W_IH], gates, columns)
+        multiply(job, (last - first) * rows, inputs, a, a_row, job[W_IH], gates, columns, False)
     else:
         for slot in range(last - first):
             multiply(
                 job, rows, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
-                gates + slot * gates_step * SIZE, columns,
+                gates + slot * gates_step * SIZE, columns, False,
             )  # fmt: skip
-
-
-@njit(nogil=True, error_model="numpy")
-def spread(bias, row, units, padded):
-    """Adds a bias vector [GATES, units], where there is one, to a gate row [GATES, padded]."""
-    if bias != 0:
-        for g in range(GATES):
-            add(row + g * padded * SIZE, bias + g * units * SIZE, units)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -154,8 +149,8 @@ def forward_tile(job, start, rows, scratch, scale):
 
     bias_r = bias if SUMMED else bias + columns * SIZE
     copy(bias, 0, 0, 2 * columns)
-    spread(job[BIAS_X], bias, units, padded)
-    spread(job[BIAS_R], bias_r, units, padded)
+    spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
+    spread(bias_r, job[BIAS_R], GATES, units, padded, SIZE)
     for i in range(rows):
         b, length = row_of(job, start + i), length_of(job, start + i)
         for t in range(length, steps):
@@ -175,7 +170,7 @@ def forward_tile(job, start, rows, scratch, scale):
         base = min(slot_of(job, first), slot_of(job, last - 1))
         rows_of_chunk = gates + base * gates_step * SIZE if kept else gates
         input_side(
-            job, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, bias, scale
+            job, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, scale
         )
         for step in range(first, last):
             while live > 0 and length_of(job, start + live - 1) <= step:
@@ -204,12 +199,11 @@ def forward_tile(job, start, rows, scratch, scale):
                         load(job, FRESH, b, target, others)
                     elif step == 0:
                         load(job, INITIAL, b, target, others)
-            if not SUMMED:
-                for i in range(live):
-                    copy(r + i * columns * SIZE, bias_r, columns, columns)
             if step > 0 or not starts_blank:
                 sums = gate if SUMMED else r
-                multiply(job, live, outputs, before, width, job[W_HH], sums, columns)
+                multiply(job, live, outputs, before, width, job[W_HH], sums, columns, SUMMED)
+            elif not SUMMED:
+                copy(r, 0, 0, live * columns)
             h, h_row = after, width
             if job[W_HR] != 0:
                 h, h_row = emitted, padded
@@ -220,7 +214,7 @@ def forward_tile(job, start, rows, scratch, scale):
                 kept_row = KEPT * padded
                 kept_r = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE
             step_rows(
-                live, padded, gate, columns, r, columns, before, width, old, other,
+                live, padded, gate, columns, r, columns, bias, 0, bias_r, 0, before, width, old, other,
                 job[VECTORS_AT], 0, h, h_row, new, other, kept_r, kept_row,
             )  # fmt: skip
             if job[W_HR] != 0:

@@ -111,8 +111,15 @@ def _for(reals):  # type: ignore[no-untyped-def]
                 value = given[j] * scale if words[k] >= threshold else given[j] * 0
                 out[j] = out[j] + value if accumulate else value
 
-    return copy, add, drop
+    @njit(nogil=True, error_model="numpy")
+    def spread(target, bias, gates, units, padded, size):  # type: ignore[no-untyped-def]
+        """Adds a bias vector [gates, units], where there is one, to a gate row [gates, padded]."""
+        if bias != 0:
+            for g in range(gates):
+                add(target + g * padded * size, bias + g * units * size, units)
+
+    return copy, add, drop, spread
 
 
-copy_float32, add_float32, drop_float32 = _for(float32_at)
-copy_float64, add_float64, drop_float64 = _for(float64_at)
+copy_float32, add_float32, drop_float32, spread_float32 = _for(float32_at)
+copy_float64, add_float64, drop_float64, spread_float64 = _for(float64_at)

@@ -156,7 +156,7 @@ class Run:
             self.reader.position = Position(record["epoch"], record["chunk"])
             self.step, self.elapsed = record["step"], record["elapsed"]
         except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit its own run: {error}") from None
+            raise CheckpointError("the checkpoint does not fit the run that it names") from error
 
     def _generators(self) -> dict[str, Generator]:
         """How to read and set the state of each generator in use."""

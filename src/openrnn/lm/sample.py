@@ -38,7 +38,7 @@ def load(folder: Path, device: str, backend: str, cell: str | None = None) -> La
     try:
         model.load_state_dict(parameters(tensors))
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit its own model: {error}") from None
+        raise CheckpointError(f"{path} does not fit the model that it names") from error
     where = (
         "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
     )

@@ -146,9 +146,7 @@ class Layer(nn.Module):
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         fresh = self._reset_states(reset_state, input.shape[1])
-        y, finals, every = self._run(
-            input, states, lengths, reset, fresh, return_states, generator
-        )
+        y, finals, every = self._run(input, states, lengths, reset, fresh, return_states, generator)
         if not batched:
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)
@@ -180,7 +178,9 @@ class Layer(nn.Module):
             True
         """
         if self.bidirectional:
-            raise ValueError("step needs one direction: a reverse one would have to start at the end")
+            raise ValueError(
+                "step needs one direction: a reverse one would have to start at the end"
+            )
         if x_t.dim() not in (1, 2):
             raise ValueError(f"step needs x_t (batch, features) or (features,), got {x_t.dim()}-D")
         batched = x_t.dim() == 2
@@ -220,7 +220,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         weights = self.weights()
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):
+        if _autocast(kind):
             dtype = torch.get_autocast_dtype(kind)
             x, *weights = (_cast(tensor, dtype) for tensor in (x, *weights))
             states = states and [_cast(state, dtype) for state in states]
@@ -232,8 +232,9 @@ class Layer(nn.Module):
         )  # fmt: skip
 
     def _check_input(self, input: Tensor) -> None:
-        weight = self.weights()[0] if input.dtype is not torch.float32 else None
-        first = self._parameters.get(self._names[0]) if weight is None else weight
+        first = self._parameters.get(self._names[0])
+        if first is None:  # computed by a parametrization, which may count its calls: no extra one
+            first = next(self.parameters(), None)
         dtype = input.dtype if first is None else first.dtype
         if input.dtype != dtype and not torch._C._is_any_autocast_enabled():
             raise ValueError(
@@ -314,10 +315,24 @@ class Layer(nn.Module):
                 words.append(f"{name}={getattr(self, name)}")
         if self.bias_mode not in ("double", "none"):
             words.append(f"bias_mode={self.bias_mode!r}")
-        for name, plain in (("input_mode", "linear"), ("cell_clip", None), ("precision", "default")):
+        for name, plain in (
+            ("input_mode", "linear"),
+            ("cell_clip", None),
+            ("precision", "default"),
+        ):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")
         return ", ".join(words)
+
+
+def _autocast(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; some, such as meta, know none."""
+    # the first question is cheap and mostly answered by no
+    return (
+        torch._C._is_any_autocast_enabled()
+        and torch.amp.is_autocast_available(kind)
+        and torch.is_autocast_enabled(kind)
+    )
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
