@@ -93,17 +93,12 @@ class Cpu(Backend):
         return None if find_spec("numba") else "package numba is not installed"
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain gate rows, recurrent sides, states and unprojected outputs; lower outputs."""
+        """For each chain what its layout keeps; after all but the last layer, the layer's output."""
         spec, dtype = problem.spec, _inside(problem.dtype)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
-            sizes = _layout(spec, layer, dtype)
-            widths = (
-                sizes.columns, sizes.kept * sizes.padded, sizes.others * sizes.padded,
-                sizes.padded if sizes.projecting else 0,
-            )  # fmt: skip
-            for _ in range(spec.directions):
-                kept += [((steps, batch, width), dtype) for width in widths]
+            widths = [width for width in _layout(spec, layer, dtype).widths if width]
+            kept += [((steps, batch, width), dtype) for width in widths] * spec.directions
             if layer < spec.num_layers - 1:
                 kept.append(((steps, batch, spec.directions * spec.output_size), dtype))
         return kept
@@ -124,16 +119,13 @@ class Cpu(Backend):
             kinds = self.reserve(problem, steps, batch)
             reserve = [torch.empty(shape, dtype=kind) for shape, kind in kinds]
         order = _order(call)
-        per_layer = 4 * spec.directions + 1
+        kept = iter(_by_layer(spec, reserve))
         for layer in range(spec.num_layers):
-            held, y = reserve[layer * per_layer : (layer + 1) * per_layer], None
-            if held and layer < spec.num_layers - 1:
-                y = held[-1]
+            held, y = next(kept, ([[]] * spec.directions, None))
             if y is None:
                 y = x.new_empty(steps, batch, spec.directions * spec.output_size)
             for direction in range(spec.directions):
-                run = _Run(call, layer, direction, order)
-                run.forward(x, y, held[4 * direction : 4 * direction + 4], finals, every)
+                _Run(call, layer, direction, order).forward(x, y, held[direction], finals, every)
             x = y
         if outer != dtype:
             x, finals = x.to(outer), [state.to(outer) for state in finals]
@@ -156,13 +148,14 @@ class Cpu(Backend):
         ]
         order = _order(call)
         d_params: list[Tensor | None] = [None] * len(call.params)
-        per_layer = 4 * spec.directions + 1
+        kept = _by_layer(spec, reserve)
         dx: Tensor | None = None
         for layer in reversed(range(spec.num_layers)):
-            first = layer * per_layer
-            last = layer == spec.num_layers - 1
-            below = reserve[first - 1] if layer else call.x
-            output = y if last else reserve[first + per_layer - 1]
+            held, output = kept[layer]
+            below = kept[layer - 1][1] if layer else call.x
+            if below is None:
+                raise ValueError(f"the reserve lacks the output of layer {layer - 1}")
+            output = y if output is None else output
             dx = None
             if layer or needs.x:
                 blank = call.lengths is not None
@@ -172,11 +165,10 @@ class Cpu(Backend):
             for direction in range(spec.directions):
                 chain = layer * spec.directions + direction
                 run = _Run(call, layer, direction, order)
-                held = reserve[first + 4 * direction : first + 4 * direction + 4]
                 here = places(spec)[chain]
                 weighs = any(place is not None and needs.params[place] for place in here)
                 found = run.backward(
-                    below, output, held, dy, dx, (d_states, d_fresh, d_finals, d_every), weighs
+                    below, output, held[direction], dy, dx, (d_states, d_fresh, d_finals, d_every), weighs
                 )
                 for place, grad in zip(here, found):
                     if place is not None and needs.params[place]:
@@ -210,6 +202,20 @@ def _converted(call: Call, dtype: torch.dtype) -> Call:
         None if call.reset is None else call.reset.contiguous(), plain(call.reset_states),
         call.seed,
     )  # fmt: skip
+
+
+def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[list[Tensor]], Tensor | None]]:
+    """A reserve, layer by layer: what each direction kept, and the output but of the last layer."""
+    last = spec.num_layers - 1
+    count = (len(reserve) - last) // spec.chains
+    rest = iter(reserve)
+    return [
+        (
+            [[next(rest) for _ in range(count)] for _ in range(spec.directions)],
+            next(rest) if layer < last else None,
+        )
+        for layer in range(spec.num_layers if reserve else 0)
+    ]
 
 
 def _order(call: Call) -> Tensor | None:
@@ -279,7 +285,7 @@ class _Run:
         weighs: bool,
     ) -> list[Tensor | None]:
         """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted."""
-        from openrnn.kernels.matrices import plain
+        from openrnn.kernels.matrices import gradients, plain
 
         layout = self.layout
         plan = self._plan(True, backward=True)
@@ -290,11 +296,14 @@ class _Run:
         if w_hr is not None:
             w_hr = plain(w_hr, 1, layout.outputs)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
-        sums = None
+        sums, ragged = None, self.call.lengths is not None
         if weighs or self.vectors is not None:
-            sums = x.new_zeros(plan.tasks, sum(layout.sums))
+            sums = x.new_empty(plan.tasks, sum(layout.sums))
+            # with lengths a task may have no step at all, and would write nothing
+            (sums if ragged else sums[:, layout.sum_offsets[3] :]).zero_()
         dy = None if dy is None else _rows(dy)
         job = plan.job.copy()
+        job[jobs.WRITES] = not ragged
         self._fill(job, x, y, (w_ih, w_hh, w_hr), held, scratch)
         job[jobs.DY : jobs.TAIL] = (
             *self._beside(dy), *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
@@ -304,7 +313,7 @@ class _Run:
         self._fill_states(job, 4, states)
         hold = (x, y, w_ih, w_hh, w_hr, scratch, self, held, dy, dx, states, sums)
         launch.run(build.backward(self.cell, layout.dtype), job, plan.tasks, self._scale, hold)
-        return self._unpadded(sums) if sums is not None else []
+        return gradients(layout, sums, self.weights) if sums is not None else []
 
     def _plan(self, kept: bool, backward: bool) -> "Plan":
         x = self.call.x
@@ -342,8 +351,8 @@ class _Run:
             job[jobs.DROP : jobs.X] = (1, low, high, word, philox.threshold(self.spec.dropout))
         kept = (0, 0, 0, 0)
         if held:
-            wanted = (True, layout.kept > 0, layout.others > 0, layout.projecting)
-            kept = tuple(t.data_ptr() if want else 0 for t, want in zip(held, wanted))
+            rest = iter(held)
+            kept = tuple(next(rest).data_ptr() if width else 0 for width in layout.widths)
         job[jobs.X : jobs.DY] = (
             x.data_ptr(), x.stride(0), x.stride(1), *self._beside(y), *map(_address, matrices),
             *map(_address, self.weights[2:4]), _address(self.vectors),
@@ -362,26 +371,6 @@ class _Run:
                 if state is not None:
                     offset = chain * state.stride(0) * state.element_size()
                     job[jobs.TAIL + number * count + place] = state.data_ptr() + offset
-
-    def _unpadded(self, sums: Tensor) -> list[Tensor | None]:
-        """The gradients of `weights`, from the sums of all tasks."""
-        layout = self.layout
-        gates, padded, units = layout.gates, layout.padded, layout.units
-        total = sums[0] if sums.shape[0] == 1 else sums.sum(0)
-        w_ih, w_hh, w_hr, b_x, b_r, vectors = total.split(list(layout.sums))
-
-        def by_gate(flat: Tensor, width: int, kept: int) -> Tensor:
-            rows = flat.view(-1, width)[: gates * padded].view(gates, padded, width)
-            return rows[:, :units, :kept].reshape(gates * units, kept)
-
-        bias = by_gate(b_x, 1, 1).flatten()
-        other = bias.clone() if layout.summed else by_gate(b_r, 1, 1).flatten()
-        found = [
-            by_gate(w_ih, layout.wide, layout.inputs), by_gate(w_hh, layout.width, layout.outputs),
-            bias, other, w_hr.view(-1, padded)[:, :units].contiguous(),
-        ]  # fmt: skip
-        found += [row.clone() for row in vectors.view(-1, padded)[:, :units]]
-        return [None if w is None else grad for w, grad in zip(self.weights, found)]
 
 
 def _padded(vectors: Sequence[Tensor | None], padded: int) -> Tensor:

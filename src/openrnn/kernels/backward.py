@@ -84,7 +84,9 @@ def column_sums(sums, rows, count, columns):
 
 
 @njit(nogil=True, error_model="numpy")
-def flush(job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale):
+def flush(
+    job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, accumulate, scale
+):
     """Weight, bias and input gradients of the `count` rows of a chunk."""
     inputs, units, outputs, padded = job[INPUTS], job[UNITS], job[OUTPUTS], job[PADDED]
     columns, width, wide, gates = job[COLUMNS], job[WIDTH], job[WIDE], GATES * job[PADDED]
@@ -95,12 +97,12 @@ def flush(job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sum
         d_w_hr = d_w_hh + columns * width * SIZE
         d_bias_x = d_w_hr + outputs * padded * SIZE
         product(
-            gates, count, width, dr, 1, columns, h_rows, width, PANEL, d_w_hh, width, True
+            gates, count, width, dr, 1, columns, h_rows, width, PANEL, d_w_hh, width, accumulate
         )
         if job[W_HR] != 0:
             product(
                 outputs, count, padded, dh_rows, 1, width, m_rows, padded, PANEL, d_w_hr, padded,
-                True,
+                accumulate,
             )  # fmt: skip
         column_sums(d_bias_x, dx_gates, count, columns)
         if not SUMMED:
@@ -114,7 +116,10 @@ def flush(job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sum
                     copy(target + inputs * SIZE, 0, 0, wide - inputs)
                 else:
                     copy(target, source, inputs, wide)
-            product(gates, count, wide, dx_gates, 1, columns, x_rows, wide, PANEL, sums, wide, True)
+            product(
+                gates, count, wide, dx_gates, 1, columns, x_rows, wide, PANEL, sums, wide,
+                accumulate,
+            )  # fmt: skip
     if job[DX] == 0:
         return
     if job[SKIP] != 0:
@@ -152,7 +157,7 @@ def load_fresh_or_initial(job, hit, b, hidden, others):
 
 
 @njit(nogil=True, error_model="numpy")
-def backward_tile(job, start, rows, scratch, sums, scale):
+def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
     """All steps, last first, of the sequences at positions [start, start + rows)."""
     steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
     padded, columns, width, wide = job[PADDED], job[COLUMNS], job[WIDTH], job[WIDE]
@@ -195,9 +200,10 @@ def backward_tile(job, start, rows, scratch, sums, scale):
             continue
         if filled + live > capacity:
             flush(
-                job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale
-            )
-            filled = 0
+                job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums,
+                accumulate, scale,
+            )  # fmt: skip
+            filled, accumulate = 0, True
         slot = slot_of(job, step)
         now = step & 1  # carries are read here and left at the other place
         for i in range(live):
@@ -281,7 +287,10 @@ def backward_tile(job, start, rows, scratch, sums, scale):
                     give_states(job, D_INITIAL, b, d_h, d_s)
         filled += live
     if filled > 0:
-        flush(job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, scale)
+        flush(
+            job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, accumulate,
+            scale,
+        )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
@@ -293,4 +302,5 @@ def backward(job, first, stride, scale):
     if sums != 0:
         sums += first * job[SUMS_BYTES]
     for start in range(first * rows, job[BATCH], stride * rows):
-        backward_tile(job, start, min(rows, job[BATCH] - start), scratch, sums, scale)
+        accumulate = job[WRITES] == 0 or start > first * rows
+        backward_tile(job, start, min(rows, job[BATCH] - start), scratch, sums, accumulate, scale)

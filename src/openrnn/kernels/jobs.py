@@ -12,8 +12,9 @@ every (all steps), and for backward their gradients. An absent tensor has addres
     PADDED, COLUMNS, WIDTH, WIDE,
     # 1 for the reverse direction; rows of a tile; steps of a chunk
     REVERSE, TILE_ROWS, CHUNK,
-    # weights are panels, or with 0 the matrices as they are; no input matrix: x goes to each gate
-    PACKED, SKIP,
+    # weights are panels, or with 0 the matrices as they are; no input matrix: x goes to each gate;
+    # a task's first products write their sums, which hold nothing yet
+    PACKED, SKIP, WRITES,
     SCRATCH_BYTES, SUMS_BYTES,
     # dropout of the input: whether, key, last counter word, smallest kept word
     DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD,
@@ -35,4 +36,4 @@ every (all steps), and for backward their gradients. An absent tensor has addres
     # d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [VECTORS, padded]
     SUMS,
     TAIL,
-) = range(50)  # fmt: skip
+) = range(51)  # fmt: skip

@@ -105,3 +105,22 @@ class Layout:
             self.columns * self.wide, self.columns * self.width, self.outputs * self.padded,
             self.columns, self.columns, self.vectors * self.padded,
         )  # fmt: skip
+
+    @cached_property
+    def sum_offsets(self) -> tuple[int, ...]:
+        """Where each of `sums` starts."""
+        return tuple(sum(self.sums[:place]) for place in range(len(self.sums)))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether no size is padded, so that a task's sums are the gradients as they are."""
+        wide = self.wide == self.inputs and self.width == self.outputs
+        return wide and self.padded == self.units and self.columns == self.gates * self.units
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Elements of a row of what backward reads: gates, recurrent sides, states, unprojected."""
+        return (
+            self.columns, self.kept * self.padded, self.others * self.padded,
+            self.padded if self.projecting else 0,
+        )  # fmt: skip

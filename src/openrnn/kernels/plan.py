@@ -44,6 +44,6 @@ def plan(
     job[: jobs.DROP] = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
         layout.padded, layout.columns, layout.width, layout.wide,
-        reverse, rows, chunk, packs, skip, room, sum(layout.sums) * layout.size,
+        reverse, rows, chunk, packs, skip, 0, room, sum(layout.sums) * layout.size,
     )  # fmt: skip
     return Plan(layout, tasks, tasks * room, packs, job)

@@ -57,11 +57,9 @@ def execute(job: Job) -> int:
             stack.callback(run.release)
         if snapshot is not None:
             run.restore(*snapshot)
-        number = _train(job, run, path)
-        if not number:
-            scores = evaluate.score(run)
-            if workers.first and not job.quiet:
-                _close(run, path, scores)
+        number, scores = _train(job, run, path)
+        if scores is not None and workers.first and not job.quiet:
+            _close(run, path, scores)
     return number
 
 
@@ -83,17 +81,25 @@ def _claim(job: Job) -> Path:
     return path
 
 
-def _train(job: Job, run: Run, path: Path) -> int:
-    console = Console(stderr=True)
-    reporters: list[Reporter] = []
+def _train(job: Job, run: Run, path: Path) -> tuple[int, evaluate.Scores | None]:
+    """The signal that ended the training, or 0 and the scores."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    boards: list[report.Board] = []
+    screens: list[Reporter] = []
     with ExitStack() as stack:
         if run.workers.first:
             folder = job.tensorboard or job.folder / "tensorboard"
-            reporters += stack.enter_context(report.board(folder, run.step, console))
+            boards = stack.enter_context(report.board(folder, run.step, console))
             if not job.quiet:
-                console.print(_head(run), highlight=False, markup=False, soft_wrap=True)
-                reporters.append(stack.enter_context(report.screen(console)))
-        return train(run, path, report.Several(reporters))
+                console.print(_head(run), markup=False)
+                screens.append(stack.enter_context(report.screen(console)))
+        number = train(run, path, report.Several([*boards, *screens]))
+        if number:
+            return number, None
+        scores = evaluate.score(run)
+        for board in boards:
+            board.scores(run.step, scores)
+        return 0, scores
 
 
 def _head(run: Run) -> str:

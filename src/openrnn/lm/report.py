@@ -89,6 +89,10 @@ class Board:
     def held_out(self, step: int, bits_per_byte: float) -> None:
         self.writer.add_scalar("bpb/held_out", bits_per_byte, step)
 
+    def scores(self, step: int, scores: Scores) -> None:
+        """The score of the end is on more bytes than those on the way: a curve of its own."""
+        self.writer.add_scalar("bpb/held_out_end", scores.model, step)
+
 
 class Several:
     """Tells each of its reporters; with none, nobody."""
@@ -122,7 +126,7 @@ def screen(console: Console) -> Iterator[Reporter]:
 
 
 @contextmanager
-def board(folder: Path, step: int, console: Console) -> Iterator[list[Reporter]]:
+def board(folder: Path, step: int, console: Console) -> Iterator[list[Board]]:
     """The scalars of a folder from a step on; without the tensorboard package, a line on that."""
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -66,20 +66,17 @@ def join(device: str) -> Iterator[Workers]:
     Raises:
         ValueError: there is no such device, or there are fewer than processes.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cuda" and not count:
-        raise ValueError("device cuda: torch finds no CUDA device here")
-    gpus = 0 if device == "cpu" else count
+    count = gpus(device)
     if not launched():
-        yield Workers(torch.device("cuda" if gpus else "cpu"))
+        yield Workers(torch.device("cuda" if count else "cpu"))
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if count else "gloo")
     try:
         workers = Workers(torch.device("cpu"), dist.get_rank(), dist.get_world_size())
         here = _on_this_machine(workers)
-        if gpus:
-            if here > gpus:
-                raise ValueError(f"device cuda: {here} processes on this machine, and {gpus} GPUs")
+        if count:
+            if here > count:
+                raise ValueError(f"device cuda: {here} processes on this machine, and {count} GPUs")
             workers = replace(workers, device=torch.device("cuda", dist.get_node_local_rank(0)))
             torch.cuda.set_device(workers.device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -87,6 +84,18 @@ def join(device: str) -> Iterator[Workers]:
         yield workers
     finally:
         dist.destroy_process_group()
+
+
+def gpus(device: str) -> int:
+    """How many GPUs the device "auto", "cpu" or "cuda" stands for here; 0 for the CPU.
+
+    Raises:
+        ValueError: there must be one and is none.
+    """
+    count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device == "cuda" and not count:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    return count
 
 
 def launched() -> bool:

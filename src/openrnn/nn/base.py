@@ -225,6 +225,7 @@ class Layer(nn.Module):
             x, *weights = (_cast(tensor, dtype) for tensor in (x, *weights))
             states = states and [_cast(state, dtype) for state in states]
             fresh = fresh and [_cast(state, dtype) for state in fresh]
+        _check_dtype(x, weights[0])
         return functional.recurrent(
             self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=fresh,
             return_states=return_states, training=self.training, generator=generator,
@@ -233,14 +234,9 @@ class Layer(nn.Module):
 
     def _check_input(self, input: Tensor) -> None:
         first = self._parameters.get(self._names[0])
-        if first is None:  # computed by a parametrization, which may count its calls: no extra one
-            first = next(self.parameters(), None)
-        dtype = input.dtype if first is None else first.dtype
-        if input.dtype != dtype and not torch._C._is_any_autocast_enabled():
-            raise ValueError(
-                f"RNN input dtype ({input.dtype}) does not match weight dtype ({dtype}). Convert "
-                f"input: input.to({dtype}), or convert model: model.to({input.dtype})"
-            )
+        # one computed by a parametrization, which may count its calls, is looked at in `_run`
+        if first is not None and not torch._C._is_any_autocast_enabled():
+            _check_dtype(input, first)
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input.size(-1) must be equal to input_size. "
@@ -323,6 +319,14 @@ class Layer(nn.Module):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")
         return ", ".join(words)
+
+
+def _check_dtype(x: Tensor, weight: Tensor) -> None:
+    if x.dtype != weight.dtype:
+        raise ValueError(
+            f"RNN input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). Convert "
+            f"input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
+        )
 
 
 def _autocast(kind: str) -> bool:
