@@ -92,7 +92,8 @@ def recurrent(
         lengths = check_lengths(lengths, x)
     if reset is not None:
         reset = check_reset(reset, x)
-    drops = training and spec.dropout > 0 and spec.num_layers > 1
+    # a plain bool, where a compiler has made the numbers symbolic
+    drops = True if training and spec.dropout > 0 and spec.num_layers > 1 else False  # noqa: SIM210
     seed = philox.draw(generator) if drops else None
     grad = torch.is_grad_enabled() and (
         x.requires_grad or any(t.requires_grad for t in (*params, *states, *resets))

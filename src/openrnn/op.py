@@ -237,8 +237,9 @@ def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
 
 
-_LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("forward", _forward, _device)
+    _LIBRARY.impl("backward", _backward, _device)
 _LIBRARY.impl("forward", _autograd, "Autograd")
 _LIBRARY.impl("backward", _backward_autograd, "Autograd")
 torch.library.register_fake("openrnn::forward", _forward_fake, lib=_LIBRARY)

@@ -27,10 +27,8 @@ def scale(p: float) -> float:
 def draw(generator: torch.Generator | None = None) -> Tensor:
     """(seed, offset) for one call, from torch's default generator or the given one: (2,) int64."""
     device = generator.device if generator is not None else "cpu"
-    seed = torch.empty(2, dtype=torch.int64, device=device)
-    seed[:1].random_(generator=generator)
-    seed[1:].zero_()
-    return seed.cpu()
+    seed = torch.randint(-(2**63), 2**63 - 1, (1,), generator=generator, device=device)
+    return torch.cat((seed.cpu(), torch.zeros(1, dtype=torch.int64)))
 
 
 def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:

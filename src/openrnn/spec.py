@@ -6,8 +6,8 @@ The letters, in every comment and docstring of this package:
     D directions (1 or 2)    L layers    O output size of one direction (P, or H without projection)
 """
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 
 import torch
 
@@ -29,6 +29,10 @@ class Spec:
         dropout: the probability to drop an output between layers, in training.
         cell_clip: bounds of the cell state where it is read, or None.
         precision: of float32 products on a GPU: "ieee", "tf32", or "default", torch's own setting.
+
+    Attributes:
+        text: the fields that differ from their defaults, as `name=value` words.
+        state_sizes: the width of each state: O for the emitted one, H for the others.
     """
 
     cell: str
@@ -45,6 +49,9 @@ class Spec:
     dropout: float = 0.0
     cell_clip: tuple[float, float] | None = None
     precision: str = "default"
+    # set once, because a compiler that traces a call reads them and cannot trace a cache
+    text: str = field(init=False, repr=False, compare=False)
+    state_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # one spelling of each value, because the text must name it: True for 1, floats for numbers
@@ -77,6 +84,9 @@ class Spec:
             )
         if self.cell_clip is not None and not self.cell_clip[0] <= self.cell_clip[1]:
             raise ValueError(f"cell_clip needs low <= high, neither nan, got {self.cell_clip}")
+        widths = (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
+        object.__setattr__(self, "state_sizes", widths)
+        object.__setattr__(self, "text", self._text())
 
     @property
     def directions(self) -> int:
@@ -101,25 +111,20 @@ class Spec:
     def recurrent_bias(self) -> bool:
         return self.bias_mode in ("double", "recurrent")
 
-    @cached_property
-    def state_sizes(self) -> tuple[int, ...]:
-        """The width of each state: O for the emitted one, H for the others."""
-        return (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
-
     def layer_input(self, layer: int) -> int:
         """The width of what layer `layer` reads: I, then D * O."""
         return self.input_size if layer == 0 else self.directions * self.output_size
 
-    @cached_property
-    def text(self) -> str:
-        """The fields that differ from their defaults, as `name=value` words."""
+    def _text(self) -> str:
         words = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
+        for given in fields(self):
+            if not given.init:
+                continue
+            value = getattr(self, given.name)
+            if value != given.default:
                 if isinstance(value, tuple):
                     value = ",".join(map(str, value))
-                words.append(f"{field.name}={value}")
+                words.append(f"{given.name}={value}")
         return " ".join(words)
 
     def __str__(self) -> str:

@@ -117,7 +117,10 @@ class Cpu(Backend):
         reserve: list[Tensor] = []
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            reserve = [torch.empty(shape, dtype=kind) for shape, kind in kinds]
+            # where rows end early, or unpacked products skip the padding, parts stay unwritten
+            partly = call.lengths is not None or not launch.packs(steps, batch)
+            fresh = torch.zeros if partly else torch.empty
+            reserve = [fresh(shape, dtype=kind) for shape, kind in kinds]
         order = _order(call)
         kept = iter(_by_layer(spec, reserve))
         for layer in range(spec.num_layers):

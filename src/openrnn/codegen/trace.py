@@ -8,13 +8,15 @@ of them, `da_i`, where both are the same), `ds_c`, `dp_f`.
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn.codegen.aten import RULES, decompositions, known, name_of
 from openrnn.codegen.graph import Builder, Graph, Value
@@ -56,12 +58,21 @@ def trace(cell: "Cell", clip: Clip = None) -> Traced:
         CellError: the function is not elementwise, or cannot be traced; the message names the
             operator and the line.
     """
-    # traced in plain eager torch, whatever compiler or fake mode asks
-    with _disable_current_modes(), torch.enable_grad():
-        return _trace(cell, clip)
+    with _LOCK:
+        return _trace_once(cell, clip)
+
+
+_LOCK = Lock()
 
 
 @lru_cache(maxsize=256)
+def _trace_once(cell: "Cell", clip: Clip) -> Traced:
+    # a thread of its own has none of the modes, fake tensors and switched-off keys of its caller,
+    # which may be a compiler in the middle of an operator
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(_trace, cell, clip).result()
+
+
 def _trace(cell: "Cell", clip: Clip) -> Traced:
     if cell.dependent_product:
         raise CellError(f"cell '{cell.name}' has two dependent products a step and no single graph")

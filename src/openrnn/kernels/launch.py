@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+PACK_FROM = 48
+
 Kernel = Callable[[Any, int, int, float], None]
 
 _pool: ThreadPoolExecutor | None = None
@@ -49,6 +51,11 @@ def run(kernel: Kernel, job: Any, tasks: int, scale: float, hold: object) -> Non
         wait(others)
     for other in others:
         other.result()
+
+
+def packs(steps: int, batch: int) -> bool:
+    """Whether a forward run has rows enough for packing the matrices to pay."""
+    return steps * batch >= PACK_FROM
 
 
 def threads() -> int:

@@ -5,12 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from openrnn.kernels import jobs
+from openrnn.kernels import jobs, launch
 from openrnn.kernels.layout import Layout
-
-# rows times steps from which packing the matrices pays
-PACK_FROM = 48
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -39,7 +35,7 @@ def plan(
     chunk = layout.chunk(steps, rows)
     tasks = layout.tasks(steps, batch, rows, threads)
     room = layout.backward_scratch(rows, chunk) if backward else layout.forward_scratch(rows, chunk, kept)
-    packs = backward or steps * batch >= PACK_FROM
+    packs = backward or launch.packs(steps, batch)
     job = np.zeros(jobs.TAIL + 8 * states, dtype=np.int64)
     job[: jobs.DROP] = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
