@@ -49,7 +49,9 @@ def step(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor | None) -> to
     return y
 
 
-def check(theirs: torch.nn.Module, ours: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> None:
+def check(
+    theirs: torch.nn.Module, ours: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor
+) -> None:
     """Raises where outputs or gradients differ by more than float32 rounding over the sums explains."""
     found = []
     for layer in (theirs, ours):
@@ -100,7 +102,9 @@ def measure(kind: str, shape: tuple[int, int, int, int], training: bool) -> dict
 
 def table(rows: list[dict[str, object]]) -> Table:
     """The rows, losses in red."""
-    shown = Table(title=f"CPU, {torch.get_num_threads()} threads, medians; ratio = torch.nn / openrnn")
+    shown = Table(
+        title=f"CPU, {torch.get_num_threads()} threads, medians; ratio = torch.nn / openrnn"
+    )
     for head in ("cell", "T", "B", "I", "H", "mode", "torch us", "openrnn us", "ratio", "backend"):
         shown.add_column(head, justify="left" if head in ("cell", "mode", "backend") else "right")
     for row in rows:
@@ -120,7 +124,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    numbers = [int(word) for word in options.rows.split(",")] if options.rows else range(len(SHAPES))
+    numbers = (
+        [int(word) for word in options.rows.split(",")] if options.rows else range(len(SHAPES))
+    )
     rows = []
     console = Console(width=110)
     for number in numbers:

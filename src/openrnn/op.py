@@ -169,7 +169,17 @@ def _fast_backward(
 ) -> list[Tensor | None]:
     run = torch.ops.openrnn.backward if _traced(y) else _backward
     found = iter(
-        run(*inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states, list(wanted))
+        run(
+            *inputs,
+            y,
+            reserve,
+            grads,
+            how.spec,
+            how.backend,
+            how.training,
+            how.return_states,
+            list(wanted),
+        )
     )
     return [next(found) if need else None for need in wanted]
 

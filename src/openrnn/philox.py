@@ -59,9 +59,7 @@ def split(seed: Tensor) -> tuple[int, int, int]:
     return value & WORD, (value >> 32) & WORD, offset
 
 
-def mask(
-    seed: Tensor, layer: int, p: float, shape: tuple[int, int, int], like: Tensor
-) -> Tensor:
+def mask(seed: Tensor, layer: int, p: float, shape: tuple[int, int, int], like: Tensor) -> Tensor:
     """The factors, 0 or 1 / (1 - p), on the output (T, B, W) of `layer`, in the type of `like`."""
     steps, batch, width = shape
     low, high, offset = split(seed)

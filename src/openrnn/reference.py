@@ -100,9 +100,7 @@ def _run_chain(
     return states, every
 
 
-def _choose(
-    where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+def _choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.where(where, first, second) for first, second in zip(a, b))
 
 
@@ -223,8 +221,5 @@ def differentiate(
                 create_graph=create_graph, allow_unused=True,
             )
         )  # fmt: skip
-    filled = iter(
-        [torch.zeros_like(t) if grad is None else grad for t, grad in zip(wanted, found)]
-    )
+    filled = iter([torch.zeros_like(t) if grad is None else grad for t, grad in zip(wanted, found)])
     return [next(filled) if need else None for need in needs.flat]
-

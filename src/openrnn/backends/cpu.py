@@ -122,6 +122,8 @@ class Cpu(Backend):
             fresh = torch.zeros if partly else torch.empty
             reserve = [fresh(shape, dtype=kind) for shape, kind in kinds]
         order = _order(call)
+        if steps == 0 or batch == 0:
+            return _nothing(call, outer, finals, every, reserve)
         kept = iter(_by_layer(spec, reserve))
         for layer in range(spec.num_layers):
             held, y = next(kept, ([[]] * spec.directions, None))
@@ -151,8 +153,15 @@ class Cpu(Backend):
         ]
         order = _order(call)
         d_params: list[Tensor | None] = [None] * len(call.params)
-        kept = _by_layer(spec, reserve)
         dx: Tensor | None = None
+        if call.x.shape[0] == 0 or call.x.shape[1] == 0:
+            for state, final in zip(d_states, d_finals):
+                if state is not None and final is not None:
+                    state.copy_(final)
+            d_params = [torch.zeros_like(p) if n else None for p, n in zip(call.params, needs.params)]
+            dx = torch.zeros_like(call.x) if needs.x else None
+            return _gradients(outer, dx, d_states, d_params, d_fresh)
+        kept = _by_layer(spec, reserve)
         for layer in reversed(range(spec.num_layers)):
             held, output = kept[layer]
             below = kept[layer - 1][1] if layer else call.x
@@ -171,16 +180,19 @@ class Cpu(Backend):
                 here = places(spec)[chain]
                 weighs = any(place is not None and needs.params[place] for place in here)
                 found = run.backward(
-                    below, output, held[direction], dy, dx, (d_states, d_fresh, d_finals, d_every), weighs
+                    below,
+                    output,
+                    held[direction],
+                    dy,
+                    dx,
+                    (d_states, d_fresh, d_finals, d_every),
+                    weighs,
                 )
                 for place, grad in zip(here, found):
                     if place is not None and needs.params[place]:
                         d_params[place] = grad
             dy = dx
-        return Gradients(
-            _to(dx if needs.x else None, outer), [_to(grad, outer) for grad in d_states],
-            [_to(grad, outer) for grad in d_params], [_to(grad, outer) for grad in d_fresh],
-        )  # fmt: skip
+        return _gradients(outer, dx if needs.x else None, d_states, d_params, d_fresh)
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype, contiguous: bool = False) -> Any:
@@ -221,6 +233,37 @@ def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[list[Tensor]
     ]
 
 
+def _nothing(
+    call: Call,
+    outer: torch.dtype,
+    finals: list[Tensor],
+    every: list[Tensor],
+    reserve: list[Tensor],
+) -> Outputs:
+    """A call without steps or without sequences: the states stay what they were."""
+    spec, x = call.problem.spec, call.x
+    for place, final in enumerate(finals):
+        final.copy_(call.states[place]) if call.states else final.zero_()
+    y = x.new_empty(*x.shape[:2], spec.directions * spec.output_size, dtype=outer)
+    return Outputs(
+        y, [state.to(outer) for state in finals], [states.to(outer) for states in every], reserve
+    )
+
+
+def _gradients(
+    outer: torch.dtype,
+    dx: Tensor | None,
+    d_states: list[Tensor | None],
+    d_params: list[Tensor | None],
+    d_fresh: list[Tensor | None],
+) -> Gradients:
+    """The gradients in the type of the call."""
+    return Gradients(
+        _to(dx, outer), [_to(grad, outer) for grad in d_states],
+        [_to(grad, outer) for grad in d_params], [_to(grad, outer) for grad in d_fresh],
+    )  # fmt: skip
+
+
 def _order(call: Call) -> Tensor | None:
     """The batch rows by falling length, so that those still running are the first."""
     return None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
@@ -238,7 +281,17 @@ def _address(tensor: Tensor | None) -> int:
 class _Run:
     """One layer and direction of a call: fills the kernels' job and runs it."""
 
-    __slots__ = ("call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "weights")
+    __slots__ = (
+        "call",
+        "cell",
+        "direction",
+        "layer",
+        "layout",
+        "order",
+        "spec",
+        "vectors",
+        "weights",
+    )
 
     def __init__(self, call: Call, layer: int, direction: int, order: Tensor | None) -> None:
         spec = call.problem.spec

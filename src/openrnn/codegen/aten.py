@@ -23,9 +23,7 @@ def _sub(emit: Builder, a: Value, b: Value, alpha: float = 1) -> Value:
     return emit("sub", a, _scaled(emit, b, alpha))
 
 
-def _clamp(
-    emit: Builder, x: Value, low: Value | None = None, high: Value | None = None
-) -> Value:
+def _clamp(emit: Builder, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     # chosen by comparison, so that nan stays nan
     if low is not None:
         x = emit("where", emit("lt", x, low), low, x)

@@ -206,9 +206,7 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
     shapes = "\n".join(f"    {at},  # {shape}" for at, shape in arguments.items())
     body = "\n".join(f"        {line}" for line in lines)
     head = ", ".join(("rows", "units", *(f"{at}_at, {at}_row" for at in arguments)))
-    pointers = ",\n            ".join(
-        f"reals({at}_at + row * {at}_row * SIZE)" for at in arguments
-    )
+    pointers = ",\n            ".join(f"reals({at}_at + row * {at}_row * SIZE)" for at in arguments)
     jit = '@njit(nogil=True, error_model="numpy", fastmath={"contract"})\n'
     return (
         f'{jit}def {name[:-1]}(\n    units,\n{shapes}\n):\n    """{doc}"""\n    no_overlap()\n'

@@ -197,9 +197,7 @@ class _Watch(TorchDispatchMode):
         self.cell = cell
         self.decomposed = decompositions()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not known(func) and not self._pointwise(func):
             word = str(func).rsplit(".", 1)[0]
             raise CellError(f"cell '{self.cell.name}': {word} is not elementwise{self._line()}")

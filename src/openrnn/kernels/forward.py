@@ -53,9 +53,7 @@ def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate):
 
 
 @njit(nogil=True, error_model="numpy")
-def input_side(
-    job, start, rows, live, first, last, base, gates, gates_step, x_rows, scale
-):
+def input_side(job, start, rows, live, first, last, base, gates, gates_step, x_rows, scale):
     """Gate rows of the steps [first, last): the input product."""
     inputs, columns, units, padded = job[INPUTS], job[COLUMNS], job[UNITS], job[PADDED]
     ragged, dropping = job[LENGTHS] != 0, job[DROP] != 0

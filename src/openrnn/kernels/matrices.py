@@ -6,7 +6,7 @@ from torch import Tensor
 
 from openrnn.kernels import packing
 from openrnn.kernels.layout import Layout
-from openrnn.kernels.memory import float32_at, float64_at
+from openrnn.kernels.memory import float32_at, float64_at, named
 from openrnn.kernels.vectors import PANEL
 
 
@@ -38,8 +38,9 @@ def plain(w: Tensor, gates: int, padded: int) -> Tensor:
     return out
 
 
-def _for(reals, size):  # type: ignore[no-untyped-def]  # numba types them
+def _for(reals, dtype, size):  # type: ignore[no-untyped-def]  # numba types them
     @njit(nogil=True, cache=True, error_model="numpy")
+    @named(dtype)
     def collect(sums, tasks, stride, gates, padded, units, width, kept, out):  # type: ignore[no-untyped-def]
         """out[gates, units, kept] = the sum over tasks of sums[gates, padded, width]."""
         target = reals(out)
@@ -56,7 +57,7 @@ def _for(reals, size):  # type: ignore[no-untyped-def]  # numba types them
     return collect
 
 
-_collect_float32, _collect_float64 = _for(float32_at, 4), _for(float64_at, 8)
+_collect_float32, _collect_float64 = _for(float32_at, "float32", 4), _for(float64_at, "float64", 8)
 
 
 def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> list[Tensor | None]:

@@ -37,3 +37,18 @@ def no_overlap(_):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(), emit
+
+
+def named(dtype: str):  # type: ignore[no-untyped-def]
+    """Puts the type into the name of a function that is made once for each.
+
+    The linker knows a compiled function by module, name, argument types and a count that starts
+    anew in each process. Addresses have one type, so of two kernels that came from the disk cache
+    one would otherwise run the other's function, made for numbers of another size.
+    """
+
+    def rename(function):  # type: ignore[no-untyped-def]
+        function.__qualname__ = f"{function.__name__}_{dtype}"
+        return function
+
+    return rename

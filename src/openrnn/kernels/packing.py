@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from openrnn.kernels.memory import named
 from openrnn.kernels.vectors import LANES, PANEL, SIZES, Emitter, compiled, intrinsic, number
 
 __all__ = [
@@ -96,6 +97,7 @@ def _make_pack_transposed(dtype: str) -> Callable[..., None]:
     size, lanes, panel = SIZES[dtype], LANES[dtype], PANEL[dtype]
 
     @compiled
+    @named(dtype)
     def pack_transposed(  # type: ignore[no-untyped-def]
         w, rows_per_gate, gates, inner, w_row, out, padded_unit
     ):
@@ -116,6 +118,7 @@ def _make_pack_plain(dtype: str) -> Callable[..., None]:
     size, panel = SIZES[dtype], PANEL[dtype]
 
     @compiled
+    @named(dtype)
     def pack_plain(  # type: ignore[no-untyped-def]
         w, gates, rows_per_gate, padded_unit, columns, w_row, out
     ):

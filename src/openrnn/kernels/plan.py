@@ -8,6 +8,7 @@ import numpy as np
 from openrnn.kernels import jobs, launch
 from openrnn.kernels.layout import Layout
 
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What a run needs beside tensors; `job` is a template to be copied."""
@@ -34,7 +35,11 @@ def plan(
     rows = layout.tile_rows(batch, threads)
     chunk = layout.chunk(steps, rows)
     tasks = layout.tasks(steps, batch, rows, threads)
-    room = layout.backward_scratch(rows, chunk) if backward else layout.forward_scratch(rows, chunk, kept)
+    room = (
+        layout.backward_scratch(rows, chunk)
+        if backward
+        else layout.forward_scratch(rows, chunk, kept)
+    )
     packs = backward or launch.packs(steps, batch)
     job = np.zeros(jobs.TAIL + 8 * states, dtype=np.int64)
     job[: jobs.DROP] = (

@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from openrnn.kernels.memory import named
 from openrnn.kernels.vectors import (
     LANES,
     PANEL,
@@ -135,6 +136,7 @@ def _make_product(dtype: str) -> Callable[..., None]:
     highest = len(widths)
 
     @compiled
+    @named(dtype)
     def product(  # type: ignore[no-untyped-def]
         rows, inner, columns, a, a_row, a_inner, b, b_inner, b_panel, c, c_row, accumulate
     ):
@@ -168,6 +170,7 @@ def _make_dots(dtype: str) -> Callable[..., None]:
     highest = len(widths)
 
     @compiled
+    @named(dtype)
     def dots(  # type: ignore[no-untyped-def]
         rows, inner, gates, units, a, a_row, w, w_row, c, c_row, padded_unit, accumulate,
         unit_from, unit_to,

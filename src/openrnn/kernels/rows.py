@@ -3,7 +3,7 @@
 from numba import njit
 
 from openrnn.kernels import jobs
-from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at
+from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.philox import MULTIPLIERS, ROUNDS, WEYL, WORD
 
 _M0, _M1 = MULTIPLIERS
@@ -54,9 +54,7 @@ def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
 @njit(nogil=True, error_model="numpy")
 def ends_reset(job, row):  # type: ignore[no-untyped-def]
     """Whether the final state is replaced: in reverse, after the step at time 0."""
-    return (
-        job[jobs.RESET] != 0 and job[jobs.REVERSE] != 0 and bytes_at(job[jobs.RESET])[row] != 0
-    )
+    return job[jobs.RESET] != 0 and job[jobs.REVERSE] != 0 and bytes_at(job[jobs.RESET])[row] != 0
 
 
 @njit(nogil=True, error_model="numpy")
@@ -76,8 +74,9 @@ def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
     return c0, c1, c2, c3
 
 
-def _for(reals):  # type: ignore[no-untyped-def]
+def _for(reals, dtype):  # type: ignore[no-untyped-def]
     @njit(nogil=True, error_model="numpy")
+    @named(dtype)
     def copy(target, source, count, padded):  # type: ignore[no-untyped-def]
         """target[0:count] = source, or 0 where source is no address; the rest up to padded is 0."""
         out = reals(target)
@@ -92,6 +91,7 @@ def _for(reals):  # type: ignore[no-untyped-def]
             out[j] = 0
 
     @njit(nogil=True, error_model="numpy")
+    @named(dtype)
     def add(target, source, count):  # type: ignore[no-untyped-def]
         """target[0:count] += source."""
         out, given = reals(target), reals(source)
@@ -99,6 +99,7 @@ def _for(reals):  # type: ignore[no-untyped-def]
             out[j] += given[j]
 
     @njit(nogil=True, error_model="numpy")
+    @named(dtype)
     def drop(target, source, count, t, b, job, scale, accumulate):  # type: ignore[no-untyped-def]
         """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
         out, given = reals(target), reals(source)
@@ -112,6 +113,7 @@ def _for(reals):  # type: ignore[no-untyped-def]
                 out[j] = out[j] + value if accumulate else value
 
     @njit(nogil=True, error_model="numpy")
+    @named(dtype)
     def spread(target, bias, gates, units, padded, size):  # type: ignore[no-untyped-def]
         """Adds a bias vector [gates, units], where there is one, to a gate row [gates, padded]."""
         if bias != 0:
@@ -121,5 +123,5 @@ def _for(reals):  # type: ignore[no-untyped-def]
     return copy, add, drop, spread
 
 
-copy_float32, add_float32, drop_float32, spread_float32 = _for(float32_at)
-copy_float64, add_float64, drop_float64, spread_float64 = _for(float64_at)
+copy_float32, add_float32, drop_float32, spread_float32 = _for(float32_at, "float32")
+copy_float64, add_float64, drop_float64, spread_float64 = _for(float64_at, "float64")

@@ -66,7 +66,7 @@ class Run:
     def release(self) -> None:
         """Frees what is shared with other processes, while their group still stands.
 
-        Freed after the group, it waits with Python's lock held for a thread that waits for the lock.
+        Freed later, it waits with Python's lock held for a thread that waits for the lock.
         """
         self.net = self.model
         gc.collect()

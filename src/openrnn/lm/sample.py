@@ -14,6 +14,7 @@ from openrnn.lm import checkpoint
 from openrnn.lm.config import Config, own_cell, short
 from openrnn.lm.model import LanguageModel, State, build
 from openrnn.lm.run import parameters
+from openrnn.lm.workers import gpus
 
 # what stands before a text that begins with nothing: the end of the file before it
 NOTHING = b"\n"
@@ -34,15 +35,14 @@ def load(folder: Path, device: str, backend: str, cell: str | None = None) -> La
             f"{path} has a cell of its own: "
             f"say where it is with --cell path/to/{short(config.cell)}"
         )
-    model = build(replace(config, backend=backend, cell=cell or config.cell, dropout=0.0))
+    model = build(
+        replace(config, device=device, backend=backend, cell=cell or config.cell, dropout=0.0)
+    )
     try:
         model.load_state_dict(parameters(tensors))
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit the model that it names") from error
-    where = (
-        "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
-    )
-    return model.to(where).eval()
+    return model.to("cuda" if gpus(device) else "cpu").eval()
 
 
 def sample(

@@ -1,0 +1,164 @@
+"""Every backend against float64: every cell, every feature, outputs and all gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import (
+    CELLS,
+    CLIP,
+    CORNERS,
+    DTYPES,
+    Case,
+    Inputs,
+    Oracle,
+    ask,
+    cases,
+    check,
+    examples,
+    require,
+    takes,
+    with_cell,
+)
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor, sigmoid, tanh
+from torch.nn import functional as F
+
+import openrnn
+from openrnn import cells, dispatch, reference
+
+# the reference in its own dtype is the measure; what it is measured by is in test_reference.py
+SHARE = {"reference": 0.3}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_no_worse_than_the_reference(backend, cell):
+    """The error against float64 is at most twice that of the reference run in the same dtype."""
+    require(backend)
+
+    @settings(examples(SHARE.get(backend, 3.0)), suppress_health_check=[HealthCheck.too_slow])
+    @given(cases(CELLS[cell]))
+    def holds(case):
+        check(case, backend)
+
+    holds()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_corners(backend, corner, cell):
+    require(backend)
+    check(with_cell(CORNERS[corner], CELLS[cell]), backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("clip", [CLIP, (0.0, 0.0), (-100.0, 100.0)], ids=str)
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_clip(backend, clip, dtype):
+    """Bounds that bite on both sides, that leave one value, that never bite."""
+    require(backend)
+    spec = cells.lstm.spec(3, 5, cell_clip=clip)
+    case = Case(spec, dtype, steps=6, states=True, return_states=True, seed=3)
+    check(case, backend)
+    stored = ask(case, Inputs.of(case), backend)["all_c"]
+    assert clip[1] == 100 or stored.abs().max() > 0.5, "c is stored unclipped"
+
+
+@openrnn.cell(gates="a b", states="h u v", params="p q")
+def awkward(x, r, s, p):
+    """Reads x and r apart and summed, has a state that feeds nothing else, needs many rules."""
+    a = F.silu(x.a + r.a) - 0.5 * x.a * r.a
+    u = torch.where(x.b > r.b, F.softplus(s.u), F.gelu(s.u)) * p.p
+    v = (s.v.clamp(-0.5, 0.5) + 0.1 * (1 + a * a).sqrt()) / (1 + s.u.pow(2) + torch.exp(-p.q * p.q))
+    return tanh(a + u) * sigmoid(v + r.b) + 0.25 * s.h, u, v
+
+
+@openrnn.cell(gates="a", states="h k")
+def idle(x, r, s):
+    """A state that never changes, and a gate of which only one side is read."""
+    return tanh(r.a + s.k), s.k
+
+
+@pytest.mark.parametrize("cell", [awkward, idle], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_a_cell_of_ones_own(backend, cell):
+    require(backend)
+    full = with_cell(CORNERS["everything"], cell)
+    for case in (full, replace(full, needs="some", seed=1), replace(full, reset=None, steps=2)):
+        check(case, backend)
+
+
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_each_gradient_alone(backend):
+    """Asking for one gradient gives that of asking for all, bit for bit."""
+    require(backend)
+    case = replace(CORNERS["everything"], batch=3, steps=3)
+    inputs = Inputs.of(case)
+    everything = ask(case, inputs, backend)
+    for name in inputs.leaves:
+        inputs.required = frozenset({name})
+        alone = ask(case, inputs, backend)
+        assert {key for key in alone if key[1:] in inputs.leaves and key[0] == "d"} == {f"d{name}"}
+        assert torch.equal(alone[f"d{name}"], everything[f"d{name}"]), name
+
+
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_threads_do_not_change_what_is_right(backend):
+    """Tiles of the batch on several threads: no row is lost or done twice."""
+    require(backend)
+    case = replace(CORNERS["many_rows"], states=True, steps=4)
+    inputs, threads = Inputs.of(case), torch.get_num_threads()
+    oracle = Oracle.of(case, inputs)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            oracle.judge(ask(case, inputs, backend))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+def test_takes_what_its_row_says(backend):
+    """No refusal but those in cases.REFUSALS, which `takes` compares in both directions."""
+    problem = CORNERS["everything"].problem
+    for cell in cells.lstm, cells.gru, cells.gru_reset_before:
+        for change in ({}, {"transform": True}, {"device": "xpu"}, {"dtype": torch.float64}):
+            takes(backend, replace(problem, spec=cell.spec(3, 4), **change))
+
+
+# and the judge itself, on planted faults
+
+
+@pytest.mark.parametrize(
+    "fault", ["y", "h_n", "all_c", "dx", "dweight_hh_l0", "dbias_ih_l1", "dc_0", "dreset_h_0"]
+)
+def test_a_small_fault_is_seen(fault):
+    """One element off by a hundred-thousandth of its tensor's largest is too much in float32."""
+    case = CORNERS["everything"]
+    inputs = Inputs.of(case)
+    oracle, found = Oracle.of(case, inputs), ask(case, inputs, "reference")
+    oracle.judge(found)
+    last = (-1,) * found[fault].dim()
+    found[fault][last] += 1e-5 * max(1.0, found[fault].abs().max().item())
+    with pytest.raises(AssertionError, match=f"{fault}: error"):
+        oracle.judge(found)
+
+
+def test_a_leak_of_padding_is_seen(monkeypatch):
+    case, where = CORNERS["lengths_without_states"], torch.where
+
+    def leaky(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return a if isinstance(b, int) else where(mask, a, b)
+
+    monkeypatch.setattr(reference.torch, "where", leaky)
+    with pytest.raises(AssertionError, match="nan leaks"):
+        check(case, "reference")
+
+
+def test_an_unexpected_refusal_is_seen(monkeypatch):
+    backend = dispatch.BACKENDS["reference"]
+    monkeypatch.setattr(backend, "can", replace(backend.can, lengths=False))
+    with pytest.raises(AssertionError, match="reference refuses: does not do lengths"):
+        check(CORNERS["all_lengths_zero"], "reference")
