@@ -111,7 +111,11 @@ def test_lookup():
 
 def test_spec_names_the_cell():
     spec = cells.peephole_lstm.spec(3, 4, num_layers=2)
-    assert (spec.cell, spec.gates, spec.states) == ("peephole_lstm", ("i", "f", "g", "o"), ("h", "c"))
+    assert (spec.cell, spec.gates, spec.states) == (
+        "peephole_lstm",
+        ("i", "f", "g", "o"),
+        ("h", "c"),
+    )
     assert spec.unit_params == ("p_i", "p_f", "p_o")
     assert cells.lookup(spec.cell) is cells.peephole_lstm
 
@@ -189,7 +193,9 @@ def test_a_layer_of_a_twin_loads_where_the_cell_has_another_key(tmp_path):
         "import importlib, pickle, openrnn, mycell; importlib.reload(mycell);"
         "pickle.dump(openrnn.Recurrent(mycell.mine, 2, 3), open('layer', 'wb'))"
     )
-    load = "import pickle, torch; layer = pickle.load(open('layer', 'rb')); layer(torch.ones(1, 1, 2))"
+    load = (
+        "import pickle, torch; layer = pickle.load(open('layer', 'rb')); layer(torch.ones(1, 1, 2))"
+    )
     path = ":".join(["."] + [entry for entry in sys.path if entry])
     for program in save, load:
         ran = subprocess.run(

@@ -459,6 +459,8 @@ def test_the_same_seed_is_the_same_run(tmp_path, texts):
 
 def test_a_budget_in_minutes_resumes_where_it_was(tmp_path, monkeypatch, texts):
     """A clock that is read once before the first step and once a step, a minute on each time."""
+    monkeypatch.setattr("openrnn.lm.train.SAVE", math.inf)
+    monkeypatch.setattr("openrnn.lm.train.GLANCES", 0)
     clock = itertools.count(1000.0, 60.0)
     monkeypatch.setattr("openrnn.lm.train.time", SimpleNamespace(monotonic=lambda: next(clock)))
     with monkeypatch.context() as patch:
@@ -496,7 +498,7 @@ def test_a_run_resumes_its_own_only(tmp_path, texts):
     assert run.config.resumed({"hidden": 12, "minutes": 3.0}).steps is None
 
 
-def test_a_run_that_left_the_numbers_is_not_saved(tmp_path, texts):
+def test_a_run_that_left_the_numbers_is_not_saved(tmp_path, monkeypatch, texts):
     run = start(texts, steps=4)
     train(run, tmp_path / "x", QUIET)
     before = (tmp_path / "x").read_bytes()
@@ -504,6 +506,11 @@ def test_a_run_that_left_the_numbers_is_not_saved(tmp_path, texts):
     with pytest.raises(OpenRNNError, match="try a lower --lr than 1e"):
         train(worse, tmp_path / "x", QUIET)
     assert (tmp_path / "x").read_bytes() == before
+    monkeypatch.setattr("openrnn.lm.train.SAVE", 0.0)
+    with pytest.raises(OpenRNNError, match="try a lower --lr than 1e"):
+        train(start(texts, steps=50, lr=1e38, cell="rnn_relu"), tmp_path / "y", QUIET)
+    kept, _ = checkpoint.read(tmp_path / "y")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
 
 
 def test_saves_on_the_way(tmp_path, monkeypatch, texts):

@@ -91,6 +91,9 @@ class Cell:
             unit_params=self.unit_params, **options,  # type: ignore[arg-type]  # checked by Spec
         )  # fmt: skip
 
+    def __deepcopy__(self, memo: object) -> "Cell":
+        return self
+
     def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[str, str, str]]:
         function = self.function
         return _find, (self.key, function.__module__, function.__qualname__)

@@ -77,15 +77,29 @@ def clear(hidden, others, width, other):
 
 
 @njit(nogil=True, error_model="numpy")
-def column_sums(sums, rows, count, columns):
-    """sums[columns] += the sum over rows [count, columns]."""
+def column_sums(sums, rows, count, columns, partial):
+    """sums[columns] += the sum over rows [count, columns], added up apart: it rounds less."""
+    copy(partial, 0, 0, columns)
     for i in range(count):
-        add(sums, rows + i * columns * SIZE, columns)
+        add(partial, rows + i * columns * SIZE, columns)
+    add(sums, partial, columns)
 
 
 @njit(nogil=True, error_model="numpy")
 def flush(
-    job, count, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, accumulate, scale
+    job,
+    count,
+    dr,
+    dx_gates,
+    h_rows,
+    dh_rows,
+    m_rows,
+    x_rows,
+    spare,
+    places,
+    sums,
+    accumulate,
+    scale,
 ):
     """Weight, bias and input gradients of the `count` rows of a chunk."""
     inputs, units, outputs, padded = job[INPUTS], job[UNITS], job[OUTPUTS], job[PADDED]
@@ -104,9 +118,9 @@ def flush(
                 outputs, count, padded, dh_rows, 1, width, m_rows, padded, PANEL, d_w_hr, padded,
                 accumulate,
             )  # fmt: skip
-        column_sums(d_bias_x, dx_gates, count, columns)
+        column_sums(d_bias_x, dx_gates, count, columns, spare)
         if not SUMMED:
-            column_sums(d_bias_x + columns * SIZE, dr, count, columns)
+            column_sums(d_bias_x + columns * SIZE, dr, count, columns, spare)
         if job[SKIP] == 0:
             for i in range(count):
                 source = job[X] + (at[i] * job[X_STEP] + b_at[i] * job[X_ROW]) * SIZE
@@ -176,7 +190,8 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
     dh_rows = x_rows + capacity * wide * SIZE  # [capacity, width], with a projection
     m_rows = dh_rows + (capacity * width * SIZE if projecting else 0)  # [capacity, padded]
     bias = m_rows + (capacity * padded * SIZE if projecting else 0)  # [columns]
-    places = bias + columns * SIZE  # [2, capacity] int64
+    spare = bias + columns * SIZE  # [columns]: partial sums; what a projected cell says of h
+    places = spare + columns * SIZE  # [2, capacity] int64
     t_at, b_at = int64_at(places), int64_at(places + 8 * capacity)
     vectors = sums  # where the gradients of per-unit vectors go
     if sums != 0:
@@ -200,8 +215,8 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
             continue
         if filled + live > capacity:
             flush(
-                job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums,
-                accumulate, scale,
+                job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, spare, places,
+                sums, accumulate, scale,
             )  # fmt: skip
             filled, accumulate = 0, True
         slot = slot_of(job, step)
@@ -244,16 +259,18 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
             # where a reset came between, forward left the fresh states there
             old = job[HISTORY] + (slot_of(job, step - 1) * batch + start) * other * SIZE
         d_h, d_h_row = carry_h + now * rows * width * SIZE, width
-        if projecting:
-            d_h, d_h_row = dm, padded
-        gate_r, gate_x = dr + filled * columns * SIZE, dx_gates + filled * columns * SIZE
         ds_h = carry_h + (1 - now) * rows * width * SIZE
+        ds_to, ds_row = ds_h, width
+        if projecting:
+            # h has another width here, and no cell with a projection reads it
+            d_h, d_h_row, ds_to, ds_row = dm, padded, spare, 0
+        gate_r, gate_x = dr + filled * columns * SIZE, dx_gates + filled * columns * SIZE
         derivative_rows(
             live, padded, job[KEPT_AT] + place * columns * SIZE, columns,
             job[KEPT_R] + place * KEPT * padded * SIZE, KEPT * padded, bias, 0,
             h_rows + filled * width * SIZE, width, old, other, job[VECTORS_AT], 0, d_h, d_h_row,
             carry_s + now * rows * other * SIZE, other, gate_r, columns, gate_x, columns,
-            ds_h, width, carry_s + (1 - now) * rows * other * SIZE, other, vectors, 0,
+            ds_to, ds_row, carry_s + (1 - now) * rows * other * SIZE, other, vectors, 0,
         )  # fmt: skip
         # what the cell made of padding must not enter the products
         for i in range(live):
@@ -288,8 +305,8 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
         filled += live
     if filled > 0:
         flush(
-            job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, places, sums, accumulate,
-            scale,
+            job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, spare, places, sums,
+            accumulate, scale,
         )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class Layout:
         """Bytes that one task of the backward loop writes to."""
         capacity = chunk * rows
         elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
-        elements += rows * self.padded + self.columns
+        elements += rows * self.padded + 2 * self.columns
         elements += capacity * self.columns * (1 if self.summed else 2)
         elements += capacity * (self.width + self.wide)
         if self.projecting:

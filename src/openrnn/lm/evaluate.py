@@ -10,8 +10,8 @@ from openrnn.lm.corpus import Part
 from openrnn.lm.run import Run
 from openrnn.lm.streams import Streams
 
-GLANCE = 2**17  # bytes, during training
-FULL = 2**20  # bytes, at the end
+GLANCE = 2**16  # bytes, during training
+FULL = 2**19  # bytes, at the end
 
 
 @dataclass(frozen=True)

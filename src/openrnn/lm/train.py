@@ -54,12 +54,19 @@ class _Window:
         self._open()
 
     def _open(self) -> None:
-        self.step, self.elapsed = self.run.step, self.run.elapsed
+        self.step, self.elapsed, self.pause = self.run.step, self.run.elapsed, 0.0
         self.total = torch.zeros((), dtype=torch.float64, device=self.run.workers.device)
 
     def add(self, learned: Learned) -> None:
         self.total += learned.loss
         self.last = learned
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is no training, so that it does not slow down the rate that is reported."""
+        begin = time.monotonic()
+        yield
+        self.pause += time.monotonic() - begin
 
     def due(self) -> bool:
         """Reports come twice a second, in long runs more seldom."""
@@ -80,7 +87,8 @@ class _Window:
                 f"the loss left the numbers by step {run.step} (loss {loss}, gradient {norm}): "
                 f"try a lower --lr than {config.lr}"
             )
-        rate = steps * config.batch * config.bptt / max(run.elapsed - self.elapsed, 1e-9)
+        busy = max(run.elapsed - self.elapsed - self.pause, 1e-9)
+        rate = steps * config.batch * config.bptt / busy
         progress = min(1.0, config.progress(run.step, run.elapsed))
         begin_step, begin = self.begin
         if config.steps is None:
@@ -109,16 +117,19 @@ def train(run: Run, path: Path, reporter: Reporter) -> int:
             run.elapsed, number = run.workers.agree(time.monotonic() - begin, heard())
             progress = run.config.progress(run.step, run.elapsed)
             over = progress >= 1 or (number and run.step)
-            if run.step > window.step and (over or window.due()):
-                reporter.report(window.close())
-            if run.step > saved[0] and (over or run.elapsed - saved[1] >= SAVE):
-                save(run, path)
+            keep = run.step > saved[0] and (over or run.elapsed - saved[1] >= SAVE)
+            if run.step > window.step and (keep or window.due()):
+                reporter.report(window.close())  # which refuses what must not be kept
+            if keep:
+                with window.paused():
+                    save(run, path)
                 saved = (run.step, run.elapsed)
             if over:
                 return 0 if progress >= 1 else int(number)
             if int(GLANCES * progress) > glanced:
                 glanced = int(GLANCES * progress)
-                reporter.held_out(run.step, evaluate.bits_per_byte(run, glance))
+                with window.paused():
+                    reporter.held_out(run.step, evaluate.bits_per_byte(run, glance))
             window.add(run.learn())
 
 

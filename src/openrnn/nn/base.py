@@ -79,6 +79,11 @@ class Layer(nn.Module):
             self.register_parameter(slot.name, nn.Parameter(fresh))
         self.reset_parameters()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # in another process the same cell may have another key
+        self._spec = self._spec.with_(cell=self.cell.key)
+
     @property
     def spec(self) -> Spec:
         """What this network is; follows `dropout`, the one attribute that may be changed later."""

@@ -1,0 +1,228 @@
+"""Our CPU kernels: numba, generated from the cell's trace, one batch tile a thread.
+
+float16 and bfloat16 are computed in float32 and rounded at the end.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Capabilities,
+    Cotangents,
+    Gradients,
+    Needs,
+    Outputs,
+    TensorShape,
+    state_shapes,
+)
+from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
+from openrnn.kernels import launch
+from openrnn.params import places
+from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+
+
+class Cpu(Backend):
+    """Generated numba kernels: the whole time loop of a layer and direction in one call."""
+
+    name = "cpu"
+    can = Capabilities(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+        bias_modes=frozenset(BIAS_MODES),
+        input_modes=frozenset(INPUT_MODES),
+        grad=True,
+        layers=True,
+        bidirectional=True,
+        projection=True,
+        clip=True,
+        dropout=True,
+        lengths=True,
+        reset=True,
+        return_states=True,
+    )
+
+    def absent(self) -> str | None:
+        return None if find_spec("numba") else "package numba is not installed"
+
+    def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+        """For each chain what its layout keeps; after all but the last layer, the layer's output."""
+        spec, dtype = problem.spec, inside(problem.dtype)
+        kept: list[TensorShape] = []
+        for layer in range(spec.num_layers):
+            widths = [width for width in layout_of(spec, layer, dtype).widths if width]
+            kept += [((steps, batch, width), dtype) for width in widths] * spec.directions
+            if layer < spec.num_layers - 1:
+                kept.append(((steps, batch, spec.directions * spec.output_size), dtype))
+        return kept
+
+    def forward(self, call: Call) -> Outputs:
+        problem, spec = call.problem, call.problem.spec
+        outer, dtype = call.x.dtype, inside(call.x.dtype)
+        call = _converted(call, dtype)
+        x = call.x
+        steps, batch = x.shape[0], x.shape[1]
+        finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
+        every: list[Tensor] = []
+        if problem.return_states:
+            shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
+            every = [x.new_empty(shape) for shape in shapes]
+        reserve: list[Tensor] = []
+        if problem.grad:
+            kinds = self.reserve(problem, steps, batch)
+            # where rows end early, or unpacked products skip the padding, parts stay unwritten
+            partly = call.lengths is not None or not launch.packs(steps, batch)
+            fresh = torch.zeros if partly else torch.empty
+            reserve = [fresh(shape, dtype=kind) for shape, kind in kinds]
+        order = _order(call)
+        if steps == 0 or batch == 0:
+            return _nothing(call, outer, finals, every, reserve)
+        kept = iter(_by_layer(spec, reserve))
+        for layer in range(spec.num_layers):
+            held, y = next(kept, ([[]] * spec.directions, None))
+            if y is None:
+                y = x.new_empty(steps, batch, spec.directions * spec.output_size)
+            for direction in range(spec.directions):
+                Run(call, layer, direction, order).forward(x, y, held[direction], finals, every)
+            x = y
+        if outer != dtype:
+            x, finals = x.to(outer), [state.to(outer) for state in finals]
+            every = [states.to(outer) for states in every]
+        return Outputs(x, finals, every, reserve)
+
+    def backward(
+        self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
+    ) -> Gradients:
+        spec = call.problem.spec
+        outer, dtype = call.x.dtype, inside(call.x.dtype)
+        call = _converted(call, dtype)
+        y, dy = y.to(dtype), _to(grads.y, dtype)
+        d_finals = [_to(grad, dtype, contiguous=True) for grad in grads.finals]
+        d_every = [_to(grad, dtype, contiguous=True) for grad in grads.all_states]
+        d_states = [torch.zeros_like(s) if n else None for s, n in zip(call.states, needs.states)]
+        d_fresh = [
+            torch.zeros_like(s) if n else None
+            for s, n in zip(call.reset_states, needs.reset_states)
+        ]
+        order = _order(call)
+        d_params: list[Tensor | None] = [None] * len(call.params)
+        dx: Tensor | None = None
+        if call.x.shape[0] == 0 or call.x.shape[1] == 0:
+            for state, final in zip(d_states, d_finals):
+                if state is not None and final is not None:
+                    state.copy_(final)
+            d_params = [
+                torch.zeros_like(p) if n else None for p, n in zip(call.params, needs.params)
+            ]
+            dx = torch.zeros_like(call.x) if needs.x else None
+            return _gradients(outer, dx, d_states, d_params, d_fresh)
+        kept = _by_layer(spec, reserve)
+        for layer in reversed(range(spec.num_layers)):
+            held, output = kept[layer]
+            below = kept[layer - 1][1] if layer else call.x
+            if below is None:
+                raise ValueError(f"the reserve lacks the output of layer {layer - 1}")
+            output = y if output is None else output
+            dx = None
+            if layer or needs.x:
+                blank = call.lengths is not None
+                dx = (torch.zeros_like if blank else torch.empty_like)(
+                    below, memory_format=torch.contiguous_format
+                )
+            for direction in range(spec.directions):
+                chain = layer * spec.directions + direction
+                run = Run(call, layer, direction, order)
+                here = places(spec)[chain]
+                weighs = any(place is not None and needs.params[place] for place in here)
+                found = run.backward(
+                    below,
+                    output,
+                    held[direction],
+                    dy,
+                    dx,
+                    (d_states, d_fresh, d_finals, d_every),
+                    weighs,
+                )
+                for place, grad in zip(here, found):
+                    if place is not None and needs.params[place]:
+                        d_params[place] = grad
+            dy = dx
+        return _gradients(outer, dx if needs.x else None, d_states, d_params, d_fresh)
+
+
+def _to(tensor: Tensor | None, dtype: torch.dtype, contiguous: bool = False) -> Any:
+    if tensor is None:
+        return None
+    tensor = tensor.to(dtype)
+    return tensor.contiguous() if contiguous else tensor
+
+
+def _converted(call: Call, dtype: torch.dtype) -> Call:
+    """The call in the type that the kernels compute in, every tensor laid out as they read it."""
+
+    def plain(tensors: list[Tensor]) -> list[Tensor]:
+        if all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in tensors):
+            return tensors
+        return [tensor.to(dtype).contiguous() for tensor in tensors]
+
+    x = call.x if call.x.dtype is dtype else call.x.to(dtype)
+    return Call(
+        call.problem, rows_of(x), plain(call.states), plain(call.params),
+        None if call.lengths is None else call.lengths.contiguous(),
+        None if call.reset is None else call.reset.contiguous(), plain(call.reset_states),
+        call.seed,
+    )  # fmt: skip
+
+
+def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[list[Tensor]], Tensor | None]]:
+    """A reserve, layer by layer: what each direction kept, and the output but of the last layer."""
+    last = spec.num_layers - 1
+    count = (len(reserve) - last) // spec.chains
+    rest = iter(reserve)
+    return [
+        (
+            [[next(rest) for _ in range(count)] for _ in range(spec.directions)],
+            next(rest) if layer < last else None,
+        )
+        for layer in range(spec.num_layers if reserve else 0)
+    ]
+
+
+def _nothing(
+    call: Call,
+    outer: torch.dtype,
+    finals: list[Tensor],
+    every: list[Tensor],
+    reserve: list[Tensor],
+) -> Outputs:
+    """A call without steps or without sequences: the states stay what they were."""
+    spec, x = call.problem.spec, call.x
+    for place, final in enumerate(finals):
+        final.copy_(call.states[place]) if call.states else final.zero_()
+    y = x.new_empty(*x.shape[:2], spec.directions * spec.output_size, dtype=outer)
+    return Outputs(
+        y, [state.to(outer) for state in finals], [states.to(outer) for states in every], reserve
+    )
+
+
+def _gradients(
+    outer: torch.dtype,
+    dx: Tensor | None,
+    d_states: list[Tensor | None],
+    d_params: list[Tensor | None],
+    d_fresh: list[Tensor | None],
+) -> Gradients:
+    """The gradients in the type of the call."""
+    return Gradients(
+        _to(dx, outer), [_to(grad, outer) for grad in d_states],
+        [_to(grad, outer) for grad in d_params], [_to(grad, outer) for grad in d_fresh],
+    )  # fmt: skip
+
+
+def _order(call: Call) -> Tensor | None:
+    """The batch rows by falling length, so that those still running are the first."""
+    return None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
