@@ -145,6 +145,8 @@ def forward_tile(job, start, rows, scratch, scale):
     # the first recurrent product is zero where nothing is carried in
     starts_blank = job[INITIAL] == 0 and (job[RESET] == 0 or job[FRESH] == 0)
 
+    if not SUMMED and job[PACKED] == 0:
+        copy(r, 0, 0, rows * columns)  # unpacked products leave the padding as it is
     bias_r = bias if SUMMED else bias + columns * SIZE
     copy(bias, 0, 0, 2 * columns)
     spread(bias, job[BIAS_X], GATES, units, padded, SIZE)

@@ -1,0 +1,121 @@
+"""The registered operators: schema, fakes, autograd, and derivatives of derivatives."""
+
+import pytest
+import torch
+
+import openrnn
+from openrnn import dispatch
+
+# the reference is ordinary autograd code and not behind the operator
+FAST = [name for name in dispatch.BACKENDS if name != "reference"]
+
+
+def inputs(backend, grad, kind="LSTM", extras=True, **options):
+    """The arguments of `openrnn::forward`."""
+    assert dispatch.BACKENDS[backend].absent() is None
+    torch.manual_seed(0)
+    layer = getattr(openrnn, kind)(5, 6, **options)
+    spec = layer.spec
+
+    def leaf(*shape):
+        return torch.randn(*shape, requires_grad=grad)
+
+    states = [leaf(spec.chains, 3, width) for width in spec.state_sizes] if extras else []
+    fresh = [leaf(spec.chains, 3, width) for width in spec.state_sizes] if extras else []
+    return (
+        leaf(4, 3, 5),
+        states,
+        [weight.detach().requires_grad_(grad) for weight in layer.weights()],
+        torch.tensor([4, 0, 2]) if extras else None,
+        torch.rand(4, 3) > 0.5 if extras else None,
+        fresh,
+        torch.tensor([3, 1]) if spec.dropout else None,
+        spec.text,
+        backend,
+        grad,
+        bool(spec.dropout),
+        extras,
+    )
+
+
+CASES = [
+    {},
+    {"extras": False},
+    {"kind": "GRU", "bidirectional": True},
+    {"num_layers": 2, "dropout": 0.3, "proj_size": 2},
+]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("backend", FAST)
+def test_forward_keeps_its_word(backend, case, grad):
+    torch.library.opcheck(torch.ops.openrnn.forward, inputs(backend, grad, **case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("backend", FAST)
+def test_backward_keeps_its_word(backend, case):
+    args = inputs(backend, True, **case)
+    with torch.no_grad():
+        out = torch.ops.openrnn.forward(*args)
+    *tensors, spec, _, _, training, every = args
+    visible = 1 + len(openrnn.Spec.parse(spec).states) * (2 if every else 1)
+    grads = [torch.randn_like(tensor) for tensor in out[:visible]]
+    count = 1 + len(args[1]) + len(args[2]) + len(args[5])
+    needs = [place % 3 != 1 for place in range(count)]
+    torch.library.opcheck(
+        torch.ops.openrnn.backward,
+        (
+            *[_detached(tensor) for tensor in tensors],
+            out[0],
+            out[visible:],
+            grads,
+            spec,
+            backend,
+            training,
+            every,
+            needs,
+        ),
+    )
+
+
+def _detached(value):
+    if isinstance(value, list):
+        return [tensor.detach() for tensor in value]
+    return value if value is None else value.detach()
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_second_derivatives(backend):
+    """pytorch#5261: through the fast backend, a derivative of the derivative is the reference's."""
+    torch.manual_seed(0)
+    layer = openrnn.GRU(3, 4, backend=backend).double()
+    x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x)[0], x)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], x)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_backward_twice(backend):
+    """A graph that is kept gives the same gradients again: the reserve is left as it was."""
+    torch.manual_seed(0)
+    layer = openrnn.LSTM(3, 4, 2, backend=backend)
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    y, _ = layer(x)
+    wanted = [x, *layer.parameters()]
+    first = torch.autograd.grad(y.sum(), wanted, retain_graph=True)
+    second = torch.autograd.grad(y.sum(), wanted)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_gradients_share_no_memory(backend):
+    """The two bias gradients are equal numbers in two places: clipping one must not clip both."""
+    torch.manual_seed(0)
+    layer = openrnn.LSTM(32, 32, backend=backend)
+    layer(torch.randn(4, 2, 32))[0].sum().backward()
+    before = layer.bias_hh_l0.grad.clone()
+    layer.bias_ih_l0.grad.zero_()
+    assert torch.equal(layer.bias_hh_l0.grad, before)
+    assert before.abs().sum() > 0
