@@ -1,4 +1,4 @@
-"""openrnn against torch.nn on this machine's CPU: `python benchmarks/cpu.py [--json FILE] [--rows N,N]`.
+"""openrnn against torch.nn on this CPU: `python benchmarks/cpu.py [--json FILE] [--rows N,N]`.
 
 Both sides use the same number of threads, run in turn within one process, and are checked against
 each other before they are timed. Training means forward, backward of a given gradient of y, nothing
@@ -52,7 +52,7 @@ def step(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor | None) -> to
 def check(
     theirs: torch.nn.Module, ours: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor
 ) -> None:
-    """Raises where outputs or gradients differ by more than float32 rounding over the sums explains."""
+    """Raises where outputs or gradients differ by more than float32 rounding explains."""
     found = []
     for layer in (theirs, ours):
         y = step(layer, x, dy)
@@ -79,7 +79,7 @@ def pair(one: Callable[[], object], two: Callable[[], object]) -> tuple[list[flo
 
 
 def measure(kind: str, shape: tuple[int, int, int, int], training: bool) -> dict[str, object]:
-    """One row: medians in microseconds, their quartile spread, the ratio, and the backend that ran."""
+    """One row: medians in microseconds, quartile spreads, the ratio, the backend that ran."""
     steps, batch, inputs, hidden = shape
     torch.manual_seed(0)
     theirs = getattr(torch.nn, kind)(inputs, hidden)
@@ -109,7 +109,7 @@ def table(rows: list[dict[str, object]]) -> Table:
         shown.add_column(head, justify="left" if head in ("cell", "mode", "backend") else "right")
     for row in rows:
         ratio = float(str(row["ratio"]))
-        style = "red" if ratio < 0.95 else None  # noqa: PLR2004  # the noise that the target allows
+        style = "red" if ratio < 0.95 else None  # the noise that the target allows
         cells = [str(row[name]) for name in ("cell", "T", "B", "I", "H", "mode")]
         cells += [f"{row['torch_us']:.0f}", f"{row['openrnn_us']:.0f}", f"{ratio:.2f}"]
         shown.add_row(*cells, str(row["backend"]), style=style)

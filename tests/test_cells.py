@@ -130,7 +130,10 @@ def test_a_pickled_layer_runs_in_another_process(tmp_path):
     torch.manual_seed(0)
     layer, x = openrnn.Recurrent(leaky, 2, 3), torch.ones(2, 1, 2)
     (tmp_path / "layer").write_bytes(pickle.dumps((layer, x)))
-    program = "import pickle, sys; layer, x = pickle.load(open(sys.argv[1], 'rb')); print(layer(x)[0].sum().item())"
+    program = (
+        "import pickle, sys; layer, x = pickle.load(open(sys.argv[1], 'rb')); "
+        "print(layer(x)[0].sum().item())"
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "layer")]
     path = [entry for entry in sys.path if entry]
     ran = subprocess.run(

@@ -239,7 +239,7 @@ def test_info_names_every_backend(capsys):
     assert cli.main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
-    assert rows["torch"] == torch.__version__
+    assert torch.__version__.startswith(rows["torch"])
     assert {"openrnn", "python", "numpy", "numba", "cuda", "cudnn", "cpu"} <= rows.keys()
     for name, backend in dispatch.BACKENDS.items():
         assert rows[f"backend {name}"] == (backend.absent() or "present")

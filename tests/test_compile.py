@@ -31,7 +31,7 @@ def results(run, model, x):
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_one_graph_for_many_sizes(kind, options):
-    """pytorch#141184, #158007: fullgraph, dynamic, forward and backward, one graph for all T and B."""
+    """pytorch#141184, #158007: fullgraph, dynamic, forward and backward, one graph."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = Model(kind, **options)

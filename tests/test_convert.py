@@ -387,6 +387,16 @@ def test_changed_weights_train_on(backend, change):
     assert all((a != b).any() for a, b in zip(model.parameters(), start, strict=True))
 
 
+def test_a_conversion_computes_no_parametrization():
+    """Each look at a spectral norm in training steps its estimate."""
+    module = parametrizations.spectral_norm(nn.LSTM(3, 4), "weight_hh_l0")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    quietly(module).revert()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    module(torch.ones(2, 1, 3))
+    assert any(not torch.equal(v, before[name]) for name, v in module.state_dict().items())
+
+
 def test_a_parametrization_can_be_removed_afterwards():
     module = nn.LSTM(3, 4)
     parametrizations.weight_norm(module, "weight_hh_l0")

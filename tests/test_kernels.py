@@ -367,7 +367,8 @@ def test_a_loop_is_made_of_vectors(name):
     loop = loop_of(getattr(elementwise, f"{name}_float32"))
     loop(np.ones(40, "float32"), np.ones(40, "float32"))
     (assembly,) = loop.inspect_asm().values()
-    register = {16: "zmm", 8: "ymm", 4: "xmm"}[LANES["float32"]]
+    # LLVM prefers half vectors on some processors that have whole ones
+    register = {16: "[yz]mm", 8: "ymm", 4: "xmm"}[LANES["float32"]]
     packed = [line for line in assembly.splitlines() if "ps\t" in line and register in line]
     assert len(packed) > 10
     assert not any(f"{name}f" in line for line in assembly.splitlines() if "call" in line)

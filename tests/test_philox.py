@@ -124,6 +124,12 @@ def test_threshold_is_exact_at_the_ends():
     assert philox.scale(1.0) == 0.0
 
 
+def test_the_word_at_the_threshold_is_kept():
+    word = plain((0, 0, 0, 0), (21, 0))[2]
+    for dropped, p in ((False, word / WORD), (True, (word + 1) / WORD)):  # both exact in float64
+        assert (mask(seed_of(21), 0, p, (1, 1, 3))[0, 0, 2] == 0) == dropped
+
+
 def test_draw_takes_from_the_generator_it_is_given():
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -7,6 +7,7 @@ layer has `cell_clip`. The first state is the one that the recurrent matrix mult
 emitted.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ class Cell:
         if not isinstance(new, tuple) or len(new) != len(self.states):
             count = len(new) if isinstance(new, tuple) else type(new).__name__
             raise CellError(
-                f"cell '{self.name}' must return {len(self.states)} states {self.states}, got {count}"
+                f"cell '{self.name}' must return {len(self.states)} states {self.states}, "
+                f"got {count}"
             )
         return new
 
@@ -164,9 +166,12 @@ def _register(
 
 
 def _find(key: str, module: str, qualname: str) -> Cell:
-    """The cell that a pickle names: by its place in its module, else by its key."""
-    import importlib
-
+    """The cell that a pickle names: by its key, where that is this function, else by its place."""
+    known = _CELLS.get(key)
+    if known is not None:
+        function = known.function
+        if (function.__module__, function.__qualname__) == (module, qualname):
+            return known
     found: object = importlib.import_module(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
@@ -196,7 +201,7 @@ def check(spec: Spec) -> None:
 
 
 def _reads_emitted(known: Cell) -> bool:
-    """Whether the cell uses its emitted state beside the recurrent product: it has another width then."""
+    """Whether the cell uses its emitted state elementwise: a projection would narrow it."""
     one = torch.zeros(1)
     if known.dependent_product:
         return True
@@ -211,7 +216,7 @@ def _reads_emitted(known: Cell) -> bool:
 
 
 def clip_of(spec: Spec) -> Clip:
-    """What bounds a state where it is read: `clamp` to `cell_clip`, its gradient 1 on the closed interval."""
+    """What bounds a state where it is read; its gradient is 1 on the closed interval."""
     if spec.cell_clip is None:
         return _identity
     low, high = spec.cell_clip
@@ -232,14 +237,14 @@ def rnn_relu(x, r, s):
 
 @cell(gates="i f g o", states="h c")
 def lstm(x, r, s, clip):
-    """Long short-term memory without peepholes (Hochreiter 1997, Gers 2000), as cuDNN and torch have it."""
+    """Long short-term memory without peepholes (Hochreiter 1997, Gers 2000), as torch has it."""
     c = sigmoid(x.f + r.f) * clip(s.c) + sigmoid(x.i + r.i) * tanh(x.g + r.g)
     return sigmoid(x.o + r.o) * tanh(clip(c)), c
 
 
 @cell(gates="r z n", states="h")
 def gru(x, r, s):
-    """Gated recurrent unit with the reset gate after the product (Cho 2014, v1), as cuDNN and torch have it."""
+    """Gated recurrent unit, reset gate after the product (Cho 2014, v1), as torch has it."""
     reset = sigmoid(x.r + r.r)
     z = sigmoid(x.z + r.z)
     n = tanh(x.n + reset * r.n)
@@ -276,7 +281,7 @@ def slstm(x, r, s):
     log_i = x.i + r.i
     m = torch.where(empty, log_i, torch.maximum(log_f, log_i))
     i = torch.exp(log_i - m)
-    # the exponent, too, is chosen: exp of a large one, though not taken, would make the gradient nan
+    # the exponent, too, is chosen: exp of a large one, though not taken, makes the gradient nan
     decay = torch.exp(torch.where(empty, torch.zeros_like(m), log_f - m))
     f = torch.where(empty, torch.zeros_like(m), decay)
     c = f * s.c + i * tanh(x.z + r.z)
@@ -286,7 +291,7 @@ def slstm(x, r, s):
 
 @cell(gates="f n", states="h")
 def mgu(x, r, s):
-    """Minimal gated unit in the form of one product a step (Heck and Salem 2017, MGU with reset-after)."""
+    """Minimal gated unit with one product a step (Heck and Salem 2017, reset after it)."""
     f = sigmoid(x.f + r.f)
     return (1 - f) * s.h + f * tanh(x.n + f * r.n)
 
@@ -294,8 +299,8 @@ def mgu(x, r, s):
 def _gru_reset_before(x, r, s):
     """Gated recurrent unit with the reset gate before the product (Cho 2014, v3).
 
-    n = tanh(W_n x + R_n (reset * h) + b): `r` is the product itself, `r(gate, h)`, because the second
-    one waits for the first: two dependent products a step.
+    n = tanh(W_n x + R_n (reset * h) + b): `r` is the product itself, `r(gate, h)`, because the
+    second one waits for the first: two dependent products a step.
     """
     reset = sigmoid(x.r + r("r", s.h))
     z = sigmoid(x.z + r("z", s.h))

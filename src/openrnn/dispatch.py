@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from openrnn.backends.base import Backend
 from openrnn.backends.cpu import Cpu
@@ -13,7 +13,7 @@ from openrnn.spec import Problem
 # in order of preference
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Reference())}
 
-# state updates (T * B * L * D * H) of one call from which falling to the reference is worth a warning
+# state updates (T * B * L * D * H) of a call from which the reference is worth a warning
 LARGE = 100_000
 
 
@@ -65,7 +65,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {name!r}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _absent(name: str) -> str | None:
     return BACKENDS[name].absent()
 

@@ -68,7 +68,7 @@ def explain(
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if not quiet:
-        print(table)  # noqa: T201  # what the function is for
+        print(table)  # what the function is for
     return table
 
 

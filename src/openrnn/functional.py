@@ -1,4 +1,4 @@
-"""One call, from what a user passes to what an operator takes: checks, layouts, states, lengths, seeds.
+"""One call, from what a user passes to what an operator takes.
 
 Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (T, B) bool tensor.
 """
@@ -39,7 +39,7 @@ def _choose(
     return dispatch.select(problem, name)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 def _choose_in_graph(*values: Any) -> str:
     """The same choice while a compiler traces: all its arguments are constants of the graph."""
     return _choose(*values)
@@ -151,7 +151,7 @@ def check_reset(reset: Tensor, x: Tensor) -> Tensor:
 
 
 def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
-    """A packed sequence as (padded (T, B, I), lengths (B,), rows): its rows lie at `rows` of (T*B, I)."""
+    """A packed sequence as padded (T, B, I), lengths (B,), and where its rows lie in (T*B, I)."""
     sizes = packed.batch_sizes
     steps, batch = sizes.numel(), int(sizes[0])
     present = torch.arange(batch) < sizes[:, None]  # (T, B)

@@ -81,7 +81,7 @@ def _forward_fake(*args: Any) -> list[Tensor]:
     call = _call(how, x, states, *others)
     network = call.problem.spec
     steps, batch = x.shape[0], x.shape[1]
-    shapes = [(steps, batch, network.directions * network.output_size)]
+    shapes: list[tuple[int, ...]] = [(steps, batch, network.directions * network.output_size)]
     shapes += state_shapes(call.problem, batch)
     if return_states:
         shapes += [(network.chains, steps, batch, width) for width in network.state_sizes]
@@ -227,7 +227,7 @@ def recurrence(
 ) -> tuple[Tensor, ...]:
     """y, final states, all states where asked for, reserve; differentiable."""
     counts = (len(states), len(params), len(reset_states))
-    out: tuple[Tensor, ...] = Recurrence.apply(
+    out: tuple[Tensor, ...] = Recurrence.apply(  # type: ignore[no-untyped-call]  # torch's
         how, counts, x, *states, *params, lengths, reset, *reset_states, seed
     )
     return out
@@ -235,14 +235,11 @@ def recurrence(
 
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (not how.grad and _traced(inputs[0])):
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
         return found
     if how.grad:
         return recurrence(how, *inputs)
-    if _traced(inputs[0]):
-        found = torch.ops.openrnn.forward(*inputs, *how)
-        return found
     # nothing here requires a gradient, so nothing needs to be switched off
     return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
 

@@ -20,7 +20,7 @@ from openrnn.spec import Spec
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of a network: its name in a state dict, its shape, and where it lies in the flat buffer."""
+    """One tensor of a network: name in a state dict, shape, place in the flat buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -93,7 +93,7 @@ _TORCH_ORDER = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 @lru_cache(maxsize=1024)
 def module_slots(spec: Spec) -> tuple[Slot, ...]:
-    """Every tensor in the order of `torch.nn.LSTM`: chain by chain, matrices, biases, projection."""
+    """Every tensor in torch's order: chain by chain, matrices, biases, projection."""
     rank = {name: place for place, name in enumerate(_TORCH_ORDER)}
 
     def place(slot: Slot) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def module_slots(spec: Spec) -> tuple[Slot, ...]:
 
 @lru_cache(maxsize=1024)
 def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
-    """For each chain the places of w_ih, w_hh, b_ih, b_hh, w_hr, then unit vectors, in `module_slots`."""
+    """For each chain the places in `module_slots` of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors."""
     places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
     names = (*_TORCH_ORDER, *spec.unit_params)
     return tuple(
@@ -131,7 +131,7 @@ def size(spec: Spec) -> int:
 
 
 def check(spec: Spec, tensors: Sequence[Tensor]) -> None:
-    """Raises ValueError where tensors are not those of `module_slots`, naming the first that differs."""
+    """Raises ValueError, naming the first that differs, unless tensors fit `module_slots`."""
     wanted = module_slots(spec)
     if len(tensors) != len(wanted):
         names = ", ".join(slot.name for slot in wanted)

@@ -18,13 +18,15 @@ PRECISIONS = ("default", "ieee", "tf32")
 
 @dataclass(frozen=True)
 class Spec:
-    """What the network is; nothing of one call. Its text crosses the operators: `Spec.parse(str(spec)) == spec`.
+    """What the network is; nothing of one call.
+
+    Its text crosses the operators: `Spec.parse(str(spec)) == spec`.
 
     Args:
         cell: the key of the cell in `openrnn.cells`.
         gates, states, unit_params: the cell's names; the first state is the one emitted.
-        bias_mode: which bias vectors exist: "double" (input and recurrent), "input", "recurrent", "none".
-        input_mode: "linear", or "skip": x is added to every gate of layer 0, which has no input matrix.
+        bias_mode: which bias vectors exist: "double" (both), "input", "recurrent", "none".
+        input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
         proj_size: P, or 0 for no projection.
         dropout: the probability to drop an output between layers, in training.
         cell_clip: bounds of the cell state where it is read, or None.

@@ -13,7 +13,7 @@ TensorShape = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend takes. Every default is nothing: a forgotten field refuses, and never answers wrong."""
+    """What a backend takes. Every default is nothing, so that a forgotten field refuses."""
 
     devices: frozenset[str] = frozenset()
     dtypes: frozenset[torch.dtype] = frozenset()

@@ -8,7 +8,7 @@ import torch
 
 from openrnn.codegen.graph import Builder, Value
 
-Rule = Callable[..., Value]
+Rule = Callable[..., Any]
 
 
 def _scaled(emit: Builder, value: Value, alpha: float) -> Value:
@@ -90,7 +90,7 @@ RULES: dict[str, Rule] = {
     "sub": _sub,
     "rsub": lambda emit, a, b, alpha=1: _sub(emit, b, a, alpha),
     "clamp": _clamp,
-    "clamp_min": lambda emit, x, low: _clamp(emit, x, low),
+    "clamp_min": _clamp,
     "clamp_max": lambda emit, x, high: _clamp(emit, x, None, high),
     "hardtanh": lambda emit, x, low=-1.0, high=1.0: _clamp(emit, x, low, high),
     "relu": _relu,
@@ -140,11 +140,12 @@ def name_of(target: object) -> str:
     """`aten.add.Tensor` -> `add`; the in-place form `aten.add_.Tensor` counts as the plain one."""
     if not isinstance(target, torch._ops.OpOverload):
         return str(target)
-    name = target.overloadpacket.__name__
+    name: str = target.overloadpacket.__name__
     return name[:-1] if name.endswith("_") and not name.startswith("_") else name
 
 
 def known(target: object) -> bool:
+    """Whether there is a rule for an operator."""
     return name_of(target) in RULES
 
 

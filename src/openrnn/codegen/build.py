@@ -20,7 +20,7 @@ from openrnn.codegen.trace import Traced
 
 @lru_cache(maxsize=1)
 def folder() -> Path:
-    """Where generated modules and their binaries are kept: `~/.cache/openrnn`, or a temporary place."""
+    """Where generated modules and binaries are: `~/.cache/openrnn`, or a temporary place."""
     try:
         place = Path.home() / ".cache" / "openrnn"
         place.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ class Graph:
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
     def renamed(self, rename: Callable[[Value], Value]) -> "Graph":
-        """With every name passed through `rename`; nodes that are renamed away must be dropped before."""
+        """With every name passed through `rename`."""
         nodes = tuple(
             Node(str(rename(node.name)), node.op, tuple(rename(arg) for arg in node.args))
             for node in self.nodes
@@ -102,7 +102,7 @@ class Builder:
 
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
-    """What an operation on 0, 1 or equal values is at once, where that is exact for every number."""
+    """What an operation on 0, 1 or equal values is, where that is exact for every number."""
     if op == "const":
         return args[0]
     if op in ("add", "sub") and args[1] == 0.0:

@@ -43,5 +43,5 @@ def show(
     traced = trace(cell, cell_clip)
     source = numba.forward_source(traced, dtype) + "\n\n" + numba.backward_source(traced, dtype)
     if not quiet:
-        print(source)  # noqa: T201  # what the function is for
+        print(source)  # what the function is for
     return source

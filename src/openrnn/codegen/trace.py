@@ -1,9 +1,9 @@
 """Cell -> elementwise graphs of a step and of its derivative, and what backward must keep.
 
-Inputs are named by role: `x_i` and `r_i` (the two sides of gate i), `a_i` (their sum, where the cell
-reads nothing else), `s_c` (previous state), `p_f` (per-unit parameter), `d_c` (gradient of the new
-state c). Outputs of the step are named like the states, those of the derivative `dx_i`, `dr_i` (one
-of them, `da_i`, where both are the same), `ds_c`, `dp_f`.
+Inputs are named by role: `x_i` and `r_i` (the two sides of gate i), `a_i` (their sum, where the
+cell reads nothing else), `s_c` (previous state), `p_f` (per-unit parameter), `d_c` (gradient of
+the new state c). Outputs of the step are named like the states, those of the derivative `dx_i`,
+`dr_i` (one of them, `da_i`, where both are the same), `ds_c`, `dp_f`.
 """
 
 import sys
@@ -34,9 +34,9 @@ class Traced:
     """A cell as graphs.
 
     Args:
-        step: new states from x_*, r_*, s_*, p_*; summed_step the same from a_* where it can.
+        step: new states from x_*, r_*, s_*, p_*; summed_step the same from a_* where possible.
         derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `kept` names, s_*, p_*, d_*.
-        kept: the gate inputs that the derivative reads and forward must keep, `a_i` or `x_n`, `r_n`.
+        kept: the gate inputs that the derivative reads and forward keeps, `a_i` or `x_n`, `r_n`.
         summed: the gates of which the cell reads only x + r.
     """
 
@@ -93,7 +93,7 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
         return cell.step(x, r, rest[: len(states)], rest[len(states) :], bound)
 
     def derivative(*flat: Tensor) -> tuple[Tensor, ...]:
-        _, pullback = torch.func.vjp(step, *flat[: len(names)])
+        pullback: Any = torch.func.vjp(step, *flat[: len(names)])[1]
         grads: tuple[Tensor, ...] = pullback(tuple(flat[len(names) :]))
         return grads
 
@@ -193,7 +193,7 @@ class _Watch(TorchDispatchMode):
     """Refuses, by name and line, what is not elementwise."""
 
     def __init__(self, cell: "Cell") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.cell = cell
         self.decomposed = decompositions()
 

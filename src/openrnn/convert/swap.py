@@ -215,7 +215,7 @@ def _misfit(module: nn.Module, twin: nn.Module) -> str | None:
 
 
 def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
-    """Which attribute, set from outside, would change what the old or the new class does, if any."""
+    """Which attribute, set from outside, would change what the old or new class does, if any."""
     kind = parametrize.type_before_parametrizations(module)
     for name in vars(module):
         if callable(getattr(kind, name, None)):

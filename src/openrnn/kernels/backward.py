@@ -11,16 +11,16 @@ from math import tanh
 
 from numba import njit
 
-from openrnn.kernels.jobs import *  # noqa: F403  # the fields of a job, all of them constants
+from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import int64_at
-from openrnn.kernels.vectors import PANEL as PANELS
 from openrnn.kernels.product import product_float32 as product
 from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 from openrnn.kernels.rows import spread_float32 as spread
+from openrnn.kernels.vectors import PANEL as PANELS
 
 GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
 PANEL = PANELS["float32"]
@@ -30,10 +30,10 @@ D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def derivative_rows(
-    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row, before_at, before_row,
-    vectors_at, vectors_row, d_h_after_at, d_h_after_row, d_after_at, d_after_row, dr_at, dr_row,
-    dx_at, dx_row, d_h_before_at, d_h_before_row, d_before_at, d_before_row,
-    d_vectors_at, d_vectors_row
+    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row,
+    before_at, before_row, vectors_at, vectors_row, d_h_after_at, d_h_after_row,
+    d_after_at, d_after_row, dr_at, dr_row, dx_at, dx_row, d_h_before_at, d_h_before_row,
+    d_before_at, d_before_row, d_vectors_at, d_vectors_row
 ):  # fmt: skip
     for row in range(rows):
         x, bias = reals(x_at + row * x_row * SIZE), reals(bias_at)
@@ -312,7 +312,7 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def backward(job, first, stride, scale):
-    """Every stride-th tile of the batch, from the first-th on; scale is that of kept dropout values."""
+    """Every stride-th tile of the batch, from the first-th on; scale is of kept dropout values."""
     rows = job[TILE_ROWS]
     scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
     sums = job[SUMS]

@@ -8,16 +8,15 @@ from math import tanh
 
 from numba import njit
 
-from openrnn.kernels.jobs import *  # noqa: F403  # the fields of a job, all of them constants
+from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.memory import float32_at as reals
-from openrnn.kernels.vectors import PANEL as PANELS
 from openrnn.kernels.product import dots_float32 as dots
 from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 from openrnn.kernels.rows import spread_float32 as spread
+from openrnn.kernels.vectors import PANEL as PANELS
 
 GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
 PANEL = PANELS["float32"]
@@ -40,7 +39,7 @@ def step_rows(
 
 @njit(nogil=True, error_model="numpy")
 def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate):
-    """c (+)= rows of A times the transposed gate matrix, from panels or from the matrix as it is."""
+    """c (+)= rows of A times the transposed gate matrix, packed in panels or as it is."""
     if job[PACKED] != 0:
         product(
             rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, accumulate
@@ -214,8 +213,8 @@ def forward_tile(job, start, rows, scratch, scale):
                 kept_row = KEPT * padded
                 kept_r = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE
             step_rows(
-                live, padded, gate, columns, r, columns, bias, 0, bias_r, 0, before, width, old, other,
-                job[VECTORS_AT], 0, h, h_row, new, other, kept_r, kept_row,
+                live, padded, gate, columns, r, columns, bias, 0, bias_r, 0, before, width, old,
+                other, job[VECTORS_AT], 0, h, h_row, new, other, kept_r, kept_row,
             )  # fmt: skip
             if job[W_HR] != 0:
                 product(
@@ -238,7 +237,7 @@ def forward_tile(job, start, rows, scratch, scale):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def forward(job, first, stride, scale):
-    """Every stride-th tile of the batch, from the first-th on; scale is that of kept dropout values."""
+    """Every stride-th tile of the batch, from the first-th on; scale is of kept dropout values."""
     rows = job[TILE_ROWS]
     scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
     for start in range(first * rows, job[BATCH], stride * rows):

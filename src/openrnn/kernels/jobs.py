@@ -1,7 +1,8 @@
-"""The fields of a job: the one int64 array that a CPU kernel takes; sizes in elements, addresses in bytes.
+"""The fields of a job, the one int64 array that a CPU kernel takes.
 
-After `TAIL` come groups of one address a state: initial, fresh (what resets put in place), final,
-every (all steps), and for backward their gradients. An absent tensor has address 0.
+Sizes and strides count elements, addresses bytes. After `TAIL` come groups of one address a
+state: initial, fresh (what resets put in place), final, every (all steps), and for backward their
+gradients. An absent tensor has address 0.
 """
 
 (

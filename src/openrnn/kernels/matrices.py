@@ -30,7 +30,7 @@ def transposed(w: Tensor, gates: int, padded: int) -> Tensor:
 
 
 def plain(w: Tensor, gates: int, padded: int) -> Tensor:
-    """Panels of the product with W (G*units, columns) itself: G * padded rows, whole panels wide."""
+    """Panels of the product with W (G*units, columns) itself: G * padded rows."""
     rows, columns = w.shape
     out = torch.empty(_whole_panels(columns, _name(w)) * gates * padded, dtype=w.dtype)
     pack = packing.pack_plain_float64 if w.dtype == torch.float64 else packing.pack_plain_float32
@@ -38,10 +38,10 @@ def plain(w: Tensor, gates: int, padded: int) -> Tensor:
     return out
 
 
-def _for(reals, dtype, size):  # type: ignore[no-untyped-def]  # numba types them
+def _for(reals, dtype, size):
     @njit(nogil=True, cache=True, error_model="numpy")
     @named(dtype)
-    def collect(sums, tasks, stride, gates, padded, units, width, kept, out):  # type: ignore[no-untyped-def]
+    def collect(sums, tasks, stride, gates, padded, units, width, kept, out):
         """out[gates, units, kept] = the sum over tasks of sums[gates, padded, width]."""
         target = reals(out)
         for row in range(gates * units):
@@ -61,7 +61,7 @@ _collect_float32, _collect_float64 = _for(float32_at, "float32", 4), _for(float6
 
 
 def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where there is a weight."""
+    """The gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors that exist."""
     collect = _collect_float64 if sums.dtype == torch.float64 else _collect_float32
     gates, padded, units = layout.gates, layout.padded, layout.units
     w_ih, w_hh, w_hr, bias_x, bias_r, vectors = layout.sum_offsets

@@ -1,14 +1,16 @@
-"""Addresses as typed pointers: what a kernel gets is numbers, what it reads are arrays without bounds."""
+"""Addresses as typed pointers: a kernel gets numbers and reads arrays without bounds."""
+
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 
-def _pointer_to(element):  # type: ignore[no-untyped-def]  # numba's own objects are untyped
+def _pointer_to(element):
     @intrinsic
-    def at(_, address):  # type: ignore[no-untyped-def]
-        def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def at(_, address):
+        def emit(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(element)(types.int64), emit
@@ -23,14 +25,14 @@ bytes_at = _pointer_to(types.uint8)
 
 
 @intrinsic
-def no_overlap(_):  # type: ignore[no-untyped-def]
+def no_overlap(_: Any) -> Any:
     """Said first in a function: none of its pointer arguments reach the same memory.
 
     It sets LLVM's `noalias` on them, for which numba has no option; the loop vectoriser would
     otherwise compare all pairs of pointers at each call, and give up where they are many.
     """
 
-    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for argument in builder.function.args:
             if isinstance(argument.type, ir.PointerType):
                 argument.add_attribute("noalias")
@@ -39,7 +41,7 @@ def no_overlap(_):  # type: ignore[no-untyped-def]
     return types.void(), emit
 
 
-def named(dtype: str):  # type: ignore[no-untyped-def]
+def named(dtype: str) -> Any:
     """Puts the type into the name of a function that is made once for each.
 
     The linker knows a compiled function by module, name, argument types and a count that starts
@@ -47,7 +49,7 @@ def named(dtype: str):  # type: ignore[no-untyped-def]
     one would otherwise run the other's function, made for numbers of another size.
     """
 
-    def rename(function):  # type: ignore[no-untyped-def]
+    def rename(function: Any) -> Any:
         function.__qualname__ = f"{function.__name__}_{dtype}"
         return function
 

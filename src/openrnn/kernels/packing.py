@@ -3,7 +3,6 @@
 Addresses are int64, strides count elements.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -93,7 +92,7 @@ def _copy_rows(_, dtype, rows, columns, w, w_row, out):  # type: ignore[no-untyp
     return signature, emit
 
 
-def _make_pack_transposed(dtype: str) -> Callable[..., None]:
+def _make_pack_transposed(dtype: str) -> Any:
     size, lanes, panel = SIZES[dtype], LANES[dtype], PANEL[dtype]
 
     @compiled
@@ -114,7 +113,7 @@ def _make_pack_transposed(dtype: str) -> Callable[..., None]:
     return pack_transposed
 
 
-def _make_pack_plain(dtype: str) -> Callable[..., None]:
+def _make_pack_plain(dtype: str) -> Any:
     size, panel = SIZES[dtype], PANEL[dtype]
 
     @compiled

@@ -1,4 +1,4 @@
-"""How one layer and direction runs at given sizes: tiles, chunks, threads, and its job but for addresses."""
+"""How one layer and direction runs at given sizes: threads, and its job but for addresses."""
 
 from dataclasses import dataclass
 from typing import Any

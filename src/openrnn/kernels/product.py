@@ -4,7 +4,6 @@ Addresses are int64, strides count elements. An element of c is summed in the sa
 tile it falls, so no result depends on how threads split the rows, the columns or the units.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -131,7 +130,7 @@ def _dots_tile(  # type: ignore[no-untyped-def]
     return signature, emit
 
 
-def _make_product(dtype: str) -> Callable[..., None]:
+def _make_product(dtype: str) -> Any:
     size, panel, widths = SIZES[dtype], PANEL[dtype], _PANELS
     highest = len(widths)
 
@@ -165,7 +164,7 @@ def _make_product(dtype: str) -> Callable[..., None]:
     return product
 
 
-def _make_dots(dtype: str) -> Callable[..., None]:
+def _make_dots(dtype: str) -> Any:
     size, widths = SIZES[dtype], _UNITS
     highest = len(widths)
 

@@ -12,13 +12,13 @@ _WORD, _ROUNDS = WORD, ROUNDS
 
 
 @njit(nogil=True, error_model="numpy")
-def row_of(job, position):  # type: ignore[no-untyped-def]
+def row_of(job, position):
     """The batch row at a position of the sorted order."""
     return int64_at(job[jobs.ORDER])[position] if job[jobs.ORDER] != 0 else position
 
 
 @njit(nogil=True, error_model="numpy")
-def length_of(job, position):  # type: ignore[no-untyped-def]
+def length_of(job, position):
     """The steps of the sequence at a position."""
     if job[jobs.LENGTHS] == 0:
         return job[jobs.STEPS]
@@ -26,13 +26,13 @@ def length_of(job, position):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy")
-def time_of(job, step, length):  # type: ignore[no-untyped-def]
+def time_of(job, step, length):
     """The time that a sequence reaches at a step of the recurrence."""
     return length - 1 - step if job[jobs.REVERSE] != 0 else step
 
 
 @njit(nogil=True, error_model="numpy")
-def slot_of(job, step):  # type: ignore[no-untyped-def]
+def slot_of(job, step):
     """Where a step's gate rows are kept: by time where all rows share it, else by step."""
     if job[jobs.REVERSE] != 0 and job[jobs.LENGTHS] == 0:
         return job[jobs.STEPS] - 1 - step
@@ -40,7 +40,7 @@ def slot_of(job, step):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy")
-def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
+def is_reset(job, step, time, row):
     """Whether the states are replaced before this step: in reverse, after the step at time + 1."""
     if job[jobs.RESET] == 0:
         return False
@@ -52,13 +52,13 @@ def is_reset(job, step, time, row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy")
-def ends_reset(job, row):  # type: ignore[no-untyped-def]
+def ends_reset(job, row):
     """Whether the final state is replaced: in reverse, after the step at time 0."""
     return job[jobs.RESET] != 0 and job[jobs.REVERSE] != 0 and bytes_at(job[jobs.RESET])[row] != 0
 
 
 @njit(nogil=True, error_model="numpy")
-def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
+def _words(low, high, unit, b, t, word):
     c0, c1, c2, c3 = unit, b & _WORD, t & _WORD, word
     for _ in range(_ROUNDS):
         # 32 x 32 bits in 64 without a sign: the halves are multiplied apart
@@ -74,10 +74,10 @@ def _words(low, high, unit, b, t, word):  # type: ignore[no-untyped-def]
     return c0, c1, c2, c3
 
 
-def _for(reals, dtype):  # type: ignore[no-untyped-def]
+def _for(reals, dtype):
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def copy(target, source, count, padded):  # type: ignore[no-untyped-def]
+    def copy(target, source, count, padded):
         """target[0:count] = source, or 0 where source is no address; the rest up to padded is 0."""
         out = reals(target)
         if source == 0:
@@ -92,7 +92,7 @@ def _for(reals, dtype):  # type: ignore[no-untyped-def]
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def add(target, source, count):  # type: ignore[no-untyped-def]
+    def add(target, source, count):
         """target[0:count] += source."""
         out, given = reals(target), reals(source)
         for j in range(count):
@@ -100,7 +100,7 @@ def _for(reals, dtype):  # type: ignore[no-untyped-def]
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def drop(target, source, count, t, b, job, scale, accumulate):  # type: ignore[no-untyped-def]
+    def drop(target, source, count, t, b, job, scale, accumulate):
         """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
         out, given = reals(target), reals(source)
         low, high, word = job[jobs.DROP_LOW], job[jobs.DROP_HIGH], job[jobs.DROP_WORD]
@@ -114,7 +114,7 @@ def _for(reals, dtype):  # type: ignore[no-untyped-def]
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def spread(target, bias, gates, units, padded, size):  # type: ignore[no-untyped-def]
+    def spread(target, bias, gates, units, padded, size):
         """Adds a bias vector [gates, units], where there is one, to a gate row [gates, padded]."""
         if bias != 0:
             for g in range(gates):

@@ -1,4 +1,4 @@
-"""What all layers share: parameters under torch's names, the way from a user's call to `functional`."""
+"""What all layers share: parameters under torch's names, and the way to `functional`."""
 
 import math
 import numbers
@@ -18,7 +18,7 @@ Hidden = Tensor | tuple[Tensor, ...]
 
 
 class Layer(nn.Module):
-    """A stack of recurrent layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
+    """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
 
     `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,
     generator=None)`; the faces say what each returns.
@@ -63,12 +63,13 @@ class Layer(nn.Module):
         self.dropout = float(dropout)
         self.proj_size = proj_size
         self.backend = backend
-        if isinstance(cell_clip, numbers.Real):
-            cell_clip = (-float(cell_clip), float(cell_clip))
+        bounds: Any = cell_clip
+        if isinstance(bounds, numbers.Real):
+            bounds = (-float(bounds), float(bounds))
         self._spec = cell.spec(
             input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
-            dropout=self.dropout, cell_clip=None if cell_clip is None else tuple(cell_clip),
+            dropout=self.dropout, cell_clip=None if bounds is None else tuple(bounds),
             precision=precision or "default",
         )  # fmt: skip
         cells.check(self._spec)
@@ -80,7 +81,7 @@ class Layer(nn.Module):
         self.reset_parameters()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
         # in another process the same cell may have another key
         self._spec = self._spec.with_(cell=self.cell.key)
 
@@ -362,11 +363,12 @@ def _check_torch_arguments(
     num_layers: int,
     bias: object,
     batch_first: object,
-    dropout: object,
+    dropout: Any,
     proj_size: int,
 ) -> None:
     """The checks of `torch.nn.RNNBase`, with its texts, on which people match."""
-    if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:
+    number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
+    if not number or not 0 <= float(dropout) <= 1:
         raise ValueError(
             "dropout should be a number in range [0, 1] representing the probability of an "
             "element being zeroed"

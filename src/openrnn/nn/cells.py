@@ -11,7 +11,7 @@ from openrnn.cells import Cell
 
 
 class CellModule(nn.Module):
-    """What the one-step modules share: parameters `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+    """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
 
     def __init__(
         self,

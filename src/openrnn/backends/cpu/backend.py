@@ -50,7 +50,7 @@ class Cpu(Backend):
         return None if find_spec("numba") else "package numba is not installed"
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain what its layout keeps; after all but the last layer, the layer's output."""
+        """For each chain what its layout keeps; after each lower layer its output."""
         spec, dtype = problem.spec, inside(problem.dtype)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):

@@ -37,6 +37,7 @@ def _traced(spec: Spec) -> "Traced":
 
 @lru_cache(maxsize=4096)
 def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
+    """The sizes of a layer, the same in both directions."""
     from openrnn.codegen.numba import all_summed, kept_sides
     from openrnn.kernels.layout import Layout
 
@@ -68,16 +69,9 @@ class Run:
     """One layer and direction of a call: fills the kernels' job and runs it."""
 
     __slots__ = (
-        "call",
-        "cell",
-        "direction",
-        "layer",
-        "layout",
-        "order",
-        "spec",
-        "vectors",
+        "call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "w_hh",
         "weights",
-    )
+    )  # fmt: skip
 
     def __init__(self, call: Call, layer: int, direction: int, order: Tensor | None) -> None:
         spec = call.problem.spec
@@ -87,6 +81,7 @@ class Run:
         here = places(spec)[layer * spec.directions + direction]
         # w_ih, w_hh, b_ih, b_hh, w_hr, then per-unit vectors
         self.weights = [None if place is None else call.params[place] for place in here]
+        self.w_hh = call.params[here[1] or 0]
         self.vectors = _padded(self.weights[5:], self.layout.padded) if len(here) > 5 else None
 
     def forward(
@@ -99,7 +94,8 @@ class Run:
     ) -> None:
         layout = self.layout
         plan = self._plan(bool(held), backward=False)
-        w_ih, w_hh, _, _, w_hr = self.weights[:5]
+        w_ih, w_hr = self.weights[0], self.weights[4]
+        w_hh = self.w_hh
         if plan.packs or w_hr is not None:
             from openrnn.kernels.matrices import transposed
 
@@ -131,7 +127,8 @@ class Run:
 
         layout = self.layout
         plan = self._plan(True, backward=True)
-        w_ih, w_hh, _, _, w_hr = self.weights[:5]
+        w_ih, w_hr = self.weights[0], self.weights[4]
+        w_hh = self.w_hh
         if w_ih is not None and dx is not None:
             w_ih = plain(w_ih, layout.gates, layout.padded)
         w_hh = plain(w_hh, layout.gates, layout.padded)
@@ -191,7 +188,7 @@ class Run:
             # the mask belongs to the output of the layer below
             word = (self.layer - 1 + 256 * offset) & philox.WORD
             job[jobs.DROP : jobs.X] = (1, low, high, word, philox.threshold(self.spec.dropout))
-        kept = (0, 0, 0, 0)
+        kept: tuple[int, ...] = (0, 0, 0, 0)
         if held:
             rest = iter(held)
             kept = tuple(next(rest).data_ptr() if width else 0 for width in layout.widths)
