@@ -88,6 +88,11 @@ def recurrent(
     """
     states = list(states) if states is not None else []
     resets = list(reset_states) if reset_states is not None and reset is not None else []
+    for tensor in (*params, *states, *resets):
+        if tensor.dtype != x.dtype:
+            raise ValueError(
+                f"x, states and parameters must have one dtype, got {x.dtype} and {tensor.dtype}"
+            )
     if lengths is not None:
         lengths = check_lengths(lengths, x)
     if reset is not None:
