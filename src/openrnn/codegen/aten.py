@@ -118,6 +118,7 @@ RULES: dict[str, Rule] = {
     "detach": _same,
     "alias": _same,
     "clone": _same,
+    "lift_fresh": _same,
     "lift_fresh_copy": _same,
     "logical_and": lambda emit, a, b: emit("and", a, b),
     "logical_or": lambda emit, a, b: emit("or", a, b),

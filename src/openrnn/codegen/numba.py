@@ -49,7 +49,6 @@ from openrnn.kernels.memory import {dtype}_at as reals
 from openrnn.kernels.memory import no_overlap
 from openrnn.kernels.product import dots_{dtype} as dots
 from openrnn.kernels.product import product_{dtype} as product
-from openrnn.kernels.rows import add_{dtype} as add
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop
 from openrnn.kernels.rows import spread_{dtype} as spread

@@ -100,9 +100,10 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
     example = torch.full(SHAPE, 0.5, dtype=torch.float32, device="cpu")
     examples = [example.clone() for _ in range(len(names) + len(states))]
     _check(cell, step, examples[: len(names)])
-    forward = _graph(step, names, states, examples)
+    forward = _graph(cell, step, names, states, examples)
     cotangents = tuple(f"d_{state}" for state in states)
-    backward = _graph(derivative, names + cotangents, tuple(f"d{name}" for name in names), examples)
+    grads = tuple(f"d{name}" for name in names)
+    backward = _graph(cell, derivative, names + cotangents, grads, examples)
 
     summed = frozenset(gate for gate in gates if _only_sum(forward, gate))
     backward = _with_sums(backward, summed)
@@ -118,6 +119,7 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
 
 
 def _graph(
+    cell: "Cell",
     function: Callable[..., tuple[Tensor, ...]],
     names: tuple[str, ...],
     outputs: tuple[str, ...],
@@ -139,7 +141,11 @@ def _graph(
         if node.op == "placeholder":
             values[node] = next(inputs)
         elif node.op == "get_attr":
-            values[node] = float(getattr(traced, str(node.target)).item())
+            constant = getattr(traced, str(node.target))
+            if constant.numel() != 1:
+                shape = tuple(constant.shape)
+                raise CellError(f"cell '{cell.name}': a tensor of shape {shape} is no constant")
+            values[node] = float(constant.item())
         elif node.op == "output":
             results = node.args[0]
         elif node.target.__name__ == "getitem":
@@ -147,7 +153,8 @@ def _graph(
         else:
             rule = RULES.get(name_of(node.target))
             if rule is None:
-                raise CellError(f"{node.target} has no rule for kernels (codegen/aten.py)")
+                word = str(node.target).rsplit(".", 1)[0]
+                raise CellError(f"cell '{cell.name}': no kernel knows {word} (codegen/aten.py)")
             kwargs = {key: value(arg) for key, arg in node.kwargs.items()}
             values[node] = rule(emit, *map(value, node.args), **kwargs)
     return emit.graph({name: _value(values[node]) for name, node in zip(outputs, results)})

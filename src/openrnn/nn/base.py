@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import cells, dispatch, functional, params
 from openrnn.cells import Cell
+from openrnn.nn import autocast
 from openrnn.spec import Spec
 
 Hidden = Tensor | tuple[Tensor, ...]
@@ -139,7 +140,8 @@ class Layer(nn.Module):
             return self._forward_packed(input, hx, generator)
         name, dims = type(self).__name__, input.dim()
         if dims not in (2, 3):
-            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {dims}D tensor instead")
+            got = f"{dims}D tensor" if name == "RNN" else f"{dims}D"  # torch's two spellings
+            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {got} instead")
         batched = dims == 3
         if not batched:
             if lengths is not None:
@@ -225,12 +227,11 @@ class Layer(nn.Module):
         generator: torch.Generator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         weights = self.weights()
-        kind = x.device.type
-        if _autocast(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            x, *weights = (_cast(tensor, dtype) for tensor in (x, *weights))
-            states = states and [_cast(state, dtype) for state in states]
-            fresh = fresh and [_cast(state, dtype) for state in fresh]
+        dtype = autocast.wanted(x.device.type)
+        if dtype is not None:
+            x, *weights = autocast.cast((x, *weights), dtype)
+            states = states and autocast.cast(states, dtype)
+            fresh = fresh and autocast.cast(fresh, dtype)
         _check_dtype(x, weights[0])
         return functional.recurrent(
             self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=fresh,
@@ -333,20 +334,6 @@ def _check_dtype(x: Tensor, weight: Tensor) -> None:
             f"RNN input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). Convert "
             f"input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
         )
-
-
-def _autocast(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; some, such as meta, know none."""
-    # the first question is cheap and mostly answered by no
-    return (
-        torch._C._is_any_autocast_enabled()
-        and torch.amp.is_autocast_available(kind)
-        and torch.is_autocast_enabled(kind)
-    )
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 def _bias_mode(bias: bool, mode: str | None) -> str:

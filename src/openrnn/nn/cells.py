@@ -1,6 +1,7 @@
 """One-step modules with the names of `torch.nn.LSTMCell`, `GRUCell` and `RNNCell`."""
 
 import math
+from inspect import Signature, signature
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from openrnn import cells, dispatch, functional, params
 from openrnn.cells import Cell
+from openrnn.nn import autocast
 
 
 class CellModule(nn.Module):
@@ -72,15 +74,23 @@ class CellModule(nn.Module):
                         f"{name}: Expected hx[{place}] to be {input.dim()}D like the input, "
                         f"got {state.dim()}D instead"
                     )
-                if state.shape[:-1] != input.shape[:-1] or state.shape[-1] != self.hidden_size:
-                    wanted = (*input.shape[:-1], self.hidden_size)
+                if state.shape[:-1] != input.shape[:-1]:
                     raise RuntimeError(
-                        f"hidden{place} has inconsistent hidden_size: got {tuple(state.shape)} "
-                        f"expected {tuple(wanted)}"
+                        f"Input batch size {input.shape[0]} doesn't match hidden{place} batch size "
+                        f"{state.shape[0]}"
+                    )
+                if state.shape[-1] != self.hidden_size:
+                    raise RuntimeError(
+                        f"hidden{place} has inconsistent hidden_size: got {state.shape[-1]}, "
+                        f"expected {self.hidden_size}"
                     )
             states = [state[None] if batched else state[None, None] for state in hx]
         x = input[None] if batched else input[None, None]
         weights = [getattr(self, name) for name in self._names]
+        dtype = autocast.wanted(x.device.type)
+        if dtype is not None:
+            x, *weights = autocast.cast((x, *weights), dtype)
+            states = states and autocast.cast(states, dtype)
         _, finals, _ = functional.recurrent(
             self._spec, x, weights, states, training=self.training, backend=self.backend
         )
@@ -154,3 +164,9 @@ class RNNCell(CellModule):
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
         return self._step(input, None if hx is None else (hx,))[0]
+
+
+# for `help`, editors and `torch.nn.utils.skip_init`
+for _face in (LSTMCell, GRUCell):
+    _names = list(signature(CellModule).parameters.values())[1:]
+    _face.__signature__ = Signature(_names)  # type: ignore[union-attr]  # looked up by inspect

@@ -1,6 +1,7 @@
 """The layers: LSTM, GRU and RNN with the signature of `torch.nn`, and Recurrent for any cell."""
 
 from collections.abc import Sequence
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from torch import Tensor
@@ -166,5 +167,20 @@ def _skip_projection(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, A
     return kwargs
 
 
-for _face in (LSTM, GRU, RNN, Recurrent):
-    _face.__doc__ = f"{_face.__doc__}{EXTRAS}"
+def _describe() -> None:
+    """Signatures that `help`, editors and `torch.nn.utils.skip_init` can read, and the extras."""
+    every = list(signature(Layer).parameters.values())
+    cell, *torchs = every
+    which = Parameter("nonlinearity", cell.kind, default="tanh", annotation=str)
+    rows: list[tuple[type[Layer], list[Parameter]]] = [
+        (LSTM, torchs),
+        (GRU, torchs),
+        (RNN, [*torchs[:3], which, *torchs[3:]]),
+        (Recurrent, every),
+    ]
+    for face, names in rows:
+        face.__doc__ = f"{face.__doc__}{EXTRAS}"
+        face.__signature__ = Signature(names)  # type: ignore[attr-defined]  # looked up by inspect
+
+
+_describe()

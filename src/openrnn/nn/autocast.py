@@ -1,0 +1,23 @@
+"""What autocast does to a layer: everything goes into its dtype, and float64 stays as it is."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def wanted(kind: str) -> torch.dtype | None:
+    """The dtype that autocast asks for, if on; some kinds of device, such as meta, know none."""
+    # the first question is cheap and mostly answered by no
+    if (
+        torch._C._is_any_autocast_enabled()
+        and torch.amp.is_autocast_available(kind)
+        and torch.is_autocast_enabled(kind)
+    ):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The same tensors in the dtype that autocast asks for."""
+    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]

@@ -1,0 +1,387 @@
+"""Traces evaluated in plain float64 against autograd: shipped cells, awkward ones, and refusals."""
+
+import operator
+import re
+
+import pytest
+import torch
+from cases import CELLS, CLIP, distance
+from torch import nn, sigmoid, tanh
+from torch.nn import functional as F
+
+import openrnn
+from openrnn.codegen.graph import PRIMITIVES, Graph, Node
+from openrnn.codegen.trace import trace
+from openrnn.errors import CellError
+
+# what each primitive means, written down once more
+MEANING = {
+    "neg": operator.neg,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+    "not": torch.logical_not,
+    "where": lambda mask, a, b: torch.where(mask, torch.as_tensor(a).double(), b),
+    "maximum": lambda a, b: torch.where(a > b, a, b),
+    "minimum": lambda a, b: torch.where(a < b, a, b),
+    "logsigmoid": F.logsigmoid,
+    **{
+        name: getattr(torch, name)
+        for name in "abs sign exp expm1 log log1p sqrt reciprocal sin cos erf sigmoid tanh "
+        "floor".split()
+    },
+}
+
+
+def evaluate(graph, given):
+    """The outputs of a graph for inputs by name."""
+    values = dict(given)
+
+    def value(arg):
+        found = values[arg] if isinstance(arg, str) else arg
+        return torch.as_tensor(found, dtype=torch.float64) if isinstance(found, float) else found
+
+    for node in graph.nodes:
+        assert node.op in PRIMITIVES
+        assert node.name not in values, "one name, one value"
+        values[node.name] = MEANING[node.op](*map(value, node.args))
+    return {name: value(arg) for name, arg in graph.outputs.items()}
+
+
+def test_every_primitive_has_a_meaning():
+    assert MEANING.keys() == PRIMITIVES - {"const"}
+
+
+def draw(cell, seed):
+    """Inputs and cotangents of one step by the names of traces."""
+    dice = torch.Generator().manual_seed(seed)
+    names = [f"{side}_{gate}" for side in "xr" for gate in cell.gates]
+    names += [f"s_{state}" for state in cell.states] + [f"p_{name}" for name in cell.unit_params]
+    given = {n: torch.randn(64, generator=dice, dtype=torch.float64) for n in names}
+    cotangents = {
+        f"d_{s}": torch.randn(64, generator=dice, dtype=torch.float64) for s in cell.states
+    }
+    return given, cotangents
+
+
+def agree(cell, clip=None, seed=0):
+    """Step and derivative of the trace are the cell and its autograd."""
+    traced = trace(cell, clip)
+    given, cotangents = draw(cell, seed)
+    if cell.key == "slstm":  # a normaliser is at least 1 once something is stored, 0 before
+        given["s_n"] = torch.where(given["s_n"] > 1, 0.0, given["s_n"].abs() + 1)
+    leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
+
+    def take(kind, names):
+        return tuple(leaves[f"{kind}_{name}"] for name in names)
+
+    bounded = {} if clip is None else {"clip": lambda c: c.clamp(*clip)}
+    new = cell.step(
+        take("x", cell.gates), take("r", cell.gates), take("s", cell.states),
+        take("p", cell.unit_params), **bounded,
+    )  # fmt: skip
+    stepped = evaluate(traced.step, given)
+    assert [*stepped] == [*cell.states]
+    for name, value in zip(cell.states, new):
+        assert distance(stepped[name].expand(64), value.detach()) < 1e-13, name
+
+    # what backward has: sums of the summed gates, the kept sides, states, vectors, cotangents
+    sums = {f"a_{gate}": given[f"x_{gate}"] + given[f"r_{gate}"] for gate in traced.summed}
+    summed = evaluate(traced.summed_step, given | sums)
+    assert all(
+        distance(summed[name].expand(64), value) < 1e-13 for name, value in zip(cell.states, new)
+    )
+    kept = {name: (given | sums)[name] for name in traced.kept}
+    others = {name: value for name, value in given.items() if name[0] in "sp"}
+    found = evaluate(traced.derivative, kept | others | cotangents)
+    weighed = sum((value * cotangents[f"d_{name}"]).sum() for name, value in zip(cell.states, new))
+    weighed.backward()
+    wanted = {f"d{name}": leaf.grad for name, leaf in leaves.items()}
+    for gate in cell.gates:
+        if f"da_{gate}" in found:
+            found[f"dx_{gate}"] = found[f"dr_{gate}"] = found.pop(f"da_{gate}")
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        zero = torch.zeros(64, dtype=torch.float64)
+        assert distance(found[name].expand(64), zero if want is None else want) < 1e-12, name
+    return traced
+
+
+ELEMENTWISE = [name for name, cell in CELLS.items() if not cell.dependent_product]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_shipped_cells(name, seed):
+    agree(CELLS[name], seed=seed)
+
+
+@pytest.mark.parametrize("clip", [CLIP, (0.0, 0.0), (-9.0, 9.0)], ids=str)
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if CELLS[n].takes_clip])
+def test_clip(name, clip):
+    agree(CELLS[name], clip)
+
+
+def test_the_gradient_of_clip_passes_on_the_closed_interval():
+    graph = trace(CELLS["coupled_lstm"], (-1.0, 1.0)).derivative
+    given = dict.fromkeys(graph.inputs, torch.full((5,), 0.3, dtype=torch.float64))
+    given["s_c"] = torch.tensor([-1.5, -1.0, 0.0, 1.0, 1.5], dtype=torch.float64)
+    ds_c = evaluate(graph, given)["ds_c"].expand(5)
+    assert [bool(value) for value in ds_c] == [False, True, True, True, False]
+
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "mish": F.mish,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+    "softplus": F.softplus,
+    "softplus_sharp": lambda v: F.softplus(v, beta=3.0, threshold=2.0),
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": lambda v: F.celu(v, alpha=0.7),
+    "leaky_relu": lambda v: F.leaky_relu(v, 0.2),
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "logsigmoid": F.logsigmoid,
+    "clamp": lambda v: v.clamp(-0.3, 0.7),
+    "clamp_min": lambda v: v.clamp(min=-0.3),
+    "clip_tensor": lambda v: torch.minimum(v, v * v),
+    "where": lambda v: torch.where(v > 0.1, v * v, torch.exp(v)),
+    "where_number": lambda v: torch.where(v > 0.1, v, 0.5),
+    "masked_fill": lambda v: v.masked_fill(v < -0.2, 0.25),
+    "logic": lambda v: torch.where((v > -1) & ~(v > 1) | (v > 2), v.sin(), v.cos()),
+    "equal": lambda v: torch.where(v == v.floor(), 1.0, v),
+    "power_2": lambda v: v**2,
+    "power_3": lambda v: v**3,
+    "power_half": lambda v: (1 + v * v) ** 0.5,
+    "power_minus": lambda v: (1 + v * v) ** -1.5,
+    "power_tensor": lambda v: (1 + v * v) ** v,
+    "number_to_power": lambda v: 2.0**v,
+    "square_root": lambda v: (1 + v.square()).sqrt(),
+    "rsqrt": lambda v: (1 + v.square()).rsqrt(),
+    "log": lambda v: (2 + v.abs()).log() + torch.log1p(v.abs()),
+    "expm1": torch.expm1,
+    "erf": torch.erf,
+    "abs_and_sign": lambda v: v.abs() + v.sign() * v,
+    "maximum": lambda v: torch.maximum(v, v.neg() * 0.5),
+    "division": lambda v: v / (1 + v * v) + 1 / (2 + v * v).reciprocal(),
+    "reversed": lambda v: 3 - v - torch.sub(v, v * v, alpha=0.5),
+    "in_place": lambda v: (v * 2).add_(v, alpha=0.25).mul_(0.5).sigmoid_(),
+    "lerp": lambda v: torch.lerp(v, v * v, 0.3),
+    "addcmul": lambda v: torch.addcmul(v, v, v, value=0.5),
+    "detach": lambda v: v * v.detach(),
+    "constants": lambda v: v * torch.ones_like(v) + torch.full_like(v, 0.25),
+    "a_tensor_number": lambda v: v * torch.tensor(0.7),
+    "logit": lambda v: torch.logit(0.1 + 0.8 * sigmoid(v)),
+    "sinh": lambda v: torch.sinh(v) + torch.atan(v),
+}
+# for these no rule exists, and torch tags hardswish as nothing: refused by name
+UNKNOWN = {"sinh": "prims.sinh", "logit": "aten.empty", "hardswish": "aten.hardswish"}
+
+
+def activated(function, name):
+    @openrnn.cell(gates="a b", states="h k", params="q", name=f"with_{name}")
+    def cell(x, r, s, p):
+        k = function(x.a + r.a) * p.q + s.k
+        return tanh(k * function(x.b - r.b)), 0.5 * k + s.h
+
+    return cell
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name):
+    cell = activated(ACTIVATIONS[name], name)
+    if name in UNKNOWN:
+        with pytest.raises(CellError, match=f"cell 'with_{name}': .*{UNKNOWN[name]}"):
+            trace(cell)
+    else:
+        agree(cell)
+
+
+def test_kept_is_what_the_derivative_reads():
+    """And no more: what forward stores is memory."""
+    assert trace(CELLS["lstm"]).kept == ("a_i", "a_f", "a_g", "a_o")
+    assert trace(CELLS["rnn_tanh"]).kept == ("a_h",)
+    assert set(trace(CELLS["gru"]).kept) == {"a_r", "a_z", "x_n", "r_n"}
+    assert set(trace(CELLS["mgu"]).kept) == {"a_f", "x_n", "r_n"}
+    assert set(trace(CELLS["coupled_lstm"]).kept) == {"a_f", "a_g", "a_o"}
+    assert trace(CELLS["lstm"]).summed == set("ifgo")
+    assert trace(CELLS["gru"]).summed == {"r", "z"}
+    for name in ELEMENTWISE:
+        traced = trace(CELLS[name])
+        assert set(traced.kept) == {n for n in traced.derivative.reads if n[0] in "axr"}
+
+
+def test_a_linear_gate_is_not_kept():
+    @openrnn.cell(gates="a b", states="h")
+    def linear(x, r, s):
+        return x.a + r.a + 0.5 * s.h + tanh(x.b)
+
+    traced = agree(linear)
+    assert traced.kept == ("x_b",)
+    assert traced.summed == {"a"}
+
+
+def test_sides_that_differ_stay_apart():
+    """x and r enter a sum, but are also read alone: two inputs, two gradients."""
+
+    @openrnn.cell(gates="a b", states="h")
+    def apart(x, r, s):
+        return tanh(x.a + r.a) * r.a + tanh(x.b - r.b)
+
+    traced = agree(apart)
+    assert not traced.summed
+    assert {"dx_a", "dr_a", "dx_b", "dr_b"} <= traced.derivative.outputs.keys()
+
+
+def test_a_state_passed_on():
+    @openrnn.cell(gates="a", states="h k")
+    def passes(x, r, s):
+        return s.k, x.a
+
+    traced = agree(passes)
+    assert traced.kept == ()
+    assert traced.step.nodes == ()
+
+
+def test_the_derivative_shares_work():
+    """About 25 operations for an LSTM: common ones are computed once."""
+    assert len(trace(CELLS["lstm"]).derivative.nodes) < 40
+    assert len(trace(CELLS["lstm"]).step.nodes) <= 14
+
+
+def test_names_survive():
+    names = {node.name for node in trace(CELLS["lstm"]).step.nodes}
+    assert {"sigmoid_i", "sigmoid_f", "sigmoid_o", "tanh_g"} <= names
+
+
+def test_traces_are_kept_by_cell_and_clip():
+    assert trace(CELLS["lstm"]) is trace(CELLS["lstm"])
+    assert trace(CELLS["lstm"], CLIP) is not trace(CELLS["lstm"])
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_the_caller_s_modes_do_not_matter(mode):
+    cell = activated(F.silu, f"under_{getattr(mode, '__name__', 'autocast').strip('<>')}")
+    with mode():
+        inside = trace(cell)
+    outside = trace(activated(F.silu, "outside"))
+    assert inside.derivative.nodes == outside.derivative.nodes
+    assert inside.step.nodes == outside.step.nodes
+
+
+def test_pruned():
+    graph = Graph(
+        ("a", "b"),
+        (Node("one", "neg", ("a",)), Node("two", "exp", ("b",)), Node("three", "tanh", ("one",))),
+        {"y": "three"},
+    )
+    assert [node.name for node in graph.pruned().nodes] == ["one", "three"]
+    assert graph.pruned().reads == {"a"}
+
+
+WEIGHT = torch.randn(3, 3)
+NORM = nn.LayerNorm(3)
+NOT_ELEMENTWISE = {
+    "sum": lambda v: v - v.sum(),
+    "mean": lambda v: v - v.mean(-1, keepdim=True),
+    "amax": lambda v: v - v.amax(-1, keepdim=True),
+    "_softmax": lambda v: v.softmax(-1),
+    "mm": lambda v: v @ WEIGHT,
+    "cumsum": lambda v: v.cumsum(-1),
+    "flip": lambda v: v.flip(-1),
+    "roll": lambda v: v.roll(1, -1),
+    "sort": lambda v: v.sort(-1).values,
+    "native_layer_norm": NORM,
+    "cat": lambda v: torch.cat([v[..., :1], v[..., 1:]], -1),
+    "_local_scalar_dense": lambda v: v * v.flatten()[0].item(),
+    "rand_like": torch.rand_like,
+    "dropout": lambda v: F.dropout(v, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
+def test_what_is_not_elementwise_is_refused_by_name_and_line(name):
+    function = NOT_ELEMENTWISE[name]
+
+    @openrnn.cell(gates="a", states="h", name="mixing")
+    def cell(x, r, s):
+        v = x.a + r.a
+        return function(v) + s.h
+
+    with pytest.raises(CellError) as caught:
+        trace(cell)
+    text = str(caught.value)
+    found = re.fullmatch(r"cell 'mixing': aten\.(\w+) is not elementwise \(line (\d+)\)", text)
+    assert found, text
+    line = cell.function.__code__.co_firstlineno + 3
+    assert int(found[2]) == line
+    if name not in ("dropout", "rand_like", "_local_scalar_dense", "cat", "mm"):
+        assert found[1] == name
+
+
+def test_the_shape_must_stay():
+    @openrnn.cell(gates="a", states="h", name="widening")
+    def cell(x, r, s):
+        return torch.zeros(1)
+
+    with pytest.raises(
+        CellError, match=r"'widening'.*must keep the shape \(2, 3\)|not elementwise"
+    ):
+        trace(cell)
+
+
+def test_a_large_constant_is_refused():
+    """A number may be a constant of a kernel, a tensor of many may not."""
+    many = torch.randn(3)
+
+    @openrnn.cell(gates="a", states="h", name="biased")
+    def cell(x, r, s):
+        return tanh(x.a + r.a + many)
+
+    with pytest.raises(CellError, match=r"'biased': a tensor of shape \(3,\) is no constant"):
+        trace(cell)
+
+
+def test_a_branch_on_values_is_refused():
+    """It would be frozen at the example's branch."""
+
+    @openrnn.cell(gates="a", states="h", name="branching")
+    def cell(x, r, s):
+        return tanh(x.a + r.a) if (x.a > 0).any() else s.h
+
+    with pytest.raises(CellError, match="branching"):
+        trace(cell)
+
+
+def test_dependent_products_have_no_trace():
+    with pytest.raises(CellError, match="two dependent products"):
+        trace(CELLS["gru_reset_before"])
+
+
+def test_a_refused_cell_says_so_when_it_runs():
+    """Before any kernel is built, whichever backend was asked."""
+
+    @openrnn.cell(gates="a", states="h", name="summing")
+    def cell(x, r, s):
+        return tanh(x.a + r.a).sum(-1, keepdim=True) + s.h
+
+    with pytest.raises(CellError, match=r"cell 'summing': aten.sum is not elementwise \(line"):
+        openrnn.Recurrent(cell, 2, 3)(torch.zeros(1, 1, 2))
