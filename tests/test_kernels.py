@@ -22,6 +22,7 @@ from openrnn.kernels.product import LANES, PANEL
 
 DTYPES = ("float32", "float64")
 SIZES = (1, 2, 3, 5, 7, 11, 13, 15, 16, 17, 18, 31, 32, 33, 64, 97)
+TASKS = 2
 ROWS = (*range(14), 16, 17, 21, 37)
 
 # features that this machine is said to lack, by the float32 lanes that are left
@@ -122,9 +123,10 @@ def check_pack_transposed(dtype, gates, units, padding, inner):
     w = noise(dtype, gates, units, inner)
     _, w_placed = placed(w, units * (inner + 5), inner + 5, 1)
     memory, out = placed(np.full(panels * inner * PANEL[dtype], np.nan, dtype), 1)
-    getattr(packing, f"pack_transposed_{dtype}")(
-        address(w_placed), units, gates, inner, inner + 5, address(out), padded
-    )
+    for task in range(TASKS):
+        getattr(packing, f"pack_transposed_{dtype}")(
+            address(w_placed), units, gates, inner, inner + 5, address(out), padded, task, TASKS
+        )
     wanted = np.zeros((panels * PANEL[dtype], inner), dtype)
     wanted[: gates * padded].reshape(gates, padded, inner)[:, :units] = w
     wanted = wanted.reshape(panels, PANEL[dtype], inner).swapaxes(1, 2)
@@ -138,9 +140,10 @@ def check_pack_plain(dtype, gates, units, padding, columns):
     w = noise(dtype, gates, units, columns)
     _, w_placed = placed(w, units * (columns + 5), columns + 5, 1)
     memory, out = placed(np.full(panels * gates * padded * PANEL[dtype], np.nan, dtype), 1)
-    getattr(packing, f"pack_plain_{dtype}")(
-        address(w_placed), gates, units, padded, columns, columns + 5, address(out)
-    )
+    for task in range(TASKS):
+        getattr(packing, f"pack_plain_{dtype}")(
+            address(w_placed), gates, units, padded, columns, columns + 5, address(out), task, TASKS
+        )
     wanted = np.zeros((gates, padded, panels * PANEL[dtype]), dtype)
     wanted[:, :units, :columns] = w
     wanted = wanted.reshape(gates * padded, panels, PANEL[dtype]).swapaxes(0, 1)
@@ -205,7 +208,7 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
             ("product", product), ("dots", product),
         ]
     }  # fmt: skip
-    call["pack_transposed"](address(w), units, 1, inner, inner, address(b), units)
+    call["pack_transposed"](address(w), units, 1, inner, inner, address(b), units, 0, 1)
     packed = PANEL[dtype], inner * PANEL[dtype]
     call["product"](
         rows, inner, columns, address(a), inner, 1, address(b), *packed, address(c), columns, False
@@ -218,7 +221,7 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
     close(c[:, :units], a @ w.T, inner, abs(a) @ abs(w.T))
     panels = -(-inner // PANEL[dtype])
     b = at_the_edge(np.empty((panels, units, PANEL[dtype]), dtype))
-    call["pack_plain"](address(w), 1, units, units, inner, inner, address(b))
+    call["pack_plain"](address(w), 1, units, units, inner, inner, address(b), 0, 1)
     np.testing.assert_array_equal(b.swapaxes(0, 1).reshape(units, -1)[:, :inner], w)
 
 

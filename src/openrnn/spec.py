@@ -13,6 +13,7 @@ import torch
 
 BIAS_MODES = ("double", "input", "recurrent", "none")
 INPUT_MODES = ("linear", "skip")
+ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 PRECISIONS = ("default", "ieee", "tf32")
 
 
@@ -31,6 +32,9 @@ class Spec:
         dropout: the probability to drop an output between layers, in training.
         cell_clip: bounds of the cell state where it is read, or None.
         precision: of float32 products on a GPU: "ieee", "tf32", or "default", torch's own setting.
+        algorithm: of cuDNN, by name; "auto" leaves it to the backend.
+        reset_dropout_state: cuDNN's dropout starts anew from the seed of each call, instead of
+            going on where the last call left it.
 
     Attributes:
         text: the fields that differ from their defaults, as `name=value` words.
@@ -51,13 +55,20 @@ class Spec:
     dropout: float = 0.0
     cell_clip: tuple[float, float] | None = None
     precision: str = "default"
+    algorithm: str = "auto"
+    reset_dropout_state: bool = False
     # set once, because a compiler that traces a call reads them and cannot trace a cache
     text: str = field(init=False, repr=False, compare=False)
     state_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        # a text remembers its hash; thirteen fields at each look into a cache were felt at T = 1
+        return hash(self.text)
+
     def __post_init__(self) -> None:
         # one spelling of each value, because the text must name it: True for 1, floats for numbers
         object.__setattr__(self, "bidirectional", bool(self.bidirectional))
+        object.__setattr__(self, "reset_dropout_state", bool(self.reset_dropout_state))
         object.__setattr__(self, "dropout", float(self.dropout))
         if self.cell_clip is not None:
             low, high = map(float, self.cell_clip)
@@ -76,6 +87,7 @@ class Spec:
             ("bias_mode", BIAS_MODES),
             ("input_mode", INPUT_MODES),
             ("precision", PRECISIONS),
+            ("algorithm", ALGORITHMS),
         ):
             if getattr(self, name) not in valid:
                 raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
@@ -153,9 +165,9 @@ def _parse(text: str) -> Spec:
             values[name] = (float(low), float(high))
         elif name == "dropout":
             values[name] = float(word)
-        elif name == "bidirectional":
+        elif name in ("bidirectional", "reset_dropout_state"):
             values[name] = word == "True"
-        elif name in ("cell", "bias_mode", "input_mode", "precision"):
+        elif name in ("cell", "bias_mode", "input_mode", "precision", "algorithm"):
             values[name] = word
         else:
             values[name] = int(word)

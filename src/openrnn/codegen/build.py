@@ -41,13 +41,13 @@ def _kernels_digest() -> bytes:
 
 @lru_cache(maxsize=1024)
 def forward(cell: Traced, dtype: str) -> Any:
-    """The compiled forward loop of a cell: `forward(job, first, stride, scale)`."""
+    """The compiled forward loop of a cell: `forward(job, task)`."""
     return _load(numba.forward_source(cell, dtype), f"{cell.name}_{dtype}_forward").forward
 
 
 @lru_cache(maxsize=1024)
 def backward(cell: Traced, dtype: str) -> Any:
-    """The compiled backward loop of a cell: `backward(job, first, stride, scale)`."""
+    """The compiled backward loop of a cell: `backward(job, task)`."""
     return _load(numba.backward_source(cell, dtype), f"{cell.name}_{dtype}_backward").backward
 
 

@@ -46,9 +46,10 @@ DERIVATIVE_ROWS = {
 _FORWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
-from openrnn.kernels.memory import no_overlap
+from openrnn.kernels.memory import float64_at, int64_at, no_overlap
 from openrnn.kernels.product import dots_{dtype} as dots
 from openrnn.kernels.product import product_{dtype} as product
+from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop
 from openrnn.kernels.rows import spread_{dtype} as spread
@@ -57,8 +58,9 @@ from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_o
 _BACKWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
-from openrnn.kernels.memory import int64_at, no_overlap
+from openrnn.kernels.memory import float64_at, int64_at, no_overlap
 from openrnn.kernels.product import product_{dtype} as product
+from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import add_{dtype} as add
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop

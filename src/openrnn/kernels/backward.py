@@ -13,8 +13,9 @@ from numba import njit
 
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.memory import float32_at as reals
-from openrnn.kernels.memory import int64_at
+from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import product_float32 as product
+from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
@@ -74,6 +75,14 @@ def give_states(job, group, offset, hidden, others):
 def clear(hidden, others, width, other):
     copy(hidden, 0, 0, width)
     copy(others, 0, 0, other)
+
+
+@njit(nogil=True, error_model="numpy")
+def strides(job, rows, columns):
+    """The inner and the panel stride of a gate matrix: in panels, or as it is."""
+    if job[PACKED] != 0:
+        return PANEL, PANEL * rows
+    return columns, PANEL
 
 
 @njit(nogil=True, error_model="numpy")
@@ -142,10 +151,10 @@ def flush(
             for g in range(1, GATES):
                 add(x_rows + i * wide * SIZE, dx_gates + (i * columns + g * padded) * SIZE, units)
     else:
+        inner, panel = strides(job, gates, wide)
         product(
-            count, gates, wide, dx_gates, columns, 1, job[W_IH], PANEL, PANEL * gates, x_rows, wide,
-            False,
-        )  # fmt: skip
+            count, gates, wide, dx_gates, columns, 1, job[W_IH], inner, panel, x_rows, wide, False
+        )
     for i in range(count):
         target = job[DX] + (at[i] * job[DX_STEP] + b_at[i] * job[DX_ROW]) * SIZE
         source = x_rows + i * wide * SIZE
@@ -287,10 +296,12 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
                 copy(gate_x + (i * columns + beyond) * SIZE, 0, 0, columns - beyond)
             kept = 0 if projecting else units
             copy(ds_h + (i * width + kept) * SIZE, 0, 0, width - kept)
-        product(
-            live, GATES * padded, width, dr + filled * columns * SIZE, columns, 1, job[W_HH], PANEL,
-            PANEL * GATES * padded, carry_h + (1 - now) * rows * width * SIZE, width, True,
-        )  # fmt: skip
+        if job[W_HH] != 0:
+            inner, panel = strides(job, GATES * padded, width)
+            product(
+                live, GATES * padded, width, dr + filled * columns * SIZE, columns, 1, job[W_HH],
+                inner, panel, carry_h + (1 - now) * rows * width * SIZE, width, True,
+            )  # fmt: skip
         if step == 0 or job[RESET] != 0:
             for i in range(live):
                 b = row_of(job, start + i)
@@ -310,14 +321,20 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
         )  # fmt: skip
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def backward(job, first, stride, scale):
-    """Every stride-th tile of the batch, from the first-th on; scale is of kept dropout values."""
+@task_kernel
+def backward(job_at, task):
+    """A task's share of the batch tiles: one out of TASKS."""
+    job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]
     rows = job[TILE_ROWS]
-    scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
+    scratch = job[SCRATCH] + task * job[SCRATCH_BYTES]
     sums = job[SUMS]
     if sums != 0:
-        sums += first * job[SUMS_BYTES]
-    for start in range(first * rows, job[BATCH], stride * rows):
-        accumulate = job[WRITES] == 0 or start > first * rows
+        sums += task * job[SUMS_BYTES]
+        # products write the sums of the matrices, unless a task may have no step at all
+        blank = job[SUMS_BYTES] // SIZE
+        if job[WRITES] != 0:
+            blank = 2 * job[COLUMNS] + VECTORS * job[PADDED]
+        copy(sums + job[SUMS_BYTES] - blank * SIZE, 0, 0, blank)
+    for start in range(task * rows, job[BATCH], job[TASKS] * rows):
+        accumulate = job[WRITES] == 0 or start > task * rows
         backward_tile(job, start, min(rows, job[BATCH] - start), scratch, sums, accumulate, scale)

@@ -10,8 +10,10 @@ from numba import njit
 
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.memory import float32_at as reals
+from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import dots_float32 as dots
 from openrnn.kernels.product import product_float32 as product
+from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
@@ -235,10 +237,11 @@ def forward_tile(job, start, rows, scratch, scale):
                     store(job, FINAL, b, hidden_row, others)
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
-def forward(job, first, stride, scale):
-    """Every stride-th tile of the batch, from the first-th on; scale is of kept dropout values."""
+@task_kernel
+def forward(job_at, task):
+    """A task's share of the batch tiles: one out of TASKS."""
+    job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]
     rows = job[TILE_ROWS]
-    scratch = job[SCRATCH] + first * job[SCRATCH_BYTES]
-    for start in range(first * rows, job[BATCH], stride * rows):
+    scratch = job[SCRATCH] + task * job[SCRATCH_BYTES]
+    for start in range(task * rows, job[BATCH], job[TASKS] * rows):
         forward_tile(job, start, min(rows, job[BATCH] - start), scratch, scale)

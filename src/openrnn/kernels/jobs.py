@@ -13,12 +13,15 @@ gradients. An absent tensor has address 0.
     PADDED, COLUMNS, WIDTH, WIDE,
     # 1 for the reverse direction; rows of a tile; steps of a chunk
     REVERSE, TILE_ROWS, CHUNK,
-    # weights are panels, or with 0 the matrices as they are; no input matrix: x goes to each gate;
+    # gate matrices are panels, or with 0 as they are; no input matrix: x goes to each gate;
     # a task's first products write their sums, which hold nothing yet
     PACKED, SKIP, WRITES,
     SCRATCH_BYTES, SUMS_BYTES,
-    # dropout of the input: whether, key, last counter word, smallest kept word
-    DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD,
+    # how many tasks share the tiles
+    TASKS,
+    # dropout of the input: whether, key, last counter word, smallest kept word, the factor of
+    # kept values (a float64)
+    DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD, DROP_SCALE,
     # (T, B, inputs) and (T, B, outputs), the last stride 1; strides in elements
     X, X_STEP, X_ROW, Y, Y_STEP, Y_ROW,
     # matrices; biases [GATES, units]; per-unit vectors [VECTORS, padded]
@@ -37,4 +40,4 @@ gradients. An absent tensor has address 0.
     # d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [VECTORS, padded]
     SUMS,
     TAIL,
-) = range(51)  # fmt: skip
+) = range(53)  # fmt: skip

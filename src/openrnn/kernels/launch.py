@@ -1,15 +1,23 @@
-"""Runs a kernel's tasks on threads; each task writes its own rows, scratch and sums."""
+"""Runs a kernel's tasks on threads; each task writes its own rows, scratch and sums.
 
+The threads are those of the OpenMP library that torch runs on. They spin for milliseconds after
+each of torch's own operators, and would fight any other threads for the cores: with a pool of our
+own, two threads were no faster than one in between torch's layers. Where torch runs on something
+else, there is a pool of our own.
+"""
+
+import ctypes
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from array import array
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 PACK_FROM = 48
 
-Kernel = Callable[[Any, int, int, float], None]
+Address = int
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -24,31 +32,52 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def _threads(count: int) -> ThreadPoolExecutor:
-    global _pool  # noqa: PLW0603  # one pool a process
-    if _pool is None or _pool._max_workers < count:
-        _pool = ThreadPoolExecutor(count, thread_name_prefix="openrnn")
-    return _pool
-
-
-def _task(kernel: Kernel, job: Any, task: int, tasks: int, scale: float, hold: object) -> None:
-    # `hold` keeps the memory behind the job's addresses alive, whatever happens to the caller
-    kernel(job, task, tasks, scale)
-
-
-def run(kernel: Kernel, job: Any, tasks: int, scale: float, hold: object) -> None:
-    """Runs `tasks` tasks of a kernel, the first of them here, and waits for all."""
-    if tasks == 1:
-        kernel(job, 0, 1, scale)
-        return
-    pool = _threads(tasks - 1)
-    others: list[Future[None]] = [
-        pool.submit(_task, kernel, job, task, tasks, scale, hold) for task in range(1, tasks)
-    ]
+@lru_cache(maxsize=1)
+def openmp() -> tuple[Any, Address, Address] | None:
+    """GOMP_parallel, and where omp_get_thread_num and omp_get_num_threads are, or None."""
+    if "OpenMP" not in torch.__config__.parallel_info():
+        return None
     try:
-        kernel(job, 0, tasks, scale)
+        # what torch has loaded is visible to all; LLVM's and Intel's libraries have the name too
+        library = ctypes.CDLL(None)
+        start = library.GOMP_parallel
+        questions = (library.omp_get_thread_num, library.omp_get_num_threads)
+    except (OSError, TypeError, AttributeError):
+        return None
+    start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    start.restype = None
+    number, count = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in questions)
+    return start, number, count
+
+
+def run(kernel: Any, job: "array[int]", tasks: int) -> None:
+    """Runs tasks 0, 1, .. of a kernel on a job and waits for all."""
+    at = job.buffer_info()[0]
+    if tasks == 1:
+        kernel.ctypes(at, 0)
+        return
+    runtime = openmp()
+    if runtime is None:
+        _run_in_pool(kernel, at, tasks)
+        return
+    from openrnn.kernels.regions import share
+
+    start, number, count = runtime
+    region = array("q", (kernel.address, at, tasks, number, count))
+    start(share.address, region.buffer_info()[0], tasks, 0)
+
+
+def _run_in_pool(kernel: Any, at: Address, tasks: int) -> None:
+    global _pool  # noqa: PLW0603  # one pool a process
+    if _pool is None or _pool._max_workers < tasks:
+        _pool = ThreadPoolExecutor(tasks, thread_name_prefix="openrnn")
+    others = [_pool.submit(kernel.ctypes, at, task) for task in range(1, tasks)]
+    try:
+        kernel.ctypes(at, 0)
     finally:
-        wait(others)
+        # the job's memory must outlive every task, whatever interrupts this one
+        while not all(other.done() for other in others):
+            wait(others)
     for other in others:
         other.result()
 

@@ -11,14 +11,14 @@ MOST_ROWS = 32
 CHUNK_ELEMENTS = 1 << 16
 LEAST_CHUNK_ROWS = 256
 # multiply-adds below which a second thread costs more than it gives
-LEAST_WORK = 4_000_000
+LEAST_WORK = 400_000
 
 
 def _up(size: int, multiple: int) -> int:
     return (size + multiple - 1) // multiple * multiple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The sizes of one layer and direction."""
 

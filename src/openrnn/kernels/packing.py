@@ -98,13 +98,14 @@ def _make_pack_transposed(dtype: str) -> Any:
     @compiled
     @named(dtype)
     def pack_transposed(  # type: ignore[no-untyped-def]
-        w, rows_per_gate, gates, inner, w_row, out, padded_unit
+        w, rows_per_gate, gates, inner, w_row, out, padded_unit, task, tasks
     ):
         """Packs B[k, g padded_unit + u] = W[g rows_per_gate + u, k]; the padding is zero.
 
         W[j, k] lies at w + j w_row + k; out has gates padded_unit columns, rounded up to PANEL.
+        A task writes every tasks-th panel.
         """
-        for first in range(0, gates * padded_unit, panel):
+        for first in range(task * panel, gates * padded_unit, tasks * panel):
             for half in range(2):
                 start = out + (first * inner + half * lanes) * size
                 column = first + half * lanes
@@ -119,14 +120,14 @@ def _make_pack_plain(dtype: str) -> Any:
     @compiled
     @named(dtype)
     def pack_plain(  # type: ignore[no-untyped-def]
-        w, gates, rows_per_gate, padded_unit, columns, w_row, out
+        w, gates, rows_per_gate, padded_unit, columns, w_row, out, task, tasks
     ):
         """Packs B[g padded_unit + u, j] = W[g rows_per_gate + u, j]; the padding is zero.
 
         W[i, j] lies at w + i w_row + j; out has gates padded_unit rows and `columns` columns,
-        rounded up to PANEL.
+        rounded up to PANEL. A task writes every tasks-th panel.
         """
-        for first in range(0, columns, panel):
+        for first in range(task * panel, columns, tasks * panel):
             width = min(columns - first, panel)
             for gate in range(gates):
                 rows = w + (gate * rows_per_gate * w_row + first) * size

@@ -1,23 +1,19 @@
-"""How one layer and direction runs at given sizes: threads, and its job but for addresses."""
+"""How one layer and direction runs at given sizes: threads, scratch, the head of its job."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from openrnn.kernels import jobs, launch
+from openrnn.kernels import launch
 from openrnn.kernels.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a run needs beside tensors; `job` is a template to be copied."""
+    """What a run needs beside tensors."""
 
-    layout: Layout
     tasks: int
     scratch: int  # bytes of all tasks
     packs: bool
-    job: Any
+    head: tuple[int, ...]  # the fields of `kernels.jobs` up to DROP
 
 
 def plan(
@@ -29,7 +25,7 @@ def plan(
     skip: bool,
     kept: bool,
     backward: bool,
-    states: int,
+    ragged: bool,
 ) -> Plan:
     """The plan of a forward or backward run."""
     rows = layout.tile_rows(batch, threads)
@@ -40,11 +36,10 @@ def plan(
         if backward
         else layout.forward_scratch(rows, chunk, kept)
     )
-    packs = backward or launch.packs(steps, batch)
-    job = np.zeros(jobs.TAIL + 8 * states, dtype=np.int64)
-    job[: jobs.DROP] = (
+    packs = launch.packs(steps, batch) or (backward and not layout.plain)
+    head = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
         layout.padded, layout.columns, layout.width, layout.wide,
-        reverse, rows, chunk, packs, skip, 0, room, sum(layout.sums) * layout.size,
+        reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
     )  # fmt: skip
-    return Plan(layout, tasks, tasks * room, packs, job)
+    return Plan(tasks, tasks * room, packs, head)

@@ -100,7 +100,7 @@ class Cpu(Backend):
         spec = call.problem.spec
         outer, dtype = call.x.dtype, inside(call.x.dtype)
         call = _converted(call, dtype)
-        y, dy = y.to(dtype), _to(grads.y, dtype)
+        y, dy = _to(y, dtype), _to(grads.y, dtype)
         d_finals = [_to(grad, dtype, contiguous=True) for grad in grads.finals]
         d_every = [_to(grad, dtype, contiguous=True) for grad in grads.all_states]
         d_states = [torch.zeros_like(s) if n else None for s, n in zip(call.states, needs.states)]
@@ -157,7 +157,8 @@ class Cpu(Backend):
 def _to(tensor: Tensor | None, dtype: torch.dtype, contiguous: bool = False) -> Any:
     if tensor is None:
         return None
-    tensor = tensor.to(dtype)
+    if tensor.dtype is not dtype:
+        tensor = tensor.to(dtype)
     return tensor.contiguous() if contiguous else tensor
 
 
@@ -165,10 +166,14 @@ def _converted(call: Call, dtype: torch.dtype) -> Call:
     """The call in the type that the kernels compute in, every tensor laid out as they read it."""
 
     def plain(tensors: list[Tensor]) -> list[Tensor]:
-        if all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in tensors):
-            return tensors
         return [tensor.to(dtype).contiguous() for tensor in tensors]
 
+    for tensor in (*call.states, *call.params, *call.reset_states):
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            break
+    else:
+        if call.lengths is None and call.reset is None and call.x.stride(-1) == 1:
+            return call
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return Call(
         call.problem, rows_of(x), plain(call.states), plain(call.params),

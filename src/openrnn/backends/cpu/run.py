@@ -1,8 +1,10 @@
 """One layer and direction on the CPU: from tensors to the kernels' job, and back."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from struct import pack, unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +51,20 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     )  # fmt: skip
 
 
+class _Chain(NamedTuple):
+    """What a layer and direction of a spec is, whatever the call."""
+
+    cell: "Traced"
+    layout: "Layout"
+    slots: tuple[int | None, ...]  # where its parameters are: w_ih, w_hh, b_ih, b_hh, w_hr, vectors
+
+
+@lru_cache(maxsize=4096)
+def _chain(spec: Spec, layer: int, direction: int, dtype: torch.dtype) -> _Chain:
+    slots = places(spec)[layer * spec.directions + direction]
+    return _Chain(_traced(spec), layout_of(spec, layer, dtype), tuple(slots))
+
+
 @lru_cache(maxsize=2048)
 def _plan(*sizes: Any) -> "Plan":
     from openrnn.kernels.plan import plan
@@ -69,20 +85,16 @@ class Run:
     """One layer and direction of a call: fills the kernels' job and runs it."""
 
     __slots__ = (
-        "call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "w_hh",
-        "weights",
+        "call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "weights"
     )  # fmt: skip
 
     def __init__(self, call: Call, layer: int, direction: int, order: Tensor | None) -> None:
         spec = call.problem.spec
         self.call, self.layer, self.direction, self.order = call, layer, direction, order
-        self.spec, self.cell = spec, _traced(spec)
-        self.layout = layout_of(spec, layer, call.x.dtype)
-        here = places(spec)[layer * spec.directions + direction]
-        # w_ih, w_hh, b_ih, b_hh, w_hr, then per-unit vectors
-        self.weights = [None if place is None else call.params[place] for place in here]
-        self.w_hh = call.params[here[1] or 0]
-        self.vectors = _padded(self.weights[5:], self.layout.padded) if len(here) > 5 else None
+        self.spec = spec
+        self.cell, self.layout, slots = _chain(spec, layer, direction, call.x.dtype)
+        self.weights = [None if slot is None else call.params[slot] for slot in slots]
+        self.vectors = _padded(self.weights[5:], self.layout.padded) if len(slots) > 5 else None
 
     def forward(
         self,
@@ -92,25 +104,23 @@ class Run:
         finals: list[Tensor],
         every: list[Tensor],
     ) -> None:
-        layout = self.layout
-        plan = self._plan(bool(held), backward=False)
-        w_ih, w_hr = self.weights[0], self.weights[4]
-        w_hh = self.w_hh
+        call, layout = self.call, self.layout
+        plan = self._plan(kept=bool(held))
+        w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if plan.packs or w_hr is not None:
             from openrnn.kernels.matrices import transposed
 
             if plan.packs:
-                w_ih = w_ih if w_ih is None else transposed(w_ih, layout.gates, layout.padded)
+                w_ih = transposed(w_ih, layout.gates, layout.padded)
                 w_hh = transposed(w_hh, layout.gates, layout.padded)
-            if w_hr is not None:
-                w_hr = transposed(w_hr, 1, layout.width)
+            w_hr = transposed(w_hr, 1, layout.width)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
-        job = plan.job.copy()
-        self._fill(job, x, y, (w_ih, w_hh, w_hr), held, scratch)
-        call = self.call
-        self._fill_states(job, 0, (call.states, call.reset_states, finals, every))
-        hold = (x, y, w_ih, w_hh, w_hr, scratch, self, held, finals, every)
-        launch.run(build.forward(self.cell, layout.dtype), job, plan.tasks, self._scale, hold)
+        fields = (
+            *plan.head, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
+            *(0,) * (jobs.TAIL - jobs.DY),
+            *self._of_states((call.states, call.reset_states, finals, every)),
+        )  # fmt: skip
+        launch.run(build.forward(self.cell, layout.dtype), array("q", fields), plan.tasks)
 
     def backward(
         self,
@@ -122,48 +132,43 @@ class Run:
         states: tuple[Sequence[Tensor | None], ...],
         weighs: bool,
     ) -> list[Tensor | None]:
-        """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted."""
+        """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted.
+
+        `states` are the gradients of initial, fresh, final and all states.
+        """
         from openrnn.kernels.matrices import gradients, plain
 
         layout = self.layout
-        plan = self._plan(True, backward=True)
-        w_ih, w_hr = self.weights[0], self.weights[4]
-        w_hh = self.w_hh
-        if w_ih is not None and dx is not None:
+        plan = self._plan(kept=True, backward=True)
+        w_ih, w_hh, _, _, w_hr, *_ = self.weights
+        if dx is None:
+            w_ih = None
+        if x.shape[0] == 1 and all(state is None for state in (*states[0], *states[1])):
+            w_hh = None  # nothing goes back beyond the first step
+        if plan.packs:
             w_ih = plain(w_ih, layout.gates, layout.padded)
-        w_hh = plain(w_hh, layout.gates, layout.padded)
-        if w_hr is not None:
-            w_hr = plain(w_hr, 1, layout.outputs)
+            w_hh = plain(w_hh, layout.gates, layout.padded)
+        w_hr = plain(w_hr, 1, layout.outputs)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
-        sums, ragged = None, self.call.lengths is not None
+        sums = None
         if weighs or self.vectors is not None:
             sums = x.new_empty(plan.tasks, sum(layout.sums))
-            # with lengths a task may have no step at all, and would write nothing
-            (sums if ragged else sums[:, layout.sum_offsets[3] :]).zero_()
         dy = None if dy is None else rows_of(dy)
-        job = plan.job.copy()
-        job[jobs.WRITES] = not ragged
-        self._fill(job, x, y, (w_ih, w_hh, w_hr), held, scratch)
-        job[jobs.DY : jobs.TAIL] = (
+        fields = (
+            *plan.head, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
             *self._beside(dy), *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
             self.direction, _address(sums),
+            *self._of_states((self.call.states, self.call.reset_states, [], [], *states)),
         )  # fmt: skip
-        self._fill_states(job, 0, (self.call.states, self.call.reset_states))
-        self._fill_states(job, 4, states)
-        hold = (x, y, w_ih, w_hh, w_hr, scratch, self, held, dy, dx, states, sums)
-        launch.run(build.backward(self.cell, layout.dtype), job, plan.tasks, self._scale, hold)
+        launch.run(build.backward(self.cell, layout.dtype), array("q", fields), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
-    def _plan(self, kept: bool, backward: bool) -> "Plan":
+    def _plan(self, kept: bool, backward: bool = False) -> "Plan":
         x = self.call.x
         return _plan(
             self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
-            self.weights[0] is None, kept, backward, len(self.spec.states),
+            self.weights[0] is None, kept, backward, self.call.lengths is not None,
         )  # fmt: skip
-
-    @property
-    def _scale(self) -> float:
-        return philox.scale(self.spec.dropout)
 
     def _beside(self, y: Tensor | None) -> tuple[int, int, int]:
         """Address and strides of this direction's part of (T, B, D*O)."""
@@ -172,44 +177,49 @@ class Run:
         offset = self.direction * self.spec.output_size * y.element_size()
         return y.data_ptr() + offset, y.stride(0), y.stride(1)
 
-    def _fill(
+    def _drop(self) -> tuple[int, ...]:
+        """The fields of a job from DROP to X."""
+        call = self.call
+        if self.layer == 0 or not call.problem.drops or call.seed is None:
+            return (0,) * (jobs.X - jobs.DROP)
+        low, high, offset = philox.split(call.seed)
+        # the mask belongs to the output of the layer below
+        word = (self.layer - 1 + 256 * offset) & philox.WORD
+        p = self.spec.dropout
+        (scale,) = unpack("q", pack("d", philox.scale(p)))
+        return 1, low, high, word, philox.threshold(p), scale
+
+    def _tensors(
         self,
-        job: Any,
         x: Tensor,
         y: Tensor,
         matrices: tuple[Tensor | None, ...],
         held: list[Tensor],
         scratch: Tensor,
-    ) -> None:
-        """Writes what forward and backward jobs share, in the order of `kernels.jobs`."""
-        call, layout = self.call, self.layout
-        if self.layer > 0 and call.problem.drops and call.seed is not None:
-            low, high, offset = philox.split(call.seed)
-            # the mask belongs to the output of the layer below
-            word = (self.layer - 1 + 256 * offset) & philox.WORD
-            job[jobs.DROP : jobs.X] = (1, low, high, word, philox.threshold(self.spec.dropout))
+    ) -> tuple[int, ...]:
+        """The fields of a job from X to DY."""
+        call = self.call
         kept: tuple[int, ...] = (0, 0, 0, 0)
         if held:
             rest = iter(held)
-            kept = tuple(next(rest).data_ptr() if width else 0 for width in layout.widths)
-        job[jobs.X : jobs.DY] = (
-            x.data_ptr(), x.stride(0), x.stride(1), *self._beside(y), *map(_address, matrices),
+            kept = tuple(next(rest).data_ptr() if width else 0 for width in self.layout.widths)
+        step, row, _ = x.stride()
+        return (
+            x.data_ptr(), step, row, *self._beside(y), *map(_address, matrices),
             *map(_address, self.weights[2:4]), _address(self.vectors),
             _address(call.lengths), _address(self.order), _address(call.reset),
             *kept, scratch.data_ptr(),
         )  # fmt: skip
 
-    def _fill_states(
-        self, job: Any, first: int, groups: tuple[Sequence[Tensor | None], ...]
-    ) -> None:
-        """Writes the addresses of this chain's part of each group of states, from a group on."""
+    def _of_states(self, groups: tuple[Sequence[Tensor | None], ...]) -> Iterator[int]:
+        """The addresses of this chain's part of each state, group by group, 0 where absent."""
         chain = self.layer * self.spec.directions + self.direction
-        count = len(self.spec.states)
-        for number, group in enumerate(groups, first):
-            for place, state in enumerate(group):
-                if state is not None:
-                    offset = chain * state.stride(0) * state.element_size()
-                    job[jobs.TAIL + number * count + place] = state.data_ptr() + offset
+        nothing = [0] * len(self.spec.states)
+        for group in groups:
+            yield from nothing if not group else [
+                0 if state is None else state.data_ptr() + chain * state.stride(0) * state.itemsize
+                for state in group
+            ]
 
 
 def _padded(vectors: Sequence[Tensor | None], padded: int) -> Tensor:
