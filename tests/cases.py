@@ -32,8 +32,20 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
         "two dependent products": lambda problem: cells.lookup(problem.spec.cell).dependent_product,
         "torch.func transform": lambda problem: problem.transform,
         "needs cpu": lambda problem: problem.device != "cpu",
+        "is cuDNN's": lambda problem: problem.spec.algorithm != "auto",
+    },
+    "cudnn": {
+        "needs cuda": lambda problem: problem.device != "cuda",
+        "is not one of cuDNN's": lambda problem: problem.spec.cell not in CUDNN,
+        "two dependent products": lambda problem: cells.lookup(problem.spec.cell).dependent_product,
+        "torch.func transform": lambda problem: problem.transform,
+        "resets inside": lambda problem: problem.reset,
+        "states of all steps": lambda problem: problem.return_states,
     },
 }
+CUDNN = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+# where a backend's tensors lie; the cases are drawn and judged on the CPU
+DEVICE = {"cudnn": "cuda"}
 
 
 def require(name: str) -> None:
@@ -49,6 +61,8 @@ def require(name: str) -> None:
 def takes(name: str, problem: Problem) -> bool:
     """Whether the backend takes the problem; fails where that is not what `REFUSALS` says."""
     assert name in REFUSALS, f"backend {name} has no row in tests/cases.py REFUSALS"
+    if name in DEVICE and problem.device == "cpu":
+        problem = replace(problem, device=DEVICE[name])
     reasons = dispatch.BACKENDS[name].refusals(problem)
     expected = [words for words, when in REFUSALS[name].items() if when(problem)]
     for words in expected:
@@ -155,10 +169,10 @@ class Inputs:
         )
         return made
 
-    def cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def cast(self, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
         """Fresh leaves in this dtype, in the layout of the case."""
         return {
-            name: _lay_out(value.to(dtype), self.case.layout, name).requires_grad_(
+            name: _lay_out(value.to(device, dtype), self.case.layout, name).requires_grad_(
                 name in self.required
             )
             for name, value in self.leaves.items()
@@ -189,7 +203,7 @@ def _lay_out(value: Tensor, layout: str, name: str) -> Tensor:
     if layout == "batch_first" and value.dim() > 1:
         return value.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "strided":
-        wide = torch.full((*value.shape, 2), math.nan, dtype=value.dtype)
+        wide = value.new_full((*value.shape, 2), math.nan)
         wide[..., 0] = value
         return wide[..., 0]
     if layout == "expanded" and name == "x" and value.numel():
@@ -202,7 +216,9 @@ Found = dict[str, Tensor]
 
 def ask(case: Case, inputs: Inputs, backend: str, dtype: torch.dtype | None = None) -> Found:
     """Outputs and gradients by name, from one call in the case's dtype or another."""
-    spec, leaves = case.spec, inputs.cast(dtype or case.dtype)
+    # an algorithm is a way, not a meaning: only the backend that has it is asked for it
+    spec = case.spec if backend in DEVICE else case.spec.with_(algorithm="auto")
+    leaves = inputs.cast(dtype or case.dtype, DEVICE.get(backend, "cpu"))
     before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
     weights = [leaves[slot.name] for slot in params.module_slots(spec)]
     initial = [leaves[f"{name}_0"] for name in spec.states] if case.states else None
@@ -233,7 +249,7 @@ def ask(case: Case, inputs: Inputs, backend: str, dtype: torch.dtype | None = No
         found[f"d{name}"] = torch.zeros_like(leaf) if grads[name] is None else grads[name]
     for name, leaf in leaves.items():
         assert _same(leaf.detach(), before[name]), f"{backend} changed {name} in place"
-    return {name: value.detach() for name, value in found.items()}
+    return {name: value.detach().cpu() for name, value in found.items()}
 
 
 def _cotangents(case: Case, found: Found) -> Iterator[Tensor | None]:
@@ -243,9 +259,9 @@ def _cotangents(case: Case, found: Found) -> Iterator[Tensor | None]:
         kind = {"y": "y"}.get(name, "states" if name.startswith("all_") else "finals")
         drawn = torch.randn(value.shape, generator=dice, dtype=torch.float64).to(dtype)
         if case.cotangents == "sum":
-            yield torch.ones((), dtype=value.dtype).expand(value.shape)
+            yield value.new_ones(()).expand(value.shape)
         else:
-            yield drawn.to(value.dtype) if case.cotangents in ("all", kind) else None
+            yield drawn.to(value) if case.cotangents in ("all", kind) else None
 
 
 def _check_outputs(case: Case, found: Found, leaves: Found, dtype: torch.dtype) -> None:

@@ -21,6 +21,20 @@ class NoBackendError(OpenRNNError, RuntimeError):
         return type(self), (self.problem, self.reasons)
 
 
+class LibraryError(OpenRNNError, RuntimeError):
+    """A native library that is missing or refused a call; the message has its own words.
+
+    `call` names the function, `status` is the library's name for the failure, `detail` its text.
+    """
+
+    def __init__(self, call: str, status: str, detail: str = "") -> None:
+        self.call, self.status, self.detail = call, status, detail
+        super().__init__(f"{call}: {status}" + (f": {detail}" if detail else ""))
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.call, self.status, self.detail)
+
+
 class CellError(OpenRNNError, ValueError):
     """A cell that cannot be used: not elementwise, a wrong signature, an unknown name."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import dispatch, op, philox, reference
-from openrnn.backends.base import Call
+from openrnn.backends.base import Call, remember_host
 from openrnn.spec import Problem, Spec
 
 States = tuple[Tensor, ...]
@@ -142,7 +142,10 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             raise ValueError(
                 f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
             )
-    return lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
+    there = lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
+    if x.is_cuda and not lengths.is_cuda and not torch.compiler.is_compiling():
+        remember_host(there, lengths)
+    return there
 
 
 def check_reset(reset: Tensor, x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ round the dispatcher, straight to the backend: at T = 1 its cost would be felt. 
 `torch.autograd.Function`.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS
+from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
 from openrnn.spec import Problem, Spec
 
@@ -93,9 +94,15 @@ def _forward_fake(*args: Any) -> list[Tensor]:
 
 
 def _backward(*args: Any) -> list[Tensor]:
+    return _differentiated(False, *args)
+
+
+def _differentiated(last: bool, *args: Any) -> list[Tensor]:
+    """`last`: nobody differentiates this call again, so its reserve may be used up."""
     *tensors, y, reserve, grads, spec, backend, training, return_states, needs = args
     how = How(spec, backend, True, training, return_states)
     call = _call(how, *tensors)
+    call.last = last
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
     wanted = _needs(needs, len(call.states), len(call.params))
@@ -152,6 +159,9 @@ class Recurrence(torch.autograd.Function):
             call = _call(how, *inputs)
             count = len(call.problem.spec.states)
             cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
+            if call.problem.drops and BACKENDS[how.backend].own_masks:
+                why = "its dropout masks are its own, and a second derivative cannot repeat them"
+                raise NoBackendError(f"the derivative of {call.problem}", {how.backend: [why]})
             # a derivative of the derivative is asked for: only the reference has one
             found = differentiate(call, cotangents, _needs(wanted, states, params), True)
         else:
@@ -167,7 +177,10 @@ def _fast_backward(
     grads: list[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    run = torch.ops.openrnn.backward if _traced(y) else _backward
+    if _traced(y):
+        run: Any = torch.ops.openrnn.backward
+    else:
+        run = partial(_differentiated, not torch._C._autograd._get_current_graph_task_keep_graph())
     found = iter(
         run(
             *inputs,
@@ -244,9 +257,21 @@ def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
 
 
+def _apart(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
+    """What `run` returns, each tensor dense and in storage of its own: so the fakes say."""
+    seen: set[int] = set()
+    made = []
+    for tensor in run(*args):
+        place = tensor.untyped_storage()._cdata
+        copied = place in seen or not tensor.is_contiguous()
+        made.append(tensor.clone(memory_format=torch.contiguous_format) if copied else tensor)
+        seen.add(place)
+    return made
+
+
 for _device in ("CPU", "CUDA"):
-    _LIBRARY.impl("forward", _forward, _device)
-    _LIBRARY.impl("backward", _backward, _device)
+    _LIBRARY.impl("forward", partial(_apart, _forward), _device)
+    _LIBRARY.impl("backward", partial(_apart, _backward), _device)
 _LIBRARY.impl("forward", _autograd, "Autograd")
 _LIBRARY.impl("backward", _backward_autograd, "Autograd")
 torch.library.register_fake("openrnn::forward", _forward_fake, lib=_LIBRARY)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from openrnn.cells import lookup
 from openrnn.spec import Problem
@@ -31,6 +32,7 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
+    algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Call:
     reset: Tensor | None = None  # (T, B) bool
     reset_states: list[Tensor] = field(default_factory=list)  # like states; empty for zeros
     seed: Tensor | None = None  # (2,) int64: seed and offset of the dropout masks
+    seed_given: bool = False  # by the user, not drawn for this call
+    last: bool = False  # no other backward will read the reserve: this one may overwrite it
 
 
 @dataclass(slots=True)
@@ -107,6 +111,7 @@ class Backend:
 
     name: str
     can: Capabilities
+    own_masks = False  # its dropout masks are not those of philox.py, so nothing can repeat them
 
     def absent(self) -> str | None:
         """Why this machine cannot use it, or None. Looks at the machine only."""
@@ -128,6 +133,8 @@ class Backend:
             reasons.append(f"bias_mode {spec.bias_mode}, needs {_words(can.bias_modes)}")
         if spec.input_mode not in can.input_modes:
             reasons.append(f"input_mode {spec.input_mode}, needs {_words(can.input_modes)}")
+        if spec.algorithm != "auto" and spec.algorithm not in can.algorithms:
+            reasons.append(f"algorithm {spec.algorithm} is cuDNN's, needs auto")
         wants = (
             (problem.grad, can.grad, "gradients"),
             (spec.num_layers > 1, can.layers, f"{spec.num_layers} layers"),
@@ -165,6 +172,23 @@ class Backend:
     ) -> Gradients:
         """The gradients of a call whose forward returned y and reserve; leaves both unchanged."""
         raise NotImplementedError
+
+
+_hosts = WeakTensorKeyDictionary()
+
+
+def remember_host(lengths: Tensor, host: Tensor) -> None:
+    """Notes that lengths on a device came from the host, so that nobody has to fetch them."""
+    _hosts[lengths] = host.to(torch.int32).contiguous()
+
+
+def host_lengths(lengths: Tensor) -> Tensor:
+    """Lengths (B,) as int32 on the host; waits for the device where they came from there."""
+    found: Tensor | None = _hosts.get(lengths)
+    if found is None:
+        found = lengths.to(device="cpu", dtype=torch.int32).contiguous()
+        _hosts[lengths] = found
+    return found
 
 
 def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:

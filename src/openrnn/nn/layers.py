@@ -16,6 +16,8 @@ EXTRAS = """
         input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
         cell_clip: bounds, or one symmetric bound, of the cell state where it is read (LSTM).
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
+        algorithm: of cuDNN, by name; "auto" measures once and takes the fastest with right numbers.
+        reset_dropout_state: cuDNN's dropout starts anew from a fresh seed at each call.
 
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final

@@ -261,6 +261,7 @@ def forward(
             None if reset is None else plain(functional.check_reset(reset, x)),
             _filled(spec, fresh, x, reset_names),
             _seed(seed, offset, generator) if drops else None,
+            seed_given=seed is not None,
         )
         out = dispatch.BACKENDS[name].forward(call)
     y, every = out.y, out.all_states

@@ -44,6 +44,8 @@ def spec(
     num_proj: int = 0,
     cell_clip: float | tuple[float, float] | None = None,
     precision: str | None = None,
+    algorithm: str = "auto",
+    reset_dropout_state: bool = False,
 ) -> Spec:
     """The network that the operators here take; they also take that of any cell, `cell.spec(...)`.
 
@@ -56,6 +58,9 @@ def spec(
         num_proj: P of an LSTM's projection; 0 or, as in cuDNN, num_units means none.
         cell_clip: bounds, or one symmetric bound, of an LSTM's cell state.
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
+        algorithm: of cuDNN, "standard", "persist_static", "persist_dynamic" or
+            "persist_static_small_h"; "auto" takes the fastest.
+        reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.
 
     Raises:
         ValueError: a word is unknown or a size impossible.
@@ -81,7 +86,8 @@ def spec(
         input_size, num_units, num_layers=num_layers, bidirectional=DIRECTIONS[direction],
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=float(dropout),
         cell_clip=None if cell_clip is None else tuple(cell_clip),
-        precision=precision or "default",
+        precision=precision or "default", algorithm=algorithm,
+        reset_dropout_state=reset_dropout_state,
     )  # fmt: skip
     cells.check(made)
     return made

@@ -1,0 +1,3 @@
+"""cuDNN's recurrent networks, called directly."""
+
+from openrnn.backends.cudnn.backend import Cudnn as Cudnn

@@ -1,0 +1,163 @@
+"""The backend: which calls cuDNN takes, and the way of a call through it."""
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Capabilities,
+    Cotangents,
+    Gradients,
+    Needs,
+    Outputs,
+    TensorShape,
+    host_lengths,
+    state_shapes,
+)
+from openrnn.backends.cudnn import algorithms, dropout, long, run, weights
+from openrnn.backends.cudnn.reserve import reserve_bytes
+from openrnn.native.cudnn import library
+from openrnn.native.cudnn.descriptors import ALGORITHMS, CELLS, TIME_MAJOR, Kind
+from openrnn.native.cudnn.handles import current
+from openrnn.params import size
+from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
+
+
+class Cudnn(Backend):
+    """NVIDIA's kernels: four cells, every algorithm, fixed equations."""
+
+    name = "cudnn"
+    own_masks = True
+    can = Capabilities(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+        capability=(6, 0),
+        bias_modes=frozenset(BIAS_MODES),
+        input_modes=frozenset(INPUT_MODES),
+        grad=True,
+        layers=True,
+        bidirectional=True,
+        projection=True,
+        clip=True,
+        dropout=True,
+        lengths=True,
+        algorithms=frozenset(ALGORITHMS),
+    )
+
+    def absent(self) -> str | None:
+        return library.absent()
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Also: cells that cuDNN does not have, bounds and algorithms that do not fit the spec."""
+        spec = problem.spec
+        reasons = super().refusals(problem)
+        if spec.cell not in CELLS:
+            reasons.append(f"cell {spec.cell} is not one of cuDNN's: {', '.join(sorted(CELLS))}")
+        if problem.dtype == torch.bfloat16 and (problem.capability or (8, 0)) < (8, 0):
+            reasons.append("dtype bfloat16 needs compute capability 8.0")
+        if spec.algorithm != "auto":
+            why = algorithms.unfit(spec.algorithm, problem)
+            if why is not None:
+                reasons.append(f"algorithm {spec.algorithm} {why}")
+        return reasons
+
+    def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+        """One opaque buffer; beyond 65,535 steps those of each chain and chunk."""
+        if steps > run.LONGEST:
+            return long.reserve(problem, steps, batch)
+        return [((reserve_bytes(problem, steps, batch),), torch.uint8)]
+
+    def forward(self, call: Call) -> Outputs:
+        problem, x = call.problem, call.x
+        steps, batch = x.shape[0], x.shape[1]
+        lengths, empty = lengths_of(call)
+        if empty:
+            return _nothing(self, call)
+        if steps > run.LONGEST:
+            return long.forward(call, lengths)
+        net = _net(call, lengths, forward=True)
+        training = problem.grad or problem.drops
+        kept = reserve_bytes(problem, steps, batch) if problem.grad else 0
+        y, finals, reserve = run.forward(net, x, call.states, lengths, training, kept)
+        return Outputs(y, finals, [], [reserve] if reserve is not None and problem.grad else [])
+
+    def backward(
+        self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
+    ) -> Gradients:
+        spec = call.problem.spec
+        lengths, empty = lengths_of(call)
+        if empty:
+            return _nothing_back(call, grads, needs)
+        if call.x.shape[0] > run.LONGEST:
+            return long.backward(call, y, reserve, grads, needs, lengths)
+        net = _net(call, lengths, forward=False)
+        space = weights.gradients(spec, call.x) if any(needs.params) else None
+        # cuDNN writes over the reserve, so another backward would need a whole one
+        kept = reserve[0] if call.last else reserve[0].clone()
+        dx, d_states = run.backward(
+            net, call.x, y, call.states, lengths, kept, grads.y, grads.finals, needs.states, space
+        )
+        d_params: list[Tensor | None] = [None] * len(call.params)
+        if space is not None:
+            d_params = weights.split(spec, space, needs.params)
+        return Gradients(dx if needs.x else None, d_states, d_params, [])
+
+
+def lengths_of(call: Call) -> tuple[run.Lengths | None, bool]:
+    """The lengths where any ends early, and whether no row has a step."""
+    steps, batch = call.x.shape[0], call.x.shape[1]
+    if steps == 0 or batch == 0:
+        return None, True
+    if call.lengths is None:
+        return None, False
+    host = host_lengths(call.lengths)
+    low, high = (int(value) for value in host.aminmax())
+    if low == steps:
+        return None, high == 0
+    return run.Lengths(host, call.lengths, low == 0), high == 0
+
+
+def _net(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Net:
+    """The network of a call, made ready on the device and stream of x."""
+    problem, spec, x = call.problem, call.problem.spec, call.x
+    handle = current(x.device.index)
+    address, alive = weights.flat(spec, call.params, handle.stream)
+    algorithm = algorithms.choose(problem, x, lengths is not None)
+    drop = None
+    if problem.drops:
+        drop = dropout.states_of(handle, call) if forward else dropout.idle(handle)
+    kind = Kind(
+        spec, x.dtype, run.math_of(spec, x.dtype), algorithm,
+        lengths is not None or run.layout_of(x, algorithm) != TIME_MAJOR,
+        0 if drop is None else drop.data_ptr(),
+        (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None,
+    )  # fmt: skip
+    return run.make(kind, handle, address, size(spec) * x.element_size(), drop, alive)
+
+
+def _nothing(backend: Cudnn, call: Call) -> Outputs:
+    """No row has a step: y is 0 and the states stay what they were."""
+    problem, spec, x = call.problem, call.problem.spec, call.x
+    y = torch.zeros(
+        (*x.shape[:2], spec.directions * spec.output_size), dtype=x.dtype, device=x.device
+    )
+    if call.states:
+        finals = [state.clone(memory_format=torch.contiguous_format) for state in call.states]
+    else:
+        finals = [x.new_zeros(shape) for shape in state_shapes(problem, x.shape[1])]
+    kinds = backend.reserve(problem, x.shape[0], x.shape[1]) if problem.grad else []
+    return Outputs(y, finals, [], [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
+
+
+def _nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
+    d_states: list[Tensor | None] = []
+    for state, final, want in zip(call.states, grads.finals, needs.states):
+        fresh = torch.zeros_like(state) if final is None else final.clone()
+        d_states.append(fresh if want else None)
+    dx = torch.zeros_like(call.x, memory_format=torch.contiguous_format) if needs.x else None
+    d_params = [
+        torch.zeros_like(tensor, memory_format=torch.contiguous_format) if want else None
+        for tensor, want in zip(call.params, needs.params)
+    ]
+    return Gradients(dx, d_states, d_params, [])

@@ -1,0 +1,92 @@
+"""cuDNN's weight space: our separate tensors in one flat buffer, in the order of `params.slots`."""
+
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from openrnn.params import module_slots, size, slots, unpack
+from openrnn.spec import Spec
+
+
+@lru_cache(maxsize=1024)
+def _order(spec: Spec) -> tuple[int, ...]:
+    """For each slot of the flat buffer its place among the tensors of a call."""
+    places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
+    return tuple(places[slot.name] for slot in slots(spec))
+
+
+class _Packed:
+    """A packed copy, and by what it is known that it still holds."""
+
+    __slots__ = ("flat", "tensors", "versions")
+
+    def __init__(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
+        self.flat = flat
+        self.tensors = [weakref.ref(tensor) for tensor in tensors]
+        self.versions = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        return len(self.tensors) == len(tensors) and all(
+            reference() is tensor and version == (tensor._version, tensor.data_ptr())
+            for reference, tensor, version in zip(self.tensors, tensors, self.versions)
+        )
+
+
+_kept: dict[tuple[int, int, torch.dtype], _Packed] = {}
+
+
+def flat(spec: Spec, tensors: Sequence[Tensor], stream: int) -> tuple[int, object]:
+    """The address of the weight space, and what keeps it alive.
+
+    Nothing is copied where the tensors lie side by side already, as views of one flat buffer do.
+    A copy is kept until a tensor is replaced or changed in place. A change through `.data` leaves
+    no trace: call `forget()` after one.
+    """
+    address = _adjacent(spec, tensors)
+    if address is not None:
+        return address, tensors
+    # what a graph replays must read the weights of that time; inference tensors count no versions
+    fresh = torch.cuda.is_current_stream_capturing() or any(t.is_inference() for t in tensors)
+    key = (id(tensors[0]), stream, tensors[0].dtype)
+    if not fresh:
+        found = _kept.get(key)
+        if found is not None and found.holds(tensors):
+            return found.flat.data_ptr(), found.flat
+    packed = torch.cat([tensors[place].detach().reshape(-1) for place in _order(spec)])
+    if not fresh:
+        if key not in _kept:
+            weakref.finalize(tensors[0], _kept.pop, key, None).atexit = False
+        _kept[key] = _Packed(tensors, packed)
+    return packed.data_ptr(), packed
+
+
+def forget() -> None:
+    """Drops all packed copies."""
+    _kept.clear()
+
+
+def _adjacent(spec: Spec, tensors: Sequence[Tensor]) -> int | None:
+    """Where the flat buffer begins, if the tensors are consecutive views of one."""
+    wanted = module_slots(spec)
+    width = tensors[0].element_size()
+    begin = tensors[0].data_ptr() - wanted[0].offset * width
+    for slot, tensor in zip(wanted, tensors):
+        if tensor.data_ptr() != begin + slot.offset * width or not tensor.is_contiguous():
+            return None
+    storage = tensors[0].untyped_storage().data_ptr()
+    if any(tensor.untyped_storage().data_ptr() != storage for tensor in tensors):
+        return None
+    return begin
+
+
+def gradients(spec: Spec, like: Tensor) -> Tensor:
+    """A zeroed weight space, into which cuDNN adds."""
+    return torch.zeros(size(spec), dtype=like.dtype, device=like.device)
+
+
+def split(spec: Spec, space: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of the tensors of a call, as views of the weight space."""
+    return [part if want else None for part, want in zip(unpack(spec, space), wanted)]

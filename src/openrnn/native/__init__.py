@@ -1,0 +1,1 @@
+"""Bindings of native libraries; nothing is loaded before it is used."""

@@ -1,0 +1,128 @@
+"""One cuDNN handle for each device and thread, on torch's current stream."""
+
+import atexit
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from openrnn.native.cudnn.library import Library, load
+
+
+class Handle:
+    """A handle of the thread that made it; closed when that thread or the process ends.
+
+    Attributes:
+        pointer: cuDNN's handle.
+        stream: the raw stream on which its calls run now.
+        dropout: random states, by stream and seed, which go on from call to call.
+    """
+
+    def __init__(self, library: Library, device: int) -> None:
+        made = ctypes.c_void_p()
+        with On(device):
+            library.cudnnCreate(ctypes.byref(made))
+        self.library, self.device = library, device
+        self.pointer = made.value
+        self.stream = 0
+        self.dropout: dict[tuple[int, int | None], Tensor] = {}
+        self.closing: list[Callable[[], None]] = []  # what else ends with the handle
+        self._process = os.getpid()
+        _open.add(self)
+
+    def follow(self) -> int:
+        """Moves the handle to torch's current stream, and returns that."""
+        stream: int = torch._C._cuda_getCurrentRawStream(self.device)
+        if stream != self.stream:
+            self.library.cudnnSetStream(self.pointer, stream)
+            self.stream = stream
+        return stream
+
+    def close(self) -> None:
+        """Gives the handle back, once; one that a fork copied is left alone."""
+        pointer, self.pointer = self.pointer, None
+        for end in self.closing:
+            end()
+        self.dropout.clear()
+        if pointer is not None and self._process == os.getpid():
+            with On(self.device):
+                self.library.cudnnDestroy(pointer)
+
+    def __del__(self) -> None:
+        # at the end of the interpreter modules may be gone, and with them what close needs
+        if getattr(self, "pointer", None) is not None and not _over:
+            self.close()
+
+
+class On:
+    """Makes a device current inside `with`; cheap where it already is."""
+
+    __slots__ = ("before", "device")
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before = torch.cuda.current_device()
+        if self.before != self.device:
+            torch.cuda.set_device(self.device)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.before != self.device:
+            torch.cuda.set_device(self.before)
+
+
+class _Own(threading.local):
+    """The handles of one thread, by device; they die with it."""
+
+    def __init__(self) -> None:
+        self.handles: dict[int, Handle] = {}
+
+
+_open: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+_own = _Own()
+_over = False
+
+
+def current(device: int) -> Handle:
+    """The calling thread's handle of a device, on torch's current stream there."""
+    handle = _own.handles.get(device)
+    if handle is None:
+        handle = _own.handles[device] = Handle(load(), device)
+    handle.follow()
+    return handle
+
+
+def count() -> int:
+    """How many handles are open in this process."""
+    return len(_open)
+
+
+def _close_all() -> None:
+    global _over  # noqa: PLW0603  # the interpreter ends once
+    for handle in list(_open):
+        handle.close()
+    _over = True
+
+
+def _forget() -> None:
+    """In a forked child: the parent's handles are not ours, neither to use nor to destroy."""
+    global _own, _open
+    for handle in list(_open):
+        handle.pointer = None
+    _own, _open = _Own(), weakref.WeakSet()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
