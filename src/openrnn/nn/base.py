@@ -50,6 +50,8 @@ class Layer(nn.Module):
         input_mode: str = "linear",
         cell_clip: float | tuple[float, float] | None = None,
         precision: str | None = None,
+        algorithm: str = "auto",
+        reset_dropout_state: bool = False,
     ) -> None:
         super().__init__()
         _check_torch_arguments(
@@ -71,7 +73,8 @@ class Layer(nn.Module):
             input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
             dropout=self.dropout, cell_clip=None if bounds is None else tuple(bounds),
-            precision=precision or "default",
+            precision=precision or "default", algorithm=algorithm,
+            reset_dropout_state=reset_dropout_state,
         )  # fmt: skip
         cells.check(self._spec)
         slots = params.module_slots(self._spec)
@@ -322,6 +325,8 @@ class Layer(nn.Module):
             ("input_mode", "linear"),
             ("cell_clip", None),
             ("precision", "default"),
+            ("algorithm", "auto"),
+            ("reset_dropout_state", False),
         ):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")
