@@ -41,6 +41,9 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
         "torch.func transform": lambda problem: problem.transform,
         "resets inside": lambda problem: problem.reset,
         "states of all steps": lambda problem: problem.return_states,
+        "projection of a": lambda problem: (
+            problem.spec.proj_size > 0 and problem.spec.cell in CUDNN - {"lstm"}
+        ),
     },
 }
 CUDNN = {"lstm", "gru", "rnn_tanh", "rnn_relu"}

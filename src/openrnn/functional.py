@@ -71,7 +71,7 @@ def recurrent(
 
     Args:
         spec: the network.
-        x: (T, B, I).
+        x: (T, B, I); (N, I) where `takes_packed` says so, with `packed_lengths`.
         params: in the order of `openrnn.params.module_slots(spec)`.
         states: initial states, each (L*D, B, O or H), zeros where not given.
         lengths: (B,) integers in [0, T]; y is 0 past them, final states are those at the true end.
@@ -93,7 +93,7 @@ def recurrent(
             raise ValueError(
                 f"x, states and parameters must have one dtype, got {x.dtype} and {tensor.dtype}"
             )
-    if lengths is not None:
+    if lengths is not None and x.dim() == 3:
         lengths = check_lengths(lengths, x)
     if reset is not None:
         reset = check_reset(reset, x)
@@ -156,6 +156,32 @@ def check_reset(reset: Tensor, x: Tensor) -> Tensor:
             f"reset must have shape {tuple(x.shape[:2])} (steps, batch), got {tuple(reset.shape)}"
         )
     return reset.to(device=x.device, dtype=torch.bool)
+
+
+def takes_packed(
+    spec: Spec,
+    x: Tensor,
+    params: Sequence[Tensor],
+    states: Sequence[Tensor] | None,
+    training: bool,
+    backend: str,
+) -> bool:
+    """Whether the backend that will run a packed x (N, I) takes it as it is."""
+    if torch.compiler.is_compiling() or not x.is_cuda or op.watched(x):
+        return False
+    inputs = (x, *params, *(states or ()))
+    grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    drops = bool(training and spec.dropout > 0 and spec.num_layers > 1)
+    name = _choose(
+        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed()
+    )
+    return dispatch.BACKENDS[name].can.packed
+
+
+def packed_lengths(packed: PackedSequence) -> Tensor:
+    """The lengths (B,) of packed sequences, falling, as int32 on the host."""
+    sizes = packed.batch_sizes
+    return (torch.arange(int(sizes[0])) < sizes[:, None]).sum(0, dtype=torch.int32)
 
 
 def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:

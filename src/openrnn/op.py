@@ -132,7 +132,7 @@ class Recurrence(torch.autograd.Function):
         ctx: Any, how: How, counts: tuple[int, int, int], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         inputs = _unflatten(counts, tensors)
-        traced = _traced(inputs[0])
+        traced = watched(inputs[0])
         run = torch.ops.openrnn.forward if traced else _forward
         out: list[Tensor] = run(*inputs, *how)
         ctx.how, ctx.counts = how, counts
@@ -177,7 +177,7 @@ def _fast_backward(
     grads: list[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    if _traced(y):
+    if watched(y):
         run: Any = torch.ops.openrnn.backward
     else:
         run = partial(_differentiated, not torch._C._autograd._get_current_graph_task_keep_graph())
@@ -207,7 +207,7 @@ def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, 
     )  # fmt: skip
 
 
-def _traced(x: Tensor) -> bool:
+def watched(x: Tensor) -> bool:
     """Whether something watches the dispatcher: a fake, functional or other mode, or a subclass."""
     return type(x) not in (Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack() > 0
 
@@ -248,7 +248,7 @@ def recurrence(
 
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
-    if torch.compiler.is_compiling() or (not how.grad and _traced(inputs[0])):
+    if torch.compiler.is_compiling() or (not how.grad and watched(inputs[0])):
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
         return found
     if how.grad:

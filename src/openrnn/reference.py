@@ -5,6 +5,7 @@ second derivatives, forward-mode derivatives and vmap.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -106,6 +107,8 @@ def _choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tupl
 
 def run(call: Call) -> Outputs:
     """Runs a call as written; autograd differentiates it."""
+    if call.x.dim() == 2:
+        return _run_packed(call)
     spec = call.problem.spec
     cell = lookup(spec.cell)
     layers = chains(spec, call.params)
@@ -136,6 +139,19 @@ def run(call: Call) -> Outputs:
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
     return Outputs(x, [torch.stack(parts) for parts in zip(*finals)], every_state, [])
+
+
+def _run_packed(call: Call) -> Outputs:
+    """The same for a packed x (N, I): only second derivatives come here."""
+    if call.lengths is None:
+        raise ValueError("a packed call needs lengths")
+    lengths = call.lengths.to(call.x.device)
+    steps, batch = int(lengths.max()), lengths.numel()
+    present = torch.arange(steps, device=lengths.device)[:, None] < lengths  # (T, B)
+    rows = present.flatten().nonzero().squeeze(1)
+    flat = call.x.new_zeros(steps * batch, call.x.shape[1]).index_copy(0, rows, call.x)
+    out = run(replace(call, x=flat.view(steps, batch, -1), lengths=lengths))
+    return replace(out, y=out.y.flatten(0, 1).index_select(0, rows))
 
 
 class Reference(Backend):

@@ -32,6 +32,7 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
+    packed: bool = False  # packed sequences (N, I) as they are, without padding
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 
@@ -40,7 +41,7 @@ class Call:
     """The tensors of one call, time-major and already checked."""
 
     problem: Problem
-    x: Tensor  # (T, B, I)
+    x: Tensor  # (T, B, I); (N, I) packed with `lengths` falling, only where the backend can
     states: list[Tensor]  # each (L*D, B, O or H); empty where all are zero
     params: list[Tensor]  # in the order of params.module_slots
     lengths: Tensor | None = None  # (B,) int64

@@ -15,6 +15,8 @@ from openrnn.cells import Cell
 from openrnn.nn import autocast
 from openrnn.spec import Spec
 
+PACKED_STEPS = 65_535  # longer packed sequences are padded
+
 Hidden = Tensor | tuple[Tensor, ...]
 
 
@@ -210,14 +212,34 @@ class Layer(nn.Module):
         if packed.data.dim() != 2:
             raise RuntimeError(f"input must have 2 dimensions, got {packed.data.dim()}")
         self._check_input(packed.data)
-        x, lengths, rows = functional.unpack(packed)
-        states = self._states(hx, x.shape[1], 3)
+        states = self._states(hx, int(packed.batch_sizes[0]), 3)
         if packed.sorted_indices is not None and states is not None:
             states = [state.index_select(1, packed.sorted_indices) for state in states]
-        y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
+        if self._takes_packed(packed, states):
+            y, finals, _ = self._run(
+                packed.data, states, functional.packed_lengths(packed), None, None, False, generator
+            )
+            found = PackedSequence(
+                y, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+            )
+        else:
+            x, lengths, rows = functional.unpack(packed)
+            y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
+            found = functional.repack(y, rows, packed)
         if packed.unsorted_indices is not None:
             finals = tuple(state.index_select(1, packed.unsorted_indices) for state in finals)
-        return functional.repack(y, rows, packed), self._give(finals)
+        return found, self._give(finals)
+
+    def _takes_packed(self, packed: PackedSequence, states: list[Tensor] | None) -> bool:
+        """Whether the backend reads packed sequences as they are."""
+        data = packed.data
+        if not data.is_cuda or packed.batch_sizes.numel() > PACKED_STEPS:
+            return False
+        dtype = autocast.wanted(data.device.type)
+        data = data if dtype is None else autocast.cast((data,), dtype)[0]
+        return functional.takes_packed(
+            self.spec, data, self.weights(), states, self.training, self.backend
+        )
 
     def _run(
         self,

@@ -18,7 +18,7 @@ from openrnn.backends.base import (
 from openrnn.backends.cudnn import algorithms, dropout, long, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
 from openrnn.native.cudnn import library
-from openrnn.native.cudnn.descriptors import ALGORITHMS, CELLS, TIME_MAJOR, Kind
+from openrnn.native.cudnn.descriptors import ALGORITHMS, BATCH_MAJOR, CELLS, TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
 from openrnn.params import size
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
@@ -42,6 +42,7 @@ class Cudnn(Backend):
         clip=True,
         dropout=True,
         lengths=True,
+        packed=True,
         algorithms=frozenset(ALGORITHMS),
     )
 
@@ -54,6 +55,8 @@ class Cudnn(Backend):
         reasons = super().refusals(problem)
         if spec.cell not in CELLS:
             reasons.append(f"cell {spec.cell} is not one of cuDNN's: {', '.join(sorted(CELLS))}")
+        if spec.proj_size and spec.cell in CELLS and spec.cell != "lstm":
+            reasons.append(f"projection of a {spec.cell}, needs lstm")
         if problem.dtype == torch.bfloat16 and (problem.capability or (8, 0)) < (8, 0):
             reasons.append("dtype bfloat16 needs compute capability 8.0")
         if spec.algorithm != "auto":
@@ -70,16 +73,15 @@ class Cudnn(Backend):
 
     def forward(self, call: Call) -> Outputs:
         problem, x = call.problem, call.x
-        steps, batch = x.shape[0], x.shape[1]
         lengths, empty = lengths_of(call)
         if empty:
             return _nothing(self, call)
-        if steps > run.LONGEST:
+        if x.dim() == 3 and x.shape[0] > run.LONGEST:
             return long.forward(call, lengths)
-        net = _net(call, lengths, forward=True)
-        training = problem.grad or problem.drops
-        kept = reserve_bytes(problem, steps, batch) if problem.grad else 0
-        y, finals, reserve = run.forward(net, x, call.states, lengths, training, kept)
+        with _plan(call, lengths, forward=True) as plan:
+            space, alive = _weights(call, plan)
+            y, finals, reserve = run.forward(plan, space, x, call.states, lengths)
+            del alive
         return Outputs(y, finals, [], [reserve] if reserve is not None and problem.grad else [])
 
     def backward(
@@ -89,15 +91,18 @@ class Cudnn(Backend):
         lengths, empty = lengths_of(call)
         if empty:
             return _nothing_back(call, grads, needs)
-        if call.x.shape[0] > run.LONGEST:
+        if call.x.dim() == 3 and call.x.shape[0] > run.LONGEST:
             return long.backward(call, y, reserve, grads, needs, lengths)
-        net = _net(call, lengths, forward=False)
         space = weights.gradients(spec, call.x) if any(needs.params) else None
         # cuDNN writes over the reserve, so another backward would need a whole one
         kept = reserve[0] if call.last else reserve[0].clone()
-        dx, d_states = run.backward(
-            net, call.x, y, call.states, lengths, kept, grads.y, grads.finals, needs.states, space
-        )
+        with _plan(call, lengths, forward=False) as plan:
+            own, alive = _weights(call, plan)
+            dx, d_states = run.backward(
+                plan, own, call.x, y, call.states, lengths, kept, grads.y, grads.finals,
+                needs.states, space,
+            )  # fmt: skip
+            del alive
         d_params: list[Tensor | None] = [None] * len(call.params)
         if space is not None:
             d_params = weights.split(spec, space, needs.params)
@@ -106,34 +111,60 @@ class Cudnn(Backend):
 
 def lengths_of(call: Call) -> tuple[run.Lengths | None, bool]:
     """The lengths where any ends early, and whether no row has a step."""
-    steps, batch = call.x.shape[0], call.x.shape[1]
-    if steps == 0 or batch == 0:
-        return None, True
+    x = call.x
     if call.lengths is None:
-        return None, False
+        return None, x.shape[0] == 0 or x.shape[1] == 0
     host = host_lengths(call.lengths)
+    if host.numel() == 0:
+        return None, True
     low, high = (int(value) for value in host.aminmax())
-    if low == steps:
+    if x.dim() == 2:
+        return run.Lengths(host, call.lengths, False, high), False
+    if low == x.shape[0]:
         return None, high == 0
-    return run.Lengths(host, call.lengths, low == 0), high == 0
+    return run.Lengths(host, call.lengths, low == 0, x.shape[0]), high == 0
 
 
-def _net(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Net:
-    """The network of a call, made ready on the device and stream of x."""
+def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
+    """The plan of a call on the device and stream of x; those without lengths are kept."""
     problem, spec, x = call.problem, call.problem.spec, call.x
     handle = current(x.device.index)
-    address, alive = weights.flat(spec, call.params, handle.stream)
-    algorithm = algorithms.choose(problem, x, lengths is not None)
+    steps, batch = x.shape[0], x.shape[1]
+    if lengths is not None:
+        steps, batch = lengths.steps, lengths.host.numel()
     drop = None
     if problem.drops:
         drop = dropout.states_of(handle, call) if forward else dropout.idle(handle)
+    address = 0 if drop is None else drop.data_ptr()
+    math = run.math_of(spec, x.dtype)
+    turned = not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+    key = (problem, steps, batch, math, turned, address)
+    if lengths is None:
+        found = handle.plans.get(key)
+        if isinstance(found, run.Plan):
+            return found
+    algorithm = algorithms.choose(problem, x, lengths is not None)
+    layout = run.layout_of(x, algorithm)
     kind = Kind(
-        spec, x.dtype, run.math_of(spec, x.dtype), algorithm,
-        lengths is not None or run.layout_of(x, algorithm) != TIME_MAJOR,
-        0 if drop is None else drop.data_ptr(),
-        (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None,
+        spec, x.dtype, math, algorithm,
+        layout == BATCH_MAJOR or (layout == TIME_MAJOR and lengths is not None), address,
+        (x.device.index, batch) if algorithm == "persist_dynamic" else None,
     )  # fmt: skip
-    return run.make(kind, handle, address, size(spec) * x.element_size(), drop, alive)
+    plan = run.Plan(
+        handle, kind, layout, steps, batch, training=problem.grad or problem.drops,
+        host=None if lengths is None else lengths.host, states=drop,
+        least=reserve_bytes(problem, steps, batch) if problem.grad and x.dim() == 3 else 0,
+    )  # fmt: skip
+    if lengths is None:
+        run.keep(handle, key, plan)
+    return plan
+
+
+def _weights(call: Call, plan: run.Plan) -> tuple[tuple[int, int], object]:
+    """Size and address of the weight space, and what keeps it alive."""
+    spec = call.problem.spec
+    address, alive = weights.flat(spec, call.params, plan.handle.stream)
+    return (size(spec) * call.x.element_size(), address), alive
 
 
 def _nothing(backend: Cudnn, call: Call) -> Outputs:

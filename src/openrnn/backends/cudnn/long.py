@@ -17,7 +17,7 @@ from openrnn import philox
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs, Outputs, TensorShape
 from openrnn.backends.cudnn import algorithms, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
-from openrnn.backends.cudnn.run import LONGEST, Lengths, Net
+from openrnn.backends.cudnn.run import LONGEST, Lengths
 from openrnn.native.cudnn.descriptors import TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
 from openrnn.params import places, size
@@ -85,36 +85,47 @@ def _within(lengths: Lengths | None, begin: int, count: int) -> Lengths | None:
     low = int(host.min())
     if low == count:
         return None
-    return Lengths(host, (lengths.device - begin).clamp(0, count), low == 0)
+    return Lengths(host, (lengths.device - begin).clamp(0, count), low == 0, count)
 
 
-def _net(call: Call, chain: Chain, x: Tensor, short: bool) -> Net:
+def _plan(
+    call: Call, chain: Chain, x: Tensor, short: bool, ends: Lengths | None
+) -> tuple[run.Plan, tuple[int, int], object]:
+    """The plan of one chunk, size and address of the weight space, and what keeps that alive."""
     spec = chain.problem.spec
     handle = current(x.device.index)
     own = [call.params[place] for place in chain.places]
     address, alive = weights.flat(spec, own, handle.stream)
     algorithm = algorithms.choose(chain.problem, x, short)
-    build = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None
-    padded = short or run.layout_of(x, algorithm) != TIME_MAJOR
-    kind = Kind(spec, x.dtype, run.math_of(spec, x.dtype), algorithm, padded, build=build)
-    return run.make(kind, handle, address, size(spec) * x.element_size(), alive=alive)
+    layout = run.layout_of(x, algorithm)
+    kind = Kind(
+        spec, x.dtype, run.math_of(spec, x.dtype), algorithm, short or layout != TIME_MAJOR,
+        build=(x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None,
+    )  # fmt: skip
+    plan = run.Plan(
+        handle, kind, layout, x.shape[0], x.shape[1], training=chain.problem.grad,
+        host=None if ends is None else ends.host,
+        least=reserve_bytes(chain.problem, x.shape[0], x.shape[1]),
+    )  # fmt: skip
+    return plan, (size(spec) * x.element_size(), address), alive
 
 
 def _forward_chain(
     call: Call, chain: Chain, x: Tensor, states: list[Tensor], lengths: Lengths | None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """y, final states, reserve of one chain; x and y in the chain's own direction."""
-    ys, kept = [], []
+    ys: list[Tensor] = []
+    kept: list[Tensor] = []
     for begin, count in _chunks(x.shape[0]):
         part, ends = x[begin : begin + count], _within(lengths, begin, count)
-        net = _net(call, chain, part, lengths is not None)
-        need = reserve_bytes(chain.problem, count, x.shape[1])
-        if call.problem.grad:
-            kept += states
-        y, states, space = run.forward(net, part, states, ends, call.problem.grad, need)
+        plan, space, alive = _plan(call, chain, part, lengths is not None, ends)
+        with plan:
+            y, last, reserve = run.forward(plan, space, part, states, ends)
+        del alive
         ys.append(y)
-        if space is not None:
-            kept.insert(len(kept) - len(states), space)
+        if reserve is not None:
+            kept += [reserve, *states]
+        states = last
     return torch.cat(ys), states, kept
 
 
@@ -171,11 +182,14 @@ def _backward_chain(
     for place, (begin, count) in reversed(list(enumerate(_chunks(x.shape[0])))):
         reserve, *states = kept[place * width : (place + 1) * width]
         here = slice(begin, begin + count)
-        net = _net(call, chain, x[here], lengths is not None)
-        dx, d_ends = run.backward(
-            net, x[here], y[here], states, _within(lengths, begin, count), reserve.clone(),
-            dy[here], d_ends, [True] * len(states), space,
-        )  # fmt: skip
+        ends = _within(lengths, begin, count)
+        plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends)
+        with plan:
+            dx, d_ends = run.backward(
+                plan, own, x[here], y[here], states, ends, reserve.clone(), dy[here], d_ends,
+                [True] * len(states), space,
+            )  # fmt: skip
+        del alive
         dxs.insert(0, dx)
     return torch.cat(dxs), d_ends
 

@@ -1,6 +1,6 @@
 """One call of cuDNN each way, for at most LONGEST steps, with our rules for rows of length 0."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from openrnn.native.cudnn.descriptors import (
     BATCH_MAJOR,
     DEFAULT_MATH,
     FMA_MATH,
+    PACKED,
     TENSOR_MATH,
     TIME_MAJOR,
     Kind,
-    Network,
     Shapes,
     network,
     space_bytes,
@@ -23,6 +23,7 @@ from openrnn.native.cudnn.handles import Handle, On
 from openrnn.spec import Spec
 
 LONGEST = 65535  # steps that a data descriptor takes
+PLANS = 256  # kept by a thread for each device
 ADD = 0  # weight gradients are added; setting them is not supported
 
 
@@ -32,17 +33,7 @@ class Lengths(NamedTuple):
     host: Tensor  # (B,) int32 on the host
     device: Tensor  # (B,) int64
     zeros: bool  # some are 0
-
-
-class Net(NamedTuple):
-    """A network made ready for calls of one thread on one device."""
-
-    kind: Kind
-    handle: Handle
-    network: Network
-    weights: int  # the address of the weight space
-    weight_bytes: int
-    alive: object  # what holds them
+    steps: int  # T, as far as the descriptor is concerned
 
 
 def math_of(spec: Spec, dtype: torch.dtype) -> int:
@@ -63,7 +54,9 @@ def _full(steps: int, batch: int) -> Tensor:
 
 
 def layout_of(x: Tensor, algorithm: str) -> int:
-    """How x lies: cuDNN's standard algorithm reads both orders, so that neither is copied."""
+    """How x lies: cuDNN's standard algorithm reads all orders, so that none is copied."""
+    if x.dim() == 2:
+        return PACKED
     if x.is_contiguous() or algorithm != "standard" or not x.transpose(0, 1).is_contiguous():
         return TIME_MAJOR
     return BATCH_MAJOR
@@ -75,13 +68,10 @@ def _laid(tensor: Tensor, layout: int) -> Tensor:
 
 
 def _fresh(like: Tensor, layout: int, width: int, zero: bool = False) -> tuple[Tensor, Tensor]:
-    """A new sequence: as cuDNN sees it, and as (T, B, width)."""
-    steps, batch = like.shape[0], like.shape[1]
-    turned = layout == BATCH_MAJOR
-    shape = (batch, steps, width) if turned else (steps, batch, width)
-    make = torch.zeros if zero else torch.empty
-    made = make(shape, dtype=like.dtype, device=like.device)
-    return made, made.transpose(0, 1) if turned else made
+    """A new sequence in the layout of another: as it lies in memory, and as (T, B, width)."""
+    shape = (*like.shape[:-1], width)
+    made = like.new_zeros(shape) if zero else like.new_empty(shape)
+    return made, made.transpose(0, 1) if layout == BATCH_MAJOR else made
 
 
 def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
@@ -90,58 +80,100 @@ def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def make(
-    kind: Kind,
-    handle: Handle,
-    weights: int,
-    weight_bytes: int,
-    drop: Tensor | None = None,
-    alive: object = None,
-) -> Net:
-    """A network with its descriptor."""
-    return Net(kind, handle, network(handle, kind, drop), weights, weight_bytes, alive)
+class Plan:
+    """One network for one shape of input on one thread's handle: nothing is left to be asked.
+
+    Args:
+        layout: of x and y, as `layout_of` says.
+        host: (B,) int32, lengths on the host; None where every row has T steps.
+        states: the random states of a dropout, whose address is `kind.drop`.
+        least: the reserve's size as the operator's fake has it.
+    """
+
+    __slots__ = (
+        "batch", "handle", "kept", "kind", "layout", "network", "reserve", "shapes", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        handle: Handle,
+        kind: Kind,
+        layout: int,
+        steps: int,
+        batch: int,
+        *,
+        training: bool,
+        host: Tensor | None = None,
+        states: Tensor | None = None,
+        least: int = 0,
+    ) -> None:
+        self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
+        self.batch = batch
+        with On(handle.device):
+            self.network = network(handle, kind, states)
+            host = _full(steps, batch) if host is None else host
+            self.shapes = Shapes(handle.library, kind, layout, steps, batch, host)
+            try:
+                sizes = space_bytes(handle, self.network, training, self.shapes.x)
+            except BaseException:
+                self.shapes.close()
+                raise
+        self.work = sizes[0]
+        self.reserve = max(sizes[1], least) if training else 0
+
+    def __enter__(self) -> "Plan":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.kept:
+            self.shapes.close()
+
+    def close(self) -> None:
+        """Closes the descriptors; the plan is not to be used again."""
+        self.shapes.close()
 
 
-def _bytes(handle: Handle, size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", handle.device))
+def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
+    """Keeps a plan with its thread's handle for the next call of the same shape."""
+    plan.kept = True
+    plans = handle.plans
+    plans[key] = plan
+    while len(plans) > PLANS:
+        plans.popitem(last=False)[1].close()
+
+
+def _bytes(like: Tensor, size: int) -> Tensor:
+    return like.new_empty(size, dtype=torch.uint8)
 
 
 def forward(
-    net: Net,
+    plan: Plan,
+    weights: tuple[int, int],
     x: Tensor,
     states: Sequence[Tensor],
-    lengths: Lengths | None,
-    training: bool,
-    reserve_bytes: int = 0,
+    lengths: Lengths | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """y (T, B, D*O), final states, and in training the reserve, of at least `reserve_bytes`."""
-    kind, handle, spec = net.kind, net.handle, net.kind.spec
-    library = handle.library
-    steps, batch = x.shape[0], x.shape[1]
-    layout = layout_of(x, kind.algorithm)
+    """y (T, B, D*O), final states, and in training the reserve.
+
+    Args:
+        weights: size and address of the weight space.
+        lengths: those of the plan, where it has some.
+    """
+    handle, spec, shapes, layout = plan.handle, plan.kind.spec, plan.shapes, plan.layout
     x = _laid(x, layout)
     states = [state.contiguous() for state in states]
-    y_raw, y = _fresh(x if layout == TIME_MAJOR else x.transpose(0, 1), layout,
-                      spec.directions * spec.output_size)  # fmt: skip
-    finals = [
-        torch.empty((spec.chains, batch, width), dtype=x.dtype, device=x.device)
-        for width in spec.state_sizes
-    ]
-    host = lengths.host if lengths is not None else _full(steps, batch)
-    reserve: Tensor | None = None
-    with On(handle.device), Shapes(library, kind, layout, steps, batch, host) as shapes:
-        work, need = space_bytes(handle, net.network, training, shapes.x)
-        workspace = _bytes(handle, work)
-        if training:
-            reserve = _bytes(handle, max(need, reserve_bytes))
-        library.cudnnRNNForward(
-            handle.pointer, net.network.pointer, int(training), None,
+    y_raw, y = _fresh(x, layout, spec.directions * spec.output_size)
+    finals = [x.new_empty((spec.chains, plan.batch, width)) for width in spec.state_sizes]
+    with On(handle.device):
+        workspace = _bytes(x, plan.work)
+        reserve = _bytes(x, plan.reserve) if plan.reserve else None
+        handle.library.cudnnRNNForward(
+            handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
             shapes.x, x.data_ptr(), shapes.y, y_raw.data_ptr(),
             shapes.h, _at(states, 0), finals[0].data_ptr(),
             shapes.c, _at(states, 1), _at(finals, 1),
-            net.weight_bytes, net.weights, work, workspace.data_ptr(),
-            0 if reserve is None else reserve.numel(),
-            None if reserve is None else reserve.data_ptr(),
+            *weights, plan.work, workspace.data_ptr(),
+            plan.reserve, None if reserve is None else reserve.data_ptr(),
         )  # fmt: skip
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
@@ -153,7 +185,8 @@ def forward(
 
 
 def backward(
-    net: Net,
+    plan: Plan,
+    weights: tuple[int, int],
     x: Tensor,
     y: Tensor,
     states: Sequence[Tensor],
@@ -165,38 +198,31 @@ def backward(
     d_weights: Tensor | None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """dx and the gradients of the wanted states; adds to d_weights; overwrites the reserve."""
-    kind, handle, spec = net.kind, net.handle, net.kind.spec
-    library = handle.library
-    steps, batch = x.shape[0], x.shape[1]
-    layout = layout_of(x, kind.algorithm)
+    handle, spec, shapes, layout = plan.handle, plan.kind.spec, plan.shapes, plan.layout
+    dy = torch.zeros_like(y) if dy is None else dy
+    x, y, dy = _laid(x, layout), _laid(y, layout), _laid(dy, layout)
     # what lies past the lengths cuDNN does not write
     dx_raw, dx = _fresh(x, layout, spec.input_size, zero=lengths is not None)
-    dy = torch.zeros_like(y) if dy is None else dy
-    x, y, dy = (_laid(tensor, layout) for tensor in (x, y, dy))
     states = [state.contiguous() for state in states]
     d_ends = [None if grad is None else grad.contiguous() for grad in d_finals]
     d_states: list[Tensor | None] = [
         torch.empty_like(state) if want else None for state, want in zip(states, wanted)
     ]
-    host = lengths.host if lengths is not None else _full(steps, batch)
-    with On(handle.device), Shapes(library, kind, layout, steps, batch, host) as shapes:
-        work, _ = space_bytes(handle, net.network, True, shapes.x)
-        workspace = _bytes(handle, work)
-        spaces: tuple[Any, ...] = (
-            work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr(),
-        )  # fmt: skip
-        library.cudnnRNNBackwardData_v8(
-            handle.pointer, net.network.pointer, None,
+    with On(handle.device):
+        workspace = _bytes(x, plan.work)
+        spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
+        handle.library.cudnnRNNBackwardData_v8(
+            handle.pointer, plan.network.pointer, None,
             shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx_raw.data_ptr(),
             shapes.h, _at(states, 0), _at(d_ends, 0), _at(d_states, 0),
             shapes.c, _at(states, 1), _at(d_ends, 1), _at(d_states, 1),
-            net.weight_bytes, net.weights, *spaces,
+            *weights, *spaces,
         )  # fmt: skip
         if d_weights is not None:
-            library.cudnnRNNBackwardWeights_v8(
-                handle.pointer, net.network.pointer, ADD, None,
+            handle.library.cudnnRNNBackwardWeights_v8(
+                handle.pointer, plan.network.pointer, ADD, None,
                 shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
-                net.weight_bytes, d_weights.data_ptr(), *spaces,
+                weights[0], d_weights.data_ptr(), *spaces,
             )  # fmt: skip
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cudnn import run, weights
-from openrnn.backends.cudnn.run import Net
 from openrnn.errors import LibraryError
-from openrnn.native.cudnn.descriptors import Kind
+from openrnn.native.cudnn.descriptors import TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
 from openrnn.params import size
 from openrnn.spec import Problem, Spec
@@ -46,26 +45,26 @@ def _draw(spec: Spec, like: Tensor) -> Given:
     return Given(x, normal(steps, batch, spec.directions * spec.output_size), flat)
 
 
-def _net(spec: Spec, given: Given, algorithm: str, build: bool) -> Net:
+def answer(
+    spec: Spec, given: Given, algorithm: str, grad: bool, build: bool = True
+) -> list[Tensor]:
+    """Outputs, and with `grad` all gradients, by one algorithm; from zero states.
+
+    Without `build` the dynamic one is not compiled, which shows what cuDNN does then.
+    """
     x = given.x
     handle = current(x.device.index)
     place = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" and build else None
     kind = Kind(spec, x.dtype, run.math_of(spec, x.dtype), algorithm, False, build=place)
-    bytes_ = given.flat.numel() * given.flat.element_size()
-    return run.make(kind, handle, given.flat.data_ptr(), bytes_, alive=given.flat)
-
-
-def answer(
-    spec: Spec, given: Given, algorithm: str, grad: bool, build: bool = True
-) -> list[Tensor]:
-    """Outputs, and with `grad` all gradients, by one algorithm; from zero states."""
-    net = _net(spec, given, algorithm, build)
-    y, finals, reserve = run.forward(net, given.x, [], None, grad)
-    if reserve is None:
-        return [y, *finals]
-    space = weights.gradients(spec, given.x)
-    dx, _ = run.backward(net, given.x, y, [], None, reserve, given.dy, [None, None], [], space)
-    return [y, *finals, dx, space]
+    space = (given.flat.numel() * given.flat.element_size(), given.flat.data_ptr())
+    with run.Plan(handle, kind, TIME_MAJOR, x.shape[0], x.shape[1], training=grad) as plan:
+        y, finals, reserve = run.forward(plan, space, x, [])
+        if reserve is None:
+            return [y, *finals]
+        total = weights.gradients(spec, x)
+        ends: list[Tensor | None] = [None] * len(finals)
+        dx, _ = run.backward(plan, space, x, y, [], None, reserve, given.dy, ends, [], total)
+    return [y, *finals, dx, total]
 
 
 def wrong(found: list[Tensor], exact: list[Tensor], fair: list[Tensor]) -> bool:

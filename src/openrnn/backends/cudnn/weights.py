@@ -45,18 +45,19 @@ def flat(spec: Spec, tensors: Sequence[Tensor], stream: int) -> tuple[int, objec
     A copy is kept until a tensor is replaced or changed in place. A change through `.data` leaves
     no trace: call `forget()` after one.
     """
-    address = _adjacent(spec, tensors)
-    if address is not None:
-        return address, tensors
-    # what a graph replays must read the weights of that time; inference tensors count no versions
-    fresh = torch.cuda.is_current_stream_capturing() or any(t.is_inference() for t in tensors)
     key = (id(tensors[0]), stream, tensors[0].dtype)
-    if not fresh:
+    # what a graph replays must read the weights of that time
+    capturing = torch.cuda.is_current_stream_capturing()
+    if not capturing:
         found = _kept.get(key)
         if found is not None and found.holds(tensors):
             return found.flat.data_ptr(), found.flat
+    address = _adjacent(spec, tensors)
+    if address is not None:
+        return address, tensors
     packed = torch.cat([tensors[place].detach().reshape(-1) for place in _order(spec)])
-    if not fresh:
+    # tensors of inference mode count no versions
+    if not capturing and not any(tensor.is_inference() for tensor in tensors):
         if key not in _kept:
             weakref.finalize(tensors[0], _kept.pop, key, None).atexit = False
         _kept[key] = _Packed(tensors, packed)
@@ -73,7 +74,8 @@ def _adjacent(spec: Spec, tensors: Sequence[Tensor]) -> int | None:
     wanted = module_slots(spec)
     width = tensors[0].element_size()
     begin = tensors[0].data_ptr() - wanted[0].offset * width
-    for slot, tensor in zip(wanted, tensors):
+    # the last first: of separate tensors it lies elsewhere
+    for slot, tensor in zip(reversed(wanted), reversed(tensors)):
         if tensor.data_ptr() != begin + slot.offset * width or not tensor.is_contiguous():
             return None
     storage = tensors[0].untyped_storage().data_ptr()

@@ -5,13 +5,21 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from openrnn.native.cudnn.library import Library, load
+
+
+class Closable(Protocol):
+    """What holds something of cuDNN."""
+
+    def close(self) -> None: ...
 
 
 class Handle:
@@ -20,6 +28,7 @@ class Handle:
     Attributes:
         pointer: cuDNN's handle.
         stream: the raw stream on which its calls run now.
+        plans: descriptors of shapes that were used, the oldest first.
         dropout: random states, by stream and seed, which go on from call to call.
     """
 
@@ -31,6 +40,7 @@ class Handle:
         self.pointer = made.value
         self.stream = 0
         self.dropout: dict[tuple[int, int | None], Tensor] = {}
+        self.plans: OrderedDict[Hashable, Closable] = OrderedDict()  # what calls have set up
         self.closing: list[Callable[[], None]] = []  # what else ends with the handle
         self._process = os.getpid()
         _open.add(self)
@@ -48,6 +58,9 @@ class Handle:
         pointer, self.pointer = self.pointer, None
         for end in self.closing:
             end()
+        for plan in self.plans.values():
+            plan.close()
+        self.plans.clear()
         self.dropout.clear()
         if pointer is not None and self._process == os.getpid():
             with On(self.device):
