@@ -57,6 +57,7 @@ from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_o
 """
 _BACKWARD_IMPORTS = """\
 from openrnn.kernels.jobs import *
+from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import {dtype}_at as reals
 from openrnn.kernels.memory import float64_at, int64_at, no_overlap
 from openrnn.kernels.product import product_{dtype} as product

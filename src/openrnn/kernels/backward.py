@@ -12,6 +12,7 @@ from math import tanh
 from numba import njit
 
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
+from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import product_float32 as product
@@ -95,6 +96,18 @@ def column_sums(sums, rows, count, columns, partial):
 
 
 @njit(nogil=True, error_model="numpy")
+def outer_product(rows, count, columns, a, a_row, b, c, accumulate):
+    """c[rows, columns] (+)= a[count, rows] transposed times b[count, columns]."""
+    # so many columns of a that they stay in the second-level cache while b passes
+    strip = max(STRIP_ROWS, STRIP_ELEMENTS // count)
+    for first in range(0, rows, strip):
+        product(
+            min(strip, rows - first), count, columns, a + first * SIZE, 1, a_row, b, columns, PANEL,
+            c + first * columns * SIZE, columns, accumulate,
+        )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
 def flush(
     job,
     count,
@@ -119,14 +132,9 @@ def flush(
         d_w_hh = sums + columns * wide * SIZE
         d_w_hr = d_w_hh + columns * width * SIZE
         d_bias_x = d_w_hr + outputs * padded * SIZE
-        product(
-            gates, count, width, dr, 1, columns, h_rows, width, PANEL, d_w_hh, width, accumulate
-        )
+        outer_product(gates, count, width, dr, columns, h_rows, d_w_hh, accumulate)
         if job[W_HR] != 0:
-            product(
-                outputs, count, padded, dh_rows, 1, width, m_rows, padded, PANEL, d_w_hr, padded,
-                accumulate,
-            )  # fmt: skip
+            outer_product(outputs, count, padded, dh_rows, width, m_rows, d_w_hr, accumulate)
         column_sums(d_bias_x, dx_gates, count, columns, spare)
         if not SUMMED:
             column_sums(d_bias_x + columns * SIZE, dr, count, columns, spare)
@@ -139,10 +147,7 @@ def flush(
                     copy(target + inputs * SIZE, 0, 0, wide - inputs)
                 else:
                     copy(target, source, inputs, wide)
-            product(
-                gates, count, wide, dx_gates, 1, columns, x_rows, wide, PANEL, sums, wide,
-                accumulate,
-            )  # fmt: skip
+            outer_product(gates, count, wide, dx_gates, columns, x_rows, sums, accumulate)
     if job[DX] == 0:
         return
     if job[SKIP] != 0:

@@ -10,6 +10,9 @@ MOST_ROWS = 32
 # elements of a chunk's gate rows: about half of a second-level cache
 CHUNK_ELEMENTS = 1 << 16
 LEAST_CHUNK_ROWS = 256
+# elements, and at least columns, of one factor of a weight gradient that are used at a time
+STRIP_ELEMENTS = 1 << 16
+STRIP_ROWS = 40
 # multiply-adds below which a second thread costs more than it gives
 LEAST_WORK = 400_000
 

@@ -214,12 +214,14 @@ class Run:
     def _of_states(self, groups: tuple[Sequence[Tensor | None], ...]) -> Iterator[int]:
         """The addresses of this chain's part of each state, group by group, 0 where absent."""
         chain = self.layer * self.spec.directions + self.direction
-        nothing = [0] * len(self.spec.states)
         for group in groups:
-            yield from nothing if not group else [
-                0 if state is None else state.data_ptr() + chain * state.stride(0) * state.itemsize
-                for state in group
-            ]
+            if not group:
+                yield from (0,) * len(self.spec.states)
+            for state in group:
+                if state is None:
+                    yield 0
+                else:
+                    yield state.data_ptr() + chain * state.stride(0) * state.itemsize
 
 
 def _padded(vectors: Sequence[Tensor | None], padded: int) -> Tensor:
