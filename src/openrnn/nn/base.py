@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import cells, dispatch, functional, params
 from openrnn.cells import Cell
-from openrnn.nn import autocast
+from openrnn.nn import autocast, checks
 from openrnn.spec import Spec
 
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -56,13 +55,13 @@ class Layer(nn.Module):
         reset_dropout_state: bool = False,
     ) -> None:
         super().__init__()
-        _check_torch_arguments(
+        checks.torch_arguments(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size
         )
         dispatch.check_name(backend)
         self.cell = cell
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias_mode = _bias_mode(bias, bias_mode)
+        self.bias_mode = checks.bias_mode(bias, bias_mode)
         self.bias = self.bias_mode != "none"
         self.batch_first, self.bidirectional = batch_first, bidirectional
         self.dropout = float(dropout)
@@ -257,7 +256,7 @@ class Layer(nn.Module):
             x, *weights = autocast.cast((x, *weights), dtype)
             states = states and autocast.cast(states, dtype)
             fresh = fresh and autocast.cast(fresh, dtype)
-        _check_dtype(x, weights[0])
+        checks.same_dtype(x, weights[0])
         return functional.recurrent(
             self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=fresh,
             return_states=return_states, training=self.training, generator=generator,
@@ -268,7 +267,7 @@ class Layer(nn.Module):
         first = self._parameters.get(self._names[0])
         # one computed by a parametrization, which may count its calls, is looked at in `_run`
         if first is not None and not torch._C._is_any_autocast_enabled():
-            _check_dtype(input, first)
+            checks.same_dtype(input, first)
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input.size(-1) must be equal to input_size. "
@@ -295,7 +294,7 @@ class Layer(nn.Module):
                 f"got {len(states)}"
             )
         if any(state.dim() != dims for state in states):
-            self._wrong_dims(states, dims)
+            checks.wrong_dims(states, dims)
         if dims == 2:
             states = [state.unsqueeze(1) for state in states]
         for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
@@ -304,15 +303,6 @@ class Layer(nn.Module):
                 which = f"hidden[{place}]" if len(states) > 1 else "hidden"
                 raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
         return list(states)
-
-    def _wrong_dims(self, states: Sequence[Tensor], dims: int) -> None:
-        kind = "batched 3-D" if dims == 3 else "unbatched 2-D"
-        found = ", ".join(f"{state.dim()}-D" for state in states)
-        if len(states) == 1:
-            got = f"hx should also be {dims}-D but got {found} tensor"
-        else:
-            got = f"hx and cx should also be {dims}-D but got ({found}) tensors"
-        raise RuntimeError(f"For {kind} input, {got}")
 
     def _reset_states(self, reset_state: Any, batch: int) -> list[Tensor] | None:
         """What resets put in place, expanded to (L*D, B, O or H), or None for zeros."""
@@ -353,58 +343,3 @@ class Layer(nn.Module):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")
         return ", ".join(words)
-
-
-def _check_dtype(x: Tensor, weight: Tensor) -> None:
-    if x.dtype != weight.dtype:
-        raise ValueError(
-            f"RNN input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). Convert "
-            f"input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
-        )
-
-
-def _bias_mode(bias: bool, mode: str | None) -> str:
-    if mode is None:
-        return "double" if bias else "none"
-    if not bias and mode != "none":
-        raise ValueError(f"bias=False needs bias_mode 'none' or None, got {mode!r}")
-    return mode
-
-
-def _check_torch_arguments(
-    input_size: object,
-    hidden_size: object,
-    num_layers: int,
-    bias: object,
-    batch_first: object,
-    dropout: Any,
-    proj_size: int,
-) -> None:
-    """The checks of `torch.nn.RNNBase`, with its texts, on which people match."""
-    number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
-    if not number or not 0 <= float(dropout) <= 1:
-        raise ValueError(
-            "dropout should be a number in range [0, 1] representing the probability of an "
-            "element being zeroed"
-        )
-    if dropout > 0 and num_layers == 1:
-        warnings.warn(
-            "dropout option adds dropout after all but last recurrent layer, so non-zero dropout "
-            f"expects num_layers greater than 1, but got dropout={dropout} and "
-            f"num_layers={num_layers}",
-            stacklevel=4,
-        )
-    for name, value in (("bias", bias), ("batch_first", batch_first)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} should be of type bool, got: {type(value).__name__}")
-    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-        if not isinstance(size, int):
-            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-        if size <= 0:
-            raise ValueError(f"{name} must be greater than zero")
-    if num_layers <= 0:
-        raise ValueError("num_layers must be greater than zero")
-    if proj_size < 0:
-        raise ValueError("proj_size should be a positive integer or zero to disable projections")
-    if isinstance(hidden_size, int) and proj_size >= hidden_size:
-        raise ValueError("proj_size has to be smaller than hidden_size")
