@@ -1,5 +1,7 @@
 """openrnn against torch.nn on this CPU: `python benchmarks/cpu.py [--json FILE] [--rows N,N]`.
 
+`--show FILE` prints the tables of a written FILE as Markdown, for docs/cpu.md.
+
 Both sides use the same number of threads, run in turn within one process, and are checked against
 each other before they are timed. Training means forward, backward of a given gradient of y, nothing
 else. Times are medians; the ratio is torch.nn's over ours, so above 1 we are faster.
@@ -9,7 +11,10 @@ import argparse
 import json
 import math
 import platform
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -34,6 +39,7 @@ SHAPES = [  # T, B, I, H
     (32, 32, 512, 512),
 ]
 SECONDS = 1.5  # for one side of one row
+MEMORY_SHAPE = (1024, 16, 128, 128)
 
 
 def step(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor | None) -> torch.Tensor:
@@ -116,13 +122,70 @@ def table(rows: list[dict[str, object]]) -> Table:
     return shown
 
 
+def peak(kind: str, side: str) -> float:
+    """What a training step at MEMORY_SHAPE adds to this fresh process's peak, in MiB."""
+    steps, batch, inputs, hidden = MEMORY_SHAPE
+    module = {"torch": torch.nn, "openrnn": openrnn}[side]
+
+    def high() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def train(length: int) -> None:
+        layer = getattr(module, kind)(inputs, hidden)
+        x = torch.randn(length, batch, inputs, requires_grad=True)
+        step(layer, x, torch.ones(length, batch, hidden))
+
+    train(64)  # what is loaded and compiled once
+    before = high()
+    train(steps)
+    return high() - before
+
+
+def memory() -> list[dict[str, object]]:
+    """Peaks of both sides, each in a process of its own."""
+    rows = []
+    for kind in ("LSTM", "GRU"):
+        row: dict[str, object] = {"cell": kind}
+        for side in ("torch", "openrnn"):
+            program = f"import cpu; print(cpu.peak({kind!r}, {side!r}))"
+            found = subprocess.run(
+                [sys.executable, "-c", program], check=True, capture_output=True, text=True,
+                cwd=Path(__file__).parent,
+            )  # fmt: skip
+            row[f"{side}_MiB"] = float(found.stdout)
+        rows.append(row)
+    return rows
+
+
+def markdown(record: dict[str, list[dict[str, object]]]) -> str:
+    """The tables of a written record."""
+    lines = [
+        "| T | B | I | H | cell | mode | torch.nn us | openrnn us | ratio |",
+        "|---:" * 4 + "|---|---" + "|---:" * 3 + "|",
+    ]
+    for row in record["rows"]:
+        ratio = float(str(row["ratio"]))
+        shown = f"**{ratio:.2f}**" if ratio < 1 else f"{ratio:.2f}"
+        values = [row[name] for name in ("T", "B", "I", "H", "cell", "mode")]
+        values += [f"{row['torch_us']:,.0f}", f"{row['openrnn_us']:,.0f}", shown]
+        lines.append("| " + " | ".join(map(str, values)) + " |")
+    lines += ["", "| cell | torch.nn MiB | openrnn MiB |", "|---|---:|---:|"]
+    for row in record["memory"]:
+        lines.append(f"| {row['cell']} | {row['torch_MiB']:.0f} | {row['openrnn_MiB']:.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measures, prints, and writes JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--rows", help="only these shapes, by number from 0: 0,4")
+    parser.add_argument("--show", type=Path, help="print the tables of a written file, no more")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    if options.show:
+        print(markdown(json.loads(options.show.read_text())))
+        return
     torch.set_num_threads(options.threads)
     numbers = (
         [int(word) for word in options.rows.split(",")] if options.rows else range(len(SHAPES))
@@ -146,7 +209,9 @@ def main() -> None:
             "threads": options.threads, "torch": torch.__version__, "numba": numba.__version__,
             "openrnn": openrnn.__version__, "python": platform.python_version(),
         }  # fmt: skip
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"about": about, "rows": rows, "memory": memory()}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
