@@ -44,11 +44,21 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
         "projection of a": lambda problem: (
             problem.spec.proj_size > 0 and problem.spec.cell in CUDNN - {"lstm"}
         ),
+        "bounds that float32 holds": lambda problem: (
+            problem.dtype == torch.float64
+            and any(torch.tensor(b).item() != b for b in problem.spec.cell_clip or ())
+        ),
+        "bfloat16 needs compute capability": lambda problem: (
+            problem.dtype == torch.bfloat16 and (problem.capability or (8, 0)) < (8, 0)
+        ),
     },
 }
 CUDNN = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 # where a backend's tensors lie; the cases are drawn and judged on the CPU
 DEVICE = {"cudnn": "cuda"}
+# NVIDIA's kernels sum in orders of their own, and on another machine than the reference
+SLACK = {"cudnn": 3.0}
+ON_CPU = [name for name in dispatch.BACKENDS if name not in DEVICE]
 
 
 def require(name: str) -> None:
@@ -341,12 +351,12 @@ class Oracle:
         }
         return cls(exact, allowed)
 
-    def judge(self, found: Found) -> None:
+    def judge(self, found: Found, slack: float = 1.0) -> None:
         assert found.keys() == self.exact.keys()
         wrong = []
         for name, want in self.exact.items():
             error = distance(found[name], want)
-            if not error <= self.allowed[name]:
+            if not error <= slack * self.allowed[name]:
                 wrong.append(f"{name}: error {error:.1e}, allowed {self.allowed[name]:.1e}")
         assert not wrong, "; ".join(wrong)
 
@@ -357,7 +367,7 @@ def check(case: Case, backend: str) -> None:
         return
     inputs = Inputs.of(case)
     found = ask(case, inputs, backend)
-    Oracle.of(case, inputs).judge(found)
+    Oracle.of(case, inputs).judge(found, SLACK.get(backend, 1.0))
     if inputs.lengths is not None:
         padding = torch.arange(case.steps)[:, None] >= inputs.lengths
         for name in {"y", "dx"} & found.keys():

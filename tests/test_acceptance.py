@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from cases import distance, require, size
+from cases import ON_CPU, distance, require, size
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -20,13 +20,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import openrnn
-from openrnn import dispatch
 
 F64 = torch.float64
 KINDS = ["LSTM", "GRU", "RNN"]
 
 
-@pytest.fixture(params=dispatch.BACKENDS)
+@pytest.fixture(params=ON_CPU)
 def backend(request):
     require(request.param)
     return request.param

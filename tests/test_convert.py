@@ -7,16 +7,15 @@ import warnings
 
 import pytest
 import torch
-from cases import require
+from cases import ON_CPU, require
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_sequence
 
 import openrnn
-from openrnn import dispatch
 from openrnn.convert import Conversion
 
-every_backend = pytest.mark.parametrize("backend", dispatch.BACKENDS)
+every_backend = pytest.mark.parametrize("backend", ON_CPU)
 
 LAYERS = {
     "lstm": lambda **k: nn.LSTM(3, 5, **k),

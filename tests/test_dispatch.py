@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openrnn import cells, dispatch
 from openrnn.backends.base import Backend, Capabilities
 from openrnn.errors import NoBackendError
-from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+from openrnn.spec import ALGORITHMS, BIAS_MODES, INPUT_MODES, Problem, Spec
 
 PLAIN = Problem(cells.lstm.spec(4, 4), torch.float32, "cuda", capability=(9, 0))
 EVERYTHING = Capabilities(
@@ -22,6 +22,7 @@ EVERYTHING = Capabilities(
     capability=(8, 0),
     bias_modes=frozenset(BIAS_MODES),
     input_modes=frozenset(INPUT_MODES),
+    algorithms=frozenset(ALGORITHMS),
     **{field.name: True for field in fields(Capabilities) if field.type in (bool, "bool")},
 )
 # each capability taken away alone, what then is refused, and in which words
@@ -42,6 +43,11 @@ MISSING = {
         frozenset({"linear"}),
         replace(PLAIN, spec=PLAIN.spec.with_(input_mode="skip")),
         "input_mode skip, needs linear",
+    ),
+    "algorithms": (
+        frozenset({"auto"}),
+        replace(PLAIN, spec=PLAIN.spec.with_(algorithm="persist_static")),
+        "algorithm persist_static is cuDNN's, needs auto",
     ),
     "grad": (False, replace(PLAIN, grad=True), "does not do gradients"),
     "layers": (

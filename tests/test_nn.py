@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from cases import distance, require
+from cases import ON_CPU, distance, require
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import (
 )
 
 import openrnn
-from openrnn import cells, dispatch
+from openrnn import cells
 from openrnn.nn import Layer
 
 F64 = torch.float64
@@ -380,7 +380,7 @@ def test_reset_state_is_expanded():
         assert one.grad.any()
 
 
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_is_forward(kind, backend):
     """Stepwise, batched and not, with a reset on the way."""

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from cases import ON_CPU
 
 import openrnn
 from openrnn import dispatch
 
 # the reference is ordinary autograd code and not behind the operator
-FAST = [name for name in dispatch.BACKENDS if name != "reference"]
+FAST = [name for name in ON_CPU if name != "reference"]
 
 
 def inputs(backend, grad, kind="LSTM", extras=True, **options):

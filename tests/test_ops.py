@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from cases import CELLS, Inputs, Oracle, _cotangents, cases, examples, require, takes
+from cases import CELLS, ON_CPU, Inputs, Oracle, _cotangents, cases, examples, require, takes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from openrnn import cells, dispatch, ops, params, philox, reference
 from openrnn.backends.base import Call
 from openrnn.spec import BIAS_MODES, Problem, Spec
 
-every_backend = pytest.mark.parametrize("backend", dispatch.BACKENDS)
+every_backend = pytest.mark.parametrize("backend", ON_CPU)
 
 
 def turned(tensor, time_major, dim=0):

@@ -88,10 +88,15 @@ def recurrent(
     """
     states = list(states) if states is not None else []
     resets = list(reset_states) if reset_states is not None and reset is not None else []
+    dtype, device = x.dtype, x.device
     for tensor in (*params, *states, *resets):
-        if tensor.dtype != x.dtype:
+        if tensor.dtype != dtype:
             raise ValueError(
-                f"x, states and parameters must have one dtype, got {x.dtype} and {tensor.dtype}"
+                f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
+            )
+        if tensor.device != device:
+            raise ValueError(
+                f"x, states and parameters must be on one device, got {device} and {tensor.device}"
             )
     if lengths is not None and x.dim() == 3:
         lengths = check_lengths(lengths, x)
@@ -175,7 +180,7 @@ def takes_packed(
     name = _choose(
         spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed()
     )
-    return dispatch.BACKENDS[name].can.packed
+    return dispatch.BACKENDS[name].packed
 
 
 def packed_lengths(packed: PackedSequence) -> Tensor:

@@ -32,7 +32,6 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
-    packed: bool = False  # packed sequences (N, I) as they are, without padding
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 
@@ -112,6 +111,7 @@ class Backend:
 
     name: str
     can: Capabilities
+    packed = False  # it takes packed sequences (N, I) as they are, without padding
     own_masks = False  # its dropout masks are not those of philox.py, so nothing can repeat them
 
     def absent(self) -> str | None:
@@ -184,9 +184,17 @@ def remember_host(lengths: Tensor, host: Tensor) -> None:
 
 
 def host_lengths(lengths: Tensor) -> Tensor:
-    """Lengths (B,) as int32 on the host; waits for the device where they came from there."""
+    """Lengths (B,) as int32 on the host; waits for the device where they came from there.
+
+    Raises:
+        ValueError: they would have to be fetched while a CUDA graph is captured.
+    """
     found: Tensor | None = _hosts.get(lengths)
     if found is None:
+        if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "lengths on a device cannot be read during the capture of a CUDA graph"
+            )
         found = lengths.to(device="cpu", dtype=torch.int32).contiguous()
         _hosts[lengths] = found
     return found

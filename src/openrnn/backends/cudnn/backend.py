@@ -1,5 +1,7 @@
 """The backend: which calls cuDNN takes, and the way of a call through it."""
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class Cudnn(Backend):
     """NVIDIA's kernels: four cells, every algorithm, fixed equations."""
 
     name = "cudnn"
+    packed = True
     own_masks = True
     can = Capabilities(
         devices=frozenset({"cuda"}),
@@ -42,7 +45,6 @@ class Cudnn(Backend):
         clip=True,
         dropout=True,
         lengths=True,
-        packed=True,
         algorithms=frozenset(ALGORITHMS),
     )
 
@@ -57,6 +59,9 @@ class Cudnn(Backend):
             reasons.append(f"cell {spec.cell} is not one of cuDNN's: {', '.join(sorted(CELLS))}")
         if spec.proj_size and spec.cell in CELLS and spec.cell != "lstm":
             reasons.append(f"projection of a {spec.cell}, needs lstm")
+        bounds = spec.cell_clip or ()
+        if problem.dtype == torch.float64 and any(_rounded(bound) != bound for bound in bounds):
+            reasons.append(f"rounds cell_clip {bounds} to float32, needs bounds that float32 holds")
         if problem.dtype == torch.bfloat16 and (problem.capability or (8, 0)) < (8, 0):
             reasons.append("dtype bfloat16 needs compute capability 8.0")
         if spec.algorithm != "auto":
@@ -79,7 +84,7 @@ class Cudnn(Backend):
         if x.dim() == 3 and x.shape[0] > run.LONGEST:
             return long.forward(call, lengths)
         with _plan(call, lengths, forward=True) as plan:
-            space, alive = _weights(call, plan)
+            space, alive = _weights(call, plan, anew=problem.grad)
             y, finals, reserve = run.forward(plan, space, x, call.states, lengths)
             del alive
         return Outputs(y, finals, [], [reserve] if reserve is not None and problem.grad else [])
@@ -97,7 +102,7 @@ class Cudnn(Backend):
         # cuDNN writes over the reserve, so another backward would need a whole one
         kept = reserve[0] if call.last else reserve[0].clone()
         with _plan(call, lengths, forward=False) as plan:
-            own, alive = _weights(call, plan)
+            own, alive = _weights(call, plan, anew=False)
             dx, d_states = run.backward(
                 plan, own, call.x, y, call.states, lengths, kept, grads.y, grads.finals,
                 needs.states, space,
@@ -107,6 +112,11 @@ class Cudnn(Backend):
         if space is not None:
             d_params = weights.split(spec, space, needs.params)
         return Gradients(dx if needs.x else None, d_states, d_params, [])
+
+
+def _rounded(bound: float) -> float:
+    """The nearest number of float32."""
+    return ctypes.c_float(bound).value
 
 
 def lengths_of(call: Call) -> tuple[run.Lengths | None, bool]:
@@ -160,10 +170,10 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
     return plan
 
 
-def _weights(call: Call, plan: run.Plan) -> tuple[tuple[int, int], object]:
+def _weights(call: Call, plan: run.Plan, anew: bool) -> tuple[tuple[int, int], object]:
     """Size and address of the weight space, and what keeps it alive."""
     spec = call.problem.spec
-    address, alive = weights.flat(spec, call.params, plan.handle.stream)
+    address, alive = weights.flat(spec, call.params, plan.handle.stream, anew)
     return (size(spec) * call.x.element_size(), address), alive
 
 

@@ -89,13 +89,14 @@ def _within(lengths: Lengths | None, begin: int, count: int) -> Lengths | None:
 
 
 def _plan(
-    call: Call, chain: Chain, x: Tensor, short: bool, ends: Lengths | None
+    call: Call, chain: Chain, x: Tensor, short: bool, ends: Lengths | None, anew: bool
 ) -> tuple[run.Plan, tuple[int, int], object]:
     """The plan of one chunk, size and address of the weight space, and what keeps that alive."""
     spec = chain.problem.spec
     handle = current(x.device.index)
     own = [call.params[place] for place in chain.places]
-    address, alive = weights.flat(spec, own, handle.stream)
+    # chunk after chunk reads the same copy; the first chunk of a forward makes it
+    address, alive = weights.flat(spec, own, handle.stream, anew)
     algorithm = algorithms.choose(chain.problem, x, short)
     layout = run.layout_of(x, algorithm)
     kind = Kind(
@@ -118,7 +119,9 @@ def _forward_chain(
     kept: list[Tensor] = []
     for begin, count in _chunks(x.shape[0]):
         part, ends = x[begin : begin + count], _within(lengths, begin, count)
-        plan, space, alive = _plan(call, chain, part, lengths is not None, ends)
+        plan, space, alive = _plan(
+            call, chain, part, lengths is not None, ends, call.problem.grad and begin == 0
+        )
         with plan:
             y, last, reserve = run.forward(plan, space, part, states, ends)
         del alive
@@ -183,7 +186,7 @@ def _backward_chain(
         reserve, *states = kept[place * width : (place + 1) * width]
         here = slice(begin, begin + count)
         ends = _within(lengths, begin, count)
-        plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends)
+        plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends, False)
         with plan:
             dx, d_ends = run.backward(
                 plan, own, x[here], y[here], states, ends, reserve.clone(), dy[here], d_ends,

@@ -38,17 +38,19 @@ class _Packed:
 _kept: dict[tuple[int, int, torch.dtype], _Packed] = {}
 
 
-def flat(spec: Spec, tensors: Sequence[Tensor], stream: int) -> tuple[int, object]:
+def flat(
+    spec: Spec, tensors: Sequence[Tensor], stream: int, anew: bool = False
+) -> tuple[int, object]:
     """The address of the weight space, and what keeps it alive.
 
     Nothing is copied where the tensors lie side by side already, as views of one flat buffer do.
     A copy is kept until a tensor is replaced or changed in place. A change through `.data` leaves
-    no trace: call `forget()` after one.
+    no trace: call `forget()` after one. A forward with gradients packs `anew`, for its backward.
     """
     key = (id(tensors[0]), stream, tensors[0].dtype)
     # what a graph replays must read the weights of that time
     capturing = torch.cuda.is_current_stream_capturing()
-    if not capturing:
+    if not capturing and not anew:
         found = _kept.get(key)
         if found is not None and found.holds(tensors):
             return found.flat.data_ptr(), found.flat

@@ -95,11 +95,24 @@ class On:
             torch.cuda.set_device(self.before)
 
 
+class _Last:
+    """Goes with a thread, and closes its handles."""
+
+    def __init__(self, handles: dict[int, Handle]) -> None:
+        self._handles = handles
+
+    def __del__(self) -> None:
+        if not _over:
+            for handle in self._handles.values():
+                handle.close()
+
+
 class _Own(threading.local):
-    """The handles of one thread, by device; they die with it."""
+    """The handles of one thread, by device."""
 
     def __init__(self) -> None:
         self.handles: dict[int, Handle] = {}
+        self.last = _Last(self.handles)
 
 
 _open: "weakref.WeakSet[Handle]" = weakref.WeakSet()
