@@ -82,6 +82,8 @@ def join(device: str) -> Iterator[Workers]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, (cores or 1) // here))
         yield workers
+        # a process whose peer leaves first is at times ended by gloo, with no exception to catch
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
