@@ -48,6 +48,9 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
             problem.dtype == torch.float64
             and any(torch.tensor(b).item() != b for b in problem.spec.cell_clip or ())
         ),
+        "its dropout goes on by itself": lambda problem: (
+            problem.generator and problem.drops and not problem.spec.reset_dropout_state
+        ),
         "bfloat16 needs compute capability": lambda problem: (
             problem.dtype == torch.bfloat16 and (problem.capability or (8, 0)) < (8, 0)
         ),

@@ -293,7 +293,7 @@ def test_one_graph_for_many_sizes(gpu, backend, options):
 def test_operators_keep_their_word(gpu, options, grad):
     """Schema, autograd, and fakes that have cuDNN's sizes.
 
-    Not opcheck's last comparison: it reads all of the reserve, of which cuDNN leaves gaps unwritten.
+    Not opcheck's last comparison, which reads all of the reserve: cuDNN leaves gaps in it.
     """
     lstm = openrnn.LSTM(5, 6, device=gpu, algorithm="standard", **options)
     spec = lstm.spec

@@ -56,7 +56,7 @@ def test_every_field_is_in_the_text():
         "cell": "gru", "gates": ("a",), "states": ("a", "b"), "input_size": 4, "hidden_size": 5,
         "unit_params": ("p",), "num_layers": 2, "bidirectional": True, "bias_mode": "none",
         "input_mode": "skip", "proj_size": 1, "dropout": 0.1, "cell_clip": (-1.0, 1.0),
-        "precision": "tf32",
+        "precision": "tf32", "algorithm": "standard", "reset_dropout_state": True,
     }  # fmt: skip
     assert others.keys() == {field.name for field in fields(Spec) if field.init}
     for name, value in others.items():
@@ -129,7 +129,7 @@ def test_names_of_cells_are_words():
 def test_a_problem_says_what_is_asked():
     problem = Problem(LSTM, torch.bfloat16, "cuda", (9, 0), grad=True, lengths=True, steps=7)
     assert str(problem) == f"{LSTM} T=7 bfloat16 cuda grad lengths"
-    flags = {"grad", "training", "lengths", "reset", "return_states", "transform"}
+    flags = {"grad", "training", "lengths", "reset", "return_states", "transform", "generator"}
     every = Problem(LSTM, torch.float32, "cpu", **dict.fromkeys(flags, True), steps=0, batch=0)
     assert flags < set(str(every).split())
     assert {"T=0", "B=0"} < set(str(every).split())

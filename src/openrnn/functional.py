@@ -30,11 +30,12 @@ def _choose(
     reset: bool,
     return_states: bool,
     transform: bool,
+    generator: bool,
 ) -> str:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform,
+        return_states, transform, generator,
     )  # fmt: skip
     return dispatch.select(problem, name)
 
@@ -115,7 +116,7 @@ def recurrent(
         choose, transform = _choose, _transformed()
     name = choose(
         text, backend, x.dtype, x.device, grad, drops, lengths is not None, reset is not None,
-        return_states, transform,
+        return_states, transform, drops and generator is not None,
     )  # fmt: skip
     if name == "reference":
         problem = Problem(
@@ -169,6 +170,7 @@ def takes_packed(
     params: Sequence[Tensor],
     states: Sequence[Tensor] | None,
     training: bool,
+    generator: torch.Generator | None,
     backend: str,
 ) -> bool:
     """Whether the backend that will run a packed x (N, I) takes it as it is."""
@@ -178,8 +180,9 @@ def takes_packed(
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = bool(training and spec.dropout > 0 and spec.num_layers > 1)
     name = _choose(
-        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed()
-    )
+        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
+        drops and generator is not None,
+    )  # fmt: skip
     return dispatch.BACKENDS[name].packed
 
 

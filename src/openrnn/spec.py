@@ -14,6 +14,7 @@ import torch
 BIAS_MODES = ("double", "input", "recurrent", "none")
 INPUT_MODES = ("linear", "skip")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
+FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
 PRECISIONS = ("default", "ieee", "tf32")
 
 
@@ -184,6 +185,7 @@ class Problem:
         training: dropout between layers is on.
         transform: a `torch.func` transform or forward-mode differentiation is active.
         steps, batch: T and B, where known; they inform a report and never decide.
+        generator: dropout masks are to follow a generator that the caller gave.
     """
 
     spec: Spec
@@ -198,6 +200,7 @@ class Problem:
     transform: bool = False
     steps: int | None = None
     batch: int | None = None
+    generator: bool = False
 
     @property
     def drops(self) -> bool:
@@ -207,7 +210,7 @@ class Problem:
     def __str__(self) -> str:
         flags = [
             name
-            for name in ("grad", "training", "lengths", "reset", "return_states", "transform")
+            for name in FLAGS
             if getattr(self, name)
         ]
         dtype = str(self.dtype).removeprefix("torch.")

@@ -214,7 +214,7 @@ class Layer(nn.Module):
         states = self._states(hx, int(packed.batch_sizes[0]), 3)
         if packed.sorted_indices is not None and states is not None:
             states = [state.index_select(1, packed.sorted_indices) for state in states]
-        if self._takes_packed(packed, states):
+        if self._takes_packed(packed, states, generator):
             y, finals, _ = self._run(
                 packed.data, states, functional.packed_lengths(packed), None, None, False, generator
             )
@@ -229,7 +229,12 @@ class Layer(nn.Module):
             finals = tuple(state.index_select(1, packed.unsorted_indices) for state in finals)
         return found, self._give(finals)
 
-    def _takes_packed(self, packed: PackedSequence, states: list[Tensor] | None) -> bool:
+    def _takes_packed(
+        self,
+        packed: PackedSequence,
+        states: list[Tensor] | None,
+        generator: torch.Generator | None,
+    ) -> bool:
         """Whether the backend reads packed sequences as they are."""
         data = packed.data
         if not data.is_cuda or packed.batch_sizes.numel() > PACKED_STEPS:
@@ -237,7 +242,7 @@ class Layer(nn.Module):
         dtype = autocast.wanted(data.device.type)
         data = data if dtype is None else autocast.cast((data,), dtype)[0]
         return functional.takes_packed(
-            self.spec, data, self.weights(), states, self.training, self.backend
+            self.spec, data, self.weights(), states, self.training, generator, self.backend
         )
 
     def _run(

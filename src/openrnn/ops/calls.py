@@ -247,6 +247,7 @@ def forward(
         spec, x.dtype, x.device.type,
         torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
         is_training, drops, lengths is not None, reset is not None, return_states,
+        generator=drops and generator is not None,
     )  # fmt: skip
     name = dispatch.select(problem, backend)
     if backend == "auto" and name == "reference":

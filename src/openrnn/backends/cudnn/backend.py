@@ -59,6 +59,10 @@ class Cudnn(Backend):
             reasons.append(f"cell {spec.cell} is not one of cuDNN's: {', '.join(sorted(CELLS))}")
         if spec.proj_size and spec.cell in CELLS and spec.cell != "lstm":
             reasons.append(f"projection of a {spec.cell}, needs lstm")
+        if problem.generator and problem.drops and not spec.reset_dropout_state:
+            reasons.append(
+                "its dropout goes on by itself, needs reset_dropout_state or no generator"
+            )
         bounds = spec.cell_clip or ()
         if problem.dtype == torch.float64 and any(_rounded(bound) != bound for bound in bounds):
             reasons.append(f"rounds cell_clip {bounds} to float32, needs bounds that float32 holds")

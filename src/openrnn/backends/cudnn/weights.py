@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from openrnn.params import module_slots, size, slots, unpack
+from openrnn.params import module_slots, size, slots
 from openrnn.spec import Spec
 
 
@@ -57,7 +57,8 @@ def flat(
     address = _adjacent(spec, tensors)
     if address is not None:
         return address, tensors
-    packed = torch.cat([tensors[place].detach().reshape(-1) for place in _order(spec)])
+    with torch.no_grad():
+        packed = torch.cat([tensors[place].reshape(-1) for place in _order(spec)])
     # tensors of inference mode count no versions
     if not capturing and not any(tensor.is_inference() for tensor in tensors):
         if key not in _kept:
@@ -91,6 +92,20 @@ def gradients(spec: Spec, like: Tensor) -> Tensor:
     return torch.zeros(size(spec), dtype=like.dtype, device=like.device)
 
 
+@lru_cache(maxsize=1024)
+def _cuts(spec: Spec) -> tuple[list[int], tuple[tuple[int, tuple[int, ...]], ...]]:
+    """The sizes of all slots, and for each tensor of a call which slot it is, and its shape."""
+    laid = slots(spec)
+    places = {slot.name: place for place, slot in enumerate(laid)}
+    rows = tuple((places[slot.name], slot.shape) for slot in module_slots(spec))
+    return [slot.size for slot in laid], rows
+
+
 def split(spec: Spec, space: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of the tensors of a call, as views of the weight space."""
-    return [part if want else None for part, want in zip(unpack(spec, space), wanted)]
+    sizes, rows = _cuts(spec)
+    parts = space.split_with_sizes(sizes)
+    return [
+        None if not want else parts[place] if len(shape) == 1 else parts[place].view(shape)
+        for want, (place, shape) in zip(wanted, rows)
+    ]
