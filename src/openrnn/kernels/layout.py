@@ -9,7 +9,7 @@ from openrnn.kernels.vectors import LANES, PANEL, SIZES
 MOST_ROWS = 32
 # elements of a chunk's gate rows: about half of a second-level cache
 CHUNK_ELEMENTS = 1 << 16
-LEAST_CHUNK_ROWS = 256
+LEAST_CHUNK_ROWS = 384
 # elements, and at least columns, of one factor of a weight gradient that are used at a time
 STRIP_ELEMENTS = 1 << 16
 STRIP_ROWS = 40
@@ -127,3 +127,8 @@ class Layout:
             self.columns, self.kept * self.padded, self.others * self.padded,
             self.padded if self.projecting else 0,
         )  # fmt: skip
+
+    @cached_property
+    def kept_places(self) -> tuple[int, ...]:
+        """Which of `widths` are kept at all."""
+        return tuple(place for place, width in enumerate(self.widths) if width)

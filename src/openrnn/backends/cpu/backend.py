@@ -137,7 +137,7 @@ class Cpu(Backend):
                 chain = layer * spec.directions + direction
                 run = Run(call, layer, direction, order)
                 here = places(spec)[chain]
-                weighs = any(place is not None and needs.params[place] for place in here)
+                weighs = True in needs.params
                 found = run.backward(
                     below,
                     output,
@@ -185,16 +185,15 @@ def _converted(call: Call, dtype: torch.dtype) -> Call:
 
 def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[list[Tensor]], Tensor | None]]:
     """A reserve, layer by layer: what each direction kept, and the output but of the last layer."""
-    last = spec.num_layers - 1
-    count = (len(reserve) - last) // spec.chains
-    rest = iter(reserve)
-    return [
-        (
-            [[next(rest) for _ in range(count)] for _ in range(spec.directions)],
-            next(rest) if layer < last else None,
-        )
-        for layer in range(spec.num_layers if reserve else 0)
-    ]
+    if not reserve:
+        return []
+    count = (len(reserve) - spec.num_layers + 1) // spec.chains
+    layer = spec.directions * count  # and the output after it
+    found = []
+    for start in range(0, len(reserve), layer + 1):
+        held = [reserve[at : at + count] for at in range(start, start + layer, count)]
+        found.append((held, reserve[start + layer] if start + layer < len(reserve) else None))
+    return found
 
 
 def _nothing(
@@ -222,6 +221,8 @@ def _gradients(
     d_fresh: list[Tensor | None],
 ) -> Gradients:
     """The gradients in the type of the call."""
+    if outer is inside(outer):
+        return Gradients(dx, d_states, d_params, d_fresh)
     return Gradients(
         _to(dx, outer), [_to(grad, outer) for grad in d_states],
         [_to(grad, outer) for grad in d_params], [_to(grad, outer) for grad in d_fresh],

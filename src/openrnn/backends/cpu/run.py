@@ -199,10 +199,9 @@ class Run:
     ) -> tuple[int, ...]:
         """The fields of a job from X to DY."""
         call = self.call
-        kept: tuple[int, ...] = (0, 0, 0, 0)
-        if held:
-            rest = iter(held)
-            kept = tuple(next(rest).data_ptr() if width else 0 for width in self.layout.widths)
+        kept = [0, 0, 0, 0]
+        for place, tensor in zip(self.layout.kept_places, held):
+            kept[place] = tensor.data_ptr()
         step, row, _ = x.stride()
         return (
             x.data_ptr(), step, row, *self._beside(y), *map(_address, matrices),
