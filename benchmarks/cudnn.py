@@ -74,7 +74,7 @@ PRECISIONS = {
     "tf32": (torch.float32, "tf32", 3e-2),
     "ieee": (torch.float32, "ieee", 1e-3),
 }
-SECONDS = 0.04  # for one side of one measurement
+SECONDS = 0.025  # for one side of one measurement
 LONG = 2000  # steps beyond which persist_dynamic and extra precisions are left out
 
 
@@ -258,11 +258,14 @@ def main() -> None:
     parser.add_argument("--rows", help="comma-separated beginnings of names; by default all")
     asked = parser.parse_args()
     rows: list[dict[str, object]] = []
+    calls = list(overhead())
     for shape in SHAPES:
         if asked.rows is None or shape.name.startswith(tuple(asked.rows.split(","))):
             rows += measure(shape)
             torch.cuda.empty_cache()
-    calls = list(overhead())
+            if asked.json:  # after every shape, so that a run that is cut short leaves what it has
+                found = {"machine": machine(), "overhead": calls, "rows": rows}
+                asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     console = Console(width=150)
     console.print(table(rows))
     for call in calls:
@@ -282,9 +285,6 @@ def main() -> None:
                 f"{precision} {mode}: auto {mean(ratios):.2f}x torch.nn over {len(ratios)} rows, "
                 f"{losses} below 0.95, least {min(ratios, default=math.nan):.2f}"
             )
-    if asked.json:
-        text = json.dumps({"machine": machine(), "overhead": calls, "rows": rows}, indent=1)
-        asked.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def _choose(
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform, generator,
+        return_states, transform, generator=generator,
     )  # fmt: skip
     return dispatch.select(problem, name)
 

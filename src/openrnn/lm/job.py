@@ -117,7 +117,16 @@ def _head(run: Run) -> str:
 def chosen(run: Run) -> str:
     """The backend that trains this run."""
     kind = DTYPES[run.config.dtype]
-    table = explain(run.model.rnn, dtype=kind, grad=True, training=True, reset=True, quiet=True)
+    cuts = run.model.cuts(run.workers.device)
+    table = explain(
+        run.model.rnn,
+        dtype=kind,
+        grad=True,
+        training=True,
+        reset=not cuts,
+        lengths=cuts,
+        quiet=True,
+    )
     return table.chosen or "no"
 
 

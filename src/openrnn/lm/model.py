@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from openrnn import cells
 from openrnn.cells import Cell
 from openrnn.errors import CellError
+from openrnn.explain import explain
 from openrnn.lm.config import Config, own_cell
+from openrnn.lm.stretches import apart
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
 BYTES = 256
@@ -29,13 +31,43 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(BYTES, embed)
         self.rnn = rnn
         self.output = nn.Linear(rnn.hidden_size, BYTES)
+        self._cuts: dict[tuple[torch.device, torch.dtype, bool, bool], bool] = {}
 
     def forward(
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Logits and the state after x."""
-        y, state = self.rnn(self.embedding(x), self._given(state), reset=reset)
+        embedded = self.embedding(x)
+        if reset is not None and self.cuts(x.device):
+            y, state = apart(self._without_resets, embedded, state, reset)
+        else:
+            y, state = self.rnn(embedded, self._given(state), reset=reset)
         return self.output(y), _as_tuple(state)
+
+    def cuts(self, device: torch.device) -> bool:
+        """Whether the layer runs faster in stretches between resets than with resets inside.
+
+        So it is where a fast backend has no resets, as cuDNN has none.
+        """
+        cast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if cast else self.output.weight.dtype
+        key = device, dtype, torch.is_grad_enabled(), self.training
+        if key not in self._cuts:
+            with_resets, without = (
+                explain(
+                    self.rnn, dtype=dtype, device=device, reset=reset, lengths=not reset, quiet=True
+                ).chosen
+                for reset in (True, False)
+            )
+            slow = (None, "reference")
+            self._cuts[key] = with_resets in slow and without not in slow
+        return self._cuts[key]
+
+    def _without_resets(
+        self, x: Tensor, state: State | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        y, state = self.rnn(x, self._given(state), lengths=lengths)
+        return y, _as_tuple(state)
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The same for one byte of each stream: x_t (B,) -> logits (B, 256), state."""
