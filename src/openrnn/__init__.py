@@ -7,6 +7,7 @@ from openrnn import params as params
 from openrnn.cells import cell as cell
 from openrnn.convert import convert as convert
 from openrnn.errors import CellError as CellError
+from openrnn.errors import LibraryError as LibraryError
 from openrnn.errors import NoBackendError as NoBackendError
 from openrnn.errors import OpenRNNError as OpenRNNError
 from openrnn.explain import explain as explain
