@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -123,12 +122,14 @@ def table(rows: list[dict[str, object]]) -> Table:
 
 
 def peak(kind: str, side: str) -> float:
-    """What a training step at MEMORY_SHAPE adds to this fresh process's peak, in MiB."""
+    """What a training step at MEMORY_SHAPE adds to this fresh process's peak, in MiB (Linux)."""
     steps, batch, inputs, hidden = MEMORY_SHAPE
     module = {"torch": torch.nn, "openrnn": openrnn}[side]
 
     def high() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # ru_maxrss would begin at the peak of the process that started this one
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
     def train(length: int) -> None:
         layer = getattr(module, kind)(inputs, hidden)
