@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from cases import ON_CPU, distance, require
@@ -701,6 +702,11 @@ def test_what_is_ours_is_printed():
     )
     assert "weight_ih_l0" not in layer.state_dict()
     assert repr(openrnn.Recurrent(cells.mgu, 3, 4)) == "Recurrent(mgu, 3, 4)"
+
+
+@pytest.mark.parametrize("bound", [1, 1.0, np.float32(1), (-1, 1), [-1.0, np.float64(1)]])
+def test_cell_clip_is_any_number_or_pair(bound):
+    assert openrnn.LSTM(3, 4, cell_clip=bound).spec.cell_clip == (-1.0, 1.0)
 
 
 def test_recurrent_is_the_named_layers():

@@ -47,7 +47,7 @@ class Graph:
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
     def renamed(self, rename: Callable[[Value], Value]) -> "Graph":
-        """With every name passed through `rename`."""
+        """With every name passed through `rename`; inputs that get the same name become one."""
         nodes = tuple(
             Node(str(rename(node.name)), node.op, tuple(rename(arg) for arg in node.args))
             for node in self.nodes
