@@ -208,11 +208,7 @@ class Problem:
         return self.training and self.spec.dropout > 0 and self.spec.num_layers > 1
 
     def __str__(self) -> str:
-        flags = [
-            name
-            for name in FLAGS
-            if getattr(self, name)
-        ]
+        flags = [name for name in FLAGS if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
         sizes = [
             f"{letter}={value}"
