@@ -15,7 +15,7 @@ from openrnn.params import size
 from openrnn.spec import Problem, Spec
 
 STEPS = 64  # at most: time grows with T alike for all
-REPEATS = 5
+REPEATS = 15
 # what an algorithm's time may be, as a share of the standard one's, to be preferred to it; the
 # dynamic one compiles for every new B, so it must be worth that
 GAIN = {"persist_dynamic": 0.8}
