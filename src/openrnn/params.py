@@ -125,6 +125,7 @@ def chains(spec: Spec, tensors: Sequence[Tensor]) -> list[Chain]:
     return made
 
 
+@lru_cache(maxsize=1024)
 def size(spec: Spec) -> int:
     """The number of elements of the flat buffer."""
     return sum(slot.size for slot in slots(spec))

@@ -7,6 +7,8 @@ from openrnn.kernels.vectors import LANES, PANEL, SIZES
 
 # rows of a tile: enough to use each loaded weight often, few enough for the caches
 MOST_ROWS = 32
+# with fewer rows a thread only waits for a recurrent matrix that its cache cannot hold
+FEWEST_ROWS, CACHE_BYTES = 8, 1 << 20
 # elements of a chunk's gate rows: about half of a second-level cache
 CHUNK_ELEMENTS = 1 << 16
 LEAST_CHUNK_ROWS = 384
@@ -68,7 +70,9 @@ class Layout:
 
     def tile_rows(self, batch: int, threads: int) -> int:
         """Rows of a tile, so that the tiles share out evenly."""
-        tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, max(1, min(threads, batch)))
+        least = FEWEST_ROWS if self.columns * self.width * self.size > CACHE_BYTES else 1
+        most_tiles = max(1, min(threads, (batch + least - 1) // least))
+        tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, most_tiles)
         return (batch + tiles - 1) // tiles
 
     def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
