@@ -1,0 +1,399 @@
+// The backward time loop of one layer and direction: gate gradients stay, sums of dh travel.
+//
+// A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that their gate
+// gradients meet. Its gradients go to memory and, through shared memory, to its own product, which
+// gives a part of dh for all units; each part is sent to the block that owns the unit, where the
+// parts of all blocks are added in the order of blocks: the same bits in every run.
+
+#include "device.cuh"
+#include "record.cuh"
+
+constexpr int GROUPS = UNITS / 8;
+constexpr int THREADS = 32 * WARPS;
+constexpr int ROWS = TILES * 8;
+constexpr int OWN = BLOCK_GROUPS * 8;                            // units of a block
+constexpr int SLICES = (GATES * OWN + SLICE - 1) / SLICE;        // of K
+constexpr int PITCH = (SLICES | 1) * 64;                         // bytes of a row of gate gradients
+constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units, a warp
+constexpr int COLUMNS = 2 / PARITY;                              // cells of a lane and a slot
+constexpr int SLOTS = (BLOCK_GROUPS * TILES * PARITY + WARPS - 1) / WARPS;  // of a warp
+constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
+
+constexpr int DY_BYTES = 8 / PARITY * 8 * SIZE;
+constexpr int LANE_BYTES = COLUMNS * RECORD * SIZE;              // of the kept, a lane and a slot
+constexpr int STAGE_BYTES = (DY_BYTES + 32 * LANE_BYTES + 15) / 16 * 16;
+constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
+
+#include "product.cuh"
+
+constexpr int AT_ROWS = FLIGHT * 2 * 8;
+constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
+constexpr int AT_PARTS = AT_GATES + FLIGHT * ROWS * PITCH;
+constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
+constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * STAGE_BYTES;
+constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
+    const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
+    const stored* __restrict__ kept,     // as forward wrote it
+    const stored* __restrict__ dy,       // [T, B, UNITS], or null
+    wide dy_step, wide dy_row,
+    stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS], out
+    float* __restrict__ sums,            // [clusters, TILES, PARITY, PLANES + VECTORS, UNITS], out
+    const stored* __restrict__ vectors,  // [VECTORS, units]
+    const wide* __restrict__ lengths, const wide* __restrict__ order,
+    const unsigned char* __restrict__ reset,
+    wide steps, wide batch, wide units, wide reverse,
+    GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
+) {
+    GRADIENT_ARRAYS
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int of8 = lane >> 2, of4 = lane & 3;
+    const int block = block_of_cluster();
+    const wide cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
+    int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
+    const int groups = GROUPS - block * BLOCK_GROUPS < BLOCK_GROUPS
+                           ? GROUPS - block * BLOCK_GROUPS : BLOCK_GROUPS;
+
+    for (int r = threadIdx.x; r < FLIGHT * ROWS; r += THREADS) {
+        const wide place = first_row + r;
+        rows[r] = place >= batch ? -1 : LENGTHS ? int(order[place]) : int(place);
+    }
+    for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
+        *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
+#if CLUSTER > 1
+    const word mailboxes = shared_address(shared);
+    const int letter = groups * 256 * TILES * CLUSTER;
+    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8);
+#endif
+    __syncthreads();
+#if CLUSTER > 1
+    if (threadIdx.x < FLIGHT * 2) expect(mailboxes + threadIdx.x * 8, letter);
+#endif
+    if (LENGTHS) steps = lengths[order[first_row]];
+
+    // R^T as A operands: rows are units of the whole layer, K this block's gates
+    Matrix matrix;
+    unsigned char* const others = shared + AT_WEIGHTS + warp * MATRIX_BYTES + lane * 16;
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            uint4 half[2] = {};
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int group = (warp * MMA_ROWS + m) * 2 + h;
+                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = block * OWN + k % OWN;
+                if (group < GROUPS && plane < GATES && unit < UNITS)
+                    half[h] = *reinterpret_cast<const uint4*>(
+                        weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
+            }
+            hold(matrix, others, m, s, half[0], half[1]);
+        }
+
+    // a slot is a group of this block in one tile, and with PARITY 2 every other row of it
+    struct Slot { int group, tile, column; bool mine; };
+    auto slot_of = [&](int s) {
+        const int number = warp * SLOTS + s, group = number / (TILES * PARITY);
+        return Slot{group, number / PARITY % TILES, of4 * 2 + (PARITY == 2 ? number % PARITY : 0),
+                    group < groups};
+    };
+    float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
+    float d_state[FLIGHT][SLOTS][COLUMNS][STATES], d_start[FLIGHT][SLOTS][COLUMNS][FRESH ? STATES : 1];
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = slot_of(s);
+        const int unit = (block * BLOCK_GROUPS + slot.group) * 8 + of8;
+        const bool inside = slot.mine && unit < units;
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
+        #pragma unroll
+        for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
+        #pragma unroll
+        for (int f = 0; f < FLIGHT; ++f)
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                const int b = rows[f * ROWS + slot.tile % TILES * 8 + slot.column + c];
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k) {
+                    const bool given = inside && b >= 0 && d_final[k];
+                    d_state[f][s][c][k] = given ? widen(d_final[k][wide(b) * units + unit]) : 0.0f;
+                    if (FRESH) d_start[f][s][c][k] = 0.0f;
+                }
+            }
+    }
+
+    // step i of this loop undoes step steps - 1 - i of forward's
+    auto time_of = [&](wide i) { return reverse ? i : steps - 1 - i; };
+    auto copy_inputs = [&](wide i, int f) {
+        const wide t = time_of(i);
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = slot_of(s);
+            const word target = shared_address(shared) + AT_RING +
+                (((warp * SLOTS + s) * STAGES + int(i % STAGES)) * FLIGHT + f) * STAGE_BYTES;
+            const int group = block * BLOCK_GROUPS + slot.group;
+            if (lane * 16 < DY_BYTES) {  // [row, 8 units]
+                const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
+                const int n = PARITY == 1 ? line : line * 2 + (warp * SLOTS + s) % PARITY;
+                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + n] : -1;
+                const bool inside = dy && b >= 0 && i < steps;
+                const void* source = dy + t * dy_step + b * dy_row + unit;
+                copy_async<16>(target + lane * 16, inside ? source : weight, inside);
+            }
+            const wide tile = first_row / 8 + f * TILES + slot.tile;
+            const bool inside = slot.mine && i < steps && tile < (batch + 7) / 8;
+            const stored* base = kept + ((t * ((batch + 7) / 8) + tile) * GROUPS + group) * (64 * RECORD);
+            const int cell = lane * 2 + slot.column % 2;
+            constexpr int STEP = COLUMNS * 4 * SIZE < 16 ? COLUMNS * 4 * SIZE : 16;
+            #pragma unroll
+            for (int plane = 0; plane < WHOLE; ++plane)
+                #pragma unroll
+                for (int at = 0; at < COLUMNS * 4 * SIZE; at += STEP)
+                    copy_async<STEP>(
+                        target + DY_BYTES + (plane * 32 + lane) * COLUMNS * 4 * SIZE + at,
+                        inside ? base + plane * 256 + cell * 4 + at / SIZE : weight, inside);
+            constexpr int REST_BYTES = COLUMNS * REST * SIZE;
+            constexpr int REST_STEP = REST_BYTES < 16 ? REST_BYTES : 16;
+            if (REST)
+                #pragma unroll
+                for (int at = 0; at < REST_BYTES; at += REST_STEP)
+                    copy_async<REST_STEP ? REST_STEP : 4>(
+                        target + DY_BYTES + WHOLE * 32 * COLUMNS * 4 * SIZE + lane * REST_BYTES + at,
+                        inside ? base + WHOLE * 256 + cell * REST + at / SIZE : weight, inside);
+        }
+        commit_copies();
+    };
+    #pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s)
+        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
+
+    // whether the states after step i were replaced, and whether they came from it at all
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? lengths[b] : steps; };
+    auto reset_after = [&](wide i, int b) {
+        const wide t = reverse ? time_of(i) : time_of(i) + 1;
+        return i < steps && t < length_at(b) && reset[t * batch + b];
+    };
+    bool resets[FLIGHT][SLOTS][COLUMNS];
+    int length[FLIGHT][SLOTS][COLUMNS];
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                const Slot slot = slot_of(s);
+                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
+                if (RESET) resets[f][s][c] = reset_after(0, b);
+                length[f][s][c] = int(length_at(b));
+            }
+
+#if CLUSTER > 1
+    await_cluster();
+#else
+    __syncthreads();
+#endif
+
+    // the parts of dh that the blocks found in the step before
+    auto add_parts = [&](int f, int now) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = slot_of(s);
+            if (!slot.mine) continue;
+            const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + (f * 2 + now) * PARTS) +
+                                 (slot.tile * BLOCK_GROUPS + slot.group) * 64 + of8 * 8 + slot.column;
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                float found = 0.0f;
+                #pragma unroll
+                for (int from = 0; from < CLUSTER; ++from)
+                    found += parts[from * TILES * BLOCK_GROUPS * 64 + c];
+                d_state[f][s][c][0] += found;
+            }
+        }
+    };
+
+    for (wide i = 0; i < steps; ++i) {
+        const wide t = time_of(i);
+        #pragma unroll
+        for (int f = 0; f < FLIGHT; ++f) {
+            await_copies<(STAGES - 1) * FLIGHT - 1>();
+            __syncwarp();
+            float d_out[SLOTS][COLUMNS], values[SLOTS][COLUMNS][KEPT + 4];
+            bool again[SLOTS][COLUMNS];
+            #pragma unroll
+            for (int s = 0; s < SLOTS; ++s) {
+                const Slot slot = slot_of(s);
+                const unsigned char* stage = shared + AT_RING +
+                    (((warp * SLOTS + s) * STAGES + int(i % STAGES)) * FLIGHT + f) * STAGE_BYTES;
+                #pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    d_out[s][c] = widen(reinterpret_cast<const stored*>(stage)
+                                            [(of4 * COLUMNS + c) * 8 + of8]);
+                    const stored* record = reinterpret_cast<const stored*>(stage + DY_BYTES);
+                    #pragma unroll
+                    for (int v = 0; v < KEPT; ++v)
+                        values[s][c][v] = widen(
+                            v < WHOLE * 4
+                                ? record[((v / 4 * 32 + lane) * COLUMNS + c) * 4 + v % 4]
+                                : record[WHOLE * 128 * COLUMNS + (lane * COLUMNS + c) * REST + v % 4]);
+                    if (RESET) {
+                        again[s][c] = resets[f][s][c];
+                        const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
+                        resets[f][s][c] = reset_after(i + 1, b);
+                    }
+                }
+            }
+            copy_inputs(i + STAGES - 1, f);
+            if (i > 0) {
+                const int before = int(i - 1) & 1;
+#if CLUSTER > 1
+                await(mailboxes + (f * 2 + before) * 8, word((i - 1) >> 1) & 1);
+                if (threadIdx.x == 0) expect(mailboxes + (f * 2 + before) * 8, letter);
+#endif
+                add_parts(f, before);
+            }
+            #pragma unroll
+            for (int s = 0; s < SLOTS; ++s) {
+                const Slot slot = slot_of(s);
+                const int group = block * BLOCK_GROUPS + slot.group;
+                const bool odd = (warp * SLOTS + s) % PARITY;
+                float d_gate[2][PLANES] = {};
+                #pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    float (&d_here)[STATES] = d_state[f][s][c];
+                    if (RESET && again[s][c]) {
+                        #pragma unroll
+                        for (int k = 0; k < STATES; ++k) {
+                            if (FRESH) d_start[f][s][c][k] += d_here[k];
+                            d_here[k] = 0.0f;
+                        }
+                    }
+                    const bool live = t < length[f][s][c];
+                    float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k) {
+                        d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
+                        const wide b = rows[f * ROWS + slot.tile % TILES * 8 + slot.column + c];
+                        const wide unit = group * 8 + of8;
+                        if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
+                            d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
+                    }
+                    derivative(values[s][c], vector[s], d_after, found, d_before, d_vector);
+                    if (live) {
+                        #pragma unroll
+                        for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
+                        #pragma unroll
+                        for (int p = 0; p < PLANES; ++p) {
+                            if (PARITY == 1) d_gate[c][p] = found[p];
+                            if (PARITY == 2) d_gate[0][p] = odd ? 0.0f : found[p];
+                            if (PARITY == 2) d_gate[1][p] = odd ? found[p] : 0.0f;
+                            total[s][p] += found[p];
+                        }
+                        #pragma unroll
+                        for (int v = 0; v < VECTORS; ++v) total[s][PLANES + v] += d_vector[v];
+                    }
+                }
+                if (slot.mine) {
+                    const int b = rows[f * ROWS + slot.tile * 8 + of8];
+                    const bool here = PARITY == 1 || of8 % 2 == int(odd);
+                    unsigned char* row = shared + AT_GATES + (f * ROWS + slot.tile * 8 + of8) * PITCH;
+                    #pragma unroll
+                    for (int p = 0; p < PLANES; ++p) {
+                        const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
+                        if (!here) continue;
+                        if (p >= RIGHT)
+                            keep(reinterpret_cast<stored*>(row) + (p - RIGHT) * OWN + slot.group * 8 +
+                                 of4 * 2, operand(pair));
+                        if (b >= 0)
+                            keep(d_gates + ((t * batch + b) * PLANES + p) * UNITS + group * 8 + of4 * 2,
+                                 pair);
+                    }
+                }
+            }
+            __syncthreads();
+            // dh = R^T dr, this block's part of all units
+            Sums sums_of_rows = {};
+            product(sums_of_rows, matrix, others,
+                    shared + AT_GATES + (f * ROWS + of8) * PITCH + of4 * 16);
+            // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
+            #pragma unroll
+            for (int m = 0; m < MMA_ROWS; ++m) {
+                const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
+                const int owner = group / BLOCK_GROUPS;
+                #pragma unroll
+                for (int n = 0; n < TILES; ++n) {
+                    float mine[4];
+                    #pragma unroll
+                    for (int e = 0; e < 4; ++e) mine[e] = chained(sums_of_rows, m, n, e);
+                    const bool odd = of4 & 1;
+                    const float low = __shfl_xor_sync(~0u, odd ? mine[0] : mine[2], 1);
+                    const float high = __shfl_xor_sync(~0u, odd ? mine[1] : mine[3], 1);
+                    const float4 chunk = odd ? make_float4(low, high, mine[2], mine[3])
+                                             : make_float4(mine[0], mine[1], low, high);
+                    const int there = AT_PARTS + (f * 2 + int(i & 1)) * PARTS +
+                        ((block * TILES + n) * BLOCK_GROUPS + group % BLOCK_GROUPS) * 256 + of8 * 32 +
+                        (of4 >> 1) * 16;
+                    if (group >= GROUPS) continue;
+#if CLUSTER > 1
+                    const word base = remote(mailboxes, owner);
+                    send(base + there, *reinterpret_cast<const uint4*>(&chunk),
+                         base + (f * 2 + int(i & 1)) * 8);
+#else
+                    *reinterpret_cast<float4*>(shared + there) = chunk;
+#endif
+                }
+            }
+#if CLUSTER == 1
+            __syncthreads();
+#endif
+        }
+    }
+
+    if (steps > 0)
+        #pragma unroll
+        for (int f = 0; f < FLIGHT; ++f) {
+            const int before = int(steps - 1) & 1;
+#if CLUSTER > 1
+            await(mailboxes + (f * 2 + before) * 8, word((steps - 1) >> 1) & 1);
+#endif
+            add_parts(f, before);
+        }
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = slot_of(s);
+        if (!slot.mine) continue;
+        const int group = block * BLOCK_GROUPS + slot.group, unit = group * 8 + of8;
+        #pragma unroll
+        for (int f = 0; f < FLIGHT; ++f)
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                const int b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
+                if (b < 0 || unit >= units) continue;
+                // forward's first states were fresh ones where the row was reset before its first step
+                const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k) {
+                    const float found = d_state[f][s][c][k];
+                    const wide at = wide(b) * units + unit;
+                    if (d_initial[k]) d_initial[k][at] = narrow(replaced ? 0.0f : found);
+                    if (FRESH && d_fresh[k])
+                        d_fresh[k][at] = narrow(d_start[f][s][c][k] + (replaced ? found : 0.0f));
+                }
+            }
+        #pragma unroll
+        for (int p = 0; p < PLANES + VECTORS; ++p) {
+            float all = total[s][p];
+            all += __shfl_xor_sync(~0u, all, 1);
+            all += __shfl_xor_sync(~0u, all, 2);
+            const int line = slot.tile * PARITY + (warp * SLOTS + s) % PARITY;
+            if (of4 == 0)
+                sums[((cluster * TILES * PARITY + line) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+        }
+    }
+#if CLUSTER > 1
+    await_cluster();
+#endif
+}

@@ -1,0 +1,284 @@
+// What the skeletons stand on: numbers, tensor cores, copies and the exchange between blocks.
+// BFLOAT: bfloat16; NARROW: a 16-bit type; neither: float32 with tf32 products.
+
+typedef unsigned int word;
+typedef long long wide;
+
+#if NARROW
+typedef unsigned short stored;
+#else
+typedef float stored;
+#endif
+
+constexpr int SIZE = sizeof(stored);
+constexpr int CHUNK = 16 / SIZE;  // values of one 16-byte chunk
+constexpr int SLICE = 64 / SIZE;  // values of K that one 16-byte load a lane serves: 2 mma
+
+#define INLINE __device__ __forceinline__
+
+INLINE float widen(stored value) {
+#if !NARROW
+    return value;
+#elif BFLOAT
+    return __uint_as_float(word(value) << 16);
+#else
+    float wider;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wider) : "h"(value));
+    return wider;
+#endif
+}
+
+#if NARROW
+INLINE word pack(float low, float high) {
+    word both;
+#if BFLOAT
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#endif
+    return both;
+}
+#endif
+
+INLINE stored narrow(float value) {
+#if NARROW
+    return stored(pack(value, 0.0f));
+#else
+    return value;
+#endif
+}
+
+// what a product reads: tf32 where values are float32
+INLINE word rounded(word bits) {
+#if NARROW
+    return bits;
+#else
+    word tf32;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(tf32) : "f"(__uint_as_float(bits)));
+    return tf32;
+#endif
+}
+
+// sum += A (16 units-and-gates x 16 or 8 of K) * B (K x 8 rows of the batch)
+INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
+#if !NARROW
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+#elif BFLOAT
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#endif
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// A lane holds, of 8 units x 8 rows, unit lane / 4 in rows 2 * (lane % 4) and the next.
+// Afterwards it holds row lane / 4 of units 2 * (lane % 4) and the next.
+struct Pair {
+#if NARROW
+    word bits;
+#else
+    float low, high;
+#endif
+};
+
+INLINE word flipped(word bits) {
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(bits));
+    return bits;
+}
+
+INLINE Pair transposed(float first, float second) {
+#if NARROW
+    return {flipped(pack(first, second))};
+#else
+    const word a = __float_as_uint(first), b = __float_as_uint(second);
+    const word low = flipped(__byte_perm(a, b, 0x5410)), high = flipped(__byte_perm(a, b, 0x7632));
+    return {__uint_as_float(__byte_perm(low, high, 0x5410)),
+            __uint_as_float(__byte_perm(low, high, 0x7632))};
+#endif
+}
+
+INLINE Pair pair_of(const stored* source) {
+#if NARROW
+    return {word(source[0]) | word(source[1]) << 16};
+#else
+    return {source[0], source[1]};
+#endif
+}
+
+INLINE Pair chosen(bool first, Pair a, Pair b) {
+#if NARROW
+    return {first ? a.bits : b.bits};
+#else
+    return {first ? a.low : b.low, first ? a.high : b.high};
+#endif
+}
+
+INLINE void keep(stored* target, Pair pair) {
+#if NARROW
+    *reinterpret_cast<word*>(target) = pair.bits;
+#else
+    *reinterpret_cast<float2*>(target) = make_float2(pair.low, pair.high);
+#endif
+}
+
+// a pair as a product reads it
+INLINE Pair operand(Pair pair) {
+#if NARROW
+    return pair;
+#else
+    return {__uint_as_float(rounded(__float_as_uint(pair.low))),
+            __uint_as_float(rounded(__float_as_uint(pair.high)))};
+#endif
+}
+
+// 16 bytes of a row, gathered from the lanes beside: 8 units by four lanes, or 4 units by two
+INLINE uint4 gathered(Pair pair, int lane) {
+#if NARROW
+    const word beside = __shfl_xor_sync(~0u, pair.bits, 1);
+    const word low = lane & 1 ? beside : pair.bits, high = lane & 1 ? pair.bits : beside;
+    const word other_low = __shfl_xor_sync(~0u, low, 2), other_high = __shfl_xor_sync(~0u, high, 2);
+    return lane & 2 ? make_uint4(other_low, other_high, low, high)
+                    : make_uint4(low, high, other_low, other_high);
+#else
+    const word low = __float_as_uint(pair.low), high = __float_as_uint(pair.high);
+    const word other_low = __shfl_xor_sync(~0u, low, 1), other_high = __shfl_xor_sync(~0u, high, 1);
+    return lane & 1 ? make_uint4(other_low, other_high, low, high)
+                    : make_uint4(low, high, other_low, other_high);
+#endif
+}
+
+constexpr int SHARERS = NARROW ? 4 : 2;  // lanes that hold the same gathered 16 bytes
+
+INLINE word shared_address(const void* place) {
+    return word(__cvta_generic_to_shared(place));
+}
+
+template <int BYTES>
+INLINE void copy_async(word target, const void* source, bool inside) {
+    const int taken = inside ? BYTES : 0;  // the rest is filled with zeros
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+                     "r"(taken) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source),
+                     "n"(BYTES), "r"(taken) : "memory");
+}
+
+INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+INLINE void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+template <int THREADS>
+INLINE void barrier(int name) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
+}
+
+#if CLUSTER > 1
+INLINE int block_of_cluster() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// where a place in this block's shared memory lies in another block's
+INLINE word remote(word place, int block) {
+    word there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(block));
+    return there;
+}
+
+// every block has come here, and sees what the others wrote before
+INLINE void await_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
+                     : "memory");
+}
+
+INLINE void start_mailbox(word mailbox) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// one thread says how many bytes the next letter has
+INLINE void expect(word mailbox, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mailbox),
+                 "r"(bytes) : "memory");
+}
+
+INLINE void send(word target, uint4 value, word mailbox) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(target), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w), "r"(mailbox) : "memory");
+}
+
+// waits for the letter of a phase; `patience` 0 waits for ever, as only a tested kernel may
+INLINE void await(word mailbox, word phase) {
+    word here = 0;
+#if PATIENCE
+    for (int tries = 0; tries < PATIENCE; ++tries) {
+#else
+    while (true) {
+#endif
+        asm volatile("{\n.reg .pred here;\n"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 here, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, here;\n}" : "=r"(here) : "r"(mailbox), "r"(phase)
+                     : "memory");
+        if (here) return;
+    }
+#if PATIENCE
+    __trap();
+#endif
+}
+#else
+INLINE int block_of_cluster() { return 0; }
+#endif
+
+// functions of a cell's graph, in float32; those that choose keep nan
+
+#define LOG2_E 1.4426950408889634f
+
+INLINE float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+INLINE float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+INLINE float hyperbolic(float x) {
+#if NARROW
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    // 1 - 2 / (1 + e^2x) for large |x|; near 0, where that cancels, the series
+    const float square = x * x;
+    const float near = x + x * square * (-0.33333333f + square * (0.13333333f - square *
+        (0.053968254f - square * 0.021869488f)));
+    const float far = 1.0f - 2.0f * inverse(1.0f + power_of_2(2.0f * LOG2_E * fminf(fabsf(x), 40.0f)));
+    return square < 0.04f ? near : (x != x ? x : copysignf(far, x));
+#endif
+}
+
+INLINE float logistic(float x) {
+#if NARROW
+    return 0.5f * hyperbolic(0.5f * x) + 0.5f;
+#else
+    return inverse(1.0f + power_of_2(-LOG2_E * x));
+#endif
+}
+
+INLINE float exponential(float x) { return power_of_2(LOG2_E * x); }
+INLINE float inverse_of(float x) { return 1.0f / x; }
+INLINE float logsigmoid(float x) { return fminf(x, 0.0f) - log1pf(exponential(-fabsf(x))); }
+INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
+INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
+INLINE float sign(float x) { return float(x > 0.0f) - float(x < 0.0f); }

@@ -1,0 +1,376 @@
+// The forward time loop of one layer and direction: R stays in registers, h travels in the cluster.
+//
+// A cluster owns all of R and FLIGHT tiles of TILES * 8 rows of the batch. A warp owns PER_WARP
+// groups of 8 units, all their gates: an mma has 16 rows, 8 of one gate and 8 of the next, so that a
+// lane's sums are all gates of unit lane / 4 in rows 2 * (lane % 4) and the next: a cell needs no
+// other lane. SPLIT 2: two warps share groups, each takes half of K and finishes one of these rows.
+// A step waits for h at a mailbox, multiplies, applies the cell, sends h to every block's other h
+// buffer. Nothing else synchronises: whoever writes h of step t + 1 has all of h of step t, so every
+// warp that sent it has read h of step t - 1.
+
+#include "device.cuh"
+#include "record.cuh"
+
+constexpr int GROUPS = UNITS / 8;
+constexpr int WARPS = PAIRS * SPLIT;
+constexpr int THREADS = 32 * WARPS;
+constexpr int GROUPS_HERE = PAIRS * PER_WARP;
+constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
+constexpr int SLICES = (UNITS + SPLIT * SLICE - 1) / (SPLIT * SLICE);  // of K, a warp
+constexpr int PITCH = ((SPLIT * SLICES) | 1) * 64;  // bytes of a row of h: no bank conflicts
+constexpr int ROWS = TILES * 8;
+constexpr int COLUMNS = 2 / SPLIT;  // cells of a lane, a group and a tile
+constexpr int GATE_BYTES = 8 / SPLIT * 8 * SIZE;  // of one gate of 8 units, in the input ring
+constexpr int STAGE_BYTES = PER_WARP * TILES * GATES * GATE_BYTES;
+constexpr int COPIES = (STAGE_BYTES / 16 + 31) / 32;
+constexpr int LETTER = UNITS * SIZE * ROWS;
+
+#include "product.cuh"
+
+// shared memory, in bytes
+constexpr int AT_ROWS = FLIGHT * 2 * 8;
+constexpr int AT_HIDDEN = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
+constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * ROWS * PITCH;
+constexpr int AT_HALVES = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
+constexpr int HALF = PER_WARP * TILES * GATES * 32 * 4;
+constexpr int AT_WEIGHTS = AT_HALVES + (SPLIT - 1) * FLIGHT * WARPS * HALF;
+constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
+    const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
+    wide x_step, wide x_row, wide x_gate,
+    stored* __restrict__ y,              // [T, B, UNITS]
+    wide y_step, wide y_row,
+    stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
+    const stored* __restrict__ bias_x,   // [GATES, units], or null
+    const stored* __restrict__ bias_r,
+    const stored* __restrict__ vectors,  // [VECTORS, units]
+    const wide* __restrict__ lengths,    // [B]
+    const wide* __restrict__ order,      // [B]: rows by falling length
+    const unsigned char* __restrict__ reset,  // [T, B]
+    wide steps, wide batch, wide units, wide reverse,
+    STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
+) {
+    STATE_ARRAYS
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int of8 = lane >> 2, of4 = lane & 3;
+    const int part = warp % SPLIT, pair = warp / SPLIT;
+    const int block = block_of_cluster();
+    const int first_group = block * GROUPS_HERE + pair * PER_WARP;
+    const wide first_row = wide(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
+    int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
+
+    // the row of the batch that each row of the tiles is, or -1
+    for (int r = threadIdx.x; r < FLIGHT * ROWS; r += THREADS) {
+        const wide place = first_row + r;
+        rows[r] = place >= batch ? -1 : LENGTHS ? int(order[place]) : int(place);
+    }
+    for (int at = AT_HIDDEN + threadIdx.x * 16; at < AT_RING; at += THREADS * 16)
+        *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
+#if CLUSTER > 1
+    const word mailboxes = shared_address(shared);
+    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8);
+#endif
+    __syncthreads();
+#if CLUSTER > 1
+    if (threadIdx.x < FLIGHT * 2) expect(mailboxes + threadIdx.x * 8, LETTER);
+#endif
+    if (LENGTHS) steps = lengths[order[first_row]];
+    const wide first_time = reverse ? steps - 1 : 0;
+
+    // whether a row starts from fresh states: it is reset before its first step
+    auto starts_fresh = [&](wide b) {
+        return RESET && !reverse && steps > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
+    };
+    auto first_state = [&](int k, wide b, wide unit) {
+        const stored* source = starts_fresh(b) ? fresh[k] : initial[k];
+        return source ? widen(source[b * units + unit]) : 0.0f;
+    };
+    for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
+        const int r = at / UNITS, unit = at % UNITS, b = rows[r];
+        if (b < 0 || unit >= units) continue;
+        const stored value = narrow(first_state(0, b, unit));
+        unsigned char* row = shared + AT_HIDDEN + ((r / ROWS) * 2 * ROWS + r % ROWS) * PITCH;
+#if NARROW
+        reinterpret_cast<stored*>(row)[unit] = value;
+#else
+        reinterpret_cast<word*>(row)[unit] = rounded(__float_as_uint(value));
+#endif
+    }
+
+    // R as the A operands of this warp: the first RESIDENT slices of K in registers
+    Matrix matrix;
+    unsigned char* const others = shared + AT_WEIGHTS + warp * MATRIX_BYTES + lane * 16;
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            uint4 half[2] = {};
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
+                const int group = first_group + j, k = (part * SLICES + s) * SLICE + of4 * CHUNK;
+                if (j < PER_WARP && group < GROUPS && k < UNITS)
+                    half[h] = *reinterpret_cast<const uint4*>(
+                        weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
+            }
+            hold(matrix, others, m, s, half[0], half[1]);
+        }
+
+    float from_x[PER_WARP][GATES], from_r[PER_WARP][GATES], vector[PER_WARP][VECTORS + 1];
+    #pragma unroll
+    for (int j = 0; j < PER_WARP; ++j) {
+        const int unit = (first_group + j) * 8 + of8;
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            const bool inside = unit < units;
+            from_x[j][gate] = inside && bias_x ? widen(bias_x[gate * units + unit]) : 0.0f;
+            from_r[j][gate] = inside && bias_r ? widen(bias_r[gate * units + unit]) : 0.0f;
+            if (SUMMED >> gate & 1) {  // one register serves both sides
+                from_r[j][gate] += from_x[j][gate];
+                from_x[j][gate] = 0.0f;
+            }
+        }
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+            vector[j][v] = unit < units ? widen(vectors[v * units + unit]) : 0.0f;
+    }
+
+    float state[FLIGHT][PER_WARP][TILES][COLUMNS][STATES];
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
+        #pragma unroll
+        for (int j = 0; j < PER_WARP; ++j)
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n)
+                #pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + (SPLIT == 1 ? c : part)];
+                    const int unit = (first_group + j) * 8 + of8;
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k)
+                        state[f][j][n][c][k] = b >= 0 && unit < units ? first_state(k, b, unit) : 0.0f;
+                }
+
+    // this lane's row of each tile, as it writes y and reads resets
+    int row[FLIGHT][TILES], length[FLIGHT][TILES], resets[FLIGHT][TILES];
+    auto reset_after = [&](wide i, int f, int n) {  // whether the states are replaced after step i
+        const wide t = reverse ? steps - 1 - i : i + 1;
+        const int b = row[f][n];
+        return b >= 0 && i < steps && t < (LENGTHS ? length[f][n] : steps) && reset[t * batch + b];
+    };
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            row[f][n] = rows[f * ROWS + n * 8 + of8];
+            if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
+            if (RESET) resets[f][n] = reset_after(0, f, n);
+        }
+
+    // the ring of inputs: each warp copies what its own lanes read
+    unsigned char* const ring = shared + AT_RING + warp * STAGES * FLIGHT * STAGE_BYTES;
+    auto copy_inputs = [&](wide i, int f) {
+        const wide t = reverse ? steps - 1 - i : i;
+        const word target = shared_address(ring) + (int(i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+        #pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) {
+            const int number = copy * 32 + lane, chunks = GATE_BYTES / 16;
+            const int line = number * CHUNK / 8 % (8 / SPLIT);  // [group, tile, gate, row, 8 units]
+            const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
+            const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
+            if (number * 16 >= STAGE_BYTES) continue;
+            const int b = rows[f * ROWS + n * 8 + (SPLIT == 1 ? line : line * 2 + part)];
+            const bool inside = b >= 0 && i < steps && first_group + j < GROUPS;
+            const stored* source = x + t * x_step + b * x_row + gate * x_gate +
+                                   (first_group + j) * 8 + unit;
+            copy_async<16>(target + number * 16, inside ? source : x, inside);
+        }
+        commit_copies();
+    };
+    #pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s)
+        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
+
+#if CLUSTER > 1
+    constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
+    word peers[SENDS];
+    #pragma unroll
+    for (int i = 0; i < SENDS; ++i)
+        peers[i] = remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER);
+    await_cluster();
+#else
+    __syncthreads();
+#endif
+
+    for (wide i = 0; i < steps; ++i) {
+        const wide t = reverse ? steps - 1 - i : i;
+        const int now = int(i & 1);
+        #pragma unroll
+        for (int f = 0; f < FLIGHT; ++f) {
+            await_copies<(STAGES - 1) * FLIGHT - 1>();
+            __syncwarp();
+            float given[PER_WARP][TILES][COLUMNS][GATES];
+            const unsigned char* stage = ring + (int(i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+            #pragma unroll
+            for (int j = 0; j < PER_WARP; ++j)
+                #pragma unroll
+                for (int n = 0; n < TILES; ++n)
+                    #pragma unroll
+                    for (int gate = 0; gate < GATES; ++gate)
+                        #pragma unroll
+                        for (int c = 0; c < COLUMNS; ++c)
+                            given[j][n][c][gate] = widen(reinterpret_cast<const stored*>(
+                                stage + ((j * TILES + n) * GATES + gate) * GATE_BYTES)
+                                [(of4 * COLUMNS + c) * 8 + of8]);
+            copy_inputs(i + STAGES - 1, f);
+            word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                live_rows[n] = ~0u;
+                if (LENGTHS) live_rows[n] = __ballot_sync(~0u, t < length[f][n]);
+                if (RESET) {
+                    reset_rows[n] = __ballot_sync(~0u, resets[f][n]);
+                    resets[f][n] = reset_after(i + 1, f, n);
+                }
+            }
+#if CLUSTER > 1
+            if (i > 0) {
+                await(mailboxes + (f * 2 + now) * 8, word((i - 1) >> 1) & 1);
+                if (threadIdx.x == 0) expect(mailboxes + (f * 2 + now) * 8, LETTER);
+            }
+#endif
+            // r = R h
+            Sums sums = {};
+            product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * ROWS * PITCH +
+                                              of8 * PITCH + part * SLICES * 64 + of4 * 16);
+            auto product_of = [&](int j, int n, int gate, int column) {
+                const int half = j * GATES + gate;
+                return chained(sums, half / 2, n, half % 2 * 2 + column);
+            };
+            float* const halves = reinterpret_cast<float*>(
+                shared + AT_HALVES + (f * PAIRS + pair) * SPLIT * HALF) + lane;
+            if (SPLIT == 2) {
+                #pragma unroll
+                for (int j = 0; j < PER_WARP; ++j)
+                    #pragma unroll
+                    for (int n = 0; n < TILES; ++n)
+                        #pragma unroll
+                        for (int gate = 0; gate < GATES; ++gate)
+                            halves[part * (HALF / 4) + ((j * TILES + n) * GATES + gate) * 32] =
+                                part ? product_of(j, n, gate, 0) : product_of(j, n, gate, 1);
+                barrier<64>(1 + pair);
+            }
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n)
+                #pragma unroll
+                for (int j = 0; j < PER_WARP; ++j) {
+                    const int group = first_group + j;
+                    float sent[2] = {0.0f, 0.0f}, values[COLUMNS][KEPT + 4];
+                    #pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) {
+                        float left[GATES], right[GATES], after[STATES];
+                        #pragma unroll
+                        for (int gate = 0; gate < GATES; ++gate) {
+                            float r = product_of(j, n, gate, c);
+                            if (SPLIT == 2) {
+                                r = part ? product_of(j, n, gate, 1) : r;
+                                r += halves[(1 - part) * (HALF / 4) +
+                                            ((j * TILES + n) * GATES + gate) * 32];
+                            }
+                            left[gate] = given[j][n][c][gate] + from_x[j][gate];
+                            right[gate] = r + from_r[j][gate];
+                        }
+                        float (&before)[STATES] = state[f][j][n][c];
+                        step(left, right, before, vector[j], after, values[c]);
+                        const int column = SPLIT == 1 ? of4 * 2 + c : of4 * 2 + part;
+                        const bool live = live_rows[n] >> (column * 4) & 1;
+                        if (EVERY && live && rows[f * ROWS + n * 8 + column] >= 0) {
+                            const wide b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
+                            #pragma unroll
+                            for (int k = 0; k < STATES; ++k)
+                                if (unit < units)
+                                    every[k][(t * batch + b) * units + unit] = narrow(after[k]);
+                        }
+                        #pragma unroll
+                        for (int k = 0; k < STATES; ++k) {
+                            float next = live ? after[k] : before[k];
+                            if (k == 0 && SPLIT == 1) sent[c] = next;
+                            if (k == 0 && SPLIT == 2) sent[0] = part ? 0.0f : next;
+                            if (k == 0 && SPLIT == 2) sent[1] = part ? next : 0.0f;
+                            if (RESET && reset_rows[n] >> (column * 4) & 1) {
+                                const wide b = rows[f * ROWS + n * 8 + column];
+                                const wide unit = group * 8 + of8;
+                                next = fresh[k] && unit < units ? widen(fresh[k][b * units + unit]) : 0.0f;
+                            }
+                            before[k] = next;
+                        }
+                    }
+                    const Pair hidden_pair = transposed(sent[0], sent[1]);
+                    Pair letter = hidden_pair;
+                    if (RESET && reset_rows[n] >> (of8 * 4) & 1) {
+                        const wide unit = group * 8 + of4 * 2;
+                        const stored* source = fresh[0] + wide(row[f][n]) * units + unit;
+                        stored fresh_pair[2] = {0, 0};
+                        if (fresh[0] && unit < units) fresh_pair[0] = source[0];
+                        if (fresh[0] && unit + 1 < units) fresh_pair[1] = source[1];
+                        letter = pair_of(fresh_pair);
+                    }
+                    letter = operand(letter);
+                    const bool mine = group < GROUPS && (SPLIT == 1 || of8 % 2 == part);
+                    const int there = AT_HIDDEN + (f * 2 + 1 - now) * ROWS * PITCH +
+                                      (n * 8 + of8) * PITCH + group * 8 * SIZE;
+#if CLUSTER > 1
+                    const uint4 chunk = gathered(letter, lane);
+                    if (mine && i + 1 < steps) {
+                        #pragma unroll
+                        for (int p = 0; p < SENDS; ++p)
+                            if (CLUSTER % SHARERS == 0 || lane % SHARERS + p * SHARERS < CLUSTER)
+                                send(peers[p] + there + (NARROW ? 0 : (of4 >> 1) * 16), chunk,
+                                     peers[p] + (f * 2 + 1 - now) * 8);
+                    }
+#else
+                    if (mine) keep(reinterpret_cast<stored*>(shared + there) + of4 * 2, letter);
+#endif
+                    const bool live = live_rows[n] >> (of8 * 4) & 1;
+                    if (mine && live && row[f][n] >= 0)
+                        keep(y + t * y_step + row[f][n] * y_row + group * 8 + of4 * 2, hidden_pair);
+                    if (KEEP && group < GROUPS) {
+                        const wide tile = first_row / 8 + f * TILES + n;
+                        #pragma unroll
+                        for (int c = 0; c < COLUMNS; ++c) {
+                            const int cell = lane * 2 + (SPLIT == 1 ? c : part);
+                            if (rows[f * ROWS + n * 8 + cell % 8] >= 0)
+                                keep_record(kept + ((t * ((batch + 7) / 8) + tile) * GROUPS + group) *
+                                            (64 * RECORD), cell, values[c]);
+                        }
+                    }
+                }
+        }
+#if CLUSTER == 1
+        __syncthreads();
+#endif
+    }
+
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
+        #pragma unroll
+        for (int j = 0; j < PER_WARP; ++j)
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n)
+                #pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + (SPLIT == 1 ? c : part)];
+                    const int unit = (first_group + j) * 8 + of8;
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k)
+                        if (b >= 0 && unit < units)
+                            final[k][wide(b) * units + unit] = narrow(state[f][j][n][c][k]);
+                }
+#if CLUSTER > 1
+    await_cluster();  // no block leaves while another may still write to it
+#endif
+}

@@ -1,0 +1,60 @@
+// The resident matrix of a warp: MMA_ROWS x 16 rows, SLICES of K, the first RESIDENT in registers.
+
+constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;
+constexpr int IN_SHARED = SLICES - RESIDENT;
+constexpr int MATRIX_BYTES = IN_SHARED * MMA_ROWS * 1024;  // of the others, in shared memory, a warp
+constexpr int CHAINS = MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 ? 2 : 4;
+
+typedef word Matrix[HELD][MMA_ROWS][8];
+typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
+
+// lower and upper: 16 bytes of K of rows lane / 4 and lane / 4 + 8
+INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower, uint4 upper) {
+    const word a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
+                       rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
+    if (s < RESIDENT) {
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) matrix[s][m][i] = a[i];
+    } else {
+        unsigned char* place = others + ((s - RESIDENT) * MMA_ROWS + m) * 1024;
+        *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[1], a[2], a[3]);
+        *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
+    }
+}
+
+// operand: this lane's 16 bytes of the first slice, in row lane / 4 of the first tile
+INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
+                    const unsigned char* operand) {
+    #pragma unroll
+    for (int s = 0; s < SLICES; ++s) {
+        uint4 b[TILES];
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n)
+            b[n] = *reinterpret_cast<const uint4*>(operand + n * 8 * PITCH + s * 64);
+        #pragma unroll
+        for (int m = 0; m < MMA_ROWS; ++m) {
+            uint4 first, second;
+            if (s < RESIDENT) {
+                const word (&a)[8] = matrix[s][m];
+                first = make_uint4(a[0], a[1], a[2], a[3]);
+                second = make_uint4(a[4], a[5], a[6], a[7]);
+            } else {
+                const unsigned char* place = others + ((s - RESIDENT) * MMA_ROWS + m) * 1024;
+                first = *reinterpret_cast<const uint4*>(place);
+                second = *reinterpret_cast<const uint4*>(place + 512);
+            }
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                multiply(sums[m][n][2 * s % CHAINS], first, b[n].x, b[n].y);
+                multiply(sums[m][n][(2 * s + 1) % CHAINS], second, b[n].z, b[n].w);
+            }
+        }
+    }
+}
+
+INLINE float chained(const Sums& sums, int m, int n, int place) {
+    float total = sums[m][n][0][place];
+    #pragma unroll
+    for (int chain = 1; chain < CHAINS; ++chain) total += sums[m][n][chain][place];
+    return total;
+}
