@@ -7,12 +7,15 @@ from functools import cache, lru_cache
 from openrnn.backends.base import Backend
 from openrnn.backends.cpu import Cpu
 from openrnn.backends.cudnn import Cudnn
+from openrnn.backends.fused import Fused
 from openrnn.errors import NoBackendError
 from openrnn.reference import Reference
 from openrnn.spec import Problem
 
 # in order of preference
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Cudnn(), Reference())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Fused(), Cpu(), Cudnn(), Reference())
+}
 
 # state updates (T * B * L * D * H) of a call from which the reference is worth a warning
 LARGE = 100_000

@@ -36,7 +36,7 @@ class Forward:
         cluster: blocks that share R; pairs: warps of a block that share its units.
         split: warps that share units and split K; per_warp: groups of 8 units of a warp.
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
-        resident: slices of K in registers; stages: of the ring of inputs.
+        resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
         lengths, reset, every, keep: what the kernel knows to do.
     """
 
@@ -139,8 +139,9 @@ def backward_source(cell: Traced, dtype: str, how: Backward) -> str:
 
 def shared_bytes(cell: Traced, dtype: str, how: Forward | Backward) -> int:
     """The shared memory of a block; the kernel checks that it counts the same."""
-    count = _forward_shared if isinstance(how, Forward) else _backward_shared
-    return count(cell, dtype, how)  # type: ignore[operator]  # each its own kind
+    if isinstance(how, Forward):
+        return _forward_shared(cell, dtype, how)
+    return _backward_shared(cell, dtype, how)
 
 
 def slices(cell: Traced, dtype: str, how: Forward | Backward) -> int:
@@ -155,12 +156,17 @@ def mma_rows(cell: Traced, how: Forward | Backward) -> int:
     """Products of 16 rows, a warp and a slice."""
     if isinstance(how, Forward):
         return -(-how.per_warp * len(cell.gates) // 2)
-    return -(-(-(-how.units // 16)) // how.warps)
+    pairs = (how.units + 15) // 16
+    return -(-pairs // how.warps)
+
+
+def pieces(cell: Traced, dtype: str, how: Forward | Backward) -> int:
+    """Pieces of R of a warp, each 8 registers of a lane or 1 KiB of shared memory."""
+    return slices(cell, dtype, how) * mma_rows(cell, how)
 
 
 def _matrix_bytes(cell: Traced, dtype: str, how: Forward | Backward) -> int:
-    others = slices(cell, dtype, how) - how.resident
-    return how.threads // 32 * others * mma_rows(cell, how) * 1024
+    return how.threads // 32 * (pieces(cell, dtype, how) - how.resident) * 1024
 
 
 def _front(how: Forward | Backward) -> int:
@@ -264,7 +270,8 @@ def step_function(cell: Traced) -> str:
     return _function(
         f"{cell.name}: {', '.join(cell.states)} from gates {', '.join(cell.gates)}", "step",
         ("const float (&x)[GATES]", "const float (&r)[GATES]", "const float (&before)[STATES]",
-         "const float (&vectors)[VECTORS + 1]", "float (&after)[STATES]", "float (&kept)[KEPT + 4]"),
+         "const float (&vectors)[VECTORS + 1]", "float (&after)[STATES]",
+         "float (&kept)[KEPT + 4]"),
         lines,
     )  # fmt: skip
 
@@ -334,4 +341,3 @@ def _line(node: Node) -> str:
     else:
         said = f"{_NAMES.get(node.op, node.op)}({', '.join(args)})"
     return f"const {'bool' if node.op in _TRUTHS else 'float'} {node.name} = {said};"
-

@@ -149,7 +149,7 @@ INLINE uint4 gathered(Pair pair, int lane) {
 #endif
 }
 
-constexpr int SHARERS = NARROW ? 4 : 2;  // lanes that hold the same gathered 16 bytes
+[[maybe_unused]] constexpr int SHARERS = NARROW ? 4 : 2;  // lanes that hold the same gathered 16 bytes
 
 INLINE word shared_address(const void* place) {
     return word(__cvta_generic_to_shared(place));

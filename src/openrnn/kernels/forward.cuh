@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 }
 
     // this lane's row of each tile, as it writes y and reads resets
-    int row[FLIGHT][TILES], length[FLIGHT][TILES], resets[FLIGHT][TILES];
+    int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {}, resets[FLIGHT][TILES] = {};
     auto reset_after = [&](wide i, int f, int n) {  // whether the states are replaced after step i
         const wide t = reverse ? steps - 1 - i : i + 1;
         const int b = row[f][n];

@@ -1,22 +1,22 @@
-// The resident matrix of a warp: MMA_ROWS x 16 rows, SLICES of K, the first RESIDENT in registers.
+// The resident matrix of a warp: MMA_ROWS x 16 rows, SLICES of K; a piece is one of each.
 
-constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;
-constexpr int IN_SHARED = SLICES - RESIDENT;
-constexpr int MATRIX_BYTES = IN_SHARED * MMA_ROWS * 1024;  // of the others, in shared memory, a warp
+constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;  // pieces in registers
+constexpr int MATRIX_BYTES = (SLICES * MMA_ROWS - RESIDENT) * 1024;  // of the others, a warp
 constexpr int CHAINS = MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 ? 2 : 4;
 
-typedef word Matrix[HELD][MMA_ROWS][8];
+typedef word Matrix[HELD][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
 // lower and upper: 16 bytes of K of rows lane / 4 and lane / 4 + 8
 INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower, uint4 upper) {
     const word a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
                        rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
-    if (s < RESIDENT) {
+    const int piece = s * MMA_ROWS + m;
+    if (piece < RESIDENT) {
         #pragma unroll
-        for (int i = 0; i < 8; ++i) matrix[s][m][i] = a[i];
+        for (int i = 0; i < 8; ++i) matrix[piece][i] = a[i];
     } else {
-        unsigned char* place = others + ((s - RESIDENT) * MMA_ROWS + m) * 1024;
+        unsigned char* place = others + (piece - RESIDENT) * 1024;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[1], a[2], a[3]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
     }
@@ -34,12 +34,13 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 first, second;
-            if (s < RESIDENT) {
-                const word (&a)[8] = matrix[s][m];
+            const int piece = s * MMA_ROWS + m;
+            if (piece < RESIDENT) {
+                const word (&a)[8] = matrix[piece];
                 first = make_uint4(a[0], a[1], a[2], a[3]);
                 second = make_uint4(a[4], a[5], a[6], a[7]);
             } else {
-                const unsigned char* place = others + ((s - RESIDENT) * MMA_ROWS + m) * 1024;
+                const unsigned char* place = others + (piece - RESIDENT) * 1024;
                 first = *reinterpret_cast<const uint4*>(place);
                 second = *reinterpret_cast<const uint4*>(place + 512);
             }

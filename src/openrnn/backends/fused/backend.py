@@ -1,0 +1,231 @@
+"""Our CUDA kernels: one launch a layer and direction, generated for the cell and compiled at first use.
+
+float16 and bfloat16 are computed with float32 sums and float32 states; float32 with tf32 products.
+"""
+
+import torch
+from torch import Tensor
+
+from openrnn import philox
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Capabilities,
+    Cotangents,
+    Gradients,
+    Needs,
+    Outputs,
+    TensorShape,
+    state_shapes,
+)
+from openrnn.codegen import cuda
+from openrnn.errors import CellError
+from openrnn.native import nvrtc
+from openrnn.params import places
+from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+
+OLDEST = (8, 0)
+
+
+class Fused(Backend):
+    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps."""
+
+    name = "fused"
+    can = Capabilities(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32}),
+        capability=OLDEST,
+        bias_modes=frozenset(BIAS_MODES),
+        input_modes=frozenset(INPUT_MODES),
+        grad=True,
+        layers=True,
+        bidirectional=True,
+        clip=True,
+        dropout=True,
+        lengths=True,
+        reset=True,
+        return_states=True,
+    )
+
+    def absent(self) -> str | None:
+        return nvrtc.absent() or (
+            None if torch.cuda.is_available() else "torch finds no CUDA device"
+        )
+
+    def refusals(self, problem: Problem) -> list[str]:
+        from openrnn.backends.fused import kernels, plan
+
+        reasons = super().refusals(problem)
+        spec = problem.spec
+        if problem.dtype == torch.float32 and _precision(spec) == "ieee":
+            reasons.append("float32 products in ieee precision, needs tf32")
+        if reasons or problem.capability is None:
+            return reasons
+        try:
+            cell = kernels.traced(spec)
+        except CellError as error:
+            return [str(error)]
+        dtype = str(problem.dtype).removeprefix("torch.")
+        asked = [plan.forward] + ([plan.backward] if problem.grad else [])
+        if any(ask(cell, dtype, spec.hidden_size, 1, problem.capability) is None for ask in asked):
+            reasons.append(
+                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no cluster of "
+                f"compute capability {problem.capability[0]}.{problem.capability[1]}"
+            )
+        return reasons
+
+    def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+        """For each chain its records; after each lower layer its output."""
+        from openrnn.backends.fused import kernels, plan
+
+        spec, dtype = problem.spec, problem.dtype
+        record = cuda.record(kernels.traced(spec), str(dtype).removeprefix("torch."))
+        units = plan.padded(spec.hidden_size)
+        kept: list[TensorShape] = []
+        for layer in range(spec.num_layers):
+            shape = (steps, (batch + 7) // 8, units // 8, 64 * record)
+            kept += [(shape, dtype)] * spec.directions
+            if layer < spec.num_layers - 1:
+                kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
+        return kept
+
+    def forward(self, call: Call) -> Outputs:
+        from openrnn.backends.fused.run import Rows, Run
+
+        problem, spec, x = call.problem, call.problem.spec, call.x
+        call = _laid_out(call)
+        steps, batch = x.shape[0], x.shape[1]
+        finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
+        ragged = call.lengths is not None
+        fresh = x.new_zeros if ragged else x.new_empty  # past a sequence's end nothing is written
+        every: list[Tensor] = []
+        if problem.return_states:
+            shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
+            every = [fresh(shape) for shape in shapes]
+        reserve: list[Tensor] = []
+        if problem.grad:
+            kinds = self.reserve(problem, steps, batch)
+            reserve = [x.new_empty(shape, dtype=kind) for shape, kind in kinds]
+        width = spec.directions * spec.hidden_size
+        if steps == 0 or batch == 0:
+            for place, final in enumerate(finals):
+                final.copy_(call.states[place]) if call.states else final.zero_()
+            return Outputs(x.new_empty(steps, batch, width), finals, every, reserve)
+        rows = Rows.of(call.lengths)
+        kept = iter(_by_layer(spec, reserve))
+        with torch.cuda.device(x.device):
+            for layer in range(spec.num_layers):
+                held, _ = next(kept, ([None] * spec.directions, None))
+                y = fresh(steps, batch, width)
+                for direction in range(spec.directions):
+                    run = Run(call, layer, direction, rows)
+                    run.forward(x, y, held[direction], finals, every)
+                if reserve and layer < spec.num_layers - 1:
+                    reserve[(layer + 1) * (spec.directions + 1) - 1] = y
+                x = _dropped(call, layer, y) if layer < spec.num_layers - 1 else y
+        return Outputs(x, finals, every, reserve)
+
+    def backward(
+        self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
+    ) -> Gradients:
+        from openrnn.backends.fused.run import Rows, Run
+
+        spec, x = call.problem.spec, call.x
+        call = _laid_out(call)
+        d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
+        d_every = [None if grad is None else grad.contiguous() for grad in grads.all_states]
+        d_states = [s.new_zeros(s.shape) if n else None for s, n in zip(call.states, needs.states)]
+        d_fresh = [
+            s.new_zeros(s.shape) if n else None
+            for s, n in zip(call.reset_states, needs.reset_states)
+        ]
+        d_params: list[Tensor | None] = [None] * len(call.params)
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            for state, final in zip(d_states, d_finals):
+                if state is not None and final is not None:
+                    state.copy_(final)
+            d_params = [
+                p.new_zeros(p.shape) if n else None for p, n in zip(call.params, needs.params)
+            ]
+            dx = x.new_zeros(x.shape) if needs.x else None
+            return Gradients(dx, list(d_states), d_params, list(d_fresh))
+        rows = Rows.of(call.lengths)
+        kept = _by_layer(spec, reserve)
+        dy = grads.y
+        dx = None
+        with torch.cuda.device(x.device):
+            for layer in reversed(range(spec.num_layers)):
+                held, output = kept[layer]
+                output = y if output is None else output
+                below = _below(call, layer, kept)
+                dx = None
+                for direction in range(spec.directions):
+                    here = places(spec)[layer * spec.directions + direction]
+                    wants = [place is not None and needs.params[place] for place in here]
+                    run = Run(call, layer, direction, rows)
+                    part, found = run.backward(
+                        below, output, held[direction], dy, (d_finals, d_every, d_states, d_fresh),
+                        (layer > 0 or needs.x, *wants),
+                    )  # fmt: skip
+                    if part is not None:
+                        dx = part if dx is None else dx.add_(part)
+                    for place, grad in zip(here, found):
+                        if place is not None and needs.params[place]:
+                            d_params[place] = grad
+                if layer > 0 and dx is not None:
+                    dx = _dropped(call, layer - 1, dx)
+                dy = dx
+        return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
+
+
+def _precision(spec: Spec) -> str:
+    """ "tf32" or "ieee": what float32 products are computed in."""
+    if spec.precision != "default":
+        return spec.precision
+    setting = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]  # made at run time
+    return "ieee" if setting == "ieee" else "tf32"
+
+
+def _laid_out(call: Call) -> Call:
+    """The call with states as the kernels read them."""
+
+    def plain(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor.contiguous() for tensor in tensors]
+
+    return Call(
+        call.problem, call.x, plain(call.states), call.params, call.lengths, call.reset,
+        plain(call.reset_states), call.seed,
+    )  # fmt: skip
+
+
+def _dropped(call: Call, layer: int, y: Tensor) -> Tensor:
+    """The output of a layer, or its gradient, with the layer's mask on it."""
+    if not call.problem.drops:
+        return y
+    if call.seed is None:
+        raise ValueError("dropout needs a seed")
+    steps, batch, width = y.shape
+    return y * philox.mask(call.seed, layer, call.problem.spec.dropout, (steps, batch, width), y)
+
+
+def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
+    """What a layer read: x, or the masked output of the layer below."""
+    if layer == 0:
+        if call.lengths is None:
+            return call.x
+        steps = torch.arange(call.x.shape[0], device=call.x.device)[:, None]
+        return call.x.masked_fill((steps >= call.lengths)[..., None], 0)  # it may hold nan
+    output = kept[layer - 1][1]
+    if output is None:
+        raise ValueError(f"the reserve lacks the output of layer {layer - 1}")
+    return _dropped(call, layer - 1, output)
+
+
+def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[Tensor], Tensor | None]]:
+    """A reserve, layer by layer: what each direction kept, and the output but of the last layer."""
+    last = spec.num_layers - 1
+    rest = iter(reserve)
+    return [
+        ([next(rest) for _ in range(spec.directions)], next(rest) if layer < last else None)
+        for layer in range(spec.num_layers if reserve else 0)
+    ]

@@ -1,0 +1,241 @@
+"""CUDA C++ -> cubins on disk -> kernels on a device: NVRTC and the driver through `cuda-core`.
+
+No toolkit, include file or GPU is needed to compile. A cubin lies in the user's cache folder under
+a digest of all that made it, behind a digest of itself: a damaged one is compiled again.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+from openrnn.codegen import build
+from openrnn.errors import OpenRNNError
+
+OPTIONS = ("--std=c++17",)
+
+
+class CompileError(OpenRNNError, RuntimeError):
+    """A kernel that NVRTC does not take: the message has its name, the options and the log."""
+
+
+class LaunchError(OpenRNNError, RuntimeError):
+    """A kernel that the driver does not start: the message has its name, sizes and the reason."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes: registers of a thread; bytes of stack and of spills."""
+
+    registers: int
+    stack: int
+    spilled: int
+
+
+@dataclass(frozen=True, eq=False)
+class Binary:
+    """A compiled kernel of one architecture."""
+
+    name: str
+    arch: str
+    code: bytes
+    resources: Resources
+
+
+def absent() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    for module, package in (("cuda.core", "cuda-core"), ("cuda.bindings", "cuda-bindings")):
+        try:
+            if find_spec(module) is None:
+                return f"package {package} is not installed"
+        except ModuleNotFoundError:
+            return f"package {package} is not installed"
+    return None
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The architecture that a compute capability is compiled for."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+def binary(
+    source: str, name: str, arch: str, title: str, macros: tuple[tuple[str, int], ...] = ()
+) -> Binary:
+    """The kernel `name` of a source, from the cache or compiled.
+
+    Args:
+        source: CUDA C++ without includes.
+        name: of the `extern "C"` function.
+        arch: such as `sm_90`.
+        title: what the kernel is, for messages and file names.
+        macros: defined before the source.
+    """
+    source = "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
+    words = "\n".join((source, name, arch, *OPTIONS, _version()))
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    path = build.folder() / "cubins" / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
+    found = _read(path, name, arch)
+    if found is None:
+        found = _compile(source, name, arch, title)
+        _write(path, found)
+    return found
+
+
+def _read(path: Path, name: str, arch: str) -> Binary | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        return None
+    head, _, code = content[32:].partition(b"\n")
+    return Binary(name, arch, code, Resources(**json.loads(head)))
+
+
+def _write(path: Path, made: Binary) -> None:
+    head = json.dumps(asdict(made.resources)).encode()
+    body = head + b"\n" + made.code
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # a rename is whole or not at all, however many processes write the same kernel
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            file.write(hashlib.sha256(body).digest() + body)
+        os.replace(file.name, path)
+    except OSError:  # a folder that cannot be written costs time, nothing else
+        return
+
+
+def _compile(source: str, name: str, arch: str, title: str) -> Binary:
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = ProgramOptions(arch=arch, std="c++17", ptxas_options=["-v"])
+    try:
+        code = Program(source, "c++", options).compile("cubin", logs=log).code
+    except Exception as error:
+        raise CompileError(
+            f"{title} does not compile for {arch} ({' '.join(OPTIONS)}, NVRTC {_version()}):\n"
+            f"{error}\n{log.getvalue()}"
+        ) from error
+    said = log.getvalue()
+    registers = re.search(r"Used (\d+) registers", said)
+    stack = re.search(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
+    )
+    if registers is None or stack is None:
+        raise CompileError(f"{title}: the compiler names no registers for {arch}:\n{said}")
+    taken = Resources(int(registers[1]), int(stack[1]), int(stack[2]) + int(stack[3]))
+    return Binary(name, arch, bytes(code), taken)
+
+
+class Kernel:
+    """A kernel loaded on one device, ready to be launched.
+
+    Args:
+        made: the binary; cluster: blocks that share memory; threads: of a block.
+        shared: bytes of shared memory of a block.
+    """
+
+    def __init__(self, made: Binary, cluster: int, threads: int, shared: int, device: int) -> None:
+        from cuda.core import ObjectCode
+
+        self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
+        self.device = device
+        self._module = ObjectCode.from_cubin(made.code)
+        self._kernel = self._module.get_kernel(made.name)
+        self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
+        if cluster > 8:
+            self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+        self._configs: dict[int, Any] = {}
+
+    def _set(self, attribute: str, value: int) -> None:
+        from cuda.bindings import driver
+
+        name = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
+        handle = driver.CUkernel(int(self._kernel.handle))
+        (status,) = driver.cuKernelSetAttribute(name, value, handle, driver.CUdevice(self.device))
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
+
+    def resident(self) -> int:
+        """How many clusters, or blocks without clusters, the device holds at once."""
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes = self.shared
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.cluster, 1, 1
+        attribute.value = value
+        config.attrs, config.numAttrs = [attribute], 1
+        handle = driver.CUkernel(int(self._kernel.handle))
+        status, function = driver.cuKernelGetFunction(handle)
+        if status == driver.CUresult.CUDA_SUCCESS:
+            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
+        return int(count)
+
+    def launch(self, clusters: int, *args: int) -> None:
+        """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
+        from cuda.core import LaunchConfig, launch
+
+        config = self._configs.get(clusters)
+        if config is None:
+            shape = {"cluster": self.cluster} if self.cluster > 1 else {}
+            config = LaunchConfig(
+                grid=clusters, block=self.threads, shmem_size=self.shared, **shape
+            )
+            self._configs[clusters] = config
+        try:
+            launch(_stream(self.device), config, self._kernel, *args)
+        except Exception as error:
+            raise LaunchError(
+                f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
+                f"{self.threads} threads, {self.shared} bytes shared: {error}"
+            ) from error
+
+
+def _stream(device: int) -> Any:
+    return _wrapped(torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _wrapped(handle: int) -> Any:
+    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
+
+    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+
+
+_LOCK = Lock()
+_LOADED: dict[tuple[int, int], Kernel] = {}
+
+
+def loaded(made: Binary, cluster: int, threads: int, shared: int, device: int) -> Kernel:
+    """The binary as a kernel on a device, loaded once."""
+    key = id(made), device
+    with _LOCK:
+        if key not in _LOADED:
+            _LOADED[key] = Kernel(made, cluster, threads, shared, device)
+        return _LOADED[key]
