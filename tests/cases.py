@@ -56,9 +56,18 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
         ),
     },
 }
+REFUSALS["fused"] = {
+    "needs cuda": lambda problem: problem.device != "cuda",
+    "two dependent products": lambda problem: cells.lookup(problem.spec.cell).dependent_product,
+    "torch.func transform": lambda problem: problem.transform,
+    "dtype float64": lambda problem: problem.dtype == torch.float64,
+    "does not do projection": lambda problem: problem.spec.proj_size > 0,
+    "is cuDNN's": lambda problem: problem.spec.algorithm != "auto",
+}
 CUDNN = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 # where a backend's tensors lie; the cases are drawn and judged on the CPU
-DEVICE = {"cudnn": "cuda"}
+DEVICE = {"cudnn": "cuda", "fused": "cuda"}
+TF32 = {"fused"}  # whose float32 products are tf32 products
 # NVIDIA's kernels sum in orders of their own, and on another machine than the reference
 SLACK = {"cudnn": 3.0}
 ON_CPU = [name for name in dispatch.BACKENDS if name not in DEVICE]
@@ -322,6 +331,31 @@ def _orders() -> Iterator[Any]:
         yield mock.patch.object(reference, "linear", reordered)
 
 
+class Tf32Linear(torch.autograd.Function):
+    """x W^T, and its derivative, of numbers with 10 bits of mantissa."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return linear(_tf32(x), _tf32(w))
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x, w), dy = map(_tf32, ctx.saved_tensors), _tf32(dy)
+        return dy @ w, dy.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+def _tf32(x: Tensor) -> Tensor:
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _tf32_linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    if x.dtype != torch.float32:
+        return linear(x, w, b)
+    y = Tf32Linear.apply(x, w)
+    return y if b is None else y + b
+
+
 @dataclass
 class Oracle:
     """The right answer to a case, and by how much a fair answer in its dtype may miss it."""
@@ -330,7 +364,7 @@ class Oracle:
     allowed: dict[str, float]
 
     @classmethod
-    def of(cls, case: Case, inputs: Inputs) -> "Oracle":
+    def of(cls, case: Case, inputs: Inputs, backend: str = "reference") -> "Oracle":
         """Twice the reference's own error, and a floor for a reference that is exact by chance.
 
         For the same reason its error is the largest over some orders of summation: an
@@ -343,7 +377,10 @@ class Oracle:
         eps = torch.finfo(case.dtype).eps
         scale = eps / torch.finfo(narrow).eps
         errors = dict.fromkeys(exact, 0.0)
-        for order in _orders():
+        orders = [*_orders()]
+        if backend in TF32:
+            orders.append(mock.patch.object(reference, "linear", _tf32_linear))
+        for order in orders:
             with order:
                 plain = ask(case, inputs, "reference", narrow)
             for name, want in exact.items():
@@ -370,7 +407,7 @@ def check(case: Case, backend: str) -> None:
         return
     inputs = Inputs.of(case)
     found = ask(case, inputs, backend)
-    Oracle.of(case, inputs).judge(found, SLACK.get(backend, 1.0))
+    Oracle.of(case, inputs, backend).judge(found, SLACK.get(backend, 1.0))
     if inputs.lengths is not None:
         padding = torch.arange(case.steps)[:, None] >= inputs.lengths
         for name in {"y", "dx"} & found.keys():

@@ -110,7 +110,7 @@ def test_threads_do_not_change_what_is_right(backend):
     require(backend)
     case = replace(CORNERS["many_rows"], states=True, steps=4)
     inputs, threads = Inputs.of(case), torch.get_num_threads()
-    oracle = Oracle.of(case, inputs)
+    oracle = Oracle.of(case, inputs, backend)
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Our CUDA kernels: one launch a layer and direction, generated for the cell and compiled at first use.
+"""Our CUDA kernels: generated for the cell, compiled at first use, one launch a direction.
 
 float16 and bfloat16 are computed with float32 sums and float32 states; float32 with tf32 products.
 """
@@ -67,7 +67,7 @@ class Fused(Backend):
             return [str(error)]
         dtype = str(problem.dtype).removeprefix("torch.")
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
-        if any(ask(cell, dtype, spec.hidden_size, 1, problem.capability) is None for ask in asked):
+        if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
             reasons.append(
                 f"hidden_size {spec.hidden_size}: its recurrent matrix fits no cluster of "
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
@@ -179,7 +179,7 @@ class Fused(Backend):
 
 
 def _precision(spec: Spec) -> str:
-    """ "tf32" or "ieee": what float32 products are computed in."""
+    """What float32 products are computed in, "tf32" or "ieee"."""
     if spec.precision != "default":
         return spec.precision
     setting = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]  # made at run time

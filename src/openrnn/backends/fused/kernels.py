@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
+from openrnn.backends.fused import plan
 from openrnn.cells import lookup
 from openrnn.codegen import cuda
 from openrnn.codegen.cuda import Backward, Forward
 from openrnn.codegen.trace import Traced, trace
+from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
 from openrnn.spec import Spec
+
+How = TypeVar("How", Forward, Backward)
+
+
+class NoKernelError(OpenRNNError, RuntimeError):
+    """No kernel of a cell can be compiled that an architecture holds."""
 
 
 def traced(spec: Spec) -> Traced:
@@ -16,32 +25,58 @@ def traced(spec: Spec) -> Traced:
     return trace(lookup(spec.cell), spec.cell_clip)
 
 
+PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
+TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
+
+
 @lru_cache(maxsize=4096)
 def binary(
     cell: Traced, dtype: str, how: Forward | Backward, arch: str, patience: int = 0
-) -> tuple[nvrtc.Binary, Forward | Backward]:
-    """A kernel that spills no register, and the tiles with which it does not.
-
-    Where it spills, less of R is put in registers: the model of `plan` is near, the compiler knows.
-    """
-    kind, write = ("forward", cuda.forward_source)
-    if isinstance(how, Backward):
-        kind, write = "backward", cuda.backward_source  # type: ignore[assignment]
+) -> nvrtc.Binary:
+    """A compiled kernel."""
+    if isinstance(how, Forward):
+        kind, source = "forward", cuda.forward_source(cell, dtype, how)
+    else:
+        kind, source = "backward", cuda.backward_source(cell, dtype, how)
     macros = (("PATIENCE", patience),) if patience else ()
-    title = f"{cell.name}-{dtype}-{kind}-{how.units}"
-    while True:
-        source = write(cell, dtype, how)  # type: ignore[arg-type]
-        made = nvrtc.binary(source, kind, arch, title, macros)
-        if not made.resources.spilled or not how.resident:
-            return made, how
-        how = replace(how, resident=max(0, how.resident - 2))
+    return nvrtc.binary(source, kind, arch, f"{cell.name}-{dtype}-{kind}-{how.units}", macros)
+
+
+def unspilled(
+    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0
+) -> tuple[nvrtc.Binary, How] | None:
+    """The kernel with as much of R in registers as needs no spill; None where that is not near.
+
+    The model of `plan` says how much fits, the compiler knows.
+    """
+    for less in (0, 2, 5):
+        tried = replace(how, resident=max(0, how.resident - less))
+        if cuda.shared_bytes(cell, dtype, tried) > shared:
+            return None
+        made = binary(cell, dtype, tried, arch, patience)
+        if not made.resources.spilled:
+            return made, tried
+    return None
+
+
+def kernel(
+    cell: Traced, dtype: str, ranked: tuple[How, ...], flags: tuple[tuple[str, bool], ...],
+    device: int, capability: tuple[int, int],
+) -> tuple[nvrtc.Kernel, How]:  # fmt: skip
+    """The first of the ranked kernels that spills nothing, with these flags, on a device."""
+    return _kernel(cell, dtype, ranked, flags, device, capability, PATIENCE)
 
 
 @lru_cache(maxsize=4096)
-def kernel(
-    cell: Traced, dtype: str, how: Forward | Backward, device: int, arch: str, patience: int = 0
-) -> tuple[nvrtc.Kernel, Forward | Backward]:
-    """The same, loaded on a device."""
-    made, final = binary(cell, dtype, how, arch, patience)
-    shared = cuda.shared_bytes(cell, dtype, final)
-    return nvrtc.loaded(made, final.cluster, final.threads, shared, device), final
+def _kernel(
+    cell: Traced, dtype: str, ranked: tuple[How, ...], flags: tuple[tuple[str, bool], ...],
+    device: int, capability: tuple[int, int], patience: int,
+) -> tuple[nvrtc.Kernel, How]:  # fmt: skip
+    arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
+    for how in ranked[:TRIES]:
+        found = unspilled(cell, dtype, replace(how, **dict(flags)), arch, shared, patience)
+        if found is not None:
+            made, final = found
+            taken = cuda.shared_bytes(cell, dtype, final)
+            return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
+    raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")

@@ -29,7 +29,7 @@ CELL = 70.0  # of a cell function for 32 lanes
 
 @dataclass(frozen=True)
 class Limits:
-    """What an architecture gives a block; `blocks` is the number of multiprocessors."""
+    """What an architecture gives: bytes of shared memory of a block, blocks of a cluster."""
 
     shared: int
     cluster: int
@@ -139,16 +139,16 @@ def _step(cell: Traced, dtype: str, how: Forward | Backward, batch: int) -> floa
 @lru_cache(maxsize=4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
-) -> Forward | None:
-    """The fastest forward kernel by the model; None where R fits nowhere."""
-    fitting = list(forwards(cell, dtype, hidden, Limits.of(capability)))
-    return min(fitting, key=lambda how: _step(cell, dtype, how, batch), default=None)
+) -> tuple[Forward, ...]:
+    """The forward kernels that fit, fastest by the model first."""
+    fitting = forwards(cell, dtype, hidden, Limits.of(capability))
+    return tuple(sorted(fitting, key=lambda how: _step(cell, dtype, how, batch)))
 
 
 @lru_cache(maxsize=4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
-) -> Backward | None:
-    """The fastest backward kernel by the model; None where R fits nowhere."""
-    fitting = list(backwards(cell, dtype, hidden, Limits.of(capability)))
-    return min(fitting, key=lambda how: _step(cell, dtype, how, batch), default=None)
+) -> tuple[Backward, ...]:
+    """The backward kernels that fit, fastest by the model first."""
+    fitting = backwards(cell, dtype, hidden, Limits.of(capability))
+    return tuple(sorted(fitting, key=lambda how: _step(cell, dtype, how, batch)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,10 +94,12 @@ class Run:
             split = pad(split, (0, missing if columns else 0, 0, missing))
         return whole(split)
 
-    def _kernel(self, how: Any) -> tuple[nvrtc.Kernel, Any]:
+    def _kernel(self, rank: Any, **flags: bool) -> tuple[nvrtc.Kernel, Any]:
+        ranked = rank(self.cell, self.dtype, self.hidden, self.batch, self.capability)
         index = self.device.index or 0
-        arch = nvrtc.arch_of(self.capability)
-        return kernels.kernel(self.cell, self.dtype, how, index, arch)
+        return kernels.kernel(
+            self.cell, self.dtype, ranked, tuple(flags.items()), index, self.capability
+        )
 
     def _states(self, group: Sequence[Tensor | None]) -> list[int]:
         """Addresses of this chain's part of each state's tensor (L*D, ...), 0 where none is."""
@@ -143,14 +145,10 @@ class Run:
     ) -> None:
         """Writes this direction's part of y (T, B, D*H), what backward needs, and the states."""
         call, hidden = self.call, self.hidden
-        how = plan.forward(self.cell, self.dtype, hidden, self.batch, self.capability)
-        if how is None:
-            raise ValueError(f"R of hidden_size {hidden} fits no cluster")
-        how = replace(
-            how, lengths=self.rows is not None, reset=self.reset is not None, every=bool(every),
-            keep=kept is not None,
+        kernel, how = self._kernel(
+            plan.forward, lengths=self.rows is not None, reset=self.reset is not None,
+            every=bool(every), keep=kept is not None,
         )  # fmt: skip
-        kernel, how = self._kernel(how)
         left, gate = self._left(x)
         here = y[..., self.direction * hidden : (self.direction + 1) * hidden]
         target = here
@@ -186,15 +184,11 @@ class Run:
         """
         hidden, units, gates = self.hidden, self.units, self._gates
         d_final, d_every, d_initial, d_fresh = states
-        how = plan.backward(self.cell, self.dtype, hidden, self.batch, self.capability)
-        if how is None:
-            raise ValueError(f"R of hidden_size {hidden} fits no cluster")
-        how = replace(
-            how, lengths=self.rows is not None, reset=self.reset is not None,
+        kernel, how = self._kernel(
+            plan.backward, lengths=self.rows is not None, reset=self.reset is not None,
             every=any(state is not None for state in d_every),
             fresh=any(state is not None for state in d_fresh),
         )  # fmt: skip
-        kernel, how = self._kernel(how)
         alone, count = cuda.apart(self.cell), len(cuda.planes(self.cell))
         shared = tuple(gate for gate in self.spec.gates if gate not in alone)
         left = [self.spec.gates.index(gate) for gate in (*alone, *shared)]
