@@ -137,6 +137,19 @@ def backward_source(cell: Traced, dtype: str, how: Backward) -> str:
     return _source("backward", cell, dtype, how, _backward_shared(cell, dtype, how), names)
 
 
+def dropout_source(dtype: str) -> str:
+    """The kernel of dropout between layers."""
+    head = f"#define BFLOAT {int(dtype == 'bfloat16')}\n#define NARROW {int(SIZES[dtype] == 2)}\n"
+    return head + "#define CLUSTER 1\n" + _expanded("dropout.cuh", "")
+
+
+def examples(cell: Traced, dtype: str) -> tuple[str, str]:
+    """Both kernels of a cell, with tiles for a hidden size of 256 and nothing optional."""
+    forward = Forward(256, 8, 4, 1, 1, 1, 1, 0)
+    backward = Backward(256, 8, 8, 4, 1, 1, 2, 0)
+    return forward_source(cell, dtype, forward), backward_source(cell, dtype, backward)
+
+
 def shared_bytes(cell: Traced, dtype: str, how: Forward | Backward) -> int:
     """The shared memory of a block; the kernel checks that it counts the same."""
     if isinstance(how, Forward):

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from openrnn.codegen import build
 from openrnn.errors import OpenRNNError
 
 OPTIONS = ("--std=c++17",)
@@ -77,7 +76,12 @@ def _version() -> str:
 
 
 def binary(
-    source: str, name: str, arch: str, title: str, macros: tuple[tuple[str, int], ...] = ()
+    source: str,
+    name: str,
+    arch: str,
+    title: str,
+    folder: Path,
+    macros: tuple[tuple[str, int], ...] = (),
 ) -> Binary:
     """The kernel `name` of a source, from the cache or compiled.
 
@@ -86,12 +90,13 @@ def binary(
         name: of the `extern "C"` function.
         arch: such as `sm_90`.
         title: what the kernel is, for messages and file names.
+        folder: where binaries are kept.
         macros: defined before the source.
     """
     source = "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
     words = "\n".join((source, name, arch, *OPTIONS, _version()))
     digest = hashlib.sha256(words.encode()).hexdigest()
-    path = build.folder() / "cubins" / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
     found = _read(path, name, arch)
     if found is None:
         found = _compile(source, name, arch, title)

@@ -6,7 +6,6 @@ float16 and bfloat16 are computed with float32 sums and float32 states; float32 
 import torch
 from torch import Tensor
 
-from openrnn import philox
 from openrnn.backends.base import (
     Backend,
     Call,
@@ -90,7 +89,7 @@ class Fused(Backend):
         return kept
 
     def forward(self, call: Call) -> Outputs:
-        from openrnn.backends.fused.run import Rows, Run
+        from openrnn.backends.fused.run import Rows, Run, dropped
 
         problem, spec, x = call.problem, call.problem.spec, call.x
         call = _laid_out(call)
@@ -122,13 +121,13 @@ class Fused(Backend):
                     run.forward(x, y, held[direction], finals, every)
                 if reserve and layer < spec.num_layers - 1:
                     reserve[(layer + 1) * (spec.directions + 1) - 1] = y
-                x = _dropped(call, layer, y) if layer < spec.num_layers - 1 else y
+                x = dropped(call, layer, y) if layer < spec.num_layers - 1 else y
         return Outputs(x, finals, every, reserve)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
-        from openrnn.backends.fused.run import Rows, Run
+        from openrnn.backends.fused.run import Rows, Run, dropped
 
         spec, x = call.problem.spec, call.x
         call = _laid_out(call)
@@ -173,7 +172,7 @@ class Fused(Backend):
                         if place is not None and needs.params[place]:
                             d_params[place] = grad
                 if layer > 0 and dx is not None:
-                    dx = _dropped(call, layer - 1, dx)
+                    dx = dropped(call, layer - 1, dx)
                 dy = dx
         return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
 
@@ -198,18 +197,10 @@ def _laid_out(call: Call) -> Call:
     )  # fmt: skip
 
 
-def _dropped(call: Call, layer: int, y: Tensor) -> Tensor:
-    """The output of a layer, or its gradient, with the layer's mask on it."""
-    if not call.problem.drops:
-        return y
-    if call.seed is None:
-        raise ValueError("dropout needs a seed")
-    steps, batch, width = y.shape
-    return y * philox.mask(call.seed, layer, call.problem.spec.dropout, (steps, batch, width), y)
-
-
 def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
     """What a layer read: x, or the masked output of the layer below."""
+    from openrnn.backends.fused.run import dropped
+
     if layer == 0:
         if call.lengths is None:
             return call.x
@@ -218,7 +209,7 @@ def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]
     output = kept[layer - 1][1]
     if output is None:
         raise ValueError(f"the reserve lacks the output of layer {layer - 1}")
-    return _dropped(call, layer - 1, output)
+    return dropped(call, layer - 1, output)
 
 
 def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[Tensor], Tensor | None]]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from openrnn.backends.fused import plan
 from openrnn.cells import lookup
-from openrnn.codegen import cuda
+from openrnn.codegen import build, cuda
 from openrnn.codegen.cuda import Backward, Forward
 from openrnn.codegen.trace import Traced, trace
 from openrnn.errors import OpenRNNError
@@ -39,7 +39,8 @@ def binary(
     else:
         kind, source = "backward", cuda.backward_source(cell, dtype, how)
     macros = (("PATIENCE", patience),) if patience else ()
-    return nvrtc.binary(source, kind, arch, f"{cell.name}-{dtype}-{kind}-{how.units}", macros)
+    title = f"{cell.name}-{dtype}-{kind}-{how.units}"
+    return nvrtc.binary(source, kind, arch, title, build.folder() / "cubins", macros)
 
 
 def unspilled(
@@ -80,3 +81,11 @@ def _kernel(
             taken = cuda.shared_bytes(cell, dtype, final)
             return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
     raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
+
+
+@lru_cache(maxsize=64)
+def dropout(dtype: str, device: int, capability: tuple[int, int]) -> nvrtc.Kernel:
+    """The kernel of dropout between layers; blocks of 256 threads."""
+    arch, folder = nvrtc.arch_of(capability), build.folder() / "cubins"
+    made = nvrtc.binary(cuda.dropout_source(dtype), "dropout", arch, f"dropout-{dtype}", folder)
+    return nvrtc.loaded(made, 1, 256, 0, device)

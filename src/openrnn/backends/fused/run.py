@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels, plan
 from openrnn.codegen import cuda
@@ -44,6 +46,29 @@ def whole(tensor: Tensor) -> Tensor:
     """The tensor, contiguous, where a 16-byte copy may start."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
+
+
+def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
+    """The output of a layer (T, B, D*H), or its gradient, with the layer's mask on it."""
+    if not call.problem.drops:
+        return y
+    if call.seed is None:
+        raise ValueError("dropout needs a seed")
+    p, y = call.problem.spec.dropout, y.contiguous()
+    low, high, offset = philox.split(call.seed)
+    word = (layer + 256 * offset) & philox.WORD
+    capability = torch.cuda.get_device_capability(y.device)
+    dtype = str(y.dtype).removeprefix("torch.")
+    kernel = kernels.dropout(dtype, y.device.index or 0, capability)
+    out = torch.empty_like(y)
+    steps, batch, width = y.shape
+    (scale,) = unpack("i", pack("f", philox.scale(p)))
+    threads = steps * batch * ((width + 3) // 4)
+    kernel.launch(
+        -(-threads // kernel.threads), y.data_ptr(), out.data_ptr(), steps, batch, width, low,
+        high, word, philox.threshold(p), scale,
+    )  # fmt: skip
+    return out
 
 
 @dataclass
