@@ -206,7 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     __syncthreads();
 #endif
 
-    for (wide i = 0; i < steps; ++i) {
+    // a warp without units sends nothing, so nobody would wait for it to see each letter
+    const wide turns = CLUSTER > 1 && first_group >= GROUPS ? 0 : steps;
+    for (wide i = 0; i < turns; ++i) {
         const wide t = reverse ? steps - 1 - i : i;
         const int now = int(i & 1);
         #pragma unroll

@@ -1,0 +1,153 @@
+"""The CUDA kernels as they can be judged without a GPU: sources, binaries, tiles, the cache."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import CELLS
+
+from openrnn import cells, codegen
+from openrnn.backends.fused import Fused, kernels, plan
+from openrnn.codegen import cuda
+from openrnn.codegen.trace import trace
+from openrnn.native import nvrtc
+from openrnn.spec import Problem
+
+ABSENT = nvrtc.absent()
+compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+
+TRACED = {name: cell for name, cell in CELLS.items() if not cell.dependent_product}
+ARCHES = {(8, 0): 128, (9, 0): 256, (10, 0): 256, (12, 0): 128}  # and a size that fits there
+DTYPES = tuple(cuda.SIZES)
+EVERYTHING = {"lengths": True, "reset": True, "every": True}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A cache of binaries of one's own."""
+    monkeypatch.setattr(kernels.build, "folder", lambda: tmp_path)
+    for cached in (kernels.binary, kernels._kernel):
+        cached.cache_clear()
+    yield tmp_path / "cubins"
+    kernels.binary.cache_clear()
+
+
+def chosen(cell, dtype, hidden, batch, capability, flags=None, rank=plan.forward):
+    """The kernel that the backend would run, compiled, and its tiles."""
+    arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
+    for how in rank(cell, dtype, hidden, batch, capability)[: kernels.TRIES]:
+        found = kernels.unspilled(cell, dtype, replace(how, **(flags or {})), arch, shared)
+        if found is not None:
+            return found
+    return pytest.fail(f"{cell.name} {dtype} {hidden} {batch} {capability}: every kernel spills")
+
+
+def combinations():
+    """Each cell on each architecture, the dtypes taking turns."""
+    for i, name in enumerate(TRACED):
+        for j, capability in enumerate(ARCHES):
+            yield name, capability, DTYPES[(i + j) % len(DTYPES)]
+
+
+@compiles
+@pytest.mark.parametrize(("name", "capability", "dtype"), [*combinations()])
+def test_no_kernel_spills(name, capability, dtype):
+    """Registers, shared memory and spills of what would run, with every feature and with none."""
+    cell = trace(TRACED[name])
+    hidden = ARCHES[capability] // (2 if dtype == "float32" else 1) // (len(cell.gates) > 3 or 1)
+    everything = {**EVERYTHING, "keep": True}, {**EVERYTHING, "fresh": True}
+    for rank, flags in zip((plan.forward, plan.backward), everything):
+        made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
+        assert made.resources.spilled == 0
+        assert made.resources.registers * how.threads <= 65536
+        assert cuda.shared_bytes(cell, dtype, how) <= plan.Limits.of(capability).shared
+
+
+@compiles
+@pytest.mark.parametrize("hidden", [64, 256, 512, 640])
+@pytest.mark.parametrize("rank", [plan.forward, plan.backward], ids=["forward", "backward"])
+def test_the_rows_that_are_published_spill_nothing(rank, hidden):
+    for dtype in ("bfloat16", "float32")[: 2 if hidden <= 512 else 1]:
+        made, _ = chosen(trace(cells.lstm), dtype, hidden, 64, (9, 0), None, rank)
+        assert made.resources.spilled == 0
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 64, 100, 256, 500, 640])
+@pytest.mark.parametrize("capability", ARCHES, ids=str)
+def test_tiles_fit_and_own_every_unit(hidden, capability):
+    cell, limits = trace(cells.gru), plan.Limits.of(capability)
+    for how in plan.forward(cell, "bfloat16", hidden, 8, capability):
+        assert how.units >= hidden
+        assert how.cluster * how.pairs * how.per_warp * 8 >= how.units
+        assert how.cluster <= limits.cluster
+        assert 0 <= how.resident <= cuda.pieces(cell, "bfloat16", how)
+        assert cuda.shared_bytes(cell, "bfloat16", how) <= limits.shared
+    for how in plan.backward(cell, "bfloat16", hidden, 8, capability):
+        # an empty block would wait for nobody, and overwrite what others still read
+        assert (how.cluster - 1) * how.block_groups * 8 < how.units
+        assert how.cluster * how.block_groups * 8 >= how.units
+
+
+def test_what_fits_nowhere_is_refused():
+    def refused(hidden, capability=(9, 0), dtype=torch.bfloat16):
+        spec = cells.lstm.spec(8, hidden)
+        return Fused().refusals(Problem(spec, dtype, "cuda", capability, grad=True))
+
+    assert not refused(640)
+    assert "fits no cluster of compute capability 9.0" in refused(4096)[0]
+    assert "fits no cluster of compute capability 8.0" in refused(512, (8, 0))[0]
+    assert "compute capability 7.5, needs 8.0" in refused(64, (7, 5))[0]
+    assert "dtype float64" in refused(64, dtype=torch.float64)[0]
+    ieee = Problem(cells.lstm.spec(8, 8, precision="ieee"), torch.float32, "cuda", (9, 0))
+    assert "ieee precision" in Fused().refusals(ieee)[0]
+
+
+@compiles
+def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
+    cell, how = trace(cells.rnn_tanh), cuda.Forward(8, 1, 1, 1, 1, 1, 1, 1)
+    made = kernels.binary(cell, "bfloat16", how, "sm_90")
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    kernels.binary.cache_clear()
+    assert kernels.binary(cell, "bfloat16", how, "sm_90").code == made.code
+    assert path.stat().st_mtime_ns == path.stat().st_mtime_ns
+    for damaged in (b"", content[:-1], content[:40] + b"x" + content[41:]):
+        path.write_bytes(damaged)
+        kernels.binary.cache_clear()
+        again = kernels.binary(cell, "bfloat16", how, "sm_90")
+        assert again.code == made.code
+        assert again.resources == made.resources
+        assert path.read_bytes() == content
+    kernels.binary(cell, "float16", how, "sm_90")
+    kernels.binary(cell, "bfloat16", how, "sm_80")
+    assert len(list(folder.iterdir())) == 3
+
+
+@compiles
+def test_a_folder_that_cannot_be_written_costs_only_time(folder):
+    source = 'extern "C" __global__ void k() {}'
+    folder.write_bytes(b"a file where the folder should be")
+    assert nvrtc.binary(source, "k", "sm_90", "title", folder).code
+    assert nvrtc.binary(source, "k", "sm_90", "title", folder / "below").code
+
+
+@compiles
+def test_an_error_shows_cell_options_and_log(tmp_path):
+    with pytest.raises(nvrtc.CompileError, match=r"(?s)my kernel .*sm_90.*c\+\+17.*nonsense"):
+        nvrtc.binary("nonsense", "k", "sm_90", "my kernel", tmp_path)
+
+
+def test_the_source_keeps_names():
+    source = codegen.show(cells.lstm, "cuda", dtype="float16", quiet=True)
+    assert "const float sigmoid_f = logistic(a_f);" in source
+    assert "after[1] = add_1;  // c" in source
+    assert "#include" not in source
+
+
+def test_planes_of_each_side_lie_together():
+    """GRU's new gate has two gradients, the others one: left sides first, right sides last."""
+    assert cuda.planes(trace(cells.gru)) == ("dx_n", "da_r", "da_z", "dr_n")
+    assert cuda.planes(trace(cells.lstm)) == ("da_i", "da_f", "da_g", "da_o")
+    assert cuda.kept(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
+    assert cuda.record(trace(cells.gru), "bfloat16") == 6
+    assert cuda.record(trace(cells.gru), "float32") == 5
