@@ -61,6 +61,12 @@ REFUSALS["fused"] = {
     "two dependent products": lambda problem: cells.lookup(problem.spec.cell).dependent_product,
     "torch.func transform": lambda problem: problem.transform,
     "dtype float64": lambda problem: problem.dtype == torch.float64,
+    "compute capability": lambda problem: (
+        problem.device == "cuda" and (problem.capability or (9, 0)) < (8, 0)
+    ),
+    "ieee precision": lambda problem: (
+        problem.dtype == torch.float32 and problem.spec.precision == "ieee"
+    ),
     "does not do projection": lambda problem: problem.spec.proj_size > 0,
     "is cuDNN's": lambda problem: problem.spec.algorithm != "auto",
 }
