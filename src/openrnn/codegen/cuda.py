@@ -266,13 +266,16 @@ def _expanded(name: str, function: str) -> str:
 
 
 def step_function(cell: Traced) -> str:
-    """New states of one unit in one row, and what backward needs of it."""
+    """New states of one unit in one row, and what backward needs of it.
+
+    `r` of a gate of which the cell reads only the sum is that sum.
+    """
     graph = cell.summed_step
     reads = graph.reads | set(kept(cell))
     lines: list[str] = []
     for place, gate in enumerate(cell.gates):
         if gate in cell.summed:
-            lines.append(f"const float a_{gate} = x[{place}] + r[{place}];")
+            lines.append(f"const float a_{gate} = r[{place}];")
         else:
             sides = [side for side in "xr" if f"{side}_{gate}" in reads]
             lines += [f"const float {side}_{gate} = {side}[{place}];" for side in sides]

@@ -125,56 +125,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             }
     }
 
-    // step i of this loop undoes step steps - 1 - i of forward's
-    auto time_of = [&](wide i) { return reverse ? i : steps - 1 - i; };
-    auto copy_inputs = [&](wide i, int f) {
-        const wide t = time_of(i);
+    // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
+    const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide dy_move = way * dy_step, gates_move = way * batch * (PLANES * UNITS);
+    const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
+    stored* d_gate_at[FLIGHT][SLOTS];
+    bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = slot_of(s);
-            const word target = shared_address(shared) + AT_RING +
-                (((warp * SLOTS + s) * STAGES + int(i % STAGES)) * FLIGHT + f) * STAGE_BYTES;
-            const int group = block * BLOCK_GROUPS + slot.group;
-            if (lane * 16 < DY_BYTES) {  // [row, 8 units]
-                const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
-                const int n = PARITY == 1 ? line : line * 2 + (warp * SLOTS + s) % PARITY;
-                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + n] : -1;
-                const bool inside = dy && b >= 0 && i < steps;
-                const void* source = dy + t * dy_step + b * dy_row + unit;
-                copy_async<16>(target + lane * 16, inside ? source : weight, inside);
-            }
+            const int group = block * BLOCK_GROUPS + slot.group, odd = (warp * SLOTS + s) % PARITY;
+            const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
+            // dy: a lane copies 16 bytes of [row, 8 units]
+            const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
+            const bool copies = slot.mine && lane * 16 < DY_BYTES;
+            const int b = copies ? tile_rows[PARITY == 1 ? line : line * 2 + odd] : -1;
+            dy_here[f][s] = dy && b >= 0;
+            d_output[f][s] = dy_here[f][s] ? dy + first * dy_step + b * dy_row + unit : weight;
             const wide tile = first_row / 8 + f * TILES + slot.tile;
-            const bool inside = slot.mine && i < steps && tile < (batch + 7) / 8;
-            const stored* base = kept + ((t * ((batch + 7) / 8) + tile) * GROUPS + group) * (64 * RECORD);
-            const int cell = lane * 2 + slot.column % 2;
-            constexpr int STEP = COLUMNS * 4 * SIZE < 16 ? COLUMNS * 4 * SIZE : 16;
+            record_here[f][s] = slot.mine && tile < tiles;
+            record[f][s] = record_here[f][s] ? kept + ((first * tiles + tile) * GROUPS + group) *
+                                                          (64 * RECORD) : weight;
+            const int own = slot.mine ? tile_rows[of8] : -1;  // the row that this lane writes
+            gates_here[f][s] = own >= 0 && (PARITY == 1 || of8 % 2 == odd);
+            d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
+                              of4 * 2;
+        }
+    auto copy_inputs = [&](int i, int f) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const word target = shared_address(shared) + AT_RING +
+                (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+            if (lane * 16 < DY_BYTES)
+                copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
+            const bool here = i < count && record_here[f][s];
+            constexpr int FOUR = COLUMNS * 4 * SIZE, LAST = COLUMNS * REST * SIZE;
+            constexpr int STEP = FOUR < 16 ? FOUR : 16, LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
+            const int cell = lane * 2 + slot_of(s).column % 2;
             #pragma unroll
             for (int plane = 0; plane < WHOLE; ++plane)
                 #pragma unroll
-                for (int at = 0; at < COLUMNS * 4 * SIZE; at += STEP)
-                    copy_async<STEP>(
-                        target + DY_BYTES + (plane * 32 + lane) * COLUMNS * 4 * SIZE + at,
-                        inside ? base + plane * 256 + cell * 4 + at / SIZE : weight, inside);
-            constexpr int REST_BYTES = COLUMNS * REST * SIZE;
-            constexpr int REST_STEP = REST_BYTES < 16 ? REST_BYTES : 16;
-            if (REST)
-                #pragma unroll
-                for (int at = 0; at < REST_BYTES; at += REST_STEP)
-                    copy_async<REST_STEP ? REST_STEP : 4>(
-                        target + DY_BYTES + WHOLE * 32 * COLUMNS * 4 * SIZE + lane * REST_BYTES + at,
-                        inside ? base + WHOLE * 256 + cell * REST + at / SIZE : weight, inside);
+                for (int at = 0; at < FOUR; at += STEP)
+                    copy_async<STEP>(target + DY_BYTES + (plane * 32 + lane) * FOUR + at,
+                                     record[f][s] + plane * 256 + cell * 4 + at / SIZE, here ? STEP : 0);
+            #pragma unroll
+            for (int at = 0; at < LAST; at += LAST_STEP)
+                copy_async<LAST_STEP>(target + DY_BYTES + WHOLE * 32 * FOUR + lane * LAST + at,
+                                      record[f][s] + WHOLE * 256 + cell * REST + at / SIZE,
+                                      here ? LAST_STEP : 0);
+            d_output[f][s] += dy_move;
+            record[f][s] += record_move;
         }
         commit_copies();
     };
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
+        #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
 
     // whether the states after step i were replaced, and whether they came from it at all
-    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? lengths[b] : steps; };
-    auto reset_after = [&](wide i, int b) {
-        const wide t = reverse ? time_of(i) : time_of(i) + 1;
-        return i < steps && t < length_at(b) && reset[t * batch + b];
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
+    auto reset_after = [&](int i, int b) {
+        const int t = first + way * i + (reverse ? 0 : 1);
+        return i < count && t < length_at(b) && reset[t * batch + b];
     };
     bool resets[FLIGHT][SLOTS][COLUMNS];
     int length[FLIGHT][SLOTS][COLUMNS];
@@ -187,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const Slot slot = slot_of(s);
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
                 if (RESET) resets[f][s][c] = reset_after(0, b);
-                length[f][s][c] = int(length_at(b));
+                length[f][s][c] = length_at(b);
             }
 
 #if CLUSTER > 1
@@ -215,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
     };
 
-    for (wide i = 0; i < steps; ++i) {
-        const wide t = time_of(i);
+    for (int i = 0; i < count; ++i) {
+        const int t = first + way * i;
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
@@ -225,30 +241,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             bool again[SLOTS][COLUMNS];
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
-                const Slot slot = slot_of(s);
                 const unsigned char* stage = shared + AT_RING +
-                    (((warp * SLOTS + s) * STAGES + int(i % STAGES)) * FLIGHT + f) * STAGE_BYTES;
+                    (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+                read_records<COLUMNS>(stage + DY_BYTES, lane, values[s]);
+#if NARROW && PARITY == 1
+                word bits[1];
+                read_flipped<1>(stage, lane, bits);
+                d_out[s][0] = widen(stored(bits[0]));
+                d_out[s][COLUMNS - 1] = widen(stored(bits[0] >> 16));
+#else
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
+                for (int c = 0; c < COLUMNS; ++c)
                     d_out[s][c] = widen(reinterpret_cast<const stored*>(stage)
                                             [(of4 * COLUMNS + c) * 8 + of8]);
-                    const stored* record = reinterpret_cast<const stored*>(stage + DY_BYTES);
-                    #pragma unroll
-                    for (int v = 0; v < KEPT; ++v)
-                        values[s][c][v] = widen(
-                            v < WHOLE * 4
-                                ? record[((v / 4 * 32 + lane) * COLUMNS + c) * 4 + v % 4]
-                                : record[WHOLE * 128 * COLUMNS + (lane * COLUMNS + c) * REST + v % 4]);
+#endif
+                #pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
                     if (RESET) {
+                        const Slot slot = slot_of(s);
                         again[s][c] = resets[f][s][c];
                         const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
                         resets[f][s][c] = reset_after(i + 1, b);
                     }
-                }
             }
             copy_inputs(i + STAGES - 1, f);
             if (i > 0) {
-                const int before = int(i - 1) & 1;
+                const int before = (i - 1) & 1;
 #if CLUSTER > 1
                 await(mailboxes + (f * 2 + before) * 8, word((i - 1) >> 1) & 1);
                 if (threadIdx.x == 0) expect(mailboxes + (f * 2 + before) * 8, letter);
@@ -297,20 +315,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     }
                 }
                 if (slot.mine) {
-                    const int b = rows[f * ROWS + slot.tile * 8 + of8];
                     const bool here = PARITY == 1 || of8 % 2 == int(odd);
                     unsigned char* row = shared + AT_GATES + (f * ROWS + slot.tile * 8 + of8) * PITCH;
                     #pragma unroll
                     for (int p = 0; p < PLANES; ++p) {
                         const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
-                        if (!here) continue;
-                        if (p >= RIGHT)
+                        if (p >= RIGHT && here)
                             keep(reinterpret_cast<stored*>(row) + (p - RIGHT) * OWN + slot.group * 8 +
                                  of4 * 2, operand(pair));
-                        if (b >= 0)
-                            keep(d_gates + ((t * batch + b) * PLANES + p) * UNITS + group * 8 + of4 * 2,
-                                 pair);
+                        if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
                     }
+                    d_gate_at[f][s] += gates_move;
                 }
             }
             __syncthreads();
@@ -333,14 +348,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     const float high = __shfl_xor_sync(~0u, odd ? mine[1] : mine[3], 1);
                     const float4 chunk = odd ? make_float4(low, high, mine[2], mine[3])
                                              : make_float4(mine[0], mine[1], low, high);
-                    const int there = AT_PARTS + (f * 2 + int(i & 1)) * PARTS +
+                    const int there = AT_PARTS + (f * 2 + (i & 1)) * PARTS +
                         ((block * TILES + n) * BLOCK_GROUPS + group % BLOCK_GROUPS) * 256 + of8 * 32 +
                         (of4 >> 1) * 16;
                     if (group >= GROUPS) continue;
 #if CLUSTER > 1
                     const word base = remote(mailboxes, owner);
                     send(base + there, *reinterpret_cast<const uint4*>(&chunk),
-                         base + (f * 2 + int(i & 1)) * 8);
+                         base + (f * 2 + (i & 1)) * 8);
 #else
                     *reinterpret_cast<float4*>(shared + there) = chunk;
 #endif
@@ -352,12 +367,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
     }
 
-    if (steps > 0)
+    if (count > 0)
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
-            const int before = int(steps - 1) & 1;
+            const int before = (count - 1) & 1;
 #if CLUSTER > 1
-            await(mailboxes + (f * 2 + before) * 8, word((steps - 1) >> 1) & 1);
+            await(mailboxes + (f * 2 + before) * 8, word((count - 1) >> 1) & 1);
 #endif
             add_parts(f, before);
         }

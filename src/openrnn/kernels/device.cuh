@@ -133,6 +133,37 @@ INLINE Pair operand(Pair pair) {
 #endif
 }
 
+INLINE word shared_address(const void* place) {
+    return word(__cvta_generic_to_shared(place));
+}
+
+// COUNT matrices of 8 rows x 8 units, 128 bytes each, as `transposed` takes them: unit lane / 4 in
+// rows 2 * (lane % 4) and the next
+template <int COUNT>
+INLINE void read_flipped(const unsigned char* source, int lane, word (&bits)[COUNT]) {
+#if NARROW
+    #pragma unroll
+    for (int i = 0; i < COUNT;) {
+        const word place = shared_address(source + i * 128 + lane * 16);
+        if (COUNT - i >= 4) {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(bits[i]), "=r"(bits[i + 1]), "=r"(bits[i + 2]), "=r"(bits[i + 3])
+                         : "r"(place) : "memory");
+            i += 4;
+        } else if (COUNT - i >= 2) {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                         : "=r"(bits[i]), "=r"(bits[i + 1])
+                         : "r"(place - (lane & 16) * 16) : "memory");
+            i += 2;
+        } else {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                         : "=r"(bits[i]) : "r"(place - (lane & 24) * 16) : "memory");
+            ++i;
+        }
+    }
+#endif
+}
+
 // 16 bytes of a row, gathered from the lanes beside: 8 units by four lanes, or 4 units by two
 INLINE uint4 gathered(Pair pair, int lane) {
 #if NARROW
@@ -151,13 +182,8 @@ INLINE uint4 gathered(Pair pair, int lane) {
 
 [[maybe_unused]] constexpr int SHARERS = NARROW ? 4 : 2;  // lanes that hold the same gathered 16 bytes
 
-INLINE word shared_address(const void* place) {
-    return word(__cvta_generic_to_shared(place));
-}
-
 template <int BYTES>
-INLINE void copy_async(word target, const void* source, bool inside) {
-    const int taken = inside ? BYTES : 0;  // the rest is filled with zeros
+INLINE void copy_async(word target, const void* source, int taken) {  // the rest becomes zeros
     if (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                      "r"(taken) : "memory");

@@ -37,6 +37,29 @@ constexpr int AT_WEIGHTS = AT_HALVES + (SPLIT - 1) * FLIGHT * WARPS * HALF;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 
+// the input sides of this lane's cells, from the warp's place in the ring
+INLINE void read_inputs(const unsigned char* stage, int lane,
+                        float (&given)[PER_WARP][TILES][GATES][COLUMNS]) {
+    constexpr int COUNT = PER_WARP * TILES * GATES;
+    float (*cells)[COLUMNS] = &given[0][0][0];
+#if NARROW && SPLIT == 1
+    word bits[COUNT];
+    read_flipped<COUNT>(stage, lane, bits);
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        cells[i][0] = widen(stored(bits[i]));
+        cells[i][COLUMNS - 1] = widen(stored(bits[i] >> 16));
+    }
+#else
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+            cells[i][c] = widen(reinterpret_cast<const stored*>(stage + i * GATE_BYTES)
+                                    [((lane & 3) * COLUMNS + c) * 8 + (lane >> 2)]);
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
     const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
@@ -79,7 +102,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     if (threadIdx.x < FLIGHT * 2) expect(mailboxes + threadIdx.x * 8, LETTER);
 #endif
     if (LENGTHS) steps = lengths[order[first_row]];
-    const wide first_time = reverse ? steps - 1 : 0;
 
     // whether a row starts from fresh states: it is reset before its first step
     auto starts_fresh = [&](wide b) {
@@ -155,12 +177,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         state[f][j][n][c][k] = b >= 0 && unit < units ? first_state(k, b, unit) : 0.0f;
                 }
 
-    // this lane's row of each tile, as it writes y and reads resets
+    // this lane's row of each tile, and its places in y and in what is kept: they move with time
+    const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {}, resets[FLIGHT][TILES] = {};
-    auto reset_after = [&](wide i, int f, int n) {  // whether the states are replaced after step i
-        const wide t = reverse ? steps - 1 - i : i + 1;
-        const int b = row[f][n];
-        return b >= 0 && i < steps && t < (LENGTHS ? length[f][n] : steps) && reset[t * batch + b];
+    stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
+    const wide tiles = (batch + 7) / 8;
+    const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const int cell = lane * 2 + (SPLIT == 2 ? part : 0), rest = WHOLE * 256 + cell * (REST - 4);
+    auto reset_after = [&](int i, int f, int n) {  // whether the states are replaced after step i
+        const int t = reverse ? count - 1 - i : i + 1, b = row[f][n];
+        return b >= 0 && i < count && t < (LENGTHS ? length[f][n] : count) &&
+               reset[t * batch + b];
     };
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -169,30 +196,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
             if (RESET) resets[f][n] = reset_after(0, f, n);
+            output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
+            const wide tile = first_row / 8 + f * TILES + n;
+            record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
+                           cell * 4;
         }
 
-    // the ring of inputs: each warp copies what its own lanes read
-    unsigned char* const ring = shared + AT_RING + warp * STAGES * FLIGHT * STAGE_BYTES;
-    auto copy_inputs = [&](wide i, int f) {
-        const wide t = reverse ? steps - 1 - i : i;
-        const word target = shared_address(ring) + (int(i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+    // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
+    const unsigned char* const ring = shared + AT_RING + warp * STAGES * FLIGHT * STAGE_BYTES;
+    const stored* input[FLIGHT][COPIES];
+    int taken[FLIGHT][COPIES];
+    const wide x_move = way * x_step;
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             const int number = copy * 32 + lane, chunks = GATE_BYTES / 16;
-            const int line = number * CHUNK / 8 % (8 / SPLIT);  // [group, tile, gate, row, 8 units]
+            const int line = number * CHUNK / 8 % (8 / SPLIT);
             const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
-            if (number * 16 >= STAGE_BYTES) continue;
             const int b = rows[f * ROWS + n * 8 + (SPLIT == 1 ? line : line * 2 + part)];
-            const bool inside = b >= 0 && i < steps && first_group + j < GROUPS;
-            const stored* source = x + t * x_step + b * x_row + gate * x_gate +
-                                   (first_group + j) * 8 + unit;
-            copy_async<16>(target + number * 16, inside ? source : x, inside);
+            taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < GROUPS ? 16 : 0;
+            input[f][copy] = taken[f][copy] ? x + first * x_step + b * x_row + gate * x_gate +
+                                                  (first_group + j) * 8 + unit : x;
+        }
+    auto copy_inputs = [&](int i, int f) {
+        const word target = shared_address(ring) + (i % STAGES * FLIGHT + f) * STAGE_BYTES + lane * 16;
+        #pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) {
+            if (copy * 512 + lane * 16 < STAGE_BYTES)
+                copy_async<16>(target + copy * 512, input[f][copy], i < count ? taken[f][copy] : 0);
+            input[f][copy] += x_move;
         }
         commit_copies();
     };
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
+        #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
 
 #if CLUSTER > 1
@@ -207,16 +247,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
 
     // a warp without units sends nothing, so nobody would wait for it to see each letter
-    const wide turns = CLUSTER > 1 && first_group >= GROUPS ? 0 : steps;
-    for (wide i = 0; i < turns; ++i) {
-        const wide t = reverse ? steps - 1 - i : i;
-        const int now = int(i & 1);
+    const int turns = CLUSTER > 1 && first_group >= GROUPS ? 0 : count;
+    for (int i = 0; i < turns; ++i) {
+        const int t = first + way * i, now = i & 1;
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
-            float given[PER_WARP][TILES][COLUMNS][GATES];
-            const unsigned char* stage = ring + (int(i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+            // sums start from what is known before h is: inputs and biases
+            Sums sums = {};
+            float given[PER_WARP][TILES][GATES][COLUMNS];
+            read_inputs(ring + (i % STAGES * FLIGHT + f) * STAGE_BYTES, lane, given);
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
                 #pragma unroll
@@ -224,10 +265,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     #pragma unroll
                     for (int gate = 0; gate < GATES; ++gate)
                         #pragma unroll
-                        for (int c = 0; c < COLUMNS; ++c)
-                            given[j][n][c][gate] = widen(reinterpret_cast<const stored*>(
-                                stage + ((j * TILES + n) * GATES + gate) * GATE_BYTES)
-                                [(of4 * COLUMNS + c) * 8 + of8]);
+                        for (int column = 0; column < 2; ++column) {
+                            const int half = j * GATES + gate, c = column % COLUMNS;
+                            const bool summed = SUMMED >> gate & 1;
+                            const float known = from_r[j][gate] + (summed ? given[j][n][gate][c] : 0.0f);
+                            sums[half / 2][n][0][half % 2 * 2 + column] =
+                                SPLIT == 1 || column == part ? known : 0.0f;
+                        }
             copy_inputs(i + STAGES - 1, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
             #pragma unroll
@@ -246,7 +290,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
 #endif
             // r = R h
-            Sums sums = {};
             product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * ROWS * PITCH +
                                               of8 * PITCH + part * SLICES * 64 + of4 * 16);
             auto product_of = [&](int j, int n, int gate, int column) {
@@ -271,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 #pragma unroll
                 for (int j = 0; j < PER_WARP; ++j) {
                     const int group = first_group + j;
-                    float sent[2] = {0.0f, 0.0f}, values[COLUMNS][KEPT + 4];
+                    float sent[2] = {0.0f, 0.0f}, values[COLUMNS][KEPT + 4] = {};
                     #pragma unroll
                     for (int c = 0; c < COLUMNS; ++c) {
                         float left[GATES], right[GATES], after[STATES];
@@ -283,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                 r += halves[(1 - part) * (HALF / 4) +
                                             ((j * TILES + n) * GATES + gate) * 32];
                             }
-                            left[gate] = given[j][n][c][gate] + from_x[j][gate];
-                            right[gate] = r + from_r[j][gate];
+                            left[gate] = given[j][n][gate][c] + from_x[j][gate];
+                            right[gate] = r;
                         }
                         float (&before)[STATES] = state[f][j][n][c];
                         step(left, right, before, vector[j], after, values[c]);
@@ -322,12 +365,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         letter = pair_of(fresh_pair);
                     }
                     letter = operand(letter);
-                    const bool mine = group < GROUPS && (SPLIT == 1 || of8 % 2 == part);
+                    const bool mine = (GROUPS % GROUPS_HERE == 0 || group < GROUPS) &&
+                                      (SPLIT == 1 || of8 % 2 == part);
                     const int there = AT_HIDDEN + (f * 2 + 1 - now) * ROWS * PITCH +
                                       (n * 8 + of8) * PITCH + group * 8 * SIZE;
 #if CLUSTER > 1
                     const uint4 chunk = gathered(letter, lane);
-                    if (mine && i + 1 < steps) {
+                    if (mine && i + 1 < count) {
                         #pragma unroll
                         for (int p = 0; p < SENDS; ++p)
                             if (CLUSTER % SHARERS == 0 || lane % SHARERS + p * SHARERS < CLUSTER)
@@ -338,19 +382,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     if (mine) keep(reinterpret_cast<stored*>(shared + there) + of4 * 2, letter);
 #endif
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
-                    if (mine && live && row[f][n] >= 0)
-                        keep(y + t * y_step + row[f][n] * y_row + group * 8 + of4 * 2, hidden_pair);
-                    if (KEEP && group < GROUPS) {
-                        const wide tile = first_row / 8 + f * TILES + n;
-                        #pragma unroll
-                        for (int c = 0; c < COLUMNS; ++c) {
-                            const int cell = lane * 2 + (SPLIT == 1 ? c : part);
-                            if (rows[f * ROWS + n * 8 + cell % 8] >= 0)
-                                keep_record(kept + ((t * ((batch + 7) / 8) + tile) * GROUPS + group) *
-                                            (64 * RECORD), cell, values[c]);
-                        }
-                    }
+                    if (mine && live && row[f][n] >= 0) keep(output[f][n] + j * 8, hidden_pair);
+                    if (KEEP && group < GROUPS && first_row + f * ROWS + n * 8 < batch)
+                        keep_records<COLUMNS>(record[f][n] + j * (64 * RECORD), rest, values);
                 }
+            #pragma unroll
+            for (int n = 0; n < TILES; ++n) output[f][n] += y_move, record[f][n] += record_move;
         }
 #if CLUSTER == 1
         __syncthreads();

@@ -1,31 +1,89 @@
 // What forward keeps of a cell and backward reads: RECORD values, in planes of 4, 4, ... and a rest.
+//
+// A plane holds 64 cells, 8 units x 8 rows in the order of lanes, two rows a lane: the values of a
+// lane's cells lie side by side, and a warp's are one run of memory.
 
+constexpr int WHOLE = KEPT / 4;  // planes of 4 values
 constexpr int REST = KEPT % 4 == 3 || (NARROW && KEPT % 4 == 1) ? KEPT % 4 + 1 : KEPT % 4;
-constexpr int RECORD = KEPT / 4 * 4 + REST;
-constexpr int WHOLE = RECORD / 4;  // planes of 4 values
+constexpr int RECORD = WHOLE * 4 + REST;
 
-template <int VALUES>
-INLINE void keep_values(stored* target, const float* values) {
+// COUNT cells side by side, VALUES of each from `first` on
+template <int VALUES, int COUNT>
+INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int first) {
+    constexpr int WORDS = VALUES * COUNT * SIZE / 4;
+    word bits[WORDS];
+    #pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
 #if NARROW
-    if (VALUES == 4)
-        *reinterpret_cast<uint2*>(target) = make_uint2(pack(values[0], values[1]),
-                                                       pack(values[2], values[3]));
-    else
-        *reinterpret_cast<word*>(target) = pack(values[0], values[1]);
+        const float* pair = values[i * 2 / VALUES] + first + i * 2 % VALUES;
+        bits[i] = pack(pair[0], pair[1]);
 #else
-    if (VALUES == 4)
-        *reinterpret_cast<float4*>(target) = make_float4(values[0], values[1], values[2], values[3]);
-    else if (VALUES == 2)
-        *reinterpret_cast<float2*>(target) = make_float2(values[0], values[1]);
-    else
-        *target = values[0];
+        bits[i] = __float_as_uint(values[i / VALUES][first + i % VALUES]);
 #endif
+    }
+    #pragma unroll
+    for (int i = 0; i < WORDS;) {
+        word* place = reinterpret_cast<word*>(target) + i;
+        if (WORDS - i >= 4) {
+            *reinterpret_cast<uint4*>(place) = make_uint4(bits[i], bits[i + 1], bits[i + 2], bits[i + 3]);
+            i += 4;
+        } else if (WORDS - i >= 2) {
+            *reinterpret_cast<uint2*>(place) = make_uint2(bits[i], bits[i + 1]);
+            i += 2;
+        } else {
+            *place = bits[i++];
+        }
+    }
 }
 
-// base: the planes of 8 units x 8 rows, cells in the order of lanes, two rows each
-INLINE void keep_record(stored* base, int cell, const float (&values)[KEPT + 4]) {
+// base: the first cell of this lane in the first plane; rest: from there to it in the last one
+template <int COUNT>
+INLINE void keep_records(stored* base, int rest, const float (&values)[COUNT][KEPT + 4]) {
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
-        keep_values<4>(base + plane * 256 + cell * 4, values + plane * 4);
-    if (REST) keep_values<REST>(base + WHOLE * 256 + cell * REST, values + WHOLE * 4);
+        keep_values<4, COUNT>(base + plane * 256, values, plane * 4);
+    if (REST) keep_values<REST ? REST : 4, COUNT>(base + rest, values, WHOLE * 4);
+}
+
+// the same back from a copy in shared memory, [plane, lane, cell, value]
+template <int VALUES, int COUNT>
+INLINE void read_values(const unsigned char* source, float (&values)[COUNT][KEPT + 4], int first) {
+    constexpr int WORDS = VALUES * COUNT * SIZE / 4;
+    word bits[WORDS];
+    #pragma unroll
+    for (int i = 0; i < WORDS;) {
+        const word* place = reinterpret_cast<const word*>(source) + i;
+        if (WORDS - i >= 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(place);
+            bits[i] = four.x, bits[i + 1] = four.y, bits[i + 2] = four.z, bits[i + 3] = four.w;
+            i += 4;
+        } else if (WORDS - i >= 2) {
+            const uint2 two = *reinterpret_cast<const uint2*>(place);
+            bits[i] = two.x, bits[i + 1] = two.y;
+            i += 2;
+        } else {
+            bits[i] = *place;
+            ++i;
+        }
+    }
+    #pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+#if NARROW
+        float* pair = values[i * 2 / VALUES] + first + i * 2 % VALUES;
+        pair[0] = widen(stored(bits[i]));
+        pair[1] = widen(stored(bits[i] >> 16));
+#else
+        values[i / VALUES][first + i % VALUES] = __uint_as_float(bits[i]);
+#endif
+    }
+}
+
+template <int COUNT>
+INLINE void read_records(const unsigned char* source, int lane, float (&values)[COUNT][KEPT + 4]) {
+    constexpr int FOUR = 4 * COUNT * SIZE, LAST = REST * COUNT * SIZE;
+    #pragma unroll
+    for (int plane = 0; plane < WHOLE; ++plane)
+        read_values<4, COUNT>(source + (plane * 32 + lane) * FOUR, values, plane * 4);
+    if (REST)
+        read_values<REST ? REST : 4, COUNT>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
 }
