@@ -19,11 +19,11 @@ _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 # clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
 _RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
-# Cycles, fitted to 1,300 kernels timed on an H200 (median error 5%): what a step always takes, what
-# a cluster adds and each doubling of it, a split of K or of a tile's rows; then for each mma of a
-# quarter of a multiprocessor, 128 bytes of shared memory, cell function of 32 lanes, byte exchanged.
-_FORWARD = {"step": 206, "cluster": 190, "double": 12, "split": 143, "mma": 0.63, "load": 0.92,
-            "cell": 139, "byte": 0.15}  # fmt: skip
+# Cycles, fitted to kernels timed on an H200 (median error 5%): what a step always takes, what
+# a cluster adds, each doubling of it, a split of K or of a tile's rows; then for each mma of a
+# quarter of a multiprocessor, 128 bytes of shared memory, cell of 32 lanes, byte exchanged.
+_FORWARD = {"step": 206, "cluster": 190, "double": 12, "split": 143, "mma": 0.63,
+            "load": 0.92, "cell": 139, "byte": 0.15}  # fmt: skip
 _BACKWARD = {"step": -60, "cluster": 61, "double": 38, "split": 452, "mma": 1.15, "load": 0.66,
              "cell": 364, "byte": 0.08}  # fmt: skip
 HIDDEN = 250.0  # cycles of a step in which another block of the same multiprocessor may run
