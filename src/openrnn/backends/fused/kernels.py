@@ -1,8 +1,11 @@
 """From tiles to a kernel that is ready to launch: source, binary without spills, loaded."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from openrnn.backends.fused import plan
 from openrnn.cells import lookup
@@ -14,6 +17,7 @@ from openrnn.native import nvrtc
 from openrnn.spec import Spec
 
 How = TypeVar("How", Forward, Backward)
+Flags = tuple[str, ...]  # the names of those that are on
 
 
 class NoKernelError(OpenRNNError, RuntimeError):
@@ -60,27 +64,39 @@ def unspilled(
     return None
 
 
-def kernel(
-    cell: Traced, dtype: str, ranked: tuple[How, ...], flags: tuple[tuple[str, bool], ...],
-    device: int, capability: tuple[int, int],
-) -> tuple[nvrtc.Kernel, How]:  # fmt: skip
-    """The first of the ranked kernels that spills nothing, with these flags, on a device."""
-    return _kernel(cell, dtype, ranked, flags, device, capability, PATIENCE)
-
-
 @lru_cache(maxsize=4096)
 def _kernel(
-    cell: Traced, dtype: str, ranked: tuple[How, ...], flags: tuple[tuple[str, bool], ...],
-    device: int, capability: tuple[int, int], patience: int,
-) -> tuple[nvrtc.Kernel, How]:  # fmt: skip
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
+    patience: int,
+) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
+    capability = torch.cuda.get_device_capability(device)
     arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
-    for how in ranked[:TRIES]:
-        found = unspilled(cell, dtype, replace(how, **dict(flags)), arch, shared, patience)
+    rank: Callable[..., tuple[Forward | Backward, ...]]
+    rank = plan.forward if kind == "forward" else plan.backward
+    for how in rank(cell, dtype, hidden, 8 * tiles, capability)[:TRIES]:
+        asked = replace(how, **dict.fromkeys(flags, True))  # type: ignore[arg-type]
+        found = unspilled(cell, dtype, asked, arch, shared, patience)  # type: ignore[type-var]
         if found is not None:
             made, final = found
             taken = cuda.shared_bytes(cell, dtype, final)
             return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
     raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
+
+
+def forward(
+    cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
+) -> tuple[nvrtc.Kernel, Forward]:
+    """The fastest forward kernel that spills nothing, for so many tiles of 8 rows."""
+    found: Any = _kernel("forward", cell, dtype, hidden, tiles, flags, device, PATIENCE)
+    return found  # type: ignore[no-any-return]
+
+
+def backward(
+    cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
+) -> tuple[nvrtc.Kernel, Backward]:
+    """The fastest backward kernel that spills nothing, for so many tiles of 8 rows."""
+    found: Any = _kernel("backward", cell, dtype, hidden, tiles, flags, device, PATIENCE)
+    return found  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,6 @@ from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels, plan
 from openrnn.codegen import cuda
-from openrnn.native import nvrtc
 from openrnn.params import places
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ def whole(tensor: Tensor) -> Tensor:
     """The tensor, contiguous, where a 16-byte copy may start."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
+
+
+def picked(parts: Tensor, order: list[int]) -> Tensor:
+    """The parts in another order; a list as an index would be copied from the host."""
+    return torch.stack([parts[place] for place in order])
 
 
 def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
@@ -105,7 +109,6 @@ class Run:
         unit = [vector for vector in found[5:] if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
         self.reset = None if call.reset is None else call.reset.contiguous()
-        self.capability = torch.cuda.get_device_capability(self.device)
 
     @property
     def _gates(self) -> int:
@@ -119,12 +122,11 @@ class Run:
             split = pad(split, (0, missing if columns else 0, 0, missing))
         return whole(split)
 
-    def _kernel(self, rank: Any, **flags: bool) -> tuple[nvrtc.Kernel, Any]:
-        ranked = rank(self.cell, self.dtype, self.hidden, self.batch, self.capability)
+    def _which(self, **flags: bool) -> tuple[Any, ...]:
+        """What a kernel is chosen by."""
+        on = tuple(name for name, value in flags.items() if value)
         index = self.device.index or 0
-        return kernels.kernel(
-            self.cell, self.dtype, ranked, tuple(flags.items()), index, self.capability
-        )
+        return self.cell, self.dtype, self.hidden, (self.batch + 7) // 8, on, index
 
     def _states(self, group: Sequence[Tensor | None]) -> list[int]:
         """Addresses of this chain's part of each state's tensor (L*D, ...), 0 where none is."""
@@ -170,10 +172,10 @@ class Run:
     ) -> None:
         """Writes this direction's part of y (T, B, D*H), what backward needs, and the states."""
         call, hidden = self.call, self.hidden
-        kernel, how = self._kernel(
-            plan.forward, lengths=self.rows is not None, reset=self.reset is not None,
+        kernel, how = kernels.forward(*self._which(
+            lengths=self.rows is not None, reset=self.reset is not None,
             every=bool(every), keep=kept is not None,
-        )  # fmt: skip
+        ))  # fmt: skip
         left, gate = self._left(x)
         here = y[..., self.direction * hidden : (self.direction + 1) * hidden]
         target = here
@@ -209,18 +211,18 @@ class Run:
         """
         hidden, units, gates = self.hidden, self.units, self._gates
         d_final, d_every, d_initial, d_fresh = states
-        kernel, how = self._kernel(
-            plan.backward, lengths=self.rows is not None, reset=self.reset is not None,
+        kernel, how = kernels.backward(*self._which(
+            lengths=self.rows is not None, reset=self.reset is not None,
             every=any(state is not None for state in d_every),
             fresh=any(state is not None for state in d_fresh),
-        )  # fmt: skip
+        ))  # fmt: skip
         alone, count = cuda.apart(self.cell), len(cuda.planes(self.cell))
         shared = tuple(gate for gate in self.spec.gates if gate not in alone)
         left = [self.spec.gates.index(gate) for gate in (*alone, *shared)]
         right = [self.spec.gates.index(gate) for gate in (*shared, *alone)]
         weight = self._padded(self.w_hh, True)
         if right != list(range(gates)):
-            weight = weight[right]
+            weight = picked(weight, right)
         weight = weight.permute(2, 0, 1).contiguous()
         if dy is not None:
             dy = dy[..., self.direction * hidden : (self.direction + 1) * hidden]
@@ -268,7 +270,7 @@ class Run:
             """(planes * units, In) -> (G*H, In)."""
             split = found.view(gates, units, -1)[:, :hidden]
             if order != plain:
-                split = split[[order.index(gate) for gate in plain]]
+                split = picked(split, [order.index(gate) for gate in plain])
             return split.reshape(gates * hidden, -1)
 
         dx: Tensor | None = None
@@ -276,7 +278,7 @@ class Run:
             dx = d_left.view(-1, gates, units)[..., :hidden].sum(1).view_as(x)
         elif wants[0] and self.w_ih is not None:
             weight = self._padded(self.w_ih, False)
-            weight = weight if left == plain else weight[left]
+            weight = weight if left == plain else picked(weight, left)
             dx = torch.mm(d_left, weight.flatten(0, 1)).view_as(x)
         found: list[Tensor | None] = [None] * (5 + len(self.spec.unit_params))
         if self.w_ih is not None and wants[1]:
