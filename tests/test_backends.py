@@ -63,6 +63,8 @@ def test_clip(backend, clip, dtype):
     spec = cells.lstm.spec(3, 5, cell_clip=clip)
     case = Case(spec, dtype, steps=6, states=True, return_states=True, seed=3)
     check(case, backend)
+    if not takes(backend, case.problem):
+        return
     stored = ask(case, Inputs.of(case), backend)["all_c"]
     assert clip[1] == 100 or stored.abs().max() > 0.5, "c is stored unclipped"
 

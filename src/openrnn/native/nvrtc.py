@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import struct
 import tempfile
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,6 +23,7 @@ import torch
 from openrnn.errors import OpenRNNError
 
 OPTIONS = ("--std=c++17",)
+FORMAT = "2"  # of the files in the cache
 
 
 class CompileError(OpenRNNError, RuntimeError):
@@ -34,10 +36,14 @@ class LaunchError(OpenRNNError, RuntimeError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes: registers of a thread; bytes of stack and of spills."""
+    """What a compiled kernel takes of each thread.
+
+    Args:
+        registers: their number.
+        spilled: bytes of stack; our kernels ask for none, so what is there holds spilled registers.
+    """
 
     registers: int
-    stack: int
     spilled: int
 
 
@@ -94,7 +100,7 @@ def binary(
         macros: defined before the source.
     """
     source = "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
-    words = "\n".join((source, name, arch, *OPTIONS, _version()))
+    words = "\n".join((FORMAT, source, name, arch, *OPTIONS, _version()))
     digest = hashlib.sha256(words.encode()).hexdigest()
     path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
     found = _read(path, name, arch)
@@ -132,7 +138,7 @@ def _compile(source: str, name: str, arch: str, title: str) -> Binary:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = ProgramOptions(arch=arch, std="c++17", ptxas_options=["-v"])
+    options = ProgramOptions(arch=arch, std="c++17")
     try:
         code = Program(source, "c++", options).compile("cubin", logs=log).code
     except Exception as error:
@@ -140,15 +146,33 @@ def _compile(source: str, name: str, arch: str, title: str) -> Binary:
             f"{title} does not compile for {arch} ({' '.join(OPTIONS)}, NVRTC {_version()}):\n"
             f"{error}\n{log.getvalue()}"
         ) from error
-    said = log.getvalue()
-    registers = re.search(r"Used (\d+) registers", said)
-    stack = re.search(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
-    )
-    if registers is None or stack is None:
-        raise CompileError(f"{title}: the compiler names no registers for {arch}:\n{said}")
-    taken = Resources(int(registers[1]), int(stack[1]), int(stack[2]) + int(stack[3]))
-    return Binary(name, arch, bytes(code), taken)
+    return Binary(name, arch, bytes(code), _resources(bytes(code)))
+
+
+# attributes in a cubin's section .nv.info: symbol and value, 4 bytes each, behind a 4-byte head
+_REGISTERS, _FRAME, _PAIR = 0x2F, 0x11, 4
+
+
+def _resources(code: bytes) -> Resources:
+    """What the one kernel of a cubin takes; the log says it, too, unless it comes from a cache."""
+    (table,) = struct.unpack_from("<Q", code, 0x28)
+    size, count, names = struct.unpack_from("<HHH", code, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
+    strings = sections[names][4]
+    found = {}
+    for label, _, _, _, start, length in sections:
+        place = strings + label
+        if code[place : code.index(0, place)] != b".nv.info":
+            continue
+        at = start
+        while at < start + length:
+            form, attribute, extent = struct.unpack_from("<BBH", code, at)
+            at += 4
+            if form == _PAIR:
+                if attribute in (_REGISTERS, _FRAME):
+                    found[attribute] = struct.unpack_from("<II", code, at)[1]
+                at += extent
+    return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
 class Kernel:
