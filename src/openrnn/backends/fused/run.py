@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from openrnn.params import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from openrnn.codegen.trace import Traced
 
 ALIGNED = 16  # bytes, of every row that a kernel copies
 
@@ -47,7 +50,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
-def picked(parts: Tensor, order: list[int]) -> Tensor:
+def picked(parts: Tensor, order: tuple[int, ...]) -> Tensor:
     """The parts in another order; a list as an index would be copied from the host."""
     return torch.stack([parts[place] for place in order])
 
@@ -87,6 +90,16 @@ class Rows:
         if lengths is None:
             return None
         return cls(lengths.contiguous(), lengths.argsort(descending=True, stable=True))
+
+
+@lru_cache(maxsize=1024)
+def _sides(cell: "Traced") -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The number of planes of gate gradients, and the gates of each side in their order."""
+    alone = cuda.apart(cell)
+    shared = tuple(gate for gate in cell.gates if gate not in alone)
+    left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
+    right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
+    return len(cuda.planes(cell)), left, right
 
 
 class Run:
@@ -216,12 +229,9 @@ class Run:
             every=any(state is not None for state in d_every),
             fresh=any(state is not None for state in d_fresh),
         ))  # fmt: skip
-        alone, count = cuda.apart(self.cell), len(cuda.planes(self.cell))
-        shared = tuple(gate for gate in self.spec.gates if gate not in alone)
-        left = [self.spec.gates.index(gate) for gate in (*alone, *shared)]
-        right = [self.spec.gates.index(gate) for gate in (*shared, *alone)]
+        count, left, right = _sides(self.cell)
         weight = self._padded(self.w_hh, True)
-        if right != list(range(gates)):
+        if right != tuple(range(gates)):
             weight = picked(weight, right)
         weight = weight.permute(2, 0, 1).contiguous()
         if dy is not None:
@@ -255,8 +265,8 @@ class Run:
         y: Tensor,
         flat: Tensor,
         sums: Tensor,
-        left: list[int],
-        right: list[int],
+        left: tuple[int, ...],
+        right: tuple[int, ...],
         wants: tuple[bool, ...],
     ) -> tuple[Tensor | None, list[Tensor | None]]:
         """The gradients that are products or sums over all steps; flat: (T*B, planes*units)."""
@@ -264,14 +274,16 @@ class Run:
         side = gates * units
         d_left, d_right = flat[:, :side], flat[:, flat.shape[1] - side :]
         inputs = x.reshape(-1, x.shape[-1])
-        plain = list(range(gates))
+        plain = tuple(range(gates))
 
-        def ordered(found: Tensor, order: list[int]) -> Tensor:
-            """(planes * units, In) -> (G*H, In)."""
-            split = found.view(gates, units, -1)[:, :hidden]
+        def ordered(found: Tensor, order: tuple[int, ...]) -> Tensor:
+            """(planes * units, ...) -> (G*H, ...)."""
+            if order == plain and units == hidden:
+                return found
+            split = found.view(gates, units, *found.shape[1:])[:, :hidden]
             if order != plain:
-                split = picked(split, [order.index(gate) for gate in plain])
-            return split.reshape(gates * hidden, -1)
+                split = picked(split, tuple(order.index(gate) for gate in plain))
+            return split.reshape(gates * hidden, *found.shape[1:])
 
         dx: Tensor | None = None
         if wants[0] and self.w_ih is None:
@@ -285,14 +297,14 @@ class Run:
             found[0] = ordered(torch.mm(d_left.t(), inputs), left)
         if wants[2]:
             found[1] = ordered(self._recurrent(y, d_right), right)
-        for place, bias, first, order in ((2, self.b_ih, 0, left), (3, self.b_hh, -gates, right)):
-            if bias is not None and wants[1 + place]:
-                planes = sums[: sums.shape[0] - len(self.spec.unit_params)]
-                part = planes[first:] if first else planes[:gates]
-                found[place] = ordered(part.reshape(-1, 1), order).flatten().to(x.dtype)
-        for place in range(len(self.spec.unit_params)):
-            row = sums[sums.shape[0] - len(self.spec.unit_params) + place]
-            found[5 + place] = row[:hidden].to(x.dtype)
+        vectors = len(self.spec.unit_params)
+        flat_sums = sums[: sums.shape[0] - vectors].to(x.dtype).flatten()
+        if self.b_ih is not None and wants[3]:
+            found[2] = ordered(flat_sums[:side], left).clone()
+        if self.b_hh is not None and wants[4]:
+            found[3] = ordered(flat_sums[flat_sums.shape[0] - side :], right).clone()
+        for place in range(vectors):
+            found[5 + place] = sums[sums.shape[0] - vectors + place, :hidden].to(x.dtype)
         return dx, found
 
     def _recurrent(self, y: Tensor, d_right: Tensor) -> Tensor:
