@@ -189,25 +189,25 @@ def _front(how: Forward | Backward) -> int:
 
 def _forward_shared(cell: Traced, dtype: str, how: Forward) -> int:
     gates = len(cell.gates)
-    pitch = (how.split * slices(cell, dtype, how) | 1) * 64
+    hidden = how.flight * 2 * how.split * slices(cell, dtype, how) * how.tiles * 512
     stage = how.per_warp * how.tiles * gates * (8 // how.split) * 8 * SIZES[dtype]
     warps = how.threads // 32
     half = (how.split - 1) * how.flight * warps * how.per_warp * how.tiles * gates * 128
     return (
-        _front(how) + 2 * how.rows * pitch + warps * how.stages * how.flight * stage + half
+        _front(how) + hidden + warps * how.stages * how.flight * stage + half
         + _matrix_bytes(cell, dtype, how)
     )  # fmt: skip
 
 
 def _backward_shared(cell: Traced, dtype: str, how: Backward) -> int:
     size = SIZES[dtype]
-    pitch = (slices(cell, dtype, how) | 1) * 64
+    gate_rows = how.flight * slices(cell, dtype, how) * how.tiles * 512
     parts = how.cluster * how.tiles * how.block_groups * 256
     slots = -(-how.block_groups * how.tiles * how.parity // how.warps)
     cells = 64 // how.parity
     stage = -(-(cells * size + cells * record(cell, dtype) * size) // 16) * 16
     return (
-        _front(how) + how.rows * pitch + 2 * how.flight * parts
+        _front(how) + gate_rows + 2 * how.flight * parts
         + how.warps * slots * how.stages * how.flight * stage + _matrix_bytes(cell, dtype, how)
     )  # fmt: skip
 

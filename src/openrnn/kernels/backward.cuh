@@ -13,7 +13,6 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
 constexpr int OWN = BLOCK_GROUPS * 8;                            // units of a block
 constexpr int SLICES = (GATES * OWN + SLICE - 1) / SLICE;        // of K
-constexpr int PITCH = (SLICES | 1) * 64;                         // bytes of a row of gate gradients
 constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units, a warp
 constexpr int COLUMNS = 2 / PARITY;                              // cells of a lane and a slot
 constexpr int SLOTS = (BLOCK_GROUPS * TILES * PARITY + WARPS - 1) / WARPS;  // of a warp
@@ -22,13 +21,14 @@ constexpr int RIGHT = PLANES - GATES;                            // first plane 
 constexpr int DY_BYTES = 8 / PARITY * 8 * SIZE;
 constexpr int LANE_BYTES = COLUMNS * RECORD * SIZE;              // of the kept, a lane and a slot
 constexpr int STAGE_BYTES = (DY_BYTES + 32 * LANE_BYTES + 15) / 16 * 16;
+constexpr int GATE_ROWS = SLICES * TILES * 512;                    // bytes of gate gradients, a turn
 constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
 
 #include "product.cuh"
 
 constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_PARTS = AT_GATES + FLIGHT * ROWS * PITCH;
+constexpr int AT_PARTS = AT_GATES + FLIGHT * GATE_ROWS;
 constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * STAGE_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
@@ -316,13 +316,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 }
                 if (slot.mine) {
                     const bool here = PARITY == 1 || of8 % 2 == int(odd);
-                    unsigned char* row = shared + AT_GATES + (f * ROWS + slot.tile * 8 + of8) * PITCH;
+                    unsigned char* const mine = shared + AT_GATES + f * GATE_ROWS;
                     #pragma unroll
                     for (int p = 0; p < PLANES; ++p) {
                         const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
+                        const int k = (p - RIGHT) * OWN + slot.group * 8 + of4 * 2;
                         if (p >= RIGHT && here)
-                            keep(reinterpret_cast<stored*>(row) + (p - RIGHT) * OWN + slot.group * 8 +
-                                 of4 * 2, operand(pair));
+                            keep(reinterpret_cast<stored*>(mine + place_of(k / CHUNK, slot.tile, of8)) +
+                                 k % CHUNK, operand(pair));
                         if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
                     }
                     d_gate_at[f][s] += gates_move;
@@ -332,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             // dh = R^T dr, this block's part of all units
             Sums sums_of_rows = {};
             product(sums_of_rows, matrix, others,
-                    shared + AT_GATES + (f * ROWS + of8) * PITCH + of4 * 16);
+                    shared + AT_GATES + f * GATE_ROWS + place_of(of4, 0, of8));
             // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {

@@ -17,7 +17,7 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS_HERE = PAIRS * PER_WARP;
 constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
 constexpr int SLICES = (UNITS + SPLIT * SLICE - 1) / (SPLIT * SLICE);  // of K, a warp
-constexpr int PITCH = ((SPLIT * SLICES) | 1) * 64;  // bytes of a row of h: no bank conflicts
+constexpr int HIDDEN_BYTES = SPLIT * SLICES * TILES * 512;  // of h of one turn
 constexpr int ROWS = TILES * 8;
 constexpr int COLUMNS = 2 / SPLIT;  // cells of a lane, a group and a tile
 constexpr int GATE_BYTES = 8 / SPLIT * 8 * SIZE;  // of one gate of 8 units, in the input ring
@@ -30,7 +30,7 @@ constexpr int LETTER = UNITS * SIZE * ROWS;
 // shared memory, in bytes
 constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_HIDDEN = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * ROWS * PITCH;
+constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
 constexpr int AT_HALVES = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
 constexpr int HALF = PER_WARP * TILES * GATES * 32 * 4;
 constexpr int AT_WEIGHTS = AT_HALVES + (SPLIT - 1) * FLIGHT * WARPS * HALF;
@@ -115,11 +115,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         const int r = at / UNITS, unit = at % UNITS, b = rows[r];
         if (b < 0 || unit >= units) continue;
         const stored value = narrow(first_state(0, b, unit));
-        unsigned char* row = shared + AT_HIDDEN + ((r / ROWS) * 2 * ROWS + r % ROWS) * PITCH;
+        unsigned char* place = shared + AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
+                               place_of(unit / CHUNK, r % ROWS / 8, r % 8);
 #if NARROW
-        reinterpret_cast<stored*>(row)[unit] = value;
+        reinterpret_cast<stored*>(place)[unit % CHUNK] = value;
 #else
-        reinterpret_cast<word*>(row)[unit] = rounded(__float_as_uint(value));
+        reinterpret_cast<word*>(place)[unit % CHUNK] = rounded(__float_as_uint(value));
 #endif
     }
 
@@ -290,8 +291,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
 #endif
             // r = R h
-            product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * ROWS * PITCH +
-                                              of8 * PITCH + part * SLICES * 64 + of4 * 16);
+            product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * HIDDEN_BYTES +
+                                              place_of(part * SLICES * 4 + of4, 0, of8));
             auto product_of = [&](int j, int n, int gate, int column) {
                 const int half = j * GATES + gate;
                 return chained(sums, half / 2, n, half % 2 * 2 + column);
@@ -367,19 +368,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     letter = operand(letter);
                     const bool mine = (GROUPS % GROUPS_HERE == 0 || group < GROUPS) &&
                                       (SPLIT == 1 || of8 % 2 == part);
-                    const int there = AT_HIDDEN + (f * 2 + 1 - now) * ROWS * PITCH +
-                                      (n * 8 + of8) * PITCH + group * 8 * SIZE;
+                    const int piece = NARROW ? group : group * 2 + (of4 >> 1);
+                    const int there = AT_HIDDEN + (f * 2 + 1 - now) * HIDDEN_BYTES +
+                                      place_of(piece, n, of8);
 #if CLUSTER > 1
                     const uint4 chunk = gathered(letter, lane);
                     if (mine && i + 1 < count) {
                         #pragma unroll
                         for (int p = 0; p < SENDS; ++p)
                             if (CLUSTER % SHARERS == 0 || lane % SHARERS + p * SHARERS < CLUSTER)
-                                send(peers[p] + there + (NARROW ? 0 : (of4 >> 1) * 16), chunk,
-                                     peers[p] + (f * 2 + 1 - now) * 8);
+                                send(peers[p] + there, chunk, peers[p] + (f * 2 + 1 - now) * 8);
                     }
 #else
-                    if (mine) keep(reinterpret_cast<stored*>(shared + there) + of4 * 2, letter);
+                    if (mine)
+                        keep(reinterpret_cast<stored*>(shared + there) + of4 % SHARERS * 2, letter);
 #endif
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0) keep(output[f][n] + j * 8, hidden_pair);

@@ -22,6 +22,14 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     }
 }
 
+// A B operand lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: a group of units
+// is one run of 128 bytes, sent as such, and the swizzled rows keep a warp's reads apart.
+constexpr int CHUNK_BYTES = TILES * 128;  // of all rows of one chunk of K
+
+INLINE int place_of(int chunk, int n, int row) {
+    return chunk * CHUNK_BYTES + n * 128 + ((row ^ ((chunk & 3) * 2)) * 16);
+}
+
 // operand: this lane's 16 bytes of the first slice, in row lane / 4 of the first tile
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
                     const unsigned char* operand) {
@@ -30,7 +38,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         uint4 b[TILES];
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
-            b[n] = *reinterpret_cast<const uint4*>(operand + n * 8 * PITCH + s * 64);
+            b[n] = *reinterpret_cast<const uint4*>(operand + n * 128 + s * (4 * CHUNK_BYTES));
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 first, second;
