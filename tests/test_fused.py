@@ -78,7 +78,7 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
     cell, limits = trace(cells.gru), plan.Limits.of(capability)
     for how in plan.forward(cell, "bfloat16", hidden, 8, capability):
         assert how.units >= hidden
-        assert how.cluster * how.pairs * how.per_warp * 8 >= how.units
+        assert how.cluster * how.warps * how.per_warp * 8 >= how.units
         assert how.cluster <= limits.cluster
         assert 0 <= how.resident <= cuda.pieces(cell, "bfloat16", how)
         assert cuda.shared_bytes(cell, "bfloat16", how) <= limits.shared
@@ -104,7 +104,7 @@ def test_what_fits_nowhere_is_refused():
 
 @compiles
 def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
-    cell, how = trace(cells.rnn_tanh), cuda.Forward(8, 1, 1, 1, 1, 1, 1, 1)
+    cell, how = trace(cells.rnn_tanh), cuda.Forward(8, 1, 1, 1, 1, 1, 1)
     made = kernels.binary(cell, "bfloat16", how, "sm_90")
     (path,) = folder.iterdir()
     content = path.read_bytes()

@@ -33,8 +33,7 @@ class Forward:
 
     Args:
         units: H, rounded up to a multiple of 8.
-        cluster: blocks that share R; pairs: warps of a block that share its units.
-        split: warps that share units and split K; per_warp: groups of 8 units of a warp.
+        cluster: blocks that share R; warps: of a block; per_warp: groups of 8 units of a warp.
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
         resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
         lengths, reset, every, keep: what the kernel knows to do.
@@ -42,8 +41,7 @@ class Forward:
 
     units: int
     cluster: int
-    pairs: int
-    split: int
+    warps: int
     per_warp: int
     tiles: int
     flight: int
@@ -56,7 +54,7 @@ class Forward:
 
     @property
     def threads(self) -> int:
-        return 32 * self.pairs * self.split
+        return 32 * self.warps
 
     @property
     def rows(self) -> int:
@@ -70,7 +68,6 @@ class Backward:
 
     Args:
         block_groups: groups of 8 units that a block owns.
-        parity: 2 where two warps share the cells of a tile.
         fresh: whether the gradient of the fresh states is wanted.
     """
 
@@ -80,7 +77,6 @@ class Backward:
     block_groups: int
     tiles: int
     flight: int
-    parity: int
     resident: int
     stages: int = 3
     lengths: bool = False
@@ -145,8 +141,8 @@ def dropout_source(dtype: str) -> str:
 
 def examples(cell: Traced, dtype: str) -> tuple[str, str]:
     """Both kernels of a cell, with tiles for a hidden size of 256 and nothing optional."""
-    forward = Forward(256, 8, 4, 1, 1, 1, 1, 0)
-    backward = Backward(256, 8, 8, 4, 1, 1, 2, 0)
+    forward = Forward(256, 8, 4, 1, 1, 1, 0)
+    backward = Backward(256, 8, 4, 4, 1, 1, 0)
     return forward_source(cell, dtype, forward), backward_source(cell, dtype, backward)
 
 
@@ -161,7 +157,7 @@ def slices(cell: Traced, dtype: str, how: Forward | Backward) -> int:
     """Slices of K, 64 bytes each, that a warp multiplies."""
     wide = 64 // SIZES[dtype]
     if isinstance(how, Forward):
-        return -(-how.units // (how.split * wide))
+        return -(-how.units // wide)
     return -(-len(cell.gates) * how.block_groups * 8 // wide)
 
 
@@ -188,28 +184,20 @@ def _front(how: Forward | Backward) -> int:
 
 
 def _forward_shared(cell: Traced, dtype: str, how: Forward) -> int:
-    gates = len(cell.gates)
-    hidden = how.flight * 2 * how.split * slices(cell, dtype, how) * how.tiles * 512
-    stage = how.per_warp * how.tiles * gates * (8 // how.split) * 8 * SIZES[dtype]
-    warps = how.threads // 32
-    half = (how.split - 1) * how.flight * warps * how.per_warp * how.tiles * gates * 128
-    return (
-        _front(how) + hidden + warps * how.stages * how.flight * stage + half
-        + _matrix_bytes(cell, dtype, how)
-    )  # fmt: skip
+    hidden = how.flight * 2 * slices(cell, dtype, how) * how.tiles * 512
+    stage = how.per_warp * how.tiles * len(cell.gates) * 64 * SIZES[dtype]
+    ring = how.warps * how.stages * how.flight * stage
+    return _front(how) + hidden + ring + _matrix_bytes(cell, dtype, how)
 
 
 def _backward_shared(cell: Traced, dtype: str, how: Backward) -> int:
     size = SIZES[dtype]
     gate_rows = how.flight * slices(cell, dtype, how) * how.tiles * 512
     parts = how.cluster * how.tiles * how.block_groups * 256
-    slots = -(-how.block_groups * how.tiles * how.parity // how.warps)
-    cells = 64 // how.parity
-    stage = -(-(cells * size + cells * record(cell, dtype) * size) // 16) * 16
-    return (
-        _front(how) + gate_rows + 2 * how.flight * parts
-        + how.warps * slots * how.stages * how.flight * stage + _matrix_bytes(cell, dtype, how)
-    )  # fmt: skip
+    slots = -(-how.block_groups * how.tiles // how.warps)
+    ring = how.warps * slots * how.stages * how.flight * 64 * (1 + record(cell, dtype)) * size
+    matrix = _matrix_bytes(cell, dtype, how)
+    return _front(how) + gate_rows + 2 * how.flight * parts + ring + matrix
 
 
 def _source(

@@ -14,13 +14,11 @@ constexpr int ROWS = TILES * 8;
 constexpr int OWN = BLOCK_GROUPS * 8;                            // units of a block
 constexpr int SLICES = (GATES * OWN + SLICE - 1) / SLICE;        // of K
 constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units, a warp
-constexpr int COLUMNS = 2 / PARITY;                              // cells of a lane and a slot
-constexpr int SLOTS = (BLOCK_GROUPS * TILES * PARITY + WARPS - 1) / WARPS;  // of a warp
+constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
 constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
 
-constexpr int DY_BYTES = 8 / PARITY * 8 * SIZE;
-constexpr int LANE_BYTES = COLUMNS * RECORD * SIZE;              // of the kept, a lane and a slot
-constexpr int STAGE_BYTES = (DY_BYTES + 32 * LANE_BYTES + 15) / 16 * 16;
+constexpr int DY_BYTES = 64 * SIZE;                               // of 8 units x 8 rows
+constexpr int STAGE_BYTES = DY_BYTES + 64 * RECORD * SIZE;
 constexpr int GATE_ROWS = SLICES * TILES * 512;                    // bytes of gate gradients, a turn
 constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
 
@@ -40,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ dy,       // [T, B, UNITS], or null
     wide dy_step, wide dy_row,
     stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS], out
-    float* __restrict__ sums,            // [clusters, TILES, PARITY, PLANES + VECTORS, UNITS], out
+    float* __restrict__ sums,            // [clusters, TILES, PLANES + VECTORS, UNITS], out
     const stored* __restrict__ vectors,  // [VECTORS, units]
     const wide* __restrict__ lengths, const wide* __restrict__ order,
     const unsigned char* __restrict__ reset,
@@ -93,15 +91,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             hold(matrix, others, m, s, half[0], half[1]);
         }
 
-    // a slot is a group of this block in one tile, and with PARITY 2 every other row of it
+    // a slot is a group of this block in one tile: two cells a lane
     struct Slot { int group, tile, column; bool mine; };
     auto slot_of = [&](int s) {
-        const int number = warp * SLOTS + s, group = number / (TILES * PARITY);
-        return Slot{group, number / PARITY % TILES, of4 * 2 + (PARITY == 2 ? number % PARITY : 0),
-                    group < groups};
+        const int number = warp * SLOTS + s, group = number / TILES;
+        return Slot{group, number % TILES, of4 * 2, group < groups};
     };
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
-    float d_state[FLIGHT][SLOTS][COLUMNS][STATES], d_start[FLIGHT][SLOTS][COLUMNS][FRESH ? STATES : 1];
+    float d_state[FLIGHT][SLOTS][2][STATES], d_start[FLIGHT][SLOTS][2][FRESH ? STATES : 1];
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
@@ -114,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                const int b = rows[f * ROWS + slot.tile % TILES * 8 + slot.column + c];
+            for (int c = 0; c < 2; ++c) {
+                const int b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     const bool given = inside && b >= 0 && d_final[k];
@@ -137,12 +134,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = slot_of(s);
-            const int group = block * BLOCK_GROUPS + slot.group, odd = (warp * SLOTS + s) % PARITY;
+            const int group = block * BLOCK_GROUPS + slot.group;
             const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
             // dy: a lane copies 16 bytes of [row, 8 units]
             const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
             const bool copies = slot.mine && lane * 16 < DY_BYTES;
-            const int b = copies ? tile_rows[PARITY == 1 ? line : line * 2 + odd] : -1;
+            const int b = copies ? tile_rows[line] : -1;
             dy_here[f][s] = dy && b >= 0;
             d_output[f][s] = dy_here[f][s] ? dy + first * dy_step + b * dy_row + unit : weight;
             const wide tile = first_row / 8 + f * TILES + slot.tile;
@@ -150,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             record[f][s] = record_here[f][s] ? kept + ((first * tiles + tile) * GROUPS + group) *
                                                           (64 * RECORD) : weight;
             const int own = slot.mine ? tile_rows[of8] : -1;  // the row that this lane writes
-            gates_here[f][s] = own >= 0 && (PARITY == 1 || of8 % 2 == odd);
+            gates_here[f][s] = own >= 0;
             d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
                               of4 * 2;
         }
@@ -162,15 +159,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
-            constexpr int FOUR = COLUMNS * 4 * SIZE, LAST = COLUMNS * REST * SIZE;
-            constexpr int STEP = FOUR < 16 ? FOUR : 16, LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
-            const int cell = lane * 2 + slot_of(s).column % 2;
+            constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
+            constexpr int LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
+            const int cell = lane * 2;
             #pragma unroll
             for (int plane = 0; plane < WHOLE; ++plane)
                 #pragma unroll
-                for (int at = 0; at < FOUR; at += STEP)
-                    copy_async<STEP>(target + DY_BYTES + (plane * 32 + lane) * FOUR + at,
-                                     record[f][s] + plane * 256 + cell * 4 + at / SIZE, here ? STEP : 0);
+                for (int at = 0; at < FOUR; at += 16)
+                    copy_async<16>(target + DY_BYTES + (plane * 32 + lane) * FOUR + at,
+                                     record[f][s] + plane * 256 + cell * 4 + at / SIZE, here ? 16 : 0);
             #pragma unroll
             for (int at = 0; at < LAST; at += LAST_STEP)
                 copy_async<LAST_STEP>(target + DY_BYTES + WHOLE * 32 * FOUR + lane * LAST + at,
@@ -192,14 +189,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         const int t = first + way * i + (reverse ? 0 : 1);
         return i < count && t < length_at(b) && reset[t * batch + b];
     };
-    bool resets[FLIGHT][SLOTS][COLUMNS];
-    int length[FLIGHT][SLOTS][COLUMNS];
+    bool resets[FLIGHT][SLOTS][2];
+    int length[FLIGHT][SLOTS][2];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)
             #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
+            for (int c = 0; c < 2; ++c) {
                 const Slot slot = slot_of(s);
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
                 if (RESET) resets[f][s][c] = reset_after(0, b);
@@ -221,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + (f * 2 + now) * PARTS) +
                                  (slot.tile * BLOCK_GROUPS + slot.group) * 64 + of8 * 8 + slot.column;
             #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
+            for (int c = 0; c < 2; ++c) {
                 float found = 0.0f;
                 #pragma unroll
                 for (int from = 0; from < CLUSTER; ++from)
@@ -237,26 +234,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
-            float d_out[SLOTS][COLUMNS], values[SLOTS][COLUMNS][KEPT + 4];
-            bool again[SLOTS][COLUMNS];
+            float d_out[SLOTS][2], values[SLOTS][2][KEPT + 4];
+            bool again[SLOTS][2];
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const unsigned char* stage = shared + AT_RING +
                     (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
-                read_records<COLUMNS>(stage + DY_BYTES, lane, values[s]);
-#if NARROW && PARITY == 1
+                read_records(stage + DY_BYTES, lane, values[s]);
+#if NARROW
                 word bits[1];
                 read_flipped<1>(stage, lane, bits);
                 d_out[s][0] = widen(stored(bits[0]));
-                d_out[s][COLUMNS - 1] = widen(stored(bits[0] >> 16));
+                d_out[s][1] = widen(stored(bits[0] >> 16));
 #else
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c)
+                for (int c = 0; c < 2; ++c)
                     d_out[s][c] = widen(reinterpret_cast<const stored*>(stage)
-                                            [(of4 * COLUMNS + c) * 8 + of8]);
+                                            [(of4 * 2 + c) * 8 + of8]);
 #endif
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c)
+                for (int c = 0; c < 2; ++c)
                     if (RESET) {
                         const Slot slot = slot_of(s);
                         again[s][c] = resets[f][s][c];
@@ -277,10 +274,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int s = 0; s < SLOTS; ++s) {
                 const Slot slot = slot_of(s);
                 const int group = block * BLOCK_GROUPS + slot.group;
-                const bool odd = (warp * SLOTS + s) % PARITY;
                 float d_gate[2][PLANES] = {};
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
+                for (int c = 0; c < 2; ++c) {
                     float (&d_here)[STATES] = d_state[f][s][c];
                     if (RESET && again[s][c]) {
                         #pragma unroll
@@ -294,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
                         d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
-                        const wide b = rows[f * ROWS + slot.tile % TILES * 8 + slot.column + c];
+                        const wide b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
                         const wide unit = group * 8 + of8;
                         if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
@@ -305,9 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
                         #pragma unroll
                         for (int p = 0; p < PLANES; ++p) {
-                            if (PARITY == 1) d_gate[c][p] = found[p];
-                            if (PARITY == 2) d_gate[0][p] = odd ? 0.0f : found[p];
-                            if (PARITY == 2) d_gate[1][p] = odd ? found[p] : 0.0f;
+                            d_gate[c][p] = found[p];
                             total[s][p] += found[p];
                         }
                         #pragma unroll
@@ -315,13 +309,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     }
                 }
                 if (slot.mine) {
-                    const bool here = PARITY == 1 || of8 % 2 == int(odd);
                     unsigned char* const mine = shared + AT_GATES + f * GATE_ROWS;
                     #pragma unroll
                     for (int p = 0; p < PLANES; ++p) {
                         const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
                         const int k = (p - RIGHT) * OWN + slot.group * 8 + of4 * 2;
-                        if (p >= RIGHT && here)
+                        if (p >= RIGHT)
                             keep(reinterpret_cast<stored*>(mine + place_of(k / CHUNK, slot.tile, of8)) +
                                  k % CHUNK, operand(pair));
                         if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
@@ -385,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
+            for (int c = 0; c < 2; ++c) {
                 const int b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
                 if (b < 0 || unit >= units) continue;
                 // forward's first states were fresh ones where the row was reset before its first step
@@ -404,9 +397,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             float all = total[s][p];
             all += __shfl_xor_sync(~0u, all, 1);
             all += __shfl_xor_sync(~0u, all, 2);
-            const int line = slot.tile * PARITY + (warp * SLOTS + s) % PARITY;
             if (of4 == 0)
-                sums[((cluster * TILES * PARITY + line) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+                sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
         }
     }
 #if CLUSTER > 1

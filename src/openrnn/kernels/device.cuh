@@ -142,25 +142,22 @@ INLINE word shared_address(const void* place) {
 template <int COUNT>
 INLINE void read_flipped(const unsigned char* source, int lane, word (&bits)[COUNT]) {
 #if NARROW
+    const word place = shared_address(source) + lane * 16;
     #pragma unroll
-    for (int i = 0; i < COUNT;) {
-        const word place = shared_address(source + i * 128 + lane * 16);
-        if (COUNT - i >= 4) {
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(bits[i]), "=r"(bits[i + 1]), "=r"(bits[i + 2]), "=r"(bits[i + 3])
-                         : "r"(place) : "memory");
-            i += 4;
-        } else if (COUNT - i >= 2) {
-            asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                         : "=r"(bits[i]), "=r"(bits[i + 1])
-                         : "r"(place - (lane & 16) * 16) : "memory");
-            i += 2;
-        } else {
-            asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                         : "=r"(bits[i]) : "r"(place - (lane & 24) * 16) : "memory");
-            ++i;
-        }
+    for (int i = 0; i + 4 <= COUNT; i += 4)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(bits[i]), "=r"(bits[i + 1]), "=r"(bits[i + 2]), "=r"(bits[i + 3])
+                     : "r"(place + i * 128) : "memory");
+    if (COUNT & 2) {
+        constexpr int PAIR = COUNT & 2 ? COUNT & ~3 : 0;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(bits[PAIR]), "=r"(bits[PAIR + 1 < COUNT ? PAIR + 1 : PAIR])
+                     : "r"(place - (lane & 16) * 16 + PAIR * 128) : "memory");
     }
+    if (COUNT & 1)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                     : "=r"(bits[COUNT - 1])
+                     : "r"(place - (lane & 24) * 16 + (COUNT - 1) * 128) : "memory");
 #endif
 }
 

@@ -3,24 +3,21 @@
 // A cluster owns all of R and FLIGHT tiles of TILES * 8 rows of the batch. A warp owns PER_WARP
 // groups of 8 units, all their gates: an mma has 16 rows, 8 of one gate and 8 of the next, so that a
 // lane's sums are all gates of unit lane / 4 in rows 2 * (lane % 4) and the next: a cell needs no
-// other lane. SPLIT 2: two warps share groups, each takes half of K and finishes one of these rows.
-// A step waits for h at a mailbox, multiplies, applies the cell, sends h to every block's other h
-// buffer. Nothing else synchronises: whoever writes h of step t + 1 has all of h of step t, so every
-// warp that sent it has read h of step t - 1.
+// other lane. A step waits for h at a mailbox, multiplies, applies the cell and sends h to every
+// block's other h buffer. Nothing else synchronises: whoever writes h of step t + 1 has all of h of
+// step t, so every warp that sent it has read h of step t - 1.
 
 #include "device.cuh"
 #include "record.cuh"
 
 constexpr int GROUPS = UNITS / 8;
-constexpr int WARPS = PAIRS * SPLIT;
 constexpr int THREADS = 32 * WARPS;
-constexpr int GROUPS_HERE = PAIRS * PER_WARP;
+constexpr int GROUPS_HERE = WARPS * PER_WARP;
 constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
-constexpr int SLICES = (UNITS + SPLIT * SLICE - 1) / (SPLIT * SLICE);  // of K, a warp
-constexpr int HIDDEN_BYTES = SPLIT * SLICES * TILES * 512;  // of h of one turn
+constexpr int SLICES = (UNITS + SLICE - 1) / SLICE;  // of K
+constexpr int HIDDEN_BYTES = SLICES * TILES * 512;   // of h of one turn
 constexpr int ROWS = TILES * 8;
-constexpr int COLUMNS = 2 / SPLIT;  // cells of a lane, a group and a tile
-constexpr int GATE_BYTES = 8 / SPLIT * 8 * SIZE;  // of one gate of 8 units, in the input ring
+constexpr int GATE_BYTES = 64 * SIZE;                // of one gate of 8 units x 8 rows
 constexpr int STAGE_BYTES = PER_WARP * TILES * GATES * GATE_BYTES;
 constexpr int COPIES = (STAGE_BYTES / 16 + 31) / 32;
 constexpr int LETTER = UNITS * SIZE * ROWS;
@@ -31,32 +28,30 @@ constexpr int LETTER = UNITS * SIZE * ROWS;
 constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_HIDDEN = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
-constexpr int AT_HALVES = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
-constexpr int HALF = PER_WARP * TILES * GATES * 32 * 4;
-constexpr int AT_WEIGHTS = AT_HALVES + (SPLIT - 1) * FLIGHT * WARPS * HALF;
+constexpr int AT_WEIGHTS = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 
 // the input sides of this lane's cells, from the warp's place in the ring
 INLINE void read_inputs(const unsigned char* stage, int lane,
-                        float (&given)[PER_WARP][TILES][GATES][COLUMNS]) {
+                        float (&given)[PER_WARP][TILES][GATES][2]) {
     constexpr int COUNT = PER_WARP * TILES * GATES;
-    float (*cells)[COLUMNS] = &given[0][0][0];
-#if NARROW && SPLIT == 1
+    float (*cells)[2] = &given[0][0][0];
+#if NARROW
     word bits[COUNT];
     read_flipped<COUNT>(stage, lane, bits);
     #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         cells[i][0] = widen(stored(bits[i]));
-        cells[i][COLUMNS - 1] = widen(stored(bits[i] >> 16));
+        cells[i][1] = widen(stored(bits[i] >> 16));
     }
 #else
     #pragma unroll
     for (int i = 0; i < COUNT; ++i)
         #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
-            cells[i][c] = widen(reinterpret_cast<const stored*>(stage + i * GATE_BYTES)
-                                    [((lane & 3) * COLUMNS + c) * 8 + (lane >> 2)]);
+        for (int c = 0; c < 2; ++c)
+            cells[i][c] = reinterpret_cast<const float*>(stage + i * GATE_BYTES)
+                              [((lane & 3) * 2 + c) * 8 + (lane >> 2)];
 #endif
 }
 
@@ -80,9 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     extern __shared__ __align__(128) unsigned char shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
-    const int part = warp % SPLIT, pair = warp / SPLIT;
     const int block = block_of_cluster();
-    const int first_group = block * GROUPS_HERE + pair * PER_WARP;
+    const int first_group = block * GROUPS_HERE + warp * PER_WARP;
     const wide first_row = wide(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
 
@@ -108,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         return RESET && !reverse && steps > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
     };
     auto first_state = [&](int k, wide b, wide unit) {
-        const stored* source = starts_fresh(b) ? fresh[k] : initial[k];
+        const stored *given = initial[k], *replacing = fresh[k];
+        const stored* source = starts_fresh(b) ? replacing : given;
         return source ? widen(source[b * units + unit]) : 0.0f;
     };
     for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
@@ -135,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
-                const int group = first_group + j, k = (part * SLICES + s) * SLICE + of4 * CHUNK;
+                const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
                 if (j < PER_WARP && group < GROUPS && k < UNITS)
                     half[h] = *reinterpret_cast<const uint4*>(
                         weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
@@ -162,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             vector[j][v] = unit < units ? widen(vectors[v * units + unit]) : 0.0f;
     }
 
-    float state[FLIGHT][PER_WARP][TILES][COLUMNS][STATES];
+    float state[FLIGHT][PER_WARP][TILES][2][STATES];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -170,8 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
-                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + (SPLIT == 1 ? c : part)];
+                for (int c = 0; c < 2; ++c) {
+                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + c];
                     const int unit = (first_group + j) * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
@@ -184,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
-    const int cell = lane * 2 + (SPLIT == 2 ? part : 0), rest = WHOLE * 256 + cell * (REST - 4);
+    const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
     auto reset_after = [&](int i, int f, int n) {  // whether the states are replaced after step i
         const int t = reverse ? count - 1 - i : i + 1, b = row[f][n];
         return b >= 0 && i < count && t < (LENGTHS ? length[f][n] : count) &&
@@ -213,10 +208,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             const int number = copy * 32 + lane, chunks = GATE_BYTES / 16;
-            const int line = number * CHUNK / 8 % (8 / SPLIT);
+            const int line = number * CHUNK / 8 % 8;
             const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
-            const int b = rows[f * ROWS + n * 8 + (SPLIT == 1 ? line : line * 2 + part)];
+            const int b = rows[f * ROWS + n * 8 + line];
             taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < GROUPS ? 16 : 0;
             input[f][copy] = taken[f][copy] ? x + first * x_step + b * x_row + gate * x_gate +
                                                   (first_group + j) * 8 + unit : x;
@@ -257,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             __syncwarp();
             // sums start from what is known before h is: inputs and biases
             Sums sums = {};
-            float given[PER_WARP][TILES][GATES][COLUMNS];
+            float given[PER_WARP][TILES][GATES][2];
             read_inputs(ring + (i % STAGES * FLIGHT + f) * STAGE_BYTES, lane, given);
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
@@ -266,12 +261,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     #pragma unroll
                     for (int gate = 0; gate < GATES; ++gate)
                         #pragma unroll
-                        for (int column = 0; column < 2; ++column) {
-                            const int half = j * GATES + gate, c = column % COLUMNS;
+                        for (int c = 0; c < 2; ++c) {
+                            const int half = j * GATES + gate;
                             const bool summed = SUMMED >> gate & 1;
-                            const float known = from_r[j][gate] + (summed ? given[j][n][gate][c] : 0.0f);
-                            sums[half / 2][n][0][half % 2 * 2 + column] =
-                                SPLIT == 1 || column == part ? known : 0.0f;
+                            sums[half / 2][n][0][half % 2 * 2 + c] =
+                                from_r[j][gate] + (summed ? given[j][n][gate][c] : 0.0f);
                         }
             copy_inputs(i + STAGES - 1, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
@@ -292,47 +286,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
             // r = R h
             product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * HIDDEN_BYTES +
-                                              place_of(part * SLICES * 4 + of4, 0, of8));
-            auto product_of = [&](int j, int n, int gate, int column) {
-                const int half = j * GATES + gate;
-                return chained(sums, half / 2, n, half % 2 * 2 + column);
-            };
-            float* const halves = reinterpret_cast<float*>(
-                shared + AT_HALVES + (f * PAIRS + pair) * SPLIT * HALF) + lane;
-            if (SPLIT == 2) {
-                #pragma unroll
-                for (int j = 0; j < PER_WARP; ++j)
-                    #pragma unroll
-                    for (int n = 0; n < TILES; ++n)
-                        #pragma unroll
-                        for (int gate = 0; gate < GATES; ++gate)
-                            halves[part * (HALF / 4) + ((j * TILES + n) * GATES + gate) * 32] =
-                                part ? product_of(j, n, gate, 0) : product_of(j, n, gate, 1);
-                barrier<64>(1 + pair);
-            }
+                                              place_of(of4, 0, of8));
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
                 for (int j = 0; j < PER_WARP; ++j) {
                     const int group = first_group + j;
-                    float sent[2] = {0.0f, 0.0f}, values[COLUMNS][KEPT + 4] = {};
+                    float sent[2] = {0.0f, 0.0f}, values[2][KEPT + 4] = {};
                     #pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c) {
+                    for (int c = 0; c < 2; ++c) {
                         float left[GATES], right[GATES], after[STATES];
                         #pragma unroll
                         for (int gate = 0; gate < GATES; ++gate) {
-                            float r = product_of(j, n, gate, c);
-                            if (SPLIT == 2) {
-                                r = part ? product_of(j, n, gate, 1) : r;
-                                r += halves[(1 - part) * (HALF / 4) +
-                                            ((j * TILES + n) * GATES + gate) * 32];
-                            }
+                            const int half = j * GATES + gate;
                             left[gate] = given[j][n][gate][c] + from_x[j][gate];
-                            right[gate] = r;
+                            right[gate] = chained(sums, half / 2, n, half % 2 * 2 + c);
                         }
                         float (&before)[STATES] = state[f][j][n][c];
                         step(left, right, before, vector[j], after, values[c]);
-                        const int column = SPLIT == 1 ? of4 * 2 + c : of4 * 2 + part;
+                        const int column = of4 * 2 + c;
                         const bool live = live_rows[n] >> (column * 4) & 1;
                         if (EVERY && live && rows[f * ROWS + n * 8 + column] >= 0) {
                             const wide b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
@@ -344,9 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
                             float next = live ? after[k] : before[k];
-                            if (k == 0 && SPLIT == 1) sent[c] = next;
-                            if (k == 0 && SPLIT == 2) sent[0] = part ? 0.0f : next;
-                            if (k == 0 && SPLIT == 2) sent[1] = part ? next : 0.0f;
+                            if (k == 0) sent[c] = next;
                             if (RESET && reset_rows[n] >> (column * 4) & 1) {
                                 const wide b = rows[f * ROWS + n * 8 + column];
                                 const wide unit = group * 8 + of8;
@@ -366,8 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         letter = pair_of(fresh_pair);
                     }
                     letter = operand(letter);
-                    const bool mine = (GROUPS % GROUPS_HERE == 0 || group < GROUPS) &&
-                                      (SPLIT == 1 || of8 % 2 == part);
+                    const bool mine = GROUPS % GROUPS_HERE == 0 || group < GROUPS;
                     const int piece = NARROW ? group : group * 2 + (of4 >> 1);
                     const int there = AT_HIDDEN + (f * 2 + 1 - now) * HIDDEN_BYTES +
                                       place_of(piece, n, of8);
@@ -386,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0) keep(output[f][n] + j * 8, hidden_pair);
                     if (KEEP && group < GROUPS && first_row + f * ROWS + n * 8 < batch)
-                        keep_records<COLUMNS>(record[f][n] + j * (64 * RECORD), rest, values);
+                        keep_records(record[f][n] + j * (64 * RECORD), rest, values);
                 }
             #pragma unroll
             for (int n = 0; n < TILES; ++n) output[f][n] += y_move, record[f][n] += record_move;
@@ -403,8 +372,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
-                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + (SPLIT == 1 ? c : part)];
+                for (int c = 0; c < 2; ++c) {
+                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + c];
                     const int unit = (first_group + j) * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)

@@ -7,10 +7,10 @@ constexpr int WHOLE = KEPT / 4;  // planes of 4 values
 constexpr int REST = KEPT % 4 == 3 || (NARROW && KEPT % 4 == 1) ? KEPT % 4 + 1 : KEPT % 4;
 constexpr int RECORD = WHOLE * 4 + REST;
 
-// COUNT cells side by side, VALUES of each from `first` on
-template <int VALUES, int COUNT>
+// two cells side by side, VALUES of each from `first` on
+template <int VALUES>
 INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int first) {
-    constexpr int WORDS = VALUES * COUNT * SIZE / 4;
+    constexpr int WORDS = VALUES * 2 * SIZE / 4;
     word bits[WORDS];
     #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
@@ -22,48 +22,36 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
 #endif
     }
     #pragma unroll
-    for (int i = 0; i < WORDS;) {
+    for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
         word* place = reinterpret_cast<word*>(target) + i;
-        if (WORDS - i >= 4) {
+        if (WORDS % 4 == 0)
             *reinterpret_cast<uint4*>(place) = make_uint4(bits[i], bits[i + 1], bits[i + 2], bits[i + 3]);
-            i += 4;
-        } else if (WORDS - i >= 2) {
+        else
             *reinterpret_cast<uint2*>(place) = make_uint2(bits[i], bits[i + 1]);
-            i += 2;
-        } else {
-            *place = bits[i++];
-        }
     }
 }
 
 // base: the first cell of this lane in the first plane; rest: from there to it in the last one
-template <int COUNT>
-INLINE void keep_records(stored* base, int rest, const float (&values)[COUNT][KEPT + 4]) {
+INLINE void keep_records(stored* base, int rest, const float (&values)[2][KEPT + 4]) {
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
-        keep_values<4, COUNT>(base + plane * 256, values, plane * 4);
-    if (REST) keep_values<REST ? REST : 4, COUNT>(base + rest, values, WHOLE * 4);
+        keep_values<4>(base + plane * 256, values, plane * 4);
+    if (REST) keep_values<REST ? REST : 4>(base + rest, values, WHOLE * 4);
 }
 
 // the same back from a copy in shared memory, [plane, lane, cell, value]
-template <int VALUES, int COUNT>
-INLINE void read_values(const unsigned char* source, float (&values)[COUNT][KEPT + 4], int first) {
-    constexpr int WORDS = VALUES * COUNT * SIZE / 4;
+template <int VALUES>
+INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4], int first) {
+    constexpr int WORDS = VALUES * 2 * SIZE / 4;
     word bits[WORDS];
     #pragma unroll
-    for (int i = 0; i < WORDS;) {
+    for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
         const word* place = reinterpret_cast<const word*>(source) + i;
-        if (WORDS - i >= 4) {
+        const uint2 two = *reinterpret_cast<const uint2*>(place);
+        bits[i] = two.x, bits[i + 1] = two.y;
+        if (WORDS % 4 == 0) {
             const uint4 four = *reinterpret_cast<const uint4*>(place);
             bits[i] = four.x, bits[i + 1] = four.y, bits[i + 2] = four.z, bits[i + 3] = four.w;
-            i += 4;
-        } else if (WORDS - i >= 2) {
-            const uint2 two = *reinterpret_cast<const uint2*>(place);
-            bits[i] = two.x, bits[i + 1] = two.y;
-            i += 2;
-        } else {
-            bits[i] = *place;
-            ++i;
         }
     }
     #pragma unroll
@@ -78,12 +66,11 @@ INLINE void read_values(const unsigned char* source, float (&values)[COUNT][KEPT
     }
 }
 
-template <int COUNT>
-INLINE void read_records(const unsigned char* source, int lane, float (&values)[COUNT][KEPT + 4]) {
-    constexpr int FOUR = 4 * COUNT * SIZE, LAST = REST * COUNT * SIZE;
+INLINE void read_records(const unsigned char* source, int lane, float (&values)[2][KEPT + 4]) {
+    constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
-        read_values<4, COUNT>(source + (plane * 32 + lane) * FOUR, values, plane * 4);
+        read_values<4>(source + (plane * 32 + lane) * FOUR, values, plane * 4);
     if (REST)
-        read_values<REST ? REST : 4, COUNT>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
+        read_values<REST ? REST : 4>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
 }

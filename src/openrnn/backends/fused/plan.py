@@ -7,10 +7,13 @@ multiprocessor; what they rest on stands in `docs/kernels.md`.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from openrnn.codegen import cuda
 from openrnn.codegen.cuda import Backward, Forward
 from openrnn.codegen.trace import Traced
+
+How = TypeVar("How", Forward, Backward)
 
 # bytes of shared memory that a block may take, and blocks of the largest cluster
 _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
@@ -20,11 +23,11 @@ _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 _RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
 # Cycles, fitted to kernels timed on an H200 (median error 5%): what a step always takes, what
-# a cluster adds, each doubling of it, a split of K or of a tile's rows; then for each mma of a
+# a cluster adds, each doubling of it; then for each mma of a
 # quarter of a multiprocessor, 128 bytes of shared memory, cell of 32 lanes, byte exchanged.
-_FORWARD = {"step": 206, "cluster": 190, "double": 12, "split": 143, "mma": 0.63,
+_FORWARD = {"step": 206, "cluster": 190, "double": 12, "mma": 0.63,
             "load": 0.92, "cell": 139, "byte": 0.15}  # fmt: skip
-_BACKWARD = {"step": -60, "cluster": 61, "double": 38, "split": 452, "mma": 1.15, "load": 0.66,
+_BACKWARD = {"step": -60, "cluster": 61, "double": 38, "mma": 1.15, "load": 0.66,
              "cell": 364, "byte": 0.08}  # fmt: skip
 HIDDEN = 250.0  # cycles of a step in which another block of the same multiprocessor may run
 
@@ -52,7 +55,7 @@ def _registers(threads: int) -> int:
     return min(255, 65536 // (-(-threads // 128) * 128) // 8 * 8)
 
 
-def _fitting(cell: Traced, dtype: str, how: Forward, free: int, limits: Limits) -> Forward | None:
+def _fitting(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> How | None:
     """With as much of R in registers as `free` of them hold, if the rest fits shared memory."""
     most = max(0, min(cuda.pieces(cell, dtype, how), free // 8))
     made = replace(how, resident=most)
@@ -67,22 +70,22 @@ def forwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[
         here = -(-groups // cluster)
         if cluster > limits.cluster or (cluster > 1 and (cluster - 1) * here >= groups):
             continue
-        for split in (1, 2):
-            for per_warp in (1, 2, 3, 4):
-                pairs = -(-here // per_warp)
-                if (pairs - 1) * per_warp >= here or pairs * split > 16:
-                    continue
-                for tiles in (1, 2, 4):
-                    for flight in (1, 2):
-                        how = Forward(units, cluster, pairs, split, per_warp, tiles, flight, 0)
-                        cells = per_warp * tiles * flight * 2 // split
-                        rows = cuda.mma_rows(cell, how)
-                        sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
-                        extra = cells * (len(cell.states) + len(cell.gates) / flight / 2)
-                        free = _registers(how.threads) - 62 - sums - int(extra)
-                        fitting = _fitting(cell, dtype, how, free, limits)
-                        if fitting is not None:
-                            yield fitting
+        for per_warp in (1, 2, 3, 4):
+            warps = -(-here // per_warp)
+            if warps > 16:
+                continue
+            for tiles in (1, 2, 4):
+                for flight in (1, 2):
+                    how = Forward(units, cluster, warps, per_warp, tiles, flight, 0)
+                    rows = cuda.mma_rows(cell, how)
+                    sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
+                    extra = (
+                        2 * per_warp * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
+                    )
+                    free = _registers(how.threads) - 62 - sums - extra
+                    fitting = _fitting(cell, dtype, how, free, limits)
+                    if fitting is not None:
+                        yield fitting
 
 
 def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[Backward]:
@@ -96,19 +99,15 @@ def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator
         for warps in (4, 8, 12, 16):
             for tiles in (1, 2):
                 for flight in (1, 2):
-                    for parity in (1, 2):
-                        how = Backward(units, cluster, warps, here, tiles, flight, parity, 0)
-                        slots = -(-here * tiles * parity // warps)
-                        cells = slots * 2 // parity
-                        rows = cuda.mma_rows(cell, how)
-                        sums = 4 * rows * tiles
-                        extra = cells * (
-                            len(cuda.kept(cell)) + flight * len(cell.states)
-                        ) + slots * (len(cuda.planes(cell)) + 2 * len(cell.unit_params))
-                        free = _registers(how.threads) - 70 - sums - extra
-                        fitting = _fitting(cell, dtype, how, free, limits)  # type: ignore[arg-type]
-                        if fitting is not None:
-                            yield fitting  # type: ignore[misc]
+                    how = Backward(units, cluster, warps, here, tiles, flight, 0)
+                    slots = -(-here * tiles // warps)
+                    sums = 4 * cuda.mma_rows(cell, how) * tiles
+                    extra = 2 * slots * (len(cuda.kept(cell)) + flight * len(cell.states))
+                    extra += slots * (len(cuda.planes(cell)) + 2 * len(cell.unit_params))
+                    free = _registers(how.threads) - 70 - sums - extra
+                    fitting = _fitting(cell, dtype, how, free, limits)
+                    if fitting is not None:
+                        yield fitting
 
 
 def cycles(cell: Traced, dtype: str, how: Forward | Backward) -> float:
@@ -117,14 +116,12 @@ def cycles(cell: Traced, dtype: str, how: Forward | Backward) -> float:
     quarter = -(-warps // 4)
     pieces, slices = cuda.pieces(cell, dtype, how), cuda.slices(cell, dtype, how)
     if isinstance(how, Forward):
-        cost, splits = _FORWARD, how.split - 1
-        cells = how.per_warp * how.tiles * 2 / how.split
+        cost, cells = _FORWARD, how.per_warp * how.tiles * 2
         exchanged = how.units * cuda.SIZES[dtype] * how.tiles * 8
     else:
-        cost, splits = _BACKWARD, how.parity - 1
-        cells = -(-how.block_groups * how.tiles * how.parity // warps) * 2 / how.parity
+        cost, cells = _BACKWARD, -(-how.block_groups * how.tiles // warps) * 2
         exchanged = how.cluster * how.block_groups * how.tiles * 256
-    found = cost["step"] + cost["split"] * splits + quarter * (
+    found = cost["step"] + quarter * (
         cost["mma"] * pieces * 2 * how.tiles + cost["cell"] * cells
     ) + cost["load"] * warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8)  # fmt: skip
     if how.cluster > 1:

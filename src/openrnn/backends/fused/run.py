@@ -245,7 +245,7 @@ class Run:
         clusters = -(-self.batch // how.rows)
         vectors = len(self.spec.unit_params)
         sums = torch.empty(
-            clusters * how.tiles * how.parity, count + vectors, units, device=x.device,
+            clusters * how.tiles, count + vectors, units, device=x.device,
             dtype=torch.float32,
         )  # fmt: skip
         kernel.launch(
