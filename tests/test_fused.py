@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import CELLS
 
+import openrnn
 from openrnn import cells, codegen
 from openrnn.backends.fused import Fused, kernels, plan
 from openrnn.codegen import cuda
@@ -151,3 +152,11 @@ def test_planes_of_each_side_lie_together():
     assert cuda.kept(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
     assert cuda.record(trace(cells.gru), "bfloat16") == 6
     assert cuda.record(trace(cells.gru), "float32") == 5
+
+
+@compiles
+def test_kernels_can_be_compiled_ahead(folder):
+    """Nothing is left to compile for a call of those batch sizes."""
+    layer = openrnn.LSTM(3, 16)
+    assert openrnn.compile_kernels(layer, batches=(1, 8), capability=(9, 0)) == 2
+    assert len(list(folder.iterdir())) == 2

@@ -4,6 +4,7 @@ from openrnn import cells as cells
 from openrnn import codegen as codegen
 from openrnn import ops as ops
 from openrnn import params as params
+from openrnn.backends.fused.ahead import compile_kernels as compile_kernels
 from openrnn.cells import cell as cell
 from openrnn.convert import convert as convert
 from openrnn.errors import CellError as CellError
