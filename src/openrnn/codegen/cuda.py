@@ -78,7 +78,7 @@ class Backward:
     tiles: int
     flight: int
     resident: int
-    stages: int = 3
+    stages: int = 4
     lengths: bool = False
     reset: bool = False
     every: bool = False

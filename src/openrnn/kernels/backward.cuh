@@ -1,9 +1,8 @@
 // The backward time loop of one layer and direction: gate gradients stay, sums of dh travel.
 //
 // A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that their gate
-// gradients meet. Its gradients go to memory and, through shared memory, to its own product, which
-// gives a part of dh for all units; each part is sent to the block that owns the unit, where the
-// parts of all blocks are added in the order of blocks: the same bits in every run.
+// gradients meet. Its gradients go to memory and, through shared memory, to its own product, a part
+// of dh for all units. Parts are added by the unit's owner in the order of blocks: always the same.
 
 #include "device.cuh"
 #include "record.cuh"
@@ -55,21 +54,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const int groups = GROUPS - block * BLOCK_GROUPS < BLOCK_GROUPS
                            ? GROUPS - block * BLOCK_GROUPS : BLOCK_GROUPS;
 
-    for (int r = threadIdx.x; r < FLIGHT * ROWS; r += THREADS) {
-        const wide place = first_row + r;
-        rows[r] = place >= batch ? -1 : LENGTHS ? int(order[place]) : int(place);
-    }
+    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
     for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
 #if CLUSTER > 1
     const word mailboxes = shared_address(shared);
     const int letter = groups * 256 * TILES * CLUSTER;
-    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8);
+    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8, letter);
 #endif
     __syncthreads();
-#if CLUSTER > 1
-    if (threadIdx.x < FLIGHT * 2) expect(mailboxes + threadIdx.x * 8, letter);
-#endif
     if (LENGTHS) steps = lengths[order[first_row]];
 
     // R^T as A operands: rows are units of the whole layer, K this block's gates
@@ -92,10 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
 
     // a slot is a group of this block in one tile: two cells a lane
-    struct Slot { int group, tile, column; bool mine; };
+    struct Slot { int group, tile; bool mine; };
     auto slot_of = [&](int s) {
         const int number = warp * SLOTS + s, group = number / TILES;
-        return Slot{group, number % TILES, of4 * 2, group < groups};
+        return Slot{group, number % TILES, group < groups};
     };
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[FLIGHT][SLOTS][2][STATES], d_start[FLIGHT][SLOTS][2][FRESH ? STATES : 1];
@@ -112,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
+                const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     const bool given = inside && b >= 0 && d_final[k];
@@ -138,24 +131,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
             // dy: a lane copies 16 bytes of [row, 8 units]
             const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
-            const bool copies = slot.mine && lane * 16 < DY_BYTES;
-            const int b = copies ? tile_rows[line] : -1;
+            const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[line] : -1;
             dy_here[f][s] = dy && b >= 0;
             d_output[f][s] = dy_here[f][s] ? dy + first * dy_step + b * dy_row + unit : weight;
             const wide tile = first_row / 8 + f * TILES + slot.tile;
             record_here[f][s] = slot.mine && tile < tiles;
             record[f][s] = record_here[f][s] ? kept + ((first * tiles + tile) * GROUPS + group) *
                                                           (64 * RECORD) : weight;
-            const int own = slot.mine ? tile_rows[of8] : -1;  // the row that this lane writes
-            gates_here[f][s] = own >= 0;
+            const int own = slot.mine ? tile_rows[of8] : -1;
+            gates_here[f][s] = own >= 0;  // the row that this lane writes
             d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
                               of4 * 2;
         }
+    auto stage_of = [&](int s, int i, int f) {
+        return AT_RING + (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+    };
     auto copy_inputs = [&](int i, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const word target = shared_address(shared) + AT_RING +
-                (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+            const word target = shared_address(shared + stage_of(s, i, f));
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
@@ -198,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const Slot slot = slot_of(s);
-                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
+                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
                 if (RESET) resets[f][s][c] = reset_after(0, b);
                 length[f][s][c] = length_at(b);
             }
@@ -216,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const Slot slot = slot_of(s);
             if (!slot.mine) continue;
             const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + (f * 2 + now) * PARTS) +
-                                 (slot.tile * BLOCK_GROUPS + slot.group) * 64 + of8 * 8 + slot.column;
+                                 (slot.tile * BLOCK_GROUPS + slot.group) * 64 + of8 * 8 + of4 * 2;
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float found = 0.0f;
@@ -238,8 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             bool again[SLOTS][2];
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
-                const unsigned char* stage = shared + AT_RING +
-                    (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+                const unsigned char* stage = shared + stage_of(s, i, f);
                 read_records(stage + DY_BYTES, lane, values[s]);
 #if NARROW
                 word bits[1];
@@ -253,13 +246,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                                             [(of4 * 2 + c) * 8 + of8]);
 #endif
                 #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (RESET) {
-                        const Slot slot = slot_of(s);
-                        again[s][c] = resets[f][s][c];
-                        const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + slot.column + c] : -1;
-                        resets[f][s][c] = reset_after(i + 1, b);
-                    }
+                for (int c = 0; RESET && c < 2; ++c) {
+                    const Slot slot = slot_of(s);
+                    again[s][c] = resets[f][s][c];
+                    const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
+                    resets[f][s][c] = reset_after(i + 1, b);
+                }
             }
             copy_inputs(i + STAGES - 1, f);
             if (i > 0) {
@@ -290,8 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
                         d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
-                        const wide b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
-                        const wide unit = group * 8 + of8;
+                        const wide b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
                         if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                     }
@@ -379,14 +370,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const int b = rows[f * ROWS + slot.tile * 8 + slot.column + c];
+                const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
                 if (b < 0 || unit >= units) continue;
                 // forward's first states were fresh ones where the row was reset before its first step
                 const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
+                const wide at = wide(b) * units + unit;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     const float found = d_state[f][s][c][k];
-                    const wide at = wide(b) * units + unit;
                     if (d_initial[k]) d_initial[k][at] = narrow(replaced ? 0.0f : found);
                     if (FRESH && d_fresh[k])
                         d_fresh[k][at] = narrow(d_start[f][s][c][k] + (replaced ? found : 0.0f));

@@ -196,11 +196,6 @@ INLINE void await_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-template <int THREADS>
-INLINE void barrier(int name) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
-}
-
 #if CLUSTER > 1
 INLINE int block_of_cluster() {
     int rank;
@@ -221,15 +216,16 @@ INLINE void await_cluster() {
                      : "memory");
 }
 
-INLINE void start_mailbox(word mailbox) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
 // one thread says how many bytes the next letter has
 INLINE void expect(word mailbox, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mailbox),
                  "r"(bytes) : "memory");
+}
+
+INLINE void start_mailbox(word mailbox, int bytes) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    expect(mailbox, bytes);
 }
 
 INLINE void send(word target, uint4 value, word mailbox) {
@@ -259,6 +255,15 @@ INLINE void await(word mailbox, word phase) {
 #else
 INLINE int block_of_cluster() { return 0; }
 #endif
+
+// the row of the batch that each row of a cluster's tiles is, or -1; order: none is the plain one
+template <int COUNT, int THREADS>
+INLINE void number_rows(int* rows, wide first, wide batch, const wide* order) {
+    for (int r = threadIdx.x; r < COUNT; r += THREADS) {
+        const wide place = first + r;
+        rows[r] = place >= batch ? -1 : order ? int(order[place]) : int(place);
+    }
+}
 
 // functions of a cell's graph, in float32; those that choose keep nan
 

@@ -80,21 +80,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide first_row = wide(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
 
-    // the row of the batch that each row of the tiles is, or -1
-    for (int r = threadIdx.x; r < FLIGHT * ROWS; r += THREADS) {
-        const wide place = first_row + r;
-        rows[r] = place >= batch ? -1 : LENGTHS ? int(order[place]) : int(place);
-    }
+    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
     for (int at = AT_HIDDEN + threadIdx.x * 16; at < AT_RING; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
 #if CLUSTER > 1
     const word mailboxes = shared_address(shared);
-    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8);
+    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8, LETTER);
 #endif
     __syncthreads();
-#if CLUSTER > 1
-    if (threadIdx.x < FLIGHT * 2) expect(mailboxes + threadIdx.x * 8, LETTER);
-#endif
     if (LENGTHS) steps = lengths[order[first_row]];
 
     // whether a row starts from fresh states: it is reset before its first step

@@ -54,8 +54,8 @@ def unspilled(
 
     The model of `plan` says how much fits, the compiler knows.
     """
-    for less in (0, 2, 5):
-        tried = replace(how, resident=max(0, how.resident - less))
+    for less, stages in ((0, how.stages), (0, 2), (2, 2), (5, 2)):
+        tried = replace(how, resident=max(0, how.resident - less), stages=stages)
         if cuda.shared_bytes(cell, dtype, tried) > shared:
             return None
         made = binary(cell, dtype, tried, arch, patience)

@@ -22,14 +22,15 @@ _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 # clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
 _RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
-# Cycles, fitted to kernels timed on an H200 (median error 5%): what a step always takes, what
-# a cluster adds, each doubling of it; then for each mma of a
-# quarter of a multiprocessor, 128 bytes of shared memory, cell of 32 lanes, byte exchanged.
-_FORWARD = {"step": 206, "cluster": 190, "double": 12, "mma": 0.63,
-            "load": 0.92, "cell": 139, "byte": 0.15}  # fmt: skip
-_BACKWARD = {"step": -60, "cluster": 61, "double": 38, "mma": 1.15, "load": 0.66,
-             "cell": 364, "byte": 0.08}  # fmt: skip
-HIDDEN = 250.0  # cycles of a step in which another block of the same multiprocessor may run
+# Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
+# takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
+# quarter of a multiprocessor, 128 bytes of shared memory, cell function of two cells a lane and
+# value it reads or gives, byte exchanged, and what float32 functions take more.
+_FORWARD = {"step": 219, "cluster": 249, "double": 13, "chain": 0, "mma": 6.7, "load": 0.67,
+            "cell": 48, "value": 35, "byte": 0.044, "wide": 148}  # fmt: skip
+_BACKWARD = {"step": 392, "cluster": 0, "double": 5, "chain": 5.5, "mma": 5, "load": 1.05,
+             "cell": 120, "value": 32, "byte": 0.068, "wide": 231}  # fmt: skip
+HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ def _registers(threads: int) -> int:
 def _fitting(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> How | None:
     """With as much of R in registers as `free` of them hold, if the rest fits shared memory."""
     most = max(0, min(cuda.pieces(cell, dtype, how), free // 8))
-    made = replace(how, resident=most)
-    return made if cuda.shared_bytes(cell, dtype, made) <= limits.shared else None
+    for stages in (4, 2):
+        made = replace(how, resident=most, stages=stages)
+        if cuda.shared_bytes(cell, dtype, made) <= limits.shared:
+            return made
+    return None
 
 
 def forwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[Forward]:
@@ -112,18 +116,21 @@ def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator
 
 def cycles(cell: Traced, dtype: str, how: Forward | Backward) -> float:
     """The model's time of one step of one tile of one cluster, alone on the device."""
-    warps = how.threads // 32
-    quarter = -(-warps // 4)
+    quarter = -(-how.warps // 4)
     pieces, slices = cuda.pieces(cell, dtype, how), cuda.slices(cell, dtype, how)
     if isinstance(how, Forward):
-        cost, cells = _FORWARD, how.per_warp * how.tiles * 2
+        cost, cells, values = _FORWARD, how.per_warp * how.tiles, len(cell.gates)
         exchanged = how.units * cuda.SIZES[dtype] * how.tiles * 8
     else:
-        cost, cells = _BACKWARD, -(-how.block_groups * how.tiles // warps) * 2
+        cost, cells = _BACKWARD, -(-how.block_groups * how.tiles // how.warps)
+        values = len(cuda.kept(cell)) + len(cuda.planes(cell))
         exchanged = how.cluster * how.block_groups * how.tiles * 256
-    found = cost["step"] + quarter * (
-        cost["mma"] * pieces * 2 * how.tiles + cost["cell"] * cells
-    ) + cost["load"] * warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8)  # fmt: skip
+    loads = how.warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8)
+    wide = cost["wide"] if cuda.SIZES[dtype] == 4 else 0
+    found = (
+        cost["step"] + pieces * how.tiles * (cost["chain"] + 2 * quarter * cost["mma"])
+        + loads * cost["load"] + cells * (quarter * (cost["cell"] + wide) + values * cost["value"])
+    )  # fmt: skip
     if how.cluster > 1:
         found += cost["cluster"] + cost["double"] * (how.cluster.bit_length() - 1)
         found += cost["byte"] * exchanged
