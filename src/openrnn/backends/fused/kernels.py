@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -54,10 +55,10 @@ def unspilled(
 
     The model of `plan` says how much fits, the compiler knows.
     """
-    for less, stages in ((0, how.stages), (0, 2), (2, 2), (5, 2)):
+    for stages, less in product(dict.fromkeys((how.stages, 2)), (0, 2, 5)):
         tried = replace(how, resident=max(0, how.resident - less), stages=stages)
         if cuda.shared_bytes(cell, dtype, tried) > shared:
-            return None
+            continue
         made = binary(cell, dtype, tried, arch, patience)
         if not made.resources.spilled:
             return made, tried

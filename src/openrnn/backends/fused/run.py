@@ -298,11 +298,11 @@ class Run:
         if wants[2]:
             found[1] = ordered(self._recurrent(y, d_right), right)
         vectors = len(self.spec.unit_params)
-        flat_sums = sums[: sums.shape[0] - vectors].to(x.dtype).flatten()
+        planes = sums.flatten()[: (sums.shape[0] - vectors) * units]
         if self.b_ih is not None and wants[3]:
-            found[2] = ordered(flat_sums[:side], left).clone()
+            found[2] = ordered(planes[:side], left).to(x.dtype, copy=True)
         if self.b_hh is not None and wants[4]:
-            found[3] = ordered(flat_sums[flat_sums.shape[0] - side :], right).clone()
+            found[3] = ordered(planes[planes.shape[0] - side :], right).to(x.dtype, copy=True)
         for place in range(vectors):
             found[5 + place] = sums[sums.shape[0] - vectors + place, :hidden].to(x.dtype)
         return dx, found
