@@ -14,7 +14,7 @@ from openrnn.spec import Problem
 
 # in order of preference
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Fused(), Cpu(), Cudnn(), Reference())
+    backend.name: backend for backend in (Cpu(), Fused(), Cudnn(), Reference())
 }
 
 # state updates (T * B * L * D * H) of a call from which the reference is worth a warning
