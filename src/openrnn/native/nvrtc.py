@@ -204,28 +204,6 @@ class Kernel:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
 
-    def resident(self) -> int:
-        """How many clusters, or blocks without clusters, the device holds at once."""
-        from cuda.bindings import driver
-
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.cluster, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
-        config.sharedMemBytes = self.shared
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = driver.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.cluster, 1, 1
-        attribute.value = value
-        config.attrs, config.numAttrs = [attribute], 1
-        handle = driver.CUkernel(int(self._kernel.handle))
-        status, function = driver.cuKernelGetFunction(handle)
-        if status == driver.CUresult.CUDA_SUCCESS:
-            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
-        return int(count)
-
     def launch(self, clusters: int, *args: int) -> None:
         """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
         from cuda.core import LaunchConfig, launch
