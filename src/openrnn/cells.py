@@ -9,6 +9,7 @@ emitted.
 
 import importlib
 import inspect
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -213,6 +214,26 @@ def _reads_emitted(known: Cell) -> bool:
     except AttributeError:
         return True
     return False
+
+
+def bounds(clip: object) -> tuple[float, float] | None:
+    """A `cell_clip` as a user gives it, one symmetric bound or a pair, as a pair or None.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if clip is None:
+        return None
+    ends = clip
+    if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
+        ends = (-float(clip), float(clip))
+    if (
+        not isinstance(ends, tuple | list)
+        or len(ends) != 2
+        or not all(isinstance(end, numbers.Real) for end in ends)
+    ):
+        raise ValueError(f"cell_clip must be a number or a pair (low, high), got {clip!r}")
+    return float(ends[0]), float(ends[1])
 
 
 def clip_of(spec: Spec) -> Clip:
