@@ -4,9 +4,12 @@ import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from openrnn import cells
 from openrnn.backends.base import Backend
 from openrnn.backends.cpu import Cpu
 from openrnn.backends.cudnn import Cudnn
+from openrnn.cells import lookup
+from openrnn.codegen.trace import check_elementwise
 from openrnn.errors import NoBackendError
 from openrnn.reference import Reference
 from openrnn.spec import Problem
@@ -72,8 +75,16 @@ def _absent(name: str) -> str | None:
 
 
 def explain(problem: Problem, name: str = "auto") -> Table:
-    """The answers of all backends, or of the named one."""
+    """The answers of all backends, or of the named one.
+
+    Raises:
+        CellError: the cell is not elementwise, so that no backend may run it.
+        ValueError: no such backend.
+    """
     check_name(name)
+    cell = lookup(problem.spec.cell)
+    if cell.function.__module__ != cells.__name__:
+        check_elementwise(cell)
     rows: list[Row] = []
     chosen = False
     for backend in BACKENDS.values():
