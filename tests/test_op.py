@@ -136,6 +136,7 @@ def test_many_gradients_at_a_time(backend):
 
 @pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants
 def test_jit_trace(backend):
     layer = openrnn.LSTM(3, 2, backend=backend)
     x, other = (torch.randn(3, 2, 3) for _ in range(2))
