@@ -4,11 +4,13 @@ import copy
 import pickle
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from cases import CELLS, distance
+from cases import CELLS, ON_CPU, distance, require
 from torch import tanh
 
 import openrnn
@@ -34,6 +36,18 @@ def plain(x, r, s):
         ({"gates": "a", "params": "p-q"}, "params must be distinct"),
         ({"gates": ""}, "at least one gate and one state"),
         ({"gates": "a", "states": ""}, "at least one gate and one state"),
+        ({"gates": []}, "at least one gate and one state"),
+        ({"gates": "i if"}, "gates must not be words of Python itself, got 'if'"),
+        ({"gates": "a", "states": "None"}, "states must not be words of Python itself, got 'None'"),
+        ({"gates": "a", "params": "p in"}, "params must not be words of Python itself, got 'in'"),
+        ({"gates": 3}, "gates must be names, as 'f n' or .*, got 3"),
+        ({"gates": ["i", 1]}, r"gates must be names, as 'f n' or .*, got \['i', 1\]"),
+        ({"gates": "a", "states": None}, "states must be names, as 'f n' or .*, got None"),
+        ({"gates": plain}, r"needs the names of the gates: @openrnn.cell\(gates='f n'\)"),
+        *(
+            ({"gates": "a", "params": f"p {name}"}, f"of another parameter, got '{name}'")
+            for name in ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
+        ),
     ],
 )
 def test_bad_names(names, message):
@@ -59,6 +73,47 @@ def test_bad_arguments(params, function, wanted):
         wanted[:-1] + "), with", wanted + ", with"
     )
     assert "odd" not in cells._CELLS
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_names_may_be_a_list(kind):
+    made = openrnn.cell(gates=kind("if"), states=kind("hc"), params=kind("p"), name="listed_names")(
+        lambda x, r, s, p: (x.i, s.c)
+    )
+    assert (made.gates, made.states, made.unit_params) == (("i", "f"), ("h", "c"), ("p",))
+
+
+def test_keys_are_never_given_twice():
+    """Nor where a name looks like a key."""
+    names = ["often", "often@2", "often", "often"]
+    made = [openrnn.cell(gates="a", name=name)(plain) for name in names]
+    assert len({one.key for one in made}) == 4
+    assert all(cells.lookup(one.key) is one for one in made)
+
+
+UNDECLARED = {
+    "x": ("x.b", lambda x, r, s, p: x.a + x.b, "x has a"),
+    "r": ("r.b", lambda x, r, s, p: r.b, "r has a"),
+    "s": ("s.c", lambda x, r, s, p: s.c, "s has h"),
+    "p": ("p.p", lambda x, r, s, p: p.p, "p has q"),
+}
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("place", UNDECLARED)
+def test_an_undeclared_name(place, backend):
+    require(backend)
+    name, function, has = UNDECLARED[place]
+    bad = openrnn.cell(gates="a", params="q", name="undeclared")(function)
+    layer = openrnn.Recurrent(bad, 2, 3, backend=backend)
+    with pytest.raises(CellError, match=f"cell 'undeclared' reads {name}, {has}"):
+        layer(torch.zeros(1, 1, 2))
+
+
+def test_other_attribute_errors_are_the_cells_own():
+    bad = openrnn.cell(gates="a", name="buggy")(lambda x, r, s: x.a.tanhh())
+    with pytest.raises(AttributeError, match="tanhh"):
+        openrnn.Recurrent(bad, 2, 3, backend="reference")(torch.zeros(1, 1, 2))
 
 
 @pytest.mark.parametrize("name", ["two words", "", "tab\tbed"])
@@ -209,8 +264,142 @@ def test_a_layer_of_a_twin_loads_where_the_cell_has_another_key(tmp_path):
 
 
 def test_pickle_of_an_unknown_cell_says_so():
+    mark = leaky.fingerprint()
     with pytest.raises(CellError, match="no cell 'gone' is defined here"):
-        cells._find("gone", "openrnn.cells", "gone")
+        cells._find("gone", "openrnn.cells", "gone", mark)
+    with pytest.raises(CellError, match=r"cell 'gone' is no\.where: No module named 'no'"):
+        cells._find("gone", "no", "where", mark)
+    with pytest.raises(CellError, match=r"no cell here has the code .* of the pickled 'leaky'"):
+        cells._find("leaky", __name__, "leaky", ("another Python", "", ""))
+
+
+FACTORY = """
+import openrnn, torch
+
+def make(scale, gates="a", act=torch.tanh):
+    @openrnn.cell(gates=gates)
+    def scaled(x, r, s, {clip}):
+        return {body}
+    return scaled
+"""
+SAVE = (
+    "import pickle, openrnn, factory; made = [factory.make(k) for k in (2.0, 3.0)];"
+    "pickle.dump([openrnn.Recurrent(cell, 2, 3) for cell in made], open('layers', 'wb'))"
+)
+LOAD = (
+    "import pickle, factory; {made};"
+    "layers = pickle.load(open('layers', 'rb'));"
+    "print(*[layer.cell.function.__closure__[-1].cell_contents for layer in layers])"
+)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Writes the factory and runs a program beside it."""
+    folder = tmp_path_factory.mktemp("factory")
+
+    def ask(program, body="torch.tanh(scale * x.a + r.a)"):
+        (folder / "factory.py").write_text(FACTORY.format(body=body, clip="clip"))
+        path = ":".join([".", *filter(None, sys.path)])
+        return subprocess.run(
+            [sys.executable, "-B", "-c", program], cwd=folder, env={"PYTHONPATH": path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    saved = ask(SAVE)
+    assert saved.returncode == 0, saved.stderr
+    return ask
+
+
+def test_cells_of_a_factory_are_told_apart_by_what_they_captured(processes):
+    """Another process calls the factory in another order, so that keys name other cells."""
+    ran = processes(LOAD.format(made="[factory.make(k) for k in (3.0, 8.0, 2.0)]"))
+    assert ran.stdout.split() == ["2.0", "3.0"], ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("made", "body"),
+    [
+        ("[factory.make(k) for k in (2.0, 3)]", "torch.tanh(scale * x.a + r.a)"),
+        ("[factory.make(k) for k in (2.0, 3.0)]", "torch.tanh(scale * x.a - r.a)"),
+        ("[factory.make(k, gates='a b') for k in (2.0, 3.0)]", "torch.tanh(scale * x.a + r.a)"),
+    ],
+    ids=["value", "code", "gates"],
+)
+def test_no_other_cell_of_a_factory_is_taken(processes, made, body):
+    ran = processes(LOAD.format(made=made), body)
+    assert "CellError: no cell here has the code and captured values of the pickled" in ran.stderr
+    assert "factory.make.<locals>.scaled" in ran.stderr
+
+
+def captures(value, default=None):
+    @openrnn.cell(gates="a", name="captures")
+    def capturing(x, r, s):
+        return value and x.a
+
+    capturing.function.__defaults__ = default
+    return capturing
+
+
+def halved(v):
+    return v / 2
+
+
+DISTINCT = {
+    "int": 1, "float": 1.0, "bool": True, "zero": 0.0, "minus_zero": -0.0, "none": None,
+    "text": "1", "tuple": (1, 2), "list": [1, 2], "dict": {"a": 1}, "set": {1, 2},
+    "dtype": torch.float32, "module": torch, "builtin": torch.tanh, "method": torch.Tensor.tanh,
+    "function": halved, "torch_function": torch.nn.functional.silu,
+    "lambda": lambda v: v * 2, "other_lambda": lambda v: v + 2, "type": torch.nn.Linear,
+    "partial": partial(halved, 1), "other_partial": partial(halved, 2), "cell": cells.lstm,
+    "other_cell": cells.gru, "numpy": np.float32(1),
+}  # fmt: skip
+
+
+def test_digests_tell_values_apart():
+    made = {name: captures(value) for name, value in DISTINCT.items()}
+    made["defaults"] = captures(1, (1,))
+    marks = {name: one.fingerprint() for name, one in made.items()}
+    assert len(set(marks.values())) == len(marks)
+    assert marks == {name: one.fingerprint() for name, one in made.items()}
+    again = {name: captures(value).fingerprint() for name, value in DISTINCT.items()}
+    assert again == {name: marks[name] for name in DISTINCT}
+    for one in made.values():
+        assert pickle.loads(pickle.dumps(one)) is one
+
+
+def test_a_digest_does_not_see_that_a_function_ran():
+    """Nor lines and words about it."""
+    before = leaky.fingerprint()
+    for _ in range(200):
+        leaky.step((torch.ones(1),), (torch.ones(1),), (torch.ones(1),))
+    assert leaky.fingerprint() == before
+    source = "def f(x, r, s):\n    {doc}\n    return x.a + 2.0 * s.h\n"
+    marks = []
+    for doc in "'one'", "'two'\n":
+        space = {}
+        exec(source.format(doc=doc), space)
+        marks.append(openrnn.cell(gates="a", name="told")(space["f"]).fingerprint())
+    assert marks[0] == marks[1]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(1), torch.nn.Linear(1, 1), [object()], np.ones(2)],
+    ids=["tensor", "module", "object", "array"],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_not_pickled(value):
+    made = captures(value)
+    with pytest.raises(CellError, match="cell 'captures' cannot be pickled: it captures a "):
+        pickle.dumps(made)
+    assert copy.deepcopy(made) is made
+
+
+def test_another_python_compares_what_was_captured():
+    one, other = captures("here alone"), captures("here alone, too")
+    place = __name__, one.function.__qualname__
+    for made in one, other:
+        _, _, values = made.fingerprint()
+        assert cells._find("captures", *place, ("another Python", "other code", values)) is made
 
 
 @pytest.mark.parametrize("cell", [cells.gru, cells.mgu, cells.gru_reset_before, leaky])

@@ -1,6 +1,7 @@
 """A converted model: the same objects, parameters, numbers and habits, with other code inside."""
 
 import copy
+import dataclasses
 import io
 import pickle
 import warnings
@@ -13,7 +14,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_sequence
 
 import openrnn
-from openrnn.convert import Conversion
+from openrnn.convert import Conversion, swap
+from openrnn.spec import Spec
 
 every_backend = pytest.mark.parametrize("backend", ON_CPU)
 
@@ -516,6 +518,14 @@ TO_TORCH = {
         lambda: openrnn.LSTM(3, 4, bias_mode="input"),
         "bias_mode 'input', torch has two bias vectors or none",
     ),
+    "algorithm": (
+        lambda: openrnn.LSTM(3, 4, algorithm="standard"),
+        "algorithm 'standard', torch has no such",
+    ),
+    "dropout_state": (
+        lambda: openrnn.LSTM(3, 4, 2, dropout=0.5, reset_dropout_state=True),
+        "reset_dropout_state True, torch has no such",
+    ),
     "precision": (lambda: openrnn.GRU(3, 4, precision="ieee"), "precision 'ieee', torch has no"),
     "other_cell": (
         lambda: openrnn.Recurrent(openrnn.cells.mgu, 3, 4),
@@ -533,6 +543,51 @@ def test_what_torch_cannot_have(kind):
     done = quietly(model, to="torch")
     assert done.rows[0].note.startswith(f"left: {reason}")
     assert type(model) is face
+
+
+def test_a_new_option_is_inexact_until_it_is_known(monkeypatch):
+    """Every field of a spec that torch does not share counts, also one that comes later."""
+    known = {given.name for given in dataclasses.fields(Spec) if given.init} - swap.SHARED
+    assert known == {
+        "unit_params", "input_mode", "cell_clip", "precision", "algorithm", "reset_dropout_state",
+    }  # fmt: skip
+    monkeypatch.setattr(swap, "SHARED", swap.SHARED - {"num_layers"})
+    done = quietly(openrnn.GRU(3, 4, 2), to="torch")
+    assert done.rows[0].note == "left: num_layers 2, torch has no such option"
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LSTMCell"])
+def test_a_backend_survives_there_and_back(kind):
+    """Ours to torch and back, and torch to ours, back, and again, each by `revert`."""
+    model = nn.ModuleList(
+        getattr(openrnn, kind)(3, 4, backend=name) for name in ("reference", "auto")
+    )
+    before = [dict(vars(module)) for module in model]
+    done = quietly(model, to="torch")
+    assert all(type(module) is getattr(nn, kind) for module in model)
+    assert not any(hasattr(module, "backend") for module in model)
+    again = done.revert()
+    assert [module.backend for module in model] == ["reference", "auto"]
+    for module, old in zip(model, before):
+        assert vars(module).keys() == old.keys()
+        assert repr(vars(module)) == repr(old)
+    again.revert().revert()
+    assert [module.backend for module in model] == ["reference", "auto"]
+    model = nn.ModuleList([getattr(nn, kind)(3, 4)])
+    done = quietly(model, backend="reference")
+    assert model[0].backend == "reference"
+    torchs = done.revert()
+    assert type(model[0]) is getattr(nn, kind)
+    torchs.revert()
+    assert model[0].backend == "reference"
+
+
+@pytest.mark.parametrize(
+    ("model", "got"), [(None, "NoneType"), (nn.LSTM, "the class LSTM"), ([], "list")]
+)
+def test_what_is_no_module(model, got):
+    with pytest.raises(TypeError, match=f"model must be a torch.nn.Module, got {got}"):
+        quietly(model)
 
 
 def test_wrong_calls_change_nothing():

@@ -1,11 +1,17 @@
 """`explain`: the same table from a layer, a spec or a problem; it prints and runs nothing."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 import openrnn
 from openrnn import cells, dispatch
 from openrnn.errors import NoBackendError
+
+README = Path(__file__).parents[1] / "README.md"
 
 
 def chosen(table):
@@ -52,6 +58,106 @@ def test_takes_dtype_and_device_from_x_then_the_layer():
     assert openrnn.explain(layer, x, quiet=True).problem.dtype == torch.bfloat16
     assert openrnn.explain(layer, x, dtype=torch.half, quiet=True).problem.dtype == torch.half
     assert openrnn.explain(layer, device="meta", quiet=True).problem.device == "meta"
+
+
+def test_a_dtype_may_be_a_name():
+    problem = openrnn.explain(openrnn.LSTM(3, 4), dtype="bfloat16", quiet=True).problem
+    assert problem.dtype == torch.bfloat16
+    for wrong in "float33", "nn", 32:
+        with pytest.raises(ValueError, match=rf"as 'float32', got {wrong!r}"):
+            openrnn.explain(openrnn.LSTM(3, 4), dtype=wrong)
+
+
+def test_a_packed_sequence():
+    x = pack_sequence([torch.zeros(n, 3) for n in (2, 7, 5)], enforce_sorted=False)
+    problem = openrnn.explain(openrnn.GRU(3, 4), x, quiet=True).problem
+    assert (problem.steps, problem.batch, problem.lengths) == (7, 3, True)
+    assert problem.dtype == torch.float32
+
+
+def test_one_step_modules():
+    cell = openrnn.GRUCell(3, 4, backend="reference", dtype=torch.float64)
+    table = openrnn.explain(cell, quiet=True)
+    assert (table.chosen, table.problem.dtype) == ("reference", torch.float64)
+    assert table.problem.spec.cell == "gru"
+    for shape, batch in ((3,), 1), ((5, 3), 5):
+        problem = openrnn.explain(cell, torch.zeros(shape), quiet=True).problem
+        assert (problem.steps, problem.batch) == (1, batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (openrnn.LSTM, (5, 2, 4)),
+        (openrnn.LSTM, (5, 4)),
+        (openrnn.LSTM, (3,)),
+        (openrnn.LSTM, (1, 5, 2, 3)),
+        (openrnn.LSTMCell, (5, 4)),
+        (openrnn.LSTMCell, (5, 2, 3)),
+        (cells.lstm.spec, (5, 2, 4)),
+    ],
+)
+def test_an_example_that_does_not_fit(make, shape):
+    with pytest.raises(ValueError, match=re.escape(f"dimensions, got {shape}")) as caught:
+        openrnn.explain(make(3, 4), torch.zeros(shape))
+    assert str(caught.value).startswith("x must have 3 features in its last of ")
+
+
+@pytest.mark.parametrize(
+    ("what", "got"),
+    [
+        (torch.nn.LSTM(3, 4), "torch's LSTM; openrnn.convert makes one of it"),
+        (torch.nn.Linear(3, 4), "torch's Linear"),
+        (openrnn.LSTMCell, "the class LSTMCell"),
+        (None, "NoneType"),
+        (cells.lstm, "openrnn's Cell"),
+    ],
+)
+def test_what_cannot_be_explained(what, got):
+    with pytest.raises(TypeError) as caught:
+        openrnn.explain(what)
+    assert str(caught.value) == f"what must be a layer of openrnn, a Spec or a Problem, got {got}"
+
+
+def test_says_grad_only_where_the_call_keeps_one():
+    layer, x = openrnn.LSTM(3, 4), torch.zeros(2, 5, 3)
+
+    def grad(*what):
+        return openrnn.explain(*what, quiet=True).problem.grad
+
+    assert grad(layer, x)
+    layer.bias_hh_l0.requires_grad_(False)
+    assert grad(layer)
+    layer.requires_grad_(False)
+    assert not grad(layer)
+    assert not grad(layer, x)
+    assert grad(layer, x.clone().requires_grad_())
+    assert grad(layer, pack_sequence([x[:, 0].clone().requires_grad_()]))
+    assert grad(layer.spec)
+    with torch.no_grad():
+        assert not grad(layer, x.clone().requires_grad_())
+    assert openrnn.explain(layer, x, grad=True, quiet=True).problem.grad
+
+
+def test_show_takes_a_layer():
+    clipped = openrnn.codegen.show(openrnn.LSTM(3, 4, cell_clip=0.25), quiet=True)
+    assert clipped == openrnn.codegen.show(cells.lstm, cell_clip=(-0.25, 0.25), quiet=True)
+    assert clipped != openrnn.codegen.show(openrnn.LSTMCell(3, 4), quiet=True)
+    with pytest.raises(TypeError, match="must be a cell or a layer of openrnn, got LSTM"):
+        openrnn.codegen.show(torch.nn.LSTM(3, 4))
+
+
+def test_the_readme_shows_what_is_printed():
+    text = README.read_text(encoding="utf-8")
+    block = text.split(">>> openrnn.explain(", 1)[1].split("```", 1)[0]
+    _, *wanted = block.strip("\n").splitlines()
+    table = openrnn.explain(openrnn.Recurrent(cells.gru_reset_before, 8, 16), quiet=True)
+    # on another machine cuDNN may be there
+    gone = dispatch._absent("cudnn")
+    here = str(table) if gone is None else str(table).replace(f"{gone}; ", "")
+    assert here.splitlines() == [
+        line.replace("this torch is built without CUDA; ", "") for line in wanted
+    ]
 
 
 def test_a_gpu_may_be_supposed():

@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -189,6 +190,9 @@ WRONG_CALLS = [
     ("LSTMCell", lambda cell: cell(z(2, 3), (z(2, 4), z(3, 4)))),
     ("LSTMCell", lambda cell: cell(z(2, 3), (z(2, 5), z(2, 5)))),
     ("LSTMCell", lambda cell: cell(z(3), (z(5), z(4)))),
+    ("LSTMCell", lambda cell: cell(z(2, 3), (z(2, 4),))),
+    ("LSTMCell", lambda cell: cell(z(2, 3), (z(2, 4),) * 3)),
+    ("LSTMCell", lambda cell: cell(z(2, 3), z(2, 4))),
     ("GRUCell", lambda cell: cell(z(2, 2, 3))),
     ("GRUCell", lambda cell: cell(z(2, 3), z(3, 4))),
     ("GRUCell", lambda cell: cell(z(2, 3), z(2, 5))),
@@ -250,6 +254,28 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             ValueError,
             "a PackedSequence takes no lengths, reset or return_states",
         ),
+        (
+            lambda o: o(z(5, 2, 3), reset_state=(z(1, 2, 4), z(1, 2, 4))),
+            ValueError,
+            "reset_state is what reset puts in place: needs reset, got None",
+        ),
+        (
+            lambda o: o(
+                pack_padded_sequence(z(5, 2, 3), [5, 2]), reset_state=(z(1, 2, 4), z(1, 2, 4))
+            ),
+            ValueError,
+            "reset_state is what reset puts in place: needs reset, got None",
+        ),
+        (
+            lambda o: o.step(z(2, 3), reset_state=(z(1, 2, 4), z(1, 2, 4))),
+            ValueError,
+            "reset_state is what reset puts in place: needs reset, got None",
+        ),
+        (
+            lambda o: openrnn.LSTM(3, 4, batch_first=True)(z(5, 2, 3), reset=[[0, 1]]),
+            ValueError,
+            "reset must have shape (2, 5) (steps, batch), got (2, 1)",
+        ),
         (lambda o: o.step(z(5, 2, 3)), ValueError, "step needs x_t (batch, features)"),
         (
             lambda o: openrnn.LSTM(3, 4, bidirectional=True).step(z(2, 3)),
@@ -273,6 +299,40 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             lambda o: openrnn.LSTM(3, 4, cell_clip=(1, -1)),
             ValueError,
             "needs low <= high",
+        ),
+        (
+            lambda o: openrnn.LSTM(3, 4, cell_clip=(1, 2, 3)),
+            ValueError,
+            "cell_clip must be a number or a pair (low, high), got (1, 2, 3)",
+        ),
+        (lambda o: openrnn.LSTM(3, 4, cell_clip="12"), ValueError, "low, high), got '12'"),
+        (lambda o: openrnn.LSTM(3, 4, cell_clip=True), ValueError, "low, high), got True"),
+        (lambda o: openrnn.LSTM(3, 4, cell_clip=("a", 1)), ValueError, "got ('a', 1)"),
+        (
+            lambda o: openrnn.LSTMCell(3.0, 4),
+            TypeError,
+            "input_size should be of type int, got: float",
+        ),
+        (lambda o: openrnn.GRUCell(3, -1), ValueError, "hidden_size must be greater than zero"),
+        (
+            lambda o: openrnn.LSTMCell(3, 4)(z(2, 3), (z(2, 4), None)),
+            TypeError,
+            "LSTMCell: c of hx must be a Tensor, got NoneType",
+        ),
+        (
+            lambda o: openrnn.LSTMCell(3, 4)(z(2, 3), 1),
+            TypeError,
+            "LSTMCell: hx must be a tuple (h, c), got int",
+        ),
+        (
+            lambda o: openrnn.GRUCell(3, 4)(z(2, 3), (z(2, 4),)),
+            TypeError,
+            "GRUCell: hx must be a Tensor, got tuple",
+        ),
+        (
+            lambda o: openrnn.RNNCell(3, 4)(z(2, 3), 0.0),
+            TypeError,
+            "RNNCell: hx must be a Tensor, got float",
         ),
         (lambda o: openrnn.GRU(3, 4, cell_clip=1.0), ValueError, "cell_clip needs a cell that"),
         (lambda o: openrnn.Recurrent("lstm", 3, 4), TypeError, "made by openrnn.cell, got str"),
@@ -399,6 +459,32 @@ def test_step_is_forward(kind, backend):
     assert_same(state, finals)
     for a, b in zip(tensors(alone), tensors(finals), strict=True):
         assert_same(a, b[:, 0])
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_takes_a_reset_state(kind, batched):
+    """Where the mask is set, the step starts from reset_state; elsewhere from the state given."""
+    layer = getattr(openrnn, kind)(3, 4, 2, dtype=F64)
+    count, rows = len(layer.cell.states), (2,) if batched else ()
+    x, states = torch.randn(*rows, 3, dtype=F64), torch.randn(2, count, 2, *rows, 4, dtype=F64)
+    start, fresh = (pair[0] if count == 1 else tuple(pair) for pair in states)
+    one, other = layer.step(x, start), layer.step(x, fresh)
+    masks = [[0, 0], [1, 1], [0, 1]] if batched else [[0], [1]]
+    for mask in masks:
+        found = tensors(layer.step(x, start, reset=torch.tensor(mask), reset_state=fresh))
+        for got, a, b in zip(found, tensors(one), tensors(other), strict=True):
+            row = torch.tensor(mask if batched else mask[0], dtype=torch.bool)
+            assert_same(got, torch.where(row[:, None] if batched else row, b, a))
+
+
+def test_a_reset_may_be_a_list():
+    for options in {}, {"batch_first": True}:
+        layer, mask = openrnn.LSTM(3, 4, **options), torch.tensor([[0, 1], [1, 0]])
+        x = torch.randn(2, 2, 3)
+        assert_same(layer(x, reset=mask.tolist()), layer(x, reset=mask))
+        assert_same(layer(x[0], reset=[0, 1]), layer(x[0], reset=mask[0]))
+    assert_same(layer.step(x[0], reset=[0, 1]), layer.step(x[0], reset=mask[0]))
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -704,7 +790,9 @@ def test_what_is_ours_is_printed():
     assert repr(openrnn.Recurrent(cells.mgu, 3, 4)) == "Recurrent(mgu, 3, 4)"
 
 
-@pytest.mark.parametrize("bound", [1, 1.0, np.float32(1), (-1, 1), [-1.0, np.float64(1)]])
+@pytest.mark.parametrize(
+    "bound", [1, 1.0, np.float32(1), Fraction(1), (-1, 1), [-1.0, np.float64(1)]]
+)
 def test_cell_clip_is_any_number_or_pair(bound):
     assert openrnn.LSTM(3, 4, cell_clip=bound).spec.cell_clip == (-1.0, 1.0)
 

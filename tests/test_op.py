@@ -5,7 +5,7 @@ import torch
 from cases import ON_CPU
 
 import openrnn
-from openrnn import dispatch
+from openrnn import dispatch, functional
 
 # the reference is ordinary autograd code and not behind the operator
 FAST = [name for name in ON_CPU if name != "reference"]
@@ -120,3 +120,36 @@ def test_gradients_share_no_memory(backend):
     layer.bias_ih_l0.grad.zero_()
     assert torch.equal(layer.bias_hh_l0.grad, before)
     assert before.abs().sum() > 0
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_many_gradients_at_a_time(backend):
+    """`jacobian(vectorize=True)` and `is_grads_batched` take the derivative of the reference."""
+    layer = openrnn.LSTM(3, 2, backend=backend)
+    x = torch.randn(3, 2, 3)
+    one, many = (
+        torch.autograd.functional.jacobian(lambda x: layer(x)[0], x, vectorize=flag)
+        for flag in (False, True)
+    )
+    torch.testing.assert_close(many, one)
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants
+def test_jit_trace(backend):
+    layer = openrnn.LSTM(3, 2, backend=backend)
+    x, other = (torch.randn(3, 2, 3) for _ in range(2))
+    traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(other)[0], layer(other)[0])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.trace(layer, x)(other)[0], layer(other)[0])
+
+
+def test_states_that_do_not_fit_reach_no_kernel():
+    layer = openrnn.LSTM(3, 2)
+    x, h, wide = torch.randn(4, 1, 3), torch.zeros(1, 1, 2), torch.zeros(1, 1, 5)
+    with pytest.raises(ValueError, match=r"needs 2 states \(h, c\), got 1"):
+        functional.recurrent(layer.spec, x, layer.weights(), [h])
+    with pytest.raises(ValueError, match=r"shape \(1, batch, 2\), got \(1, 1, 5\)"):
+        functional.recurrent(layer.spec, x, layer.weights(), [h, wide])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from cases import CELLS, ON_CPU, Inputs, Oracle, _cotangents, cases, examples, require, takes
@@ -614,6 +615,7 @@ def test_spec_takes_the_words_of_tensorflow():
     assert ops.spec("lstm", 4, 4, num_proj=4) == linear  # as in cuDNN
     assert ops.spec("lstm", 4, 4, num_proj=3).proj_size == 3
     assert ops.spec("lstm", 4, 4, cell_clip=2).cell_clip == (-2.0, 2.0)
+    assert ops.spec("lstm", 4, 4, cell_clip=np.float32(2)).cell_clip == (-2.0, 2.0)
     assert ops.spec("lstm", 4, 4, cell_clip=(-1, 2)).cell_clip == (-1.0, 2.0)
     assert ops.spec("rnn_relu", 4, 4, 3).num_layers == 3
     assert ops.spec("gru", 4, 4, precision="ieee", bias_mode="none") == cells.gru.spec(
@@ -632,6 +634,7 @@ def test_spec_takes_the_words_of_tensorflow():
         ({"num_proj": 5}, "smaller than hidden_size 4, got 5"),
         ({"rnn_mode": "rnn_tanh", "num_proj": 2}, "num_proj needs rnn_mode 'lstm', got 'rnn_tanh'"),
         ({"rnn_mode": "gru", "cell_clip": 1.0}, "cell_clip needs a cell that clips a state"),
+        ({"cell_clip": (1, 2, 3)}, r"a number or a pair \(low, high\), got \(1, 2, 3\)"),
         ({"dropout": 2}, r"a probability in \[0, 1\], got 2"),
     ],
 )

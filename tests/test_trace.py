@@ -356,7 +356,7 @@ def test_a_large_constant_is_refused():
     def cell(x, r, s):
         return tanh(x.a + r.a + many)
 
-    with pytest.raises(CellError, match=r"'biased': a tensor of shape \(3,\) is no constant"):
+    with pytest.raises(CellError, match=r"'biased' reads a tensor of shape \(3,\) from outside"):
         trace(cell)
 
 
@@ -383,5 +383,33 @@ def test_a_refused_cell_says_so_when_it_runs():
     def cell(x, r, s):
         return tanh(x.a + r.a).sum(-1, keepdim=True) + s.h
 
-    with pytest.raises(CellError, match=r"cell 'summing': aten.sum is not elementwise \(line"):
-        openrnn.Recurrent(cell, 2, 3)(torch.zeros(1, 1, 2))
+    for backend in ("auto", *openrnn.dispatch.BACKENDS):
+        with pytest.raises(CellError, match=r"cell 'summing': aten.sum is not elementwise \(line"):
+            openrnn.Recurrent(cell, 2, 3, backend=backend)(torch.zeros(1, 1, 2))
+
+
+def test_what_no_kernel_knows_runs_on_the_reference():
+    @openrnn.cell(gates="a", states="h", name="arcus")
+    def cell(x, r, s):
+        return torch.atan(x.a + r.a)
+
+    layer = openrnn.Recurrent(cell, 2, 3)
+    table = openrnn.explain(layer, torch.zeros(1, 1, 2), quiet=True)
+    assert table.chosen == "reference"
+    assert "'arcus': no kernel knows prims.atan" in table.refused["cpu"][0]
+    assert layer(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
+
+
+def test_a_captured_tensor_is_refused():
+    """A kernel would freeze its value and lose its gradient; the reference reads it as it is."""
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    @openrnn.cell(gates="a", states="h", name="capturing")
+    def cell(x, r, s):
+        return tanh(x.a + r.a * scale) * torch.tensor(0.5)
+
+    with pytest.raises(CellError, match=r"reads a tensor of shape \(\) from outside.*params="):
+        trace(cell)
+    layer = openrnn.Recurrent(cell, 2, 3)
+    layer(torch.ones(2, 1, 2))[0].sum().backward()
+    assert scale.grad != 0

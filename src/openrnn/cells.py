@@ -9,18 +9,25 @@ emitted.
 
 import importlib
 import inspect
-from collections.abc import Callable
+import keyword
+import numbers
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, sigmoid, tanh
 
+from openrnn import digest
 from openrnn.errors import CellError
 from openrnn.spec import Spec
 
 Clip = Callable[[Tensor], Tensor]
+
+# the names of the other parameters, which a per-unit vector must not take from them
+RESERVED = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
 
 
 def _identity(c: Tensor) -> Tensor:
@@ -77,14 +84,22 @@ class Cell:
         clip: Clip = _identity,
     ) -> tuple[Tensor, ...]:
         """The same with plain tuples, in the order of `gates`, `states` and `unit_params`."""
-        recurrent = SimpleNamespace(**dict(zip(self.gates, r))) if isinstance(r, tuple) else r
-        return self(
+        given = (
             SimpleNamespace(**dict(zip(self.gates, x))),
-            recurrent,
+            SimpleNamespace(**dict(zip(self.gates, r))) if isinstance(r, tuple) else r,
             SimpleNamespace(**dict(zip(self.states, s))),
             SimpleNamespace(**dict(zip(self.unit_params, p))),
-            clip,
         )
+        try:
+            return self(*given, clip)
+        except AttributeError as error:
+            for letter, names in zip("xrsp", given):
+                if isinstance(names, SimpleNamespace) and error.obj is names:
+                    raise CellError(
+                        f"cell '{self.name}' reads {letter}.{error.name}, {letter} has "
+                        f"{', '.join(vars(names))}"
+                    ) from error
+            raise
 
     def spec(self, input_size: int, hidden_size: int, **options: object) -> Spec:
         """The spec of a network of this cell."""
@@ -96,27 +111,48 @@ class Cell:
     def __deepcopy__(self, memo: object) -> "Cell":
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[str, str, str]]:
-        function = self.function
-        return _find, (self.key, function.__module__, function.__qualname__)
+    def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[str, str, str, digest.Digest]]:
+        module, qualname = self._place
+        return _find, (self.key, module, qualname, self.fingerprint())
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self.function.__module__, self.function.__qualname__
+
+    @property
+    def _names(self) -> tuple[tuple[str, ...], ...]:
+        return self.gates, self.states, self.unit_params
+
+    def fingerprint(self) -> digest.Digest:
+        """What tells this cell from another of the same place: names, code and captured values."""
+        try:
+            return digest.of(self.function, self._names)
+        except TypeError as error:
+            raise CellError(f"cell '{self.name}' cannot be pickled: {error}") from error
 
 
 _CELLS: dict[str, Cell] = {}
 
 
 def cell(
-    gates: str, states: str = "h", params: str = "", *, name: str | None = None
+    gates: str | Sequence[str],
+    states: str | Sequence[str] = "h",
+    params: str | Sequence[str] = "",
+    *,
+    name: str | None = None,
 ) -> Callable[[Callable[..., object]], Cell]:
     """Makes a cell of an elementwise function `(x, r, s)`, with `p` and `clip` where it wants them.
 
     Args:
-        gates: the names of the gates, in the order of the rows of `weight_ih` and `weight_hh`.
+        gates: the names of the gates, in the order of the rows of `weight_ih` and `weight_hh`: one
+            string with spaces between, or a list.
         states: the names of the states, the emitted one first.
         params: the names of trainable vectors of one number a unit, such as peepholes.
         name: by default the function's.
 
     Raises:
-        CellError: names are not identifiers or occur twice, or the function takes other arguments.
+        CellError: names are no identifiers, taken or there twice, or the function takes other
+            arguments.
 
     Example:
         >>> import torch, openrnn
@@ -128,10 +164,15 @@ def cell(
         >>> tuple(y.shape)
         (7, 2, 5)
     """
-    words = {"gates": gates.split(), "states": states.split(), "params": params.split()}
-    for kind, names in words.items():
-        if len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
-            raise CellError(f"{kind} must be distinct identifiers, got {' '.join(names)!r}")
+    if callable(gates):
+        raise CellError("openrnn.cell needs the names of the gates: @openrnn.cell(gates='f n')")
+    words = {
+        kind: _words(kind, names)
+        for kind, names in (("gates", gates), ("states", states), ("params", params))
+    }
+    taken = [name for name in words["params"] if name in RESERVED]
+    if taken:
+        raise CellError(f"params must not take the name of another parameter, got {taken[0]!r}")
     if not words["gates"] or not words["states"]:
         raise CellError("a cell needs at least one gate and one state")
 
@@ -151,12 +192,27 @@ def cell(
     return register
 
 
+def _words(kind: str, names: object) -> list[str]:
+    """The names that a user gave as one string or as several."""
+    words = names.split() if isinstance(names, str) else names
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise CellError(f"{kind} must be names, as 'f n' or ['f', 'n'], got {names!r}")
+    if len(set(words)) != len(words) or not all(map(str.isidentifier, words)):
+        raise CellError(f"{kind} must be distinct identifiers, got {' '.join(words)!r}")
+    for word in words:
+        if keyword.iskeyword(word):
+            raise CellError(f"{kind} must not be words of Python itself, got {word!r}")
+    return list(words)
+
+
 def _register(
     name: str, words: dict[str, list[str]], function: Callable[..., object], **flags: bool
 ) -> Cell:
     # a second cell of the same name, as in a notebook run twice, gets a key of its own
-    twins = sum(known.name == name for known in _CELLS.values())
-    key = name if twins == 0 else f"{name}@{twins + 1}"
+    key, twins = name, 1
+    while key in _CELLS:
+        twins += 1
+        key = f"{name}@{twins}"
     made = Cell(
         name, tuple(words["gates"]), tuple(words["states"]), tuple(words.get("params", ())),
         function, key, **flags,
@@ -165,17 +221,31 @@ def _register(
     return made
 
 
-def _find(key: str, module: str, qualname: str) -> Cell:
-    """The cell that a pickle names: by its key, where that is this function, else by its place."""
-    known = _CELLS.get(key)
-    if known is not None:
-        function = known.function
-        if (function.__module__, function.__qualname__) == (module, qualname):
+def _find(key: str, module: str, qualname: str, wanted: digest.Digest) -> Cell:
+    """The cell that a pickle names: that of this place, code and captured values."""
+    if module == __name__:  # ours: their code may change, their equations do not
+        return lookup(key)
+    found = _match(key, (module, qualname), wanted)
+    if found is None:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise CellError(f"cell '{key}' is {module}.{qualname}: {error}") from error
+        found = _match(key, (module, qualname), wanted)
+    if found is None:
+        raise CellError(
+            f"no cell here has the code and captured values of the pickled '{key}': define it as "
+            f"{module}.{qualname} did before loading"
+        )
+    return found
+
+
+def _match(key: str, place: tuple[str, str], wanted: digest.Digest) -> Cell | None:
+    first = [_CELLS[key]] if key in _CELLS else []
+    for known in (*first, *reversed(_CELLS.values())):  # else the latest, as its name means it
+        if known._place == place and digest.fits(wanted, known.function, known._names):
             return known
-    found: object = importlib.import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, Cell) else lookup(key)
+    return None
 
 
 def lookup(key: str) -> Cell:
@@ -213,6 +283,18 @@ def _reads_emitted(known: Cell) -> bool:
     except AttributeError:
         return True
     return False
+
+
+def bounds(clip: Any) -> tuple[float, float] | None:
+    """A `cell_clip` as users give it, one symmetric bound or a pair, as a pair or None."""
+    if clip is None:
+        return None
+    symmetric = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+    ends = (-float(clip), float(clip)) if symmetric else clip
+    pair = isinstance(ends, tuple | list) and len(ends) == 2
+    if not pair or not all(isinstance(end, numbers.Real) for end in ends):
+        raise ValueError(f"cell_clip must be a number or a pair (low, high), got {clip!r}")
+    return float(ends[0]), float(ends[1])
 
 
 def clip_of(spec: Spec) -> Clip:

@@ -153,7 +153,7 @@ def explain(
     with refusing():
         spec = find(cell).spec(
             input, hidden, num_layers=layers, bidirectional=bidirectional, proj_size=proj,
-            dropout=dropout, bias_mode=bias_mode, cell_clip=None if clip is None else (-clip, clip),
+            dropout=dropout, bias_mode=bias_mode, cell_clip=cells.bounds(clip),
         )  # fmt: skip
         cells.check(spec)
         where = _choice("device", device, ("cpu", "cuda"))

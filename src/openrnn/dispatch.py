@@ -4,10 +4,13 @@ import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from openrnn import cells
 from openrnn.backends.base import Backend
 from openrnn.backends.cpu import Cpu
 from openrnn.backends.cudnn import Cudnn
 from openrnn.backends.fused import Fused
+from openrnn.cells import lookup
+from openrnn.codegen.trace import check_elementwise
 from openrnn.errors import NoBackendError
 from openrnn.reference import Reference
 from openrnn.spec import Problem
@@ -75,8 +78,16 @@ def _absent(name: str) -> str | None:
 
 
 def explain(problem: Problem, name: str = "auto") -> Table:
-    """The answers of all backends, or of the named one."""
+    """The answers of all backends, or of the named one.
+
+    Raises:
+        CellError: the cell is not elementwise, so that no backend may run it.
+        ValueError: no such backend.
+    """
     check_name(name)
+    cell = lookup(problem.spec.cell)
+    if cell.function.__module__ != cells.__name__:
+        check_elementwise(cell)
     rows: list[Row] = []
     chosen = False
     for backend in BACKENDS.values():
@@ -113,8 +124,8 @@ def warn_if_large(problem: Problem, steps: int, batch: int) -> None:
     spec = problem.spec
     if steps * batch * spec.chains * spec.hidden_size < LARGE:
         return
-    refused = explain(problem).refused
-    why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
+    rows = [row for row in explain(problem).rows if not row.chosen]
+    why = "; ".join(f"{row.backend}: {row.verdict}" for row in rows)
     if why not in _warned:
         _warned.add(why)
         warnings.warn(

@@ -1,23 +1,23 @@
 """Which backend runs a module, a spec or a problem, and why each other one does not."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import dispatch
 from openrnn.dispatch import Table
+from openrnn.nn import Layer
+from openrnn.nn.cells import CellModule
 from openrnn.spec import Problem, Spec
-
-if TYPE_CHECKING:
-    from openrnn.nn import Layer
 
 
 def explain(
-    what: "Layer | Spec | Problem",
-    x: Tensor | None = None,
+    what: Layer | CellModule | Spec | Problem,
+    x: Tensor | PackedSequence | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: Any = None,
     capability: tuple[int, int] | None = None,
     grad: bool | None = None,
@@ -32,15 +32,22 @@ def explain(
     """Prints and returns every backend's answer; runs nothing.
 
     Args:
-        what: a layer, a spec, or a whole problem.
-        x: an example input, from which sizes, dtype and device are taken.
-        dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu.
+        what: a layer, a one-step module, a spec, or a whole problem.
+        x: an example input, from which sizes, dtype and device are taken; a PackedSequence has
+            lengths.
+        dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu;
+            a dtype may be its name.
         capability: compute capability to suppose, such as (9, 0); by default the device's own.
-        grad: gradients are wanted; by default as torch's grad mode has it.
+        grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
+            the layer requires one. A spec's parameters are taken to.
         training: dropout is on; by default the layer's mode.
         lengths, reset, return_states, transform: what the call would pass.
         backend: the only one to ask; by default the layer's own choice, or all.
         quiet: do not print.
+
+    Raises:
+        TypeError: what is none of these.
+        ValueError: x does not fit the layer, or dtype is none.
 
     Example:
         >>> import openrnn
@@ -51,19 +58,25 @@ def explain(
     if isinstance(what, Problem):
         problem, name = what, backend or "auto"
     else:
-        layer = None if isinstance(what, Spec) else what
-        spec = what if isinstance(what, Spec) else what.spec
-        like = x if x is not None else (next(layer.parameters(), None) if layer else None)
+        layer = what if isinstance(what, Layer | CellModule) else None
+        spec = _spec(what)
+        steps, batch = _sizes(spec, layer, x)
+        lengths = lengths or isinstance(x, PackedSequence)
+        data = x.data if isinstance(x, PackedSequence) else x
+        weights = list(layer.parameters()) if layer is not None else []
+        like = data if data is not None else next(iter(weights), None)
         where = torch.device(device or (like.device if like is not None else "cpu"))
-        kind = dtype or (like.dtype if like is not None else torch.float32)
+        kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
         if where.type == "cuda" and capability is None and torch.cuda.is_available():
             capability = torch.cuda.get_device_capability(where)
-        wants_grad = torch.is_grad_enabled() if grad is None else grad
+        if grad is None:
+            leaves = weights if data is None else [data, *weights]
+            keeps = layer is None or any(tensor.requires_grad for tensor in leaves)
+            grad = torch.is_grad_enabled() and keeps
         trains = (layer.training if layer else False) if training is None else training
-        steps, batch = _sizes(x, bool(layer and layer.batch_first))
         name = backend or (layer.backend if layer else "auto")
         problem = Problem(
-            spec, kind, where.type, capability, wants_grad, trains, lengths, reset, return_states,
+            spec, kind, where.type, capability, grad, trains, lengths, reset, return_states,
             transform, steps, batch,
         )  # fmt: skip
     table = dispatch.explain(problem, name)
@@ -72,10 +85,50 @@ def explain(
     return table
 
 
-def _sizes(x: Tensor | None, batch_first: bool) -> tuple[int | None, int | None]:
+def _spec(what: object) -> Spec:
+    if isinstance(what, Spec):
+        return what
+    if isinstance(what, Layer):
+        return what.spec
+    if isinstance(what, CellModule):
+        return what._spec
+    kind = what if isinstance(what, type) else type(what)
+    house = kind.__module__.partition(".")[0]
+    got = kind.__name__ if house == "builtins" else f"{house}'s {kind.__name__}"
+    if isinstance(what, type):
+        got = f"the class {kind.__name__}"
+    hint = "; openrnn.convert makes one of it" if isinstance(what, torch.nn.RNNBase) else ""
+    raise TypeError(f"what must be a layer of openrnn, a Spec or a Problem, got {got}{hint}")
+
+
+def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    found = getattr(torch, given, None) if isinstance(given, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype must be one of torch's or its name, as 'float32', got {given!r}")
+    return found
+
+
+def _sizes(
+    spec: Spec, layer: Layer | CellModule | None, x: Tensor | PackedSequence | None
+) -> tuple[int | None, int | None]:
+    """T and B of an example input."""
     if x is None:
         return None, None
-    if x.dim() == 2:
-        return x.shape[0], 1
-    steps, batch = x.shape[:2]
-    return (batch, steps) if batch_first else (steps, batch)
+    packed, data = (True, x.data) if isinstance(x, PackedSequence) else (False, x)
+    steps = 0 if isinstance(layer, CellModule) else 1  # dimensions of an unbatched x, less features
+    dims = data.dim() - 1
+    if dims not in ((1,) if packed else (steps, steps + 1)) or data.shape[-1] != spec.input_size:
+        raise ValueError(
+            f"x must have {spec.input_size} features in its last of "
+            f"{steps + 1} or {steps + 2} dimensions, got {tuple(data.shape)}"
+        )
+    if isinstance(x, PackedSequence):
+        return x.batch_sizes.numel(), int(x.batch_sizes[0])
+    before = [*x.shape[:-1], 1] if dims == steps else [*x.shape[:-1]]
+    if steps == 0:
+        return 1, before[0]
+    if isinstance(layer, Layer) and layer.batch_first and dims == 2:
+        before.reverse()
+    return before[0], before[1]

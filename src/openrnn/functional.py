@@ -89,16 +89,7 @@ def recurrent(
     """
     states = list(states) if states is not None else []
     resets = list(reset_states) if reset_states is not None and reset is not None else []
-    dtype, device = x.dtype, x.device
-    for tensor in (*params, *states, *resets):
-        if tensor.dtype != dtype:
-            raise ValueError(
-                f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
-            )
-        if tensor.device != device:
-            raise ValueError(
-                f"x, states and parameters must be on one device, got {device} and {tensor.device}"
-            )
+    _check_tensors(spec, x, params, states, resets)
     if lengths is not None and x.dim() == 3:
         lengths = check_lengths(lengths, x)
     if reset is not None:
@@ -106,7 +97,8 @@ def recurrent(
     # a plain bool, where a compiler has made the numbers symbolic
     drops = True if training and spec.dropout > 0 and spec.num_layers > 1 else False  # noqa: SIM210
     seed = philox.draw(generator) if drops else None
-    grad = torch.is_grad_enabled() and (
+    # a trace serves calls with and without gradients
+    grad = (torch.is_grad_enabled() or op.tracing()) and (
         x.requires_grad or any(t.requires_grad for t in (*params, *states, *resets))
     )
     text = spec.text
@@ -134,10 +126,43 @@ def recurrent(
     return out[0], tuple(out[1 : 1 + count]), every
 
 
+def _check_tensors(
+    spec: Spec, x: Tensor, params: Sequence[Tensor], states: list[Tensor], resets: list[Tensor]
+) -> None:
+    """Raises unless dtypes, devices and the states' sizes agree: kernels only get addresses."""
+    dtype, device = x.dtype, x.device
+    for tensor in (*params, *states, *resets):
+        if tensor.dtype != dtype:
+            raise ValueError(
+                f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
+            )
+        if tensor.device != device:
+            raise ValueError(
+                f"x, states and parameters must be on one device, got {device} and {tensor.device}"
+            )
+    for group in (states, resets):
+        if group and len(group) != len(spec.states):
+            raise ValueError(
+                f"needs {len(spec.states)} states ({', '.join(spec.states)}), got {len(group)}"
+            )
+        for state, width in zip(group, spec.state_sizes):
+            if state.shape[0] != spec.chains or state.shape[2] != width:
+                raise ValueError(
+                    f"a state must have shape ({spec.chains}, batch, {width}), "
+                    f"got {tuple(state.shape)}"
+                )
+
+
 def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     """Lengths as (B,) int64 on the device of x."""
     lengths = torch.as_tensor(lengths)
-    if lengths.shape != (x.shape[1],) or lengths.is_floating_point() or lengths.is_complex():
+    kind = lengths.dtype
+    if (
+        lengths.shape != (x.shape[1],)
+        or kind == torch.bool
+        or kind.is_floating_point
+        or kind.is_complex
+    ):
         raise ValueError(
             f"lengths must be integers of shape ({x.shape[1]},), "
             f"got {lengths.dtype} of shape {tuple(lengths.shape)}"

@@ -155,15 +155,16 @@ class Recurrence(torch.autograd.Function):
         end = 1 + states + params
         wanted = (*flags[:end], *flags[end + 2 : end + 2 + resets])
         how = ctx.how
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(g is not None and _batched(g) for g in visible):
             call = _call(how, *inputs)
             count = len(call.problem.spec.states)
             cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
             if call.problem.drops and BACKENDS[how.backend].own_masks:
                 why = "its dropout masks are its own, and a second derivative cannot repeat them"
                 raise NoBackendError(f"the derivative of {call.problem}", {how.backend: [why]})
-            # a derivative of the derivative is asked for: only the reference has one
-            found = differentiate(call, cotangents, _needs(wanted, states, params), True)
+            # only the reference has a derivative of its derivative, or one of many at a time
+            again = torch.is_grad_enabled()
+            found = differentiate(call, cotangents, _needs(wanted, states, params), again)
         else:
             found = _fast_backward(how, inputs, y, list(reserve), visible, wanted)
         return (None, None, *found[:end], None, None, *found[end:], None)
@@ -207,9 +208,24 @@ def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, 
     )  # fmt: skip
 
 
+def _batched(grad: Tensor) -> bool:
+    """Whether it stands for many gradients at a time, as under `is_grads_batched`."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
 def watched(x: Tensor) -> bool:
-    """Whether something watches the dispatcher: a fake, functional or other mode, or a subclass."""
-    return type(x) not in (Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack() > 0
+    """Whether something watches the dispatcher: a mode, a subclass, the tracer of `torch.jit`."""
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or tracing()
+    )
+
+
+def tracing() -> bool:
+    """Whether `torch.jit.trace` is recording."""
+    return torch._C._get_tracing_state() is not None
 
 
 def _autograd(*args: Any) -> list[Tensor]:
@@ -248,7 +264,7 @@ def recurrence(
 
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
-    if torch.compiler.is_compiling() or (not how.grad and watched(inputs[0])):
+    if torch.compiler.is_compiling() or tracing() or (not how.grad and watched(inputs[0])):
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
         return found
     if how.grad:

@@ -1,6 +1,8 @@
 """The generated source of a cell's kernels, to be read."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from openrnn.codegen import cuda, numba
 from openrnn.codegen.trace import trace
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    cell: "Cell",
+    cell: "Cell | nn.Module",
     target: str = "numba",
     *,
     dtype: str = "float32",
@@ -20,13 +22,15 @@ def show(
     """Prints and returns the source that is compiled for a cell.
 
     Args:
-        cell: any cell made by `openrnn.cell`, or one of `openrnn.cells`.
+        cell: any cell made by `openrnn.cell`, one of `openrnn.cells`, or a layer, whose cell and
+            clip are taken.
         target: "numba", the CPU kernels, or "cuda", those of a GPU for a hidden size of 256.
         dtype: "float32"; with numba also "float64", with cuda "float16" and "bfloat16".
-        cell_clip: bounds of the cell state where it is read.
+        cell_clip: bounds of the cell state where it is read, in place of the layer's.
         quiet: do not print.
 
     Raises:
+        TypeError: cell is neither a cell nor one of our layers.
         ValueError: no such target or dtype.
         CellError: the cell cannot be traced.
 
@@ -41,7 +45,13 @@ def show(
     sizes = numba.SIZES if target == "numba" else cuda.SIZES
     if dtype not in sizes:
         raise ValueError(f"dtype must be one of {', '.join(sizes)}, got {dtype!r}")
-    traced = trace(cell, cell_clip)
+    known: Any = cell
+    if isinstance(cell, nn.Module) and hasattr(cell, "cell"):
+        known = cell.cell
+        cell_clip = cell_clip or getattr(cell, "_spec").cell_clip  # noqa: B009
+    if not hasattr(known, "unit_params"):
+        raise TypeError(f"cell must be a cell or a layer of openrnn, got {type(cell).__name__}")
+    traced = trace(known, cell_clip)
     if target == "numba":
         parts = numba.forward_source(traced, dtype), numba.backward_source(traced, dtype)
     else:

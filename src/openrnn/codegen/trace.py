@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,43 +62,75 @@ def trace(cell: "Cell", clip: Clip = None) -> Traced:
         return _trace_once(cell, clip)
 
 
+def check_elementwise(cell: "Cell") -> None:
+    """Runs a cell once on small tensors.
+
+    Raises:
+        CellError: it calls something that is not elementwise, or a new state changes its shape.
+    """
+    with _LOCK:
+        _check_once(cell)
+
+
 _LOCK = Lock()
+Result = TypeVar("Result")
+
+
+def _apart(function: Callable[..., Result], *args: object) -> Result:
+    # a thread of its own has none of the modes, fake tensors and switched-off keys of its caller,
+    # which may be a compiler in the middle of an operator
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(function, *args).result()
 
 
 @lru_cache(maxsize=256)
 def _trace_once(cell: "Cell", clip: Clip) -> Traced:
-    # a thread of its own has none of the modes, fake tensors and switched-off keys of its caller,
-    # which may be a compiler in the middle of an operator
-    with ThreadPoolExecutor(1) as fresh:
-        return fresh.submit(_trace, cell, clip).result()
+    return _apart(_trace, cell, clip)
 
 
-def _trace(cell: "Cell", clip: Clip) -> Traced:
-    if cell.dependent_product:
-        raise CellError(f"cell '{cell.name}' has two dependent products a step and no single graph")
-    gates, states, params = cell.gates, cell.states, cell.unit_params
-    names = (
-        *(f"x_{gate}" for gate in gates),
-        *(f"r_{gate}" for gate in gates),
-        *(f"s_{state}" for state in states),
-        *(f"p_{param}" for param in params),
+@lru_cache(maxsize=256)
+def _check_once(cell: "Cell") -> None:
+    _apart(_check, cell, _step(cell, None), _examples(len(_names(cell))))
+
+
+def _names(cell: "Cell") -> tuple[str, ...]:
+    return (
+        *(f"x_{gate}" for gate in cell.gates),
+        *(f"r_{gate}" for gate in cell.gates),
+        *(f"s_{state}" for state in cell.states),
+        *(f"p_{param}" for param in cell.unit_params),
     )
-    count = len(gates)
+
+
+def _examples(count: int) -> list[Tensor]:
+    return [torch.full(SHAPE, 0.5, dtype=torch.float32, device="cpu") for _ in range(count)]
+
+
+def _step(cell: "Cell", clip: Clip) -> Callable[..., tuple[Tensor, ...]]:
+    count, states = len(cell.gates), len(cell.states)
 
     def bound(c: Tensor) -> Tensor:
         return c if clip is None else torch.clamp(c, min=clip[0], max=clip[1])
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
         x, r, rest = flat[:count], tuple(flat[count : 2 * count]), flat[2 * count :]
-        return cell.step(x, r, rest[: len(states)], rest[len(states) :], bound)
+        return cell.step(x, r, rest[:states], rest[states:], bound)
+
+    return step
+
+
+def _trace(cell: "Cell", clip: Clip) -> Traced:
+    if cell.dependent_product:
+        raise CellError(f"cell '{cell.name}' has two dependent products a step and no single graph")
+    gates, states, params = cell.gates, cell.states, cell.unit_params
+    names, step = _names(cell), _step(cell, clip)
 
     def derivative(*flat: Tensor) -> tuple[Tensor, ...]:
         pullback: Any = torch.func.vjp(step, *flat[: len(names)])[1]
         grads: tuple[Tensor, ...] = pullback(tuple(flat[len(names) :]))
         return grads
 
-    example = torch.full(SHAPE, 0.5, dtype=torch.float32, device="cpu")
-    examples = [example.clone() for _ in range(len(names) + len(states))]
+    examples = _examples(len(names) + len(states))
     _check(cell, step, examples[: len(names)])
     forward = _graph(cell, step, names, states, examples)
     cotangents = tuple(f"d_{state}" for state in states)
@@ -141,11 +173,7 @@ def _graph(
         if node.op == "placeholder":
             values[node] = next(inputs)
         elif node.op == "get_attr":
-            constant = getattr(traced, str(node.target))
-            if constant.numel() != 1:
-                shape = tuple(constant.shape)
-                raise CellError(f"cell '{cell.name}': a tensor of shape {shape} is no constant")
-            values[node] = float(constant.item())
+            values[node] = _constant(cell, node, getattr(traced, str(node.target)))
         elif node.op == "output":
             results = node.args[0]
         elif node.target.__name__ == "getitem":
@@ -158,6 +186,19 @@ def _graph(
             kwargs = {key: value(arg) for key, arg in node.kwargs.items()}
             values[node] = rule(emit, *map(value, node.args), **kwargs)
     return emit.graph({name: _value(values[node]) for name, node in zip(outputs, results)})
+
+
+def _constant(cell: "Cell", node: torch.fx.Node, tensor: Tensor) -> float:
+    """The number of a tensor that the cell makes; one from outside could change, or be trained."""
+    shape = tuple(tensor.shape)
+    if not all("lift_fresh" in str(user.target) for user in node.users):
+        raise CellError(
+            f"cell '{cell.name}' reads a tensor of shape {shape} from outside: pass it as a "
+            "per-unit parameter (params=), or as a number, which a kernel keeps as it is"
+        )
+    if tensor.numel() != 1:
+        raise CellError(f"cell '{cell.name}': a tensor of shape {shape} is no constant")
+    return float(tensor.item())
 
 
 def _value(found: object) -> Value:

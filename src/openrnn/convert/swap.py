@@ -1,6 +1,6 @@
 """Turns the recurrent modules of a model into ours, or back, where they stand."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from openrnn import dispatch
 from openrnn import nn as ours
 from openrnn.nn.cells import CellModule
+from openrnn.spec import Spec
 
 TWINS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: ours.LSTM,
@@ -22,6 +23,11 @@ TWINS: dict[type[nn.Module], type[nn.Module]] = {
 DIRECTIONS = {"openrnn": TWINS, "torch": {ours: theirs for theirs, ours in TWINS.items()}}
 OURS = (ours.Layer, CellModule)
 THEIRS = (nn.RNNBase, nn.RNNCellBase)
+# what torch can be told as well; dropout is the module's own attribute
+SHARED = {
+    "cell", "gates", "states", "input_size", "hidden_size", "num_layers", "bidirectional",
+    "bias_mode", "proj_size", "dropout",
+}  # fmt: skip
 NAMES = {face.__name__ for face in TWINS}
 
 
@@ -48,12 +54,15 @@ class Conversion:
     model: nn.Module
     to: str
     rows: tuple[Row, ...]
-    _swapped: tuple[nn.Module, ...] = field(repr=False)
+    _swapped: tuple[tuple[nn.Module, dict[str, Any]], ...] = field(repr=False)
 
     def revert(self) -> "Conversion":
-        """Turns what was swapped back, with the parameters as they are now; prints nothing."""
+        """Turns what was swapped back, with the parameters as they are now; prints nothing.
+
+        Modules of ours get back the backend that they had.
+        """
         back = "torch" if self.to == "openrnn" else "openrnn"
-        return _convert(self.model, back, {}, {id(module) for module in self._swapped})
+        return _convert(self.model, back, {}, {id(module): had for module, had in self._swapped})
 
     def __str__(self) -> str:
         count = sum(row.swapped for row in self.rows)
@@ -82,6 +91,7 @@ def convert(
         quiet: do not print.
 
     Raises:
+        TypeError: model is no module.
         ValueError: to or backend is unknown.
 
     Example:
@@ -92,6 +102,8 @@ def convert(
         >>> type(model[1]), type(done.revert().model[1])
         (<class 'openrnn.nn.layers.LSTM'>, <class 'torch.nn.modules.rnn.LSTM'>)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {_given(model)}")
     if to not in DIRECTIONS:
         raise ValueError(f"to must be one of {', '.join(DIRECTIONS)}, got {to!r}")
     dispatch.check_name(backend)
@@ -102,12 +114,15 @@ def convert(
 
 
 def _convert(
-    model: nn.Module, to: str, options: dict[str, Any], only: set[int] | None = None
+    model: nn.Module,
+    to: str,
+    options: dict[str, Any],
+    only: dict[int, dict[str, Any]] | None = None,
 ) -> Conversion:
-    """Turns all recurrent modules, or those whose ids are given."""
+    """Turns all recurrent modules, or those whose ids are given, with options of their own."""
     rows: list[Row] = []
     first: dict[int, Row] = {}
-    swapped: list[nn.Module] = []
+    swapped: list[tuple[nn.Module, dict[str, Any]]] = []
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if not _recurrent(module) or (only is not None and id(module) not in only):
             continue
@@ -116,12 +131,14 @@ def _convert(
             note = f"{known.note} (the same module as {known.path})"
             rows.append(Row(path, known.kind, known.swapped, note))
             continue
-        kind, reason = _name(type(module)), _turn(module, to, options)
+        had = {"backend": module.backend} if to == "torch" and isinstance(module, OURS) else {}
+        chosen = options if only is None else only[id(module)]
+        kind, reason = _name(type(module)), _turn(module, to, chosen)
         note = f"left: {reason}" if reason else f"now {_name(type(module))}"
         first[id(module)] = Row(path, kind, not reason, note)
         rows.append(first[id(module)])
         if not reason:
-            swapped.append(module)
+            swapped.append((module, had))
     return Conversion(model, to, tuple(rows), tuple(swapped))
 
 
@@ -137,6 +154,11 @@ def _foreign(module: nn.Module) -> str | None:
     if kind.__name__ in NAMES and ".quant" in kind.__module__:
         return "quantized: its weights are no parameters"
     return None
+
+
+def _given(model: object) -> str:
+    """What stands in the place of a module."""
+    return f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
 
 
 def _name(kind: type) -> str:
@@ -178,9 +200,10 @@ def _inexact(module: Any) -> str | None:
     spec = module.spec if isinstance(module, ours.Layer) else module._spec
     if spec.bias_mode not in ("double", "none"):
         return f"bias_mode {spec.bias_mode!r}, torch has two bias vectors or none"
-    for name, plain in (("input_mode", "linear"), ("cell_clip", None), ("precision", "default")):
-        if getattr(spec, name) != plain:
-            return f"{name} {getattr(spec, name)!r}, torch has no such option"
+    for option in fields(Spec):
+        value = getattr(spec, option.name)
+        if option.init and option.name not in SHARED and value != option.default:
+            return f"{option.name} {value!r}, torch has no such option"
     return None
 
 

@@ -1,7 +1,6 @@
 """What all layers share: parameters under torch's names, and the way to `functional`."""
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,13 +66,10 @@ class Layer(nn.Module):
         self.dropout = float(dropout)
         self.proj_size = proj_size
         self.backend = backend
-        bounds: Any = cell_clip
-        if isinstance(bounds, numbers.Real):
-            bounds = (-float(bounds), float(bounds))
         self._spec = cell.spec(
             input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
-            dropout=self.dropout, cell_clip=None if bounds is None else tuple(bounds),
+            dropout=self.dropout, cell_clip=cells.bounds(cell_clip),
             precision=precision or "default", algorithm=algorithm,
             reset_dropout_state=reset_dropout_state,
         )  # fmt: skip
@@ -135,6 +131,7 @@ class Layer(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Any:
         """Runs the layer; see the class for shapes."""
+        checks.reset_state_alone(reset, reset_state)
         if isinstance(input, PackedSequence):
             if lengths is not None or reset is not None or return_states:
                 raise ValueError(
@@ -147,6 +144,7 @@ class Layer(nn.Module):
             got = f"{dims}D tensor" if name == "RNN" else f"{dims}D"  # torch's two spellings
             raise ValueError(f"{name}: Expected input to be 2D or 3D, got {got} instead")
         batched = dims == 3
+        reset = torch.as_tensor(reset) if reset is not None else None
         if not batched:
             if lengths is not None:
                 raise ValueError("lengths need a batch: input is 2-D (steps, features)")
@@ -157,7 +155,7 @@ class Layer(nn.Module):
             reset = reset.transpose(0, 1) if reset is not None else None
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
-        fresh = self._reset_states(reset_state, input.shape[1])
+        fresh = self._reset_states(reset_state, input.shape[1], batched)
         y, finals, every = self._run(input, states, lengths, reset, fresh, return_states, generator)
         if not batched:
             y = y.squeeze(1)
@@ -171,13 +169,18 @@ class Layer(nn.Module):
         return y, self._give(finals)
 
     def step(
-        self, x_t: Tensor, state: Any = None, *, reset: Tensor | None = None
+        self,
+        x_t: Tensor,
+        state: Any = None,
+        *,
+        reset: Tensor | None = None,
+        reset_state: Any = None,
     ) -> tuple[Tensor, Any]:
         """One step in time, as a policy acting or a model sampling takes it.
 
         Shapes:
-            x_t (B, I) or (I,), state as `forward` takes and returns it, reset (B,)
-            -> y_t (B, O) or (O,), the next state
+            x_t (B, I) or (I,), state as `forward` takes and returns it, reset (B,),
+            reset_state as `forward` takes it -> y_t (B, O) or (O,), the next state
 
         Raises:
             ValueError: the layer is bidirectional, or x_t is not 1-D or 2-D.
@@ -189,6 +192,7 @@ class Layer(nn.Module):
             >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
             True
         """
+        checks.reset_state_alone(reset, reset_state)
         if self.bidirectional:
             raise ValueError(
                 "step needs one direction: a reverse one would have to start at the end"
@@ -199,8 +203,9 @@ class Layer(nn.Module):
         input = x_t.unsqueeze(0) if batched else x_t[None, None]
         self._check_input(input)
         states = self._states(state, input.shape[1], 3 if batched else 2)
-        mask = reset.reshape(1, -1) if reset is not None else None
-        y, finals, _ = self._run(input, states, None, mask, None, False, None)
+        fresh = self._reset_states(reset_state, input.shape[1], batched)
+        mask = torch.as_tensor(reset).reshape(1, -1) if reset is not None else None
+        y, finals, _ = self._run(input, states, None, mask, fresh, False, None)
         if not batched:
             return y[0, 0], self._give(tuple(state.squeeze(1) for state in finals))
         return y[0], self._give(finals)
@@ -309,11 +314,13 @@ class Layer(nn.Module):
                 raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
         return list(states)
 
-    def _reset_states(self, reset_state: Any, batch: int) -> list[Tensor] | None:
+    def _reset_states(self, reset_state: Any, batch: int, batched: bool) -> list[Tensor] | None:
         """What resets put in place, expanded to (L*D, B, O or H), or None for zeros."""
         if reset_state is None:
             return None
         states = self._take(reset_state)
+        if not batched:  # (L*D, O or H) there, as of hx
+            states = [state.unsqueeze(1) if state.dim() == 2 else state for state in states]
         sizes = self._spec.state_sizes
         wanted = [(self._spec.chains, batch, width) for width in sizes]
         for state, shape in zip(states, wanted):

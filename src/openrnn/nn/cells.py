@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from openrnn import cells, dispatch, functional, params
 from openrnn.cells import Cell
-from openrnn.nn import autocast
+from openrnn.nn import autocast, checks
 
 
 class CellModule(nn.Module):
@@ -27,6 +27,7 @@ class CellModule(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        checks.sizes(input_size, hidden_size)
         dispatch.check_name(backend)
         self.cell, self.backend = cell, backend
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
@@ -117,6 +118,8 @@ class LSTMCell(CellModule):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """(h', c') after one step."""
+        if hx is not None:
+            checks.cell_states("LSTMCell", self.cell.states, hx)
         h, c = self._step(input, hx)
         return h, c
 
@@ -133,7 +136,10 @@ class GRUCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
-        return self._step(input, None if hx is None else (hx,))[0]
+        if hx is None:
+            return self._step(input, None)[0]
+        checks.cell_states("GRUCell", self.cell.states, hx)
+        return self._step(input, (hx,))[0]
 
 
 class RNNCell(CellModule):
@@ -163,7 +169,10 @@ class RNNCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
-        return self._step(input, None if hx is None else (hx,))[0]
+        if hx is None:
+            return self._step(input, None)[0]
+        checks.cell_states("RNNCell", self.cell.states, hx)
+        return self._step(input, (hx,))[0]
 
 
 # for `help`, editors and `torch.nn.utils.skip_init`

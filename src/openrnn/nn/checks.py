@@ -37,6 +37,40 @@ def bias_mode(bias: bool, mode: str | None) -> str:
     return mode
 
 
+def sizes(input_size: object, hidden_size: object) -> None:
+    """Raises unless both are whole numbers from 1, in the words of `torch.nn.RNNBase`."""
+    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+        if not isinstance(size, int):
+            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
+        if size <= 0:
+            raise ValueError(f"{name} must be greater than zero")
+
+
+def cell_states(name: str, names: Sequence[str], hx: object) -> None:
+    """Raises unless a one-step module gets as many states as its cell has, all of them tensors."""
+    if len(names) == 1:
+        if not isinstance(hx, Tensor):
+            raise TypeError(f"{name}: hx must be a Tensor, got {type(hx).__name__}")
+        return
+    if isinstance(hx, Tensor):
+        raise TypeError(
+            "lstm_cell(): argument 'hx' (position 2) must be tuple of Tensors, not Tensor"
+        )
+    if not isinstance(hx, Sequence):
+        raise TypeError(f"{name}: hx must be a tuple ({', '.join(names)}), got {type(hx).__name__}")
+    if len(hx) != len(names):
+        raise RuntimeError("lstm_cell expects two hidden states")
+    for state, word in zip(hx, names):
+        if not isinstance(state, Tensor):
+            raise TypeError(f"{name}: {word} of hx must be a Tensor, got {type(state).__name__}")
+
+
+def reset_state_alone(reset: object, reset_state: object) -> None:
+    """Raises for a `reset_state` that nothing would ever put in place."""
+    if reset_state is not None and reset is None:
+        raise ValueError("reset_state is what reset puts in place: needs reset, got None")
+
+
 def torch_arguments(
     input_size: object,
     hidden_size: object,
@@ -63,11 +97,7 @@ def torch_arguments(
     for name, value in (("bias", bias), ("batch_first", batch_first)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} should be of type bool, got: {type(value).__name__}")
-    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-        if not isinstance(size, int):
-            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-        if size <= 0:
-            raise ValueError(f"{name} must be greater than zero")
+    sizes(input_size, hidden_size)
     if num_layers <= 0:
         raise ValueError("num_layers must be greater than zero")
     if proj_size < 0:

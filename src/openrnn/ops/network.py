@@ -80,12 +80,10 @@ def spec(
         num_proj = 0
     if num_proj and rnn_mode != "lstm":
         raise ValueError(f"num_proj needs rnn_mode 'lstm', got {rnn_mode!r}")
-    if isinstance(cell_clip, int | float):
-        cell_clip = (-float(cell_clip), float(cell_clip))
     made = MODES[rnn_mode].spec(
         input_size, num_units, num_layers=num_layers, bidirectional=DIRECTIONS[direction],
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=float(dropout),
-        cell_clip=None if cell_clip is None else tuple(cell_clip),
+        cell_clip=cells.bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
         reset_dropout_state=reset_dropout_state,
     )  # fmt: skip

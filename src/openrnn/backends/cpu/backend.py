@@ -20,7 +20,8 @@ from openrnn.backends.base import (
     TensorShape,
     state_shapes,
 )
-from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
+from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of, traced
+from openrnn.errors import CellError
 from openrnn.kernels import launch
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
@@ -48,6 +49,16 @@ class Cpu(Backend):
 
     def absent(self) -> str | None:
         return None if find_spec("numba") else "package numba is not installed"
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Also: a cell of which some function has no kernel."""
+        reasons = super().refusals(problem)
+        if not reasons:
+            try:
+                traced(problem.spec)
+            except CellError as error:
+                reasons.append(str(error))
+        return reasons
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain what its layout keeps; after each lower layer its output."""

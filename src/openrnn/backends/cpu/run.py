@@ -31,7 +31,8 @@ def inside(dtype: torch.dtype) -> torch.dtype:
 
 
 @lru_cache(maxsize=1024)
-def _traced(spec: Spec) -> "Traced":
+def traced(spec: Spec) -> "Traced":
+    """The graphs of a network's cell, clip applied."""
     from openrnn.codegen.trace import trace
 
     return trace(lookup(spec.cell), spec.cell_clip)
@@ -43,7 +44,7 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     from openrnn.codegen.numba import all_summed, kept_sides
     from openrnn.kernels.layout import Layout
 
-    cell = _traced(spec)
+    cell = traced(spec)
     return Layout(
         str(dtype).removeprefix("torch."), len(cell.gates), len(cell.states) - 1,
         len(cell.unit_params), len(kept_sides(cell)), all_summed(cell), spec.layer_input(layer),
@@ -62,7 +63,7 @@ class _Chain(NamedTuple):
 @lru_cache(maxsize=4096)
 def _chain(spec: Spec, layer: int, direction: int, dtype: torch.dtype) -> _Chain:
     slots = places(spec)[layer * spec.directions + direction]
-    return _Chain(_traced(spec), layout_of(spec, layer, dtype), tuple(slots))
+    return _Chain(traced(spec), layout_of(spec, layer, dtype), tuple(slots))
 
 
 @lru_cache(maxsize=2048)
