@@ -43,9 +43,9 @@ def compile_kernels(
         CompileError: a kernel does not compile.
 
     Example:
-        >>> import openrnn  # doctest: +SKIP
-        >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0))
-        2
+        >>> import openrnn, torch
+        >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
+        True
     """
     found = capability or torch.cuda.get_device_capability()
     cell, name = kernels.traced(module.spec), str(dtype).removeprefix("torch.")
