@@ -12,7 +12,17 @@ ROOT = Path(__file__).parents[1] / "src" / "openrnn"
 FILES = sorted(ROOT.rglob("*.py"))
 KERNELS = sorted(path for kind in ("*.cuh", "*.cu", "*.cpp", "*.h") for path in ROOT.rglob(kind))
 LINES, MEDIAN_LINES = 400, 200
-HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "rich", "safetensors", "tensorboard", "typer"}
+HEAVY = {
+    "cuda",
+    "numba",
+    "llvmlite",
+    "onnx",
+    "onnxruntime",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "typer",
+}
 
 FLOORS = [  # bottom up: a room imports only from floors below its own, and from itself
     {"digest", "errors", "spec", "philox"},
