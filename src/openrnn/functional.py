@@ -94,8 +94,7 @@ def recurrent(
         lengths = check_lengths(lengths, x)
     if reset is not None:
         reset = check_reset(reset, x)
-    # a plain bool, where a compiler has made the numbers symbolic
-    drops = True if training and spec.dropout > 0 and spec.num_layers > 1 else False  # noqa: SIM210
+    drops = spec.drops(training)
     seed = philox.draw(generator) if drops else None
     # a trace serves calls with and without gradients
     grad = (torch.is_grad_enabled() or op.tracing()) and (
@@ -203,7 +202,7 @@ def takes_packed(
         return False
     inputs = (x, *params, *(states or ()))
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    drops = bool(training and spec.dropout > 0 and spec.num_layers > 1)
+    drops = spec.drops(training)
     name = _choose(
         spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
         drops and generator is not None,

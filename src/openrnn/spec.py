@@ -113,6 +113,11 @@ class Spec:
         """O: the width of the emitted state of one direction."""
         return self.proj_size or self.hidden_size
 
+    def drops(self, training: bool) -> bool:
+        """Whether a call in this mode draws dropout masks."""
+        # a plain bool, where a compiler has made the numbers symbolic
+        return True if training and self.dropout > 0 and self.num_layers > 1 else False  # noqa: SIM210
+
     @property
     def chains(self) -> int:
         """L * D: the number of recurrences, layer-major, forward before reverse."""
@@ -205,7 +210,7 @@ class Problem:
     @property
     def drops(self) -> bool:
         """Whether this call draws dropout masks."""
-        return self.training and self.spec.dropout > 0 and self.spec.num_layers > 1
+        return self.spec.drops(self.training)
 
     def __str__(self) -> str:
         flags = [name for name in FLAGS if getattr(self, name)]

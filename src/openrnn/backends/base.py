@@ -1,13 +1,18 @@
 """What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from openrnn.cells import lookup
-from openrnn.spec import Problem
+from openrnn.spec import Problem, Spec
+
+if TYPE_CHECKING:
+    from openrnn.codegen.trace import Traced
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
 
@@ -204,3 +209,51 @@ def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:
     """The shape of each initial or final state: (L*D, B, O or H)."""
     spec = problem.spec
     return [(spec.chains, batch, width) for width in spec.state_sizes]
+
+
+@lru_cache(maxsize=1024)
+def traced(spec: Spec) -> "Traced":
+    """The graphs of a network's cell, clip applied.
+
+    Raises:
+        CellError: it cannot be traced.
+    """
+    from openrnn.codegen.trace import trace
+
+    return trace(lookup(spec.cell), spec.cell_clip)
+
+
+def nothing(backend: Backend, call: Call) -> Outputs:
+    """A call of which no row has a step: y is 0 and the states stay what they were."""
+    problem, spec, x = call.problem, call.problem.spec, call.x
+    steps, batch = x.shape[:2]
+    y = x.new_zeros((steps, batch, spec.directions * spec.output_size))
+    if call.states:
+        finals = [state.clone(memory_format=torch.contiguous_format) for state in call.states]
+    else:
+        finals = [x.new_zeros(shape) for shape in state_shapes(problem, batch)]
+    every: list[Tensor] = []
+    if problem.return_states:
+        shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
+        every = [x.new_zeros(shape) for shape in shapes]
+    kinds = backend.reserve(problem, steps, batch) if problem.grad else []
+    return Outputs(y, finals, every, [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
+
+
+def nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
+    """The gradients of the same: those of the final states reach the initial ones."""
+
+    def zeros(tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+
+    def zeros_of(tensors: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
+        return [zeros(tensor) if want else None for tensor, want in zip(tensors, wanted)]
+
+    d_states = zeros_of(call.states, needs.states)
+    for place, (state, final) in enumerate(zip(d_states, grads.finals)):
+        if state is not None and final is not None:
+            d_states[place] = final.clone()
+    return Gradients(
+        zeros(call.x) if needs.x else None, d_states, zeros_of(call.params, needs.params),
+        zeros_of(call.reset_states, needs.reset_states),
+    )  # fmt: skip

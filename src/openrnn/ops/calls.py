@@ -242,7 +242,7 @@ def forward(
     states = by_state(spec, ("h0", "c0", "states"), h0, c0, states)
     fresh = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
     weights = _weights(params, spec, x)
-    drops = is_training and spec.dropout > 0 and spec.num_layers > 1
+    drops = spec.drops(is_training)
     problem = Problem(
         spec, x.dtype, x.device.type,
         torch.cuda.get_device_capability(x.device) if x.is_cuda else None,

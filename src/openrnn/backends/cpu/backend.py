@@ -18,9 +18,12 @@ from openrnn.backends.base import (
     Needs,
     Outputs,
     TensorShape,
+    nothing,
+    nothing_back,
     state_shapes,
+    traced,
 )
-from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of, traced
+from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
 from openrnn.errors import CellError
 from openrnn.kernels import launch
 from openrnn.params import places
@@ -73,10 +76,12 @@ class Cpu(Backend):
 
     def forward(self, call: Call) -> Outputs:
         problem, spec = call.problem, call.problem.spec
+        steps, batch = call.x.shape[0], call.x.shape[1]
+        if steps == 0 or batch == 0:
+            return nothing(self, call)
         outer, dtype = call.x.dtype, inside(call.x.dtype)
         call = _converted(call, dtype)
         x = call.x
-        steps, batch = x.shape[0], x.shape[1]
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
         every: list[Tensor] = []
         if problem.return_states:
@@ -90,8 +95,6 @@ class Cpu(Backend):
             fresh = torch.zeros if partly else torch.empty
             reserve = [fresh(shape, dtype=kind) for shape, kind in kinds]
         order = _order(call)
-        if steps == 0 or batch == 0:
-            return _nothing(call, outer, finals, every, reserve)
         kept = iter(_by_layer(spec, reserve))
         for layer in range(spec.num_layers):
             held, y = next(kept, ([[]] * spec.directions, None))
@@ -108,6 +111,8 @@ class Cpu(Backend):
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
+        if call.x.shape[0] == 0 or call.x.shape[1] == 0:
+            return nothing_back(call, grads, needs)
         spec = call.problem.spec
         outer, dtype = call.x.dtype, inside(call.x.dtype)
         call = _converted(call, dtype)
@@ -122,15 +127,6 @@ class Cpu(Backend):
         order = _order(call)
         d_params: list[Tensor | None] = [None] * len(call.params)
         dx: Tensor | None = None
-        if call.x.shape[0] == 0 or call.x.shape[1] == 0:
-            for state, final in zip(d_states, d_finals):
-                if state is not None and final is not None:
-                    state.copy_(final)
-            d_params = [
-                torch.zeros_like(p) if n else None for p, n in zip(call.params, needs.params)
-            ]
-            dx = torch.zeros_like(call.x) if needs.x else None
-            return _gradients(outer, dx, d_states, d_params, d_fresh)
         kept = _by_layer(spec, reserve)
         for layer in reversed(range(spec.num_layers)):
             held, output = kept[layer]
@@ -148,7 +144,7 @@ class Cpu(Backend):
                 chain = layer * spec.directions + direction
                 run = Run(call, layer, direction, order)
                 here = places(spec)[chain]
-                weighs = True in needs.params
+                weighs = any(place is not None and needs.params[place] for place in here)
                 found = run.backward(
                     below,
                     output,
@@ -205,23 +201,6 @@ def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[list[Tensor]
         held = [reserve[at : at + count] for at in range(start, start + layer, count)]
         found.append((held, reserve[start + layer] if start + layer < len(reserve) else None))
     return found
-
-
-def _nothing(
-    call: Call,
-    outer: torch.dtype,
-    finals: list[Tensor],
-    every: list[Tensor],
-    reserve: list[Tensor],
-) -> Outputs:
-    """A call without steps or without sequences: the states stay what they were."""
-    spec, x = call.problem.spec, call.x
-    for place, final in enumerate(finals):
-        final.copy_(call.states[place]) if call.states else final.zero_()
-    y = x.new_empty(*x.shape[:2], spec.directions * spec.output_size, dtype=outer)
-    return Outputs(
-        y, [state.to(outer) for state in finals], [states.to(outer) for states in every], reserve
-    )
 
 
 def _gradients(

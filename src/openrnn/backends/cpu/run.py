@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from openrnn import philox
-from openrnn.backends.base import Call
-from openrnn.cells import lookup
+from openrnn.backends.base import Call, traced
 from openrnn.codegen import build
 from openrnn.kernels import jobs, launch
 from openrnn.params import places
@@ -28,14 +27,6 @@ _WIDE = {torch.float64: torch.float64}
 def inside(dtype: torch.dtype) -> torch.dtype:
     """The type that the kernels compute in."""
     return _WIDE.get(dtype, torch.float32)
-
-
-@lru_cache(maxsize=1024)
-def traced(spec: Spec) -> "Traced":
-    """The graphs of a network's cell, clip applied."""
-    from openrnn.codegen.trace import trace
-
-    return trace(lookup(spec.cell), spec.cell_clip)
 
 
 @lru_cache(maxsize=4096)

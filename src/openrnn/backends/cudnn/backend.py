@@ -15,7 +15,8 @@ from openrnn.backends.base import (
     Outputs,
     TensorShape,
     host_lengths,
-    state_shapes,
+    nothing,
+    nothing_back,
 )
 from openrnn.backends.cudnn import algorithms, dropout, long, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
@@ -84,7 +85,7 @@ class Cudnn(Backend):
         problem, x = call.problem, call.x
         lengths, empty = lengths_of(call)
         if empty:
-            return _nothing(self, call)
+            return nothing(self, call)
         if x.dim() == 3 and x.shape[0] > run.LONGEST:
             return long.forward(call, lengths)
         with _plan(call, lengths, forward=True) as plan:
@@ -99,7 +100,7 @@ class Cudnn(Backend):
         spec = call.problem.spec
         lengths, empty = lengths_of(call)
         if empty:
-            return _nothing_back(call, grads, needs)
+            return nothing_back(call, grads, needs)
         if call.x.dim() == 3 and call.x.shape[0] > run.LONGEST:
             return long.backward(call, y, reserve, grads, needs, lengths)
         space = weights.gradients(spec, call.x) if any(needs.params) else None
@@ -179,30 +180,3 @@ def _weights(call: Call, plan: run.Plan, anew: bool) -> tuple[tuple[int, int], o
     spec = call.problem.spec
     address, alive = weights.flat(spec, call.params, plan.handle.stream, anew)
     return (size(spec) * call.x.element_size(), address), alive
-
-
-def _nothing(backend: Cudnn, call: Call) -> Outputs:
-    """No row has a step: y is 0 and the states stay what they were."""
-    problem, spec, x = call.problem, call.problem.spec, call.x
-    y = torch.zeros(
-        (*x.shape[:2], spec.directions * spec.output_size), dtype=x.dtype, device=x.device
-    )
-    if call.states:
-        finals = [state.clone(memory_format=torch.contiguous_format) for state in call.states]
-    else:
-        finals = [x.new_zeros(shape) for shape in state_shapes(problem, x.shape[1])]
-    kinds = backend.reserve(problem, x.shape[0], x.shape[1]) if problem.grad else []
-    return Outputs(y, finals, [], [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
-
-
-def _nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
-    d_states: list[Tensor | None] = []
-    for state, final, want in zip(call.states, grads.finals, needs.states):
-        fresh = torch.zeros_like(state) if final is None else final.clone()
-        d_states.append(fresh if want else None)
-    dx = torch.zeros_like(call.x, memory_format=torch.contiguous_format) if needs.x else None
-    d_params = [
-        torch.zeros_like(tensor, memory_format=torch.contiguous_format) if want else None
-        for tensor, want in zip(call.params, needs.params)
-    ]
-    return Gradients(dx, d_states, d_params, [])

@@ -1,13 +1,12 @@
 """Kernels compiled before the first call needs them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from openrnn.backends.fused import kernels, plan
-from openrnn.native import nvrtc
+from openrnn.backends.base import traced
+from openrnn.backends.fused import kernels
 from openrnn.spec import Spec
 
 
@@ -48,22 +47,17 @@ def compile_kernels(
         True
     """
     found = capability or torch.cuda.get_device_capability()
-    cell, name = kernels.traced(module.spec), str(dtype).removeprefix("torch.")
-    arch, shared = nvrtc.arch_of(found), plan.Limits.of(found).shared
-    every = {"lengths": lengths, "reset": reset, "every": return_states}
+    cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
+    asked = {"lengths": lengths, "reset": reset, "every": return_states}
+    flags = tuple(flag for flag, on in asked.items() if on)
+    kinds = {"forward": (*flags, "keep") if grad else flags}
+    if grad:
+        kinds["backward"] = flags
     made = set()
     for batch in batches:
-        tiles = 8 * ((batch + 7) // 8)
-        for flags, rank in (
-            ({**every, "keep": grad}, plan.forward),
-            ({**every, "fresh": False}, plan.backward if grad else None),
-        ):
-            if rank is None:
-                continue
-            for how in rank(cell, name, module.spec.hidden_size, tiles, found)[: kernels.TRIES]:
-                asked = replace(how, **flags)  # type: ignore[arg-type]
-                kernel = kernels.unspilled(cell, name, asked, arch, shared)  # type: ignore[type-var]
-                if kernel is not None:
-                    made.add(kernel[1])
-                    break
+        for kind, on in kinds.items():
+            tiles = (batch + 7) // 8
+            kernel = kernels.best(kind, cell, name, module.spec.hidden_size, tiles, on, found)
+            if kernel is not None:
+                made.add(kernel[1])
     return len(made)

@@ -15,7 +15,10 @@ from openrnn.backends.base import (
     Needs,
     Outputs,
     TensorShape,
+    nothing,
+    nothing_back,
     state_shapes,
+    traced,
 )
 from openrnn.codegen import cuda
 from openrnn.errors import CellError
@@ -52,7 +55,7 @@ class Fused(Backend):
         )
 
     def refusals(self, problem: Problem) -> list[str]:
-        from openrnn.backends.fused import kernels, plan
+        from openrnn.backends.fused import plan
 
         reasons = super().refusals(problem)
         spec = problem.spec
@@ -61,7 +64,7 @@ class Fused(Backend):
         if reasons or problem.capability is None:
             return reasons
         try:
-            cell = kernels.traced(spec)
+            cell = traced(spec)
         except CellError as error:
             return [str(error)]
         dtype = str(problem.dtype).removeprefix("torch.")
@@ -79,10 +82,10 @@ class Fused(Backend):
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain its records; after each lower layer its output."""
-        from openrnn.backends.fused import kernels, plan
+        from openrnn.backends.fused import plan
 
         spec, dtype = problem.spec, problem.dtype
-        record = cuda.record(kernels.traced(spec), str(dtype).removeprefix("torch."))
+        record = cuda.record(traced(spec), str(dtype).removeprefix("torch."))
         units = plan.padded(spec.hidden_size)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
@@ -96,8 +99,10 @@ class Fused(Backend):
         from openrnn.backends.fused.run import Rows, Run, dropped
 
         problem, spec, x = call.problem, call.problem.spec, call.x
-        call = _laid_out(call)
         steps, batch = x.shape[0], x.shape[1]
+        if steps == 0 or batch == 0:
+            return nothing(self, call)
+        call = _laid_out(call)
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
         ragged = call.lengths is not None
         fresh = x.new_zeros if ragged else x.new_empty  # past a sequence's end nothing is written
@@ -110,10 +115,6 @@ class Fused(Backend):
             kinds = self.reserve(problem, steps, batch)
             reserve = [x.new_empty(shape, dtype=kind) for shape, kind in kinds]
         width = spec.directions * spec.hidden_size
-        if steps == 0 or batch == 0:
-            for place, final in enumerate(finals):
-                final.copy_(call.states[place]) if call.states else final.zero_()
-            return Outputs(x.new_empty(steps, batch, width), finals, every, reserve)
         rows = Rows.of(call.lengths)
         kept = iter(_by_layer(spec, reserve))
         with torch.cuda.device(x.device):
@@ -134,6 +135,8 @@ class Fused(Backend):
         from openrnn.backends.fused.run import Rows, Run, dropped
 
         spec, x = call.problem.spec, call.x
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            return nothing_back(call, grads, needs)
         call = _laid_out(call)
         d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
         d_every = [None if grad is None else grad.contiguous() for grad in grads.all_states]
@@ -143,15 +146,6 @@ class Fused(Backend):
             for s, n in zip(call.reset_states, needs.reset_states)
         ]
         d_params: list[Tensor | None] = [None] * len(call.params)
-        if x.shape[0] == 0 or x.shape[1] == 0:
-            for state, final in zip(d_states, d_finals):
-                if state is not None and final is not None:
-                    state.copy_(final)
-            d_params = [
-                p.new_zeros(p.shape) if n else None for p, n in zip(call.params, needs.params)
-            ]
-            dx = x.new_zeros(x.shape) if needs.x else None
-            return Gradients(dx, list(d_states), d_params, list(d_fresh))
         rows = Rows.of(call.lengths)
         kept = _by_layer(spec, reserve)
         dy = grads.y

@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from openrnn.backends.fused import plan
-from openrnn.cells import lookup
 from openrnn.codegen import build, cuda
 from openrnn.codegen.cuda import Backward, Forward
-from openrnn.codegen.trace import Traced, trace
+from openrnn.codegen.trace import Traced
 from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
-from openrnn.spec import Spec
 
 How = TypeVar("How", Forward, Backward)
 Flags = tuple[str, ...]  # the names of those that are on
@@ -23,11 +21,6 @@ Flags = tuple[str, ...]  # the names of those that are on
 
 class NoKernelError(OpenRNNError, RuntimeError):
     """No kernel of a cell can be compiled that an architecture holds."""
-
-
-def traced(spec: Spec) -> Traced:
-    """The graphs of a network's cell, clip applied."""
-    return trace(lookup(spec.cell), spec.cell_clip)
 
 
 PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
@@ -65,12 +58,14 @@ def unspilled(
     return None
 
 
-@lru_cache(maxsize=4096)
-def _kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
-    patience: int,
-) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
-    capability = torch.cuda.get_device_capability(device)
+def best(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
+    capability: tuple[int, int], patience: int = 0,
+) -> tuple[nvrtc.Binary, Forward | Backward] | None:  # fmt: skip
+    """The kernel that the plan puts first among those without spills, for so many tiles of 8 rows.
+
+    `kind` is "forward" or "backward"; None where TRIES tiles all spill.
+    """
     arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
     rank: Callable[..., tuple[Forward | Backward, ...]]
     rank = plan.forward if kind == "forward" else plan.backward
@@ -78,10 +73,23 @@ def _kernel(
         asked = replace(how, **dict.fromkeys(flags, True))  # type: ignore[arg-type]
         found = unspilled(cell, dtype, asked, arch, shared, patience)  # type: ignore[type-var]
         if found is not None:
-            made, final = found
-            taken = cuda.shared_bytes(cell, dtype, final)
-            return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
-    raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
+            return found
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _kernel(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
+    patience: int,
+) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
+    capability = torch.cuda.get_device_capability(device)
+    found = best(kind, cell, dtype, hidden, tiles, flags, capability, patience)
+    if found is None:
+        arch = nvrtc.arch_of(capability)
+        raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
+    made, final = found
+    taken = cuda.shared_bytes(cell, dtype, final)
+    return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
 
 
 def forward(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn import philox
-from openrnn.backends.base import Call
+from openrnn.backends.base import Call, traced
 from openrnn.backends.fused import kernels, plan
 from openrnn.codegen import cuda
 from openrnn.params import places
@@ -109,7 +109,7 @@ class Run:
         spec = call.problem.spec
         self.call, self.spec, self.rows, self.direction = call, spec, rows, direction
         self.chain = layer * spec.directions + direction
-        self.cell = kernels.traced(spec)
+        self.cell = traced(spec)
         self.dtype = str(call.x.dtype).removeprefix("torch.")
         self.hidden, self.units = spec.hidden_size, plan.padded(spec.hidden_size)
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
