@@ -1,5 +1,6 @@
 """The CUDA kernels as they can be judged without a GPU: sources, binaries, tiles, the cache."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -85,8 +86,11 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
         assert cuda.shared_bytes(cell, "bfloat16", how) <= limits.shared
     for how in plan.backward(cell, "bfloat16", hidden, 8, capability):
         # an empty block would wait for nobody, and overwrite what others still read
-        assert (how.cluster - 1) * how.block_groups * 8 < how.units
-        assert how.cluster * how.block_groups * 8 >= how.units
+        groups = how.units // 8
+        starts = [-(-block * groups // how.cluster) for block in range(how.cluster + 1)]
+        counts = [b - a for a, b in itertools.pairwise(starts)]
+        assert min(counts) > 0
+        assert max(counts) <= how.block_groups
 
 
 def test_what_fits_nowhere_is_refused():

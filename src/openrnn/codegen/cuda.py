@@ -136,7 +136,7 @@ def backward_source(cell: Traced, dtype: str, how: Backward) -> str:
 def dropout_source(dtype: str) -> str:
     """The kernel of dropout between layers."""
     head = f"#define BFLOAT {int(dtype == 'bfloat16')}\n#define NARROW {int(SIZES[dtype] == 2)}\n"
-    return head + "#define CLUSTER 1\n" + _expanded("dropout.cuh", "")
+    return head + "#define CLUSTER 1\n#define UNITS 8\n" + _expanded("dropout.cuh", "")
 
 
 def examples(cell: Traced, dtype: str) -> tuple[str, str]:

@@ -51,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const int block = block_of_cluster();
     const wide cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    const int groups = GROUPS - block * BLOCK_GROUPS < BLOCK_GROUPS
-                           ? GROUPS - block * BLOCK_GROUPS : BLOCK_GROUPS;
+    const int first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
 
     number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
     for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
@@ -76,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int group = (warp * MMA_ROWS + m) * 2 + h;
-                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = block * OWN + k % OWN;
-                if (group < GROUPS && plane < GATES && unit < UNITS)
+                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = first_group * 8 + k % OWN;
+                if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
                     half[h] = *reinterpret_cast<const uint4*>(
                         weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
             }
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
-        const int unit = (block * BLOCK_GROUPS + slot.group) * 8 + of8;
+        const int unit = (first_group + slot.group) * 8 + of8;
         const bool inside = slot.mine && unit < units;
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
@@ -127,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = slot_of(s);
-            const int group = block * BLOCK_GROUPS + slot.group;
+            const int group = first_group + slot.group;
             const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
             // dy: a lane copies 16 bytes of [row, 8 units]
             const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
@@ -265,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const Slot slot = slot_of(s);
-                const int group = block * BLOCK_GROUPS + slot.group;
+                const int group = first_group + slot.group;
                 float d_gate[2][PLANES] = {};
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
@@ -322,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {
                 const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
-                const int owner = group / BLOCK_GROUPS;
+                const int owner = owner_of(group), its = group - first_group_of(owner);
                 #pragma unroll
                 for (int n = 0; n < TILES; ++n) {
                     float mine[4];
@@ -334,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     const float4 chunk = odd ? make_float4(low, high, mine[2], mine[3])
                                              : make_float4(mine[0], mine[1], low, high);
                     const int there = AT_PARTS + (f * 2 + (i & 1)) * PARTS +
-                        ((block * TILES + n) * BLOCK_GROUPS + group % BLOCK_GROUPS) * 256 + of8 * 32 +
+                        ((block * TILES + n) * BLOCK_GROUPS + its) * 256 + of8 * 32 +
                         (of4 >> 1) * 16;
                     if (group >= GROUPS) continue;
 #if CLUSTER > 1
@@ -365,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
         if (!slot.mine) continue;
-        const int group = block * BLOCK_GROUPS + slot.group, unit = group * 8 + of8;
+        const int group = first_group + slot.group, unit = group * 8 + of8;
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll

@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
-    const int first_group = block * GROUPS_HERE + warp * PER_WARP;
+    const int first_group = first_group_of(block) + warp * PER_WARP;
+    const int end_group = first_group_of(block + 1);  // of this block
     const wide first_row = wide(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
 
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             for (int h = 0; h < 2; ++h) {
                 const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
                 const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
-                if (j < PER_WARP && group < GROUPS && k < UNITS)
+                if (j < PER_WARP && group < end_group && k < UNITS)
                     half[h] = *reinterpret_cast<const uint4*>(
                         weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
             }
@@ -205,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
             const int b = rows[f * ROWS + n * 8 + line];
-            taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < GROUPS ? 16 : 0;
+            taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < end_group ? 16 : 0;
             input[f][copy] = taken[f][copy] ? x + first * x_step + b * x_row + gate * x_gate +
                                                   (first_group + j) * 8 + unit : x;
         }
@@ -236,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
 
     // a warp without units sends nothing, so nobody would wait for it to see each letter
-    const int turns = CLUSTER > 1 && first_group >= GROUPS ? 0 : count;
+    const int turns = CLUSTER > 1 && first_group >= end_group ? 0 : count;
     for (int i = 0; i < turns; ++i) {
         const int t = first + way * i, now = i & 1;
         #pragma unroll
@@ -299,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         step(left, right, before, vector[j], after, values[c]);
                         const int column = of4 * 2 + c;
                         const bool live = live_rows[n] >> (column * 4) & 1;
-                        if (EVERY && live && rows[f * ROWS + n * 8 + column] >= 0) {
+                        if (EVERY && live && group < end_group && rows[f * ROWS + n * 8 + column] >= 0) {
                             const wide b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
                             #pragma unroll
                             for (int k = 0; k < STATES; ++k)
@@ -329,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         letter = pair_of(fresh_pair);
                     }
                     letter = operand(letter);
-                    const bool mine = GROUPS % GROUPS_HERE == 0 || group < GROUPS;
+                    const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
                     const int piece = NARROW ? group : group * 2 + (of4 >> 1);
                     const int there = AT_HIDDEN + (f * 2 + 1 - now) * HIDDEN_BYTES +
                                       place_of(piece, n, of8);
@@ -347,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0) keep(output[f][n] + j * 8, hidden_pair);
-                    if (KEEP && group < GROUPS && first_row + f * ROWS + n * 8 < batch)
+                    if (KEEP && mine && first_row + f * ROWS + n * 8 < batch)
                         keep_records(record[f][n] + j * (64 * RECORD), rest, values);
                 }
             #pragma unroll
@@ -370,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const int unit = (first_group + j) * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
-                        if (b >= 0 && unit < units)
+                        if (b >= 0 && unit < units && first_group + j < end_group)
                             final[k][wide(b) * units + unit] = narrow(state[f][j][n][c][k]);
                 }
 #if CLUSTER > 1

@@ -72,7 +72,7 @@ def forwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[
     groups = units // 8
     for cluster in (1, 2, 4, 8, 16):
         here = -(-groups // cluster)
-        if cluster > limits.cluster or (cluster > 1 and (cluster - 1) * here >= groups):
+        if cluster > limits.cluster or cluster > groups:
             continue
         for per_warp in (1, 2, 3, 4):
             warps = -(-here // per_warp)
@@ -98,7 +98,7 @@ def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator
     groups = units // 8
     for cluster in (1, 2, 4, 8, 16):
         here = -(-groups // cluster)
-        if cluster > limits.cluster or (cluster > 1 and (cluster - 1) * here >= groups):
+        if cluster > limits.cluster or cluster > groups:
             continue
         for warps in (4, 8, 12, 16):
             for tiles in (1, 2):

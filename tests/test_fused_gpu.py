@@ -1,0 +1,88 @@
+"""The fused kernels on a GPU beyond the cases of every backend: large sizes, graphs, streams."""
+
+import pytest
+import torch
+
+import openrnn
+from openrnn import cells
+
+pytestmark = pytest.mark.gpu
+
+# a relative error of the norm: several roundings of a value in the type of the products
+FAIR = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 3e-3}
+
+
+def layer(cell, hidden, dtype, **options):
+    torch.manual_seed(hidden)
+    where = {"device": "cuda", "dtype": dtype}
+    return openrnn.Recurrent(cell, 24, hidden, backend="fused", **where, **options)
+
+
+def step(net, x, dy):
+    y = net(x)[0]
+    return [y, *torch.autograd.grad(y, [x, *net.parameters()], dy)]
+
+
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "batch", "steps"),
+    [(1, 1, 1), (67, 3, 40), (127, 9, 5000), (128, 300, 7), (251, 17, 33), (256, 129, 9),
+     (509, 31, 12), (600, 9, 5), (650, 20, 5), (761, 8, 3)],
+)  # fmt: skip
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
+def test_sizes(cell, hidden, batch, steps, dtype):
+    """Outputs and gradients against float64, at tile edges and primes."""
+    net = layer(cell, hidden, dtype)
+    problem = openrnn.Problem(net.spec, dtype, "cuda", torch.cuda.get_device_capability(), True)
+    if openrnn.explain(problem, "fused").chosen is None:
+        pytest.skip("refused")
+    exact = openrnn.Recurrent(cell, 24, hidden, backend="reference", device="cuda")
+    exact.load_state_dict(net.state_dict())
+    x = torch.randn(steps, batch, 24, device="cuda", dtype=dtype, requires_grad=True)
+    dy = torch.randn(steps, batch, hidden, device="cuda", dtype=dtype)
+    found = step(net, x, dy)
+    if steps <= 50:
+        wide = x.detach().double().requires_grad_()
+        wanted = step(exact.double(), wide, dy.double())
+        for have, want in zip(found, wanted):
+            assert (have - want).norm() <= FAIR[dtype] * want.norm()
+    for have, again in zip(found, step(net, x, dy)):
+        assert torch.equal(have, again)
+
+
+def test_a_captured_graph_replays_the_same_bits():
+    net = layer(cells.gru, 96, torch.bfloat16)
+    x = torch.randn(20, 12, 24, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(20, 12, 96, device="cuda", dtype=torch.bfloat16)
+    wanted = step(net, x, dy)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(net, x, dy)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(net, x, dy)
+    for value in found:
+        value.detach().zero_()
+    graph.replay()
+    for have, want in zip(found, wanted):
+        assert torch.equal(have, want)
+
+
+def test_streams_do_not_meet():
+    """Calls on four streams at once give what they give alone."""
+    net = layer(cells.lstm, 256, torch.float16)
+    inputs = [torch.randn(64, 8, 24, device="cuda", dtype=torch.float16) for _ in range(4)]
+    with torch.no_grad():
+        alone = [net(x)[0] for x in inputs]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in inputs]
+        for _ in range(20):
+            found = []
+            for stream, x in zip(streams, inputs):
+                with torch.cuda.stream(stream):
+                    found.append(net(x)[0])
+            torch.cuda.synchronize()
+            for have, want in zip(found, alone):
+                assert torch.equal(have, want)
