@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import openrnn
-from openrnn import cells
+from openrnn import cells, dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def test_sizes(cell, hidden, batch, steps, dtype):
     """Outputs and gradients against float64, at tile edges and primes."""
     net = layer(cell, hidden, dtype)
     problem = openrnn.Problem(net.spec, dtype, "cuda", torch.cuda.get_device_capability(), True)
-    if openrnn.explain(problem, "fused").chosen is None:
+    if dispatch.explain(problem, "fused").chosen is None:
         pytest.skip("refused")
     exact = openrnn.Recurrent(cell, 24, hidden, backend="reference", device="cuda")
     exact.load_state_dict(net.state_dict())

@@ -56,12 +56,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
     for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-#if CLUSTER > 1
     const word mailboxes = shared_address(shared);
     const int letter = groups * 256 * TILES * CLUSTER;
-    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8, letter);
-#endif
-    __syncthreads();
+    open_mailboxes<FLIGHT * 2>(mailboxes, letter);
     if (LENGTHS) steps = lengths[order[first_row]];
 
     // R^T as A operands: rows are units of the whole layer, K this block's gates
@@ -261,6 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 #endif
                 add_parts(f, before);
             }
+#if CLUSTER > 1 && PATIENCE
+            // Gates are written over what the step before read. Its letters order the two, each
+            // sent after its sender's reads; racecheck follows barriers, not letters.
+            __syncthreads();
+#endif
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const Slot slot = slot_of(s);
@@ -313,7 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 }
             }
             __syncthreads();
-            // dh = R^T dr, this block's part of all units
+            // dh = R^T dr, this block's part of all units; nobody waits for warps without units
+            if (CLUSTER > 1 && warp * MMA_ROWS * 2 >= GROUPS) continue;
             Sums sums_of_rows = {};
             product(sums_of_rows, matrix, others,
                     shared + AT_GATES + f * GATE_ROWS + place_of(of4, 0, of8));

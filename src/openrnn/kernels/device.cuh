@@ -226,10 +226,16 @@ INLINE void expect(word mailbox, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-INLINE void start_mailbox(word mailbox, int bytes) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    expect(mailbox, bytes);
+// COUNT mailboxes await their first letters; what all threads wrote before is seen by all
+template <int COUNT>
+INLINE void open_mailboxes(word mailboxes, int bytes) {
+    const word mailbox = mailboxes + threadIdx.x * 8;
+    if (threadIdx.x < COUNT) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x < COUNT) expect(mailbox, bytes);
 }
 
 INLINE void send(word target, uint4 value, word mailbox) {
@@ -258,6 +264,11 @@ INLINE void await(word mailbox, word phase) {
 }
 #else
 INLINE int block_of_cluster() { return 0; }
+
+template <int COUNT>
+INLINE void open_mailboxes(word, int) {
+    __syncthreads();
+}
 #endif
 
 // the row of the batch that each row of a cluster's tiles is, or -1; order: none is the plain one

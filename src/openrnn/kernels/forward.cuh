@@ -84,11 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
     for (int at = AT_HIDDEN + threadIdx.x * 16; at < AT_RING; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-#if CLUSTER > 1
     const word mailboxes = shared_address(shared);
-    if (threadIdx.x < FLIGHT * 2) start_mailbox(mailboxes + threadIdx.x * 8, LETTER);
-#endif
-    __syncthreads();
+    open_mailboxes<FLIGHT * 2>(mailboxes, LETTER);
     if (LENGTHS) steps = lengths[order[first_row]];
 
     // whether a row starts from fresh states: it is reset before its first step

@@ -76,10 +76,6 @@ class Fused(Backend):
             )
         return reasons
 
-    def yields(self, problem: Problem) -> str | None:
-        """Until its launches are checked by compute-sanitizer and a soak, it runs where named."""
-        return 'new, runs where it is named: backend="fused"'
-
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain its records; after each lower layer its output."""
         from openrnn.backends.fused import plan

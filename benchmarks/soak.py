@@ -1,0 +1,83 @@
+"""Random calls of the fused kernels on four streams: `python benchmarks/soak.py [--minutes 10]`.
+
+Each problem runs once alone, then again among others on any of the streams: the same bits are
+wanted, with no error, no hang and no growth of memory. Ends with 1 where that fails.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import openrnn
+from openrnn import cells
+
+CELLS = (cells.lstm, cells.gru, cells.rnn_tanh, cells.mgu, cells.peephole_lstm)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def problem(dice: random.Random) -> Callable[[], list[torch.Tensor]]:
+    """A call of random cell, type, sizes and features, with the same numbers each time."""
+    hidden = dice.choice((1, 7, 24, 64, 100, 128, 200, 256, 384))
+    steps, batch = dice.randint(1, 80), dice.choice((1, 3, 8, 17, 64, 130))
+    dtype = dice.choice(DTYPES)
+    layer = openrnn.Recurrent(
+        dice.choice(CELLS), 16, hidden, dice.choice((1, 1, 2)), bidirectional=dice.random() < 0.3,
+        backend="fused", device="cuda", dtype=dtype,
+    )  # fmt: skip
+    x = torch.randn(steps, batch, 16, device="cuda", dtype=dtype, requires_grad=True)
+    given: dict[str, torch.Tensor] = {}
+    if dice.random() < 0.3:
+        given["lengths"] = torch.randint(0, steps + 1, (batch,), device="cuda")
+    if dice.random() < 0.3:
+        given["reset"] = torch.rand(steps, batch, device="cuda") < 0.05
+
+    def call() -> list[torch.Tensor]:
+        y = layer(x, **given)[0]
+        return [y.detach(), *torch.autograd.grad(y.sum(), [x, *layer.parameters()])]
+
+    return call
+
+
+def main() -> int:
+    """Runs until the time is over; says how many calls there were."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    dice = random.Random(asked.seed)
+    torch.manual_seed(asked.seed)
+    # several streams differentiate the same parameters on purpose
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    calls = [problem(dice) for _ in range(asked.problems)]
+    alone = [call() for call in calls]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    end, done, first, peak = time.monotonic() + 60 * asked.minutes, 0, 0, 0
+    while time.monotonic() < end:
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(20):
+            picks = [dice.randrange(len(calls)) for _ in streams]
+            found = []
+            for stream, pick in zip(streams, picks):
+                with torch.cuda.stream(stream):
+                    found.append(calls[pick]())
+            torch.cuda.synchronize()
+            for pick, have in zip(picks, found):
+                for a, b in zip(have, alone[pick]):
+                    if not torch.equal(a, b):
+                        print(f"problem {pick} gave other bits after {done} calls")
+                        return 1
+            done += len(picks)
+        peak = max(peak, torch.cuda.memory_allocated())
+        first = first or peak
+    print(f"{done} calls of {len(calls)} problems, memory {first >> 20} -> {peak >> 20} MiB")
+    return int(peak > first * 1.1 + (64 << 20))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
