@@ -12,7 +12,7 @@ import re
 import struct
 import tempfile
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -181,13 +181,22 @@ class Kernel:
     Args:
         made: the binary; cluster: blocks that share memory; threads: of a block.
         shared: bytes of shared memory of a block.
+        together: whether all blocks of a launch must be on the device at once.
     """
 
-    def __init__(self, made: Binary, cluster: int, threads: int, shared: int, device: int) -> None:
+    def __init__(
+        self,
+        made: Binary,
+        cluster: int,
+        threads: int,
+        shared: int,
+        device: int,
+        together: bool = False,
+    ) -> None:
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
-        self.device = device
+        self.device, self.together = device, together
         self._module = ObjectCode.from_cubin(made.code)
         self._kernel = self._module.get_kernel(made.name)
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
@@ -204,6 +213,34 @@ class Kernel:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
 
+    @cached_property
+    def resident(self) -> int:
+        """How many clusters the device holds at once, as the driver says."""
+        from cuda.bindings import driver
+
+        kernel = driver.CUkernel(int(self._kernel.handle))
+        status, function = driver.cuKernelGetFunction(kernel)
+        found = 0
+        if status == driver.CUresult.CUDA_SUCCESS and self.cluster == 1:
+            status, found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                function, self.threads, self.shared
+            )
+            found *= torch.cuda.get_device_properties(self.device).multi_processor_count
+        elif status == driver.CUresult.CUDA_SUCCESS:
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = self.cluster, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+            config.sharedMemBytes = self.shared
+            shape = driver.CUlaunchAttribute()
+            shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            shape.value.clusterDim.x = self.cluster
+            shape.value.clusterDim.y = shape.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [shape], 1
+            status, found = driver.cuOccupancyMaxActiveClusters(function, config)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
+        return int(found)
+
     def launch(self, clusters: int, *args: int) -> None:
         """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
         from cuda.core import LaunchConfig, launch
@@ -212,8 +249,9 @@ class Kernel:
         if config is None:
             shape = {"cluster": self.cluster} if self.cluster > 1 else {}
             config = LaunchConfig(
-                grid=clusters, block=self.threads, shmem_size=self.shared, **shape
-            )
+                grid=clusters, block=self.threads, shmem_size=self.shared,
+                is_cooperative=self.together, **shape,
+            )  # fmt: skip
             self._configs[clusters] = config
         try:
             launch(_stream(self.device), config, self._kernel, *args)
@@ -239,10 +277,12 @@ _LOCK = Lock()
 _LOADED: dict[tuple[int, int], Kernel] = {}
 
 
-def loaded(made: Binary, cluster: int, threads: int, shared: int, device: int) -> Kernel:
+def loaded(
+    made: Binary, cluster: int, threads: int, shared: int, device: int, together: bool = False
+) -> Kernel:
     """The binary as a kernel on a device, loaded once."""
     key = id(made), device
     with _LOCK:
         if key not in _LOADED:
-            _LOADED[key] = Kernel(made, cluster, threads, shared, device)
+            _LOADED[key] = Kernel(made, cluster, threads, shared, device, together)
         return _LOADED[key]

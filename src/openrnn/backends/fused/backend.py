@@ -20,7 +20,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.codegen import cuda
+from openrnn.codegen import tiles
 from openrnn.errors import CellError
 from openrnn.native import nvrtc
 from openrnn.params import places
@@ -71,7 +71,7 @@ class Fused(Backend):
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
         if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
             reasons.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no cluster of "
+                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel of "
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
             )
         return reasons
@@ -81,7 +81,7 @@ class Fused(Backend):
         from openrnn.backends.fused import plan
 
         spec, dtype = problem.spec, problem.dtype
-        record = cuda.record(traced(spec), str(dtype).removeprefix("torch."))
+        record = tiles.record(traced(spec), str(dtype).removeprefix("torch."))
         units = plan.padded(spec.hidden_size)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):

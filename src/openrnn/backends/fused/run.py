@@ -50,6 +50,13 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
+def emptied(mailbox: Tensor) -> Tensor:
+    """A mailbox with all bits set: a nan that no kernel writes."""
+    bits = torch.int16 if mailbox.element_size() == 2 else torch.int32
+    mailbox.view(bits).fill_(-1)
+    return mailbox
+
+
 def picked(parts: Tensor, order: tuple[int, ...]) -> Tensor:
     """The parts in another order; a list as an index would be copied from the host."""
     return torch.stack([parts[place] for place in order])
@@ -196,12 +203,19 @@ class Run:
             fresh = torch.empty if self.rows is None else torch.zeros
             target = fresh(self.steps, self.batch, self.units, dtype=y.dtype, device=y.device)
         weight = self._padded(self.w_hh, True)
-        kernel.launch(
-            -(-self.batch // how.rows),
-            weight.data_ptr(), left.data_ptr(), left.stride(0), left.stride(1), gate,
-            target.data_ptr(), target.stride(0), target.stride(1), _address(kept),
-            _address(self.b_ih), _address(self.b_hh), _address(self.vectors),
-            *self._row_arguments(), self.steps, self.batch, hidden, self.direction,
+        mail: Tensor | None = None
+        if how.clusters > 1:
+            if self.rows is None and self.reset is None:
+                emptied(target)
+            else:
+                mail = emptied(y.new_empty(self.steps, self.batch, self.units))
+        kernels.launch(
+            kernel, how, self.batch,
+            (weight.data_ptr(), left.data_ptr(), left.stride(0), left.stride(1), gate,
+             target.data_ptr(), target.stride(0), target.stride(1),
+             *((_address(mail),) if how.clusters > 1 else ()), _address(kept),
+             _address(self.b_ih), _address(self.b_hh), _address(self.vectors),
+             *self._row_arguments(), self.steps, self.batch, hidden, self.direction),
             *self._states(call.states), *self._states(call.reset_states), *self._states(finals),
             *self._states(every),
         )  # fmt: skip
@@ -242,17 +256,21 @@ class Run:
                 dy = whole(dy)
         fresh = torch.empty if self.rows is None else torch.zeros
         d_gates = fresh(self.steps, self.batch, count, units, dtype=x.dtype, device=x.device)
+        if how.clusters > 1:
+            emptied(d_gates)
         clusters = -(-self.batch // how.rows)
         vectors = len(self.spec.unit_params)
         sums = torch.empty(
             clusters * how.tiles, count + vectors, units, device=x.device,
             dtype=torch.float32,
         )  # fmt: skip
-        kernel.launch(
-            clusters, weight.data_ptr(), kept.data_ptr(), _address(dy),
-            *((0, 0) if dy is None else dy.stride()[:2]), d_gates.data_ptr(), sums.data_ptr(),
-            _address(self.vectors), *self._row_arguments(), self.steps, self.batch, hidden,
-            self.direction, *self._states(d_final), *self._states(d_every),
+        kernels.launch(
+            kernel, how, self.batch,
+            (weight.data_ptr(), kept.data_ptr(), _address(dy),
+             *((0, 0) if dy is None else dy.stride()[:2]), d_gates.data_ptr(), sums.data_ptr(),
+             _address(self.vectors), *self._row_arguments(), self.steps, self.batch, hidden,
+             self.direction),
+            *self._states(d_final), *self._states(d_every),
             *self._states(d_initial), *self._states(d_fresh),
         )  # fmt: skip
         flat = d_gates.view(-1, count * units)
