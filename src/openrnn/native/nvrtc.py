@@ -4,6 +4,7 @@ No toolkit, include file or GPU is needed to compile. A cubin lies in the user's
 a digest of all that made it, behind a digest of itself: a damaged one is compiled again.
 """
 
+import ctypes
 import hashlib
 import io
 import json
@@ -184,6 +185,7 @@ class Kernel:
     """
 
     def __init__(self, made: Binary, cluster: int, threads: int, shared: int, device: int) -> None:
+        from cuda.bindings import driver
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
@@ -193,7 +195,8 @@ class Kernel:
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
-        self._configs: dict[int, Any] = {}
+        self._function = driver.CUfunction(int(self._kernel.handle))
+        self._configs: dict[tuple[int, int], Any] = {}  # by clusters and stream
 
     def _set(self, attribute: str, value: int) -> None:
         from cuda.bindings import driver
@@ -206,33 +209,37 @@ class Kernel:
 
     def launch(self, clusters: int, *args: int) -> None:
         """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
-        from cuda.core import LaunchConfig, launch
+        from cuda.bindings import driver
 
-        config = self._configs.get(clusters)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        config = self._configs.get((clusters, stream))
         if config is None:
-            shape = {"cluster": self.cluster} if self.cluster > 1 else {}
-            config = LaunchConfig(
-                grid=clusters, block=self.threads, shmem_size=self.shared, **shape
-            )
-            self._configs[clusters] = config
-        try:
-            launch(_stream(self.device), config, self._kernel, *args)
-        except Exception as error:
+            config = self._configs[clusters, stream] = self._config(clusters, stream)
+        values = (ctypes.c_int64 * len(args))(*args)
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * len(args))(*range(start, start + 8 * len(args), 8))
+        (status,) = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(places), 0)
+        if status:
             raise LaunchError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
-                f"{self.threads} threads, {self.shared} bytes shared: {error}"
-            ) from error
+                f"{self.threads} threads, {self.shared} bytes shared: {status.name}"
+            )
 
+    def _config(self, clusters: int, stream: int) -> Any:
+        """How the driver is told sizes and stream."""
+        from cuda.bindings import driver
 
-def _stream(device: int) -> Any:
-    return _wrapped(torch.cuda.current_stream(device).cuda_stream)
-
-
-@lru_cache(maxsize=64)
-def _wrapped(handle: int) -> Any:
-    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
-
-    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared, driver.CUstream(stream)
+        if self.cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = self.cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
 
 
 _LOCK = Lock()

@@ -20,9 +20,8 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.codegen import cuda
 from openrnn.errors import CellError
-from openrnn.native import nvrtc
+from openrnn.native import cublaslt, nvrtc
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -50,9 +49,9 @@ class Fused(Backend):
     )
 
     def absent(self) -> str | None:
-        return nvrtc.absent() or (
-            None if torch.cuda.is_available() else "torch finds no CUDA device"
-        )
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device"
+        return nvrtc.absent() or cublaslt.absent()
 
     def refusals(self, problem: Problem) -> list[str]:
         from openrnn.backends.fused import plan
@@ -79,13 +78,13 @@ class Fused(Backend):
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain its records; after each lower layer its output."""
         from openrnn.backends.fused import plan
+        from openrnn.backends.fused.chain import record
 
         spec, dtype = problem.spec, problem.dtype
-        record = cuda.record(traced(spec), str(dtype).removeprefix("torch."))
-        units = plan.padded(spec.hidden_size)
+        size, units = record(spec, dtype), plan.padded(spec.hidden_size)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
-            shape = (steps, (batch + 7) // 8, units // 8, 64 * record)
+            shape = (steps, (batch + 7) // 8, units // 8, 64 * size)
             kept += [(shape, dtype)] * spec.directions
             if layer < spec.num_layers - 1:
                 kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
@@ -128,6 +127,7 @@ class Fused(Backend):
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
+        from openrnn.backends.fused import gradients
         from openrnn.backends.fused.run import Rows, Run, dropped
 
         spec, x = call.problem.spec, call.x
@@ -141,6 +141,7 @@ class Fused(Backend):
             s.new_zeros(s.shape) if n else None
             for s, n in zip(call.reset_states, needs.reset_states)
         ]
+        states = d_finals, d_every, d_states, d_fresh
         d_params: list[Tensor | None] = [None] * len(call.params)
         rows = Rows.of(call.lengths)
         kept = _by_layer(spec, reserve)
@@ -156,8 +157,8 @@ class Fused(Backend):
                     here = places(spec)[layer * spec.directions + direction]
                     wants = [place is not None and needs.params[place] for place in here]
                     run = Run(call, layer, direction, rows)
-                    part, found = run.backward(
-                        below, output, held[direction], dy, (d_finals, d_every, d_states, d_fresh),
+                    part, found = gradients.backward(
+                        run, below, output, held[direction], dy, states,
                         (layer > 0 or needs.x, *wants),
                     )  # fmt: skip
                     if part is not None:
