@@ -114,12 +114,12 @@ class Plan:
     Args:
         sizes: rows and columns of d, and the columns of a.
         layouts: strides of a, b and d, then whether a and b are flipped.
-        alignments: bytes that divide the addresses of a, b and d.
+        aligned: whether all three begin at multiples of 16 bytes, else at those of an element.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
-        layouts: tuple[int, int, int, bool, bool], alignments: tuple[int, int, int],
+        layouts: tuple[int, int, int, bool, bool], aligned: bool,
     ) -> None:  # fmt: skip
         self._library, self._made = load(), list[tuple[str, int]]()
         kind, compute = KINDS[dtype]
@@ -137,9 +137,9 @@ class Plan:
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
-        of_a, of_b, of_d = alignments
-        for place, least in enumerate((of_b, of_a, of_d, of_d)):
-            self._set("MatmulPreference", wish, _ALIGNMENT + place, ctypes.c_uint32(least))
+        least = ctypes.c_uint32(16 if aligned else dtype.itemsize)
+        for matrix in range(4):
+            self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
         # cublasLtMatmulHeuristicResult_t: the algorithm in 64 bytes, then bytes of workspace
         self._found, count = (ctypes.c_uint64 * 12)(), ctypes.c_int32()
         self._library.cublasLtMatmulAlgoGetHeuristic(
@@ -180,10 +180,10 @@ def multiply(
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
     """
+    aligned = (a.address | b.address | d.address) % 16 == 0
     plan = _plan(
-        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped),
-        (_alignment(a.address), _alignment(b.address), _alignment(d.address)),
-    )  # fmt: skip
+        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned
+    )
     space = None
     if plan.workspace:
         space = torch.empty(plan.workspace, dtype=torch.uint8, device=f"cuda:{device}")
@@ -193,8 +193,3 @@ def multiply(
         0 if space is None else space.data_ptr(), plan.workspace,
         torch._C._cuda_getCurrentRawStream(device),
     )  # fmt: skip
-
-
-def _alignment(address: int) -> int:
-    """The largest power of two, up to 16, that divides it."""
-    return min(16, address & -address)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -176,6 +176,16 @@ def _resources(code: bytes) -> Resources:
     return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
+class _Arguments:
+    """Room for the arguments of a launch, and the addresses that the driver reads them by."""
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_int64 * count)()
+        start = ctypes.addressof(self.values)
+        self._places = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+        self.address = ctypes.addressof(self._places)
+
+
 class Kernel:
     """A kernel loaded on one device, ready to be launched.
 
@@ -196,6 +206,7 @@ class Kernel:
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._function = driver.CUfunction(int(self._kernel.handle))
+        self._arguments = local()  # a launch copies them before it returns
         self._configs: dict[tuple[int, int], Any] = {}  # by clusters and stream
 
     def _set(self, attribute: str, value: int) -> None:
@@ -215,15 +226,25 @@ class Kernel:
         config = self._configs.get((clusters, stream))
         if config is None:
             config = self._configs[clusters, stream] = self._config(clusters, stream)
-        values = (ctypes.c_int64 * len(args))(*args)
-        start = ctypes.addressof(values)
-        places = (ctypes.c_void_p * len(args))(*range(start, start + 8 * len(args), 8))
-        (status,) = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(places), 0)
+        found = getattr(self._arguments, "found", None)
+        if found is None:
+            found = self._arguments.found = _Arguments(len(args))
+            self._enter()
+        found.values[:] = args
+        (status,) = driver.cuLaunchKernelEx(config, self._function, found.address, 0)
         if status:
             raise LaunchError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
                 f"{self.threads} threads, {self.shared} bytes shared: {status.name}"
             )
+
+    def _enter(self) -> None:
+        """Gives a thread that has no context yet, as a new one of autograd, the device's."""
+        from cuda.bindings import driver
+
+        if not int(driver.cuCtxGetCurrent()[1]):
+            _, context = driver.cuDevicePrimaryCtxRetain(driver.CUdevice(self.device))
+            driver.cuCtxSetCurrent(context)
 
     def _config(self, clusters: int, stream: int) -> Any:
         """How the driver is told sizes and stream."""

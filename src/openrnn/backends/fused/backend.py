@@ -26,6 +26,7 @@ from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
 OLDEST = (8, 0)
+MOST_GATES = 16  # their order crosses to kernels as 4 bits each
 
 
 class Fused(Backend):
@@ -66,6 +67,8 @@ class Fused(Backend):
             cell = traced(spec)
         except CellError as error:
             return [str(error)]
+        if len(spec.gates) > MOST_GATES:
+            reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
         dtype = str(problem.dtype).removeprefix("torch.")
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
         if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
@@ -182,6 +185,8 @@ def _precision(spec: Spec) -> str:
 
 def _laid_out(call: Call) -> Call:
     """The call with states as the kernels read them."""
+    if not call.states and not call.reset_states:
+        return call
 
     def plain(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor.contiguous() for tensor in tensors]

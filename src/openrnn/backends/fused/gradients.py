@@ -1,7 +1,6 @@
 """The gradients of one layer and direction: the reverse time loop, then products over all steps."""
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,20 +10,6 @@ from openrnn.backends.fused.run import Run, address, rows_of, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
-
-
-def picked(parts: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The parts in another order; a list as an index would be copied from the host."""
-    return torch.cat([parts[a:b] for a, b in spans(order)])
-
-
-def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
-    """An order as spans of numbers that follow each other: (2, 0, 1) as (2, 3), (0, 2)."""
-    found = []
-    for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
-        places = [place for _, place in group]
-        found.append((places[0], places[-1] + 1))
-    return found
 
 
 def backward(
@@ -48,7 +33,8 @@ def backward(
         run.rows is not None, run.reset is not None,
         any(state is not None for state in d_every), any(state is not None for state in d_fresh),
     ))  # fmt: skip
-    weight = _transposed(run)
+    # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
+    weight = chain.arranged(run.w_hh, chain.right, True, True)
     step = row = 0
     if dy is not None:
         dy = dy[..., run.direction * hidden : (run.direction + 1) * hidden]
@@ -80,17 +66,6 @@ def backward(
     return dx, found
 
 
-def _transposed(run: Run) -> Tensor:
-    """R as (units, G, units): what a unit's h was multiplied by, gates in the order of planes."""
-    chain, hidden = run.chain, run.chain.hidden
-    if len(spans(chain.right)) == 1 and chain.exact:
-        square = hidden * hidden
-        turned = run.w_hh.as_strided((hidden, chain.gates, hidden), (1, square, hidden))
-        return turned.clone(memory_format=torch.contiguous_format)
-    weight = picked(run.split(run.w_hh, True), chain.right)
-    return weight.permute(2, 0, 1).contiguous()
-
-
 def _inputs(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
     """dx (T, B, I): the gradients of the left side times the input matrix."""
     chain, rows = run.chain, run.steps * run.batch
@@ -99,8 +74,8 @@ def _inputs(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
         found: Tensor = parts[..., : chain.hidden].sum(-2)
         return found
     weight = run.w_ih
-    if not chain.exact or len(spans(chain.left)) > 1:
-        weight = picked(run.split(weight, False), chain.left)
+    if not chain.exact or len(chain.left_spans) > 1:
+        weight = chain.arranged(weight, chain.left, False, False)
     dx = d_gates.new_empty(x.shape)
     inner = x.shape[2]
     multiply(
@@ -114,8 +89,8 @@ def _inputs(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
 class _Weight:
     """A gradient (G*H, N) to be: products write it gate by gate, from the order of planes."""
 
-    def __init__(self, run: Run, order: tuple[int, ...], columns: int) -> None:
-        self.chain, self.columns, self.spans = run.chain, columns, spans(order)
+    def __init__(self, run: Run, spans: list[tuple[int, int]], columns: int) -> None:
+        self.chain, self.columns, self.spans = run.chain, columns, spans
         height = self.chain.gates * self.chain.units
         self.made = run.w_hh.new_empty((height, columns))
         self.written = False
@@ -147,7 +122,7 @@ class _Weight:
 def _left(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
     """The gradient of the input matrix."""
     inputs = rows_of(x)
-    found = _Weight(run, run.chain.left, inputs.shape[1])
+    found = _Weight(run, run.chain.left_spans, inputs.shape[1])
     found.add(Matrix(d_gates.data_ptr(), run.chain.width), _matrix(inputs), inputs.shape[0])
     return found.finished()
 
@@ -160,7 +135,7 @@ def _recurrent(run: Run, y: Tensor, d_gates: Tensor) -> Tensor:
     """The gradient of R: the sum over steps of the right side's gradients times h before."""
     chain, call, batch, steps = run.chain, run.call, run.batch, run.steps
     reverse, width = run.direction == 1, chain.width
-    found = _Weight(run, chain.right, chain.hidden)
+    found = _Weight(run, chain.right_spans, chain.hidden)
     offset = width - chain.gates * chain.units
     replaced = _replaced(run)
     if steps > 1:
@@ -203,24 +178,18 @@ def _replaced(run: Run) -> Tensor | None:
 def _sums(run: Run, sums: Tensor, found: Found, wants: tuple[bool, ...]) -> None:
     """The gradients of biases and unit vectors, from the sums (parts, planes + vectors, units)."""
     chain = run.chain
-    biases = [run.b_ih is not None and wants[3], run.b_hh is not None and wants[4]]
-    if not any(biases) and not chain.vectors:
+    if run.b_ih is not None and wants[3]:
+        found[2] = torch.empty_like(run.b_ih)
+    if run.b_hh is not None and wants[4]:
+        found[3] = torch.empty_like(run.b_hh)
+    vectors: Tensor | None = None
+    if run.vectors is not None:
+        vectors = torch.empty_like(run.vectors)
+        found[5:] = vectors.unbind(0)
+    elif found[2] is None and found[3] is None:
         return
-    total = sums[0] if sums.shape[0] == 1 else sums.sum(0)
-    both = all(biases)
-    if both and chain.exact and chain.planes == chain.gates:
-        # the same numbers twice, in one copy
-        pair = run.w_hh.new_empty((2, chain.gates * chain.hidden))
-        pair.copy_(total[: chain.planes].view(1, -1).expand(pair.shape))
-        found[2], found[3] = pair.unbind(0)
-    else:
-        sides = total[: chain.gates], total[chain.planes - chain.gates : chain.planes]
-        orders = chain.left, chain.right
-        for place, (side, order, wanted) in enumerate(zip(sides, orders, biases)):
-            if wanted:
-                back = tuple(order.index(gate) for gate in range(chain.gates))
-                ordered = picked(side, back)[:, : chain.hidden]
-                found[2 + place] = ordered.reshape(-1).to(chain.dtype)
-    for place in range(chain.vectors):
-        vector = total[chain.planes + place, : chain.hidden]
-        found[5 + place] = vector.to(chain.dtype, copy=True)
+    chain.finish.launch(
+        -(-(2 * chain.gates + chain.vectors) * chain.hidden // 256), sums.data_ptr(),
+        address(found[2]), address(found[3]), address(vectors), sums.shape[0], chain.planes,
+        chain.gates, chain.vectors, chain.units, chain.hidden, chain.left_word, chain.right_word,
+    )  # fmt: skip

@@ -43,9 +43,7 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
     p, y = call.problem.spec.dropout, y.contiguous()
     low, high, offset = philox.split(call.seed)
     word = (layer + 256 * offset) & philox.WORD
-    capability = torch.cuda.get_device_capability(y.device)
-    dtype = str(y.dtype).removeprefix("torch.")
-    kernel = kernels.dropout(dtype, y.device.index or 0, capability)
+    kernel = kernels.plain("dropout", str(y.dtype).removeprefix("torch."), y.device.index or 0)
     out = torch.empty_like(y)
     steps, batch, width = y.shape
     (scale,) = unpack("i", pack("f", philox.scale(p)))
@@ -93,13 +91,6 @@ class Run:
         self.vectors = torch.stack(unit) if unit else None
         self.reset = None if call.reset is None else call.reset.contiguous()
 
-    def split(self, matrix: Tensor, columns: bool) -> Tensor:
-        """A matrix (G*H, In) as (G, units, In), its columns padded, too, where they are units."""
-        chain = self.chain
-        missing = chain.units - chain.hidden
-        parts = matrix.view(chain.gates, chain.hidden, matrix.shape[1])
-        return pad(parts, (0, missing if columns else 0, 0, missing)) if missing else parts
-
     def aligned(self, tensor: Tensor) -> bool:
         """Whether 16-byte copies of its rows may start where they do."""
         size = tensor.element_size()
@@ -133,7 +124,7 @@ class Run:
             plain = wide.stride(-1) == 1 and self.aligned(wide)
             return wide if plain else whole(wide), 0
         if not chain.exact:
-            weight = self.split(weight, False)
+            weight = chain.arranged(weight, chain.plain, False, False)
         inputs, width, inner = rows_of(x), chain.gates * chain.units, x.shape[2]
         left = inputs.new_empty((self.steps, self.batch, width))
         multiply(
@@ -161,7 +152,10 @@ class Run:
             fresh = torch.empty if self.rows is None else torch.zeros
             target = fresh(self.steps, self.batch, chain.units, dtype=y.dtype, device=y.device)
             start = 0
-        weight = whole(self.w_hh if chain.exact else self.split(self.w_hh, True))
+        if chain.exact:
+            weight = whole(self.w_hh)
+        else:
+            weight = chain.arranged(self.w_hh, chain.plain, False, True)
         left_step, left_row, _ = left.stride()
         step, row, _ = target.stride()
         kernel.launch(
