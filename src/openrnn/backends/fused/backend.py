@@ -11,6 +11,7 @@ from openrnn.backends.base import (
     Call,
     Capabilities,
     Cotangents,
+    Faster,
     Gradients,
     Needs,
     Outputs,
@@ -77,6 +78,19 @@ class Fused(Backend):
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
             )
         return reasons
+
+    def yields(self, problem: Problem) -> Faster | None:
+        """cuDNN, where it is measured faster."""
+        from openrnn.backends.fused import choice
+
+        where = choice.slower(problem)
+        return Faster("cudnn", where) if where else None
+
+    def describe(self, problem: Problem) -> list[str]:
+        """Variant, tiles, registers and the expected time of each kernel."""
+        from openrnn.backends.fused.describe import describe
+
+        return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain its records; after each lower layer its output."""
