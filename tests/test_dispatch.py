@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openrnn import cells, dispatch
-from openrnn.backends.base import Backend, Capabilities
+from openrnn.backends.base import Backend, Capabilities, Faster
 from openrnn.errors import NoBackendError
 from openrnn.spec import ALGORITHMS, BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -238,11 +238,11 @@ def test_what_is_absent_is_not_taken(install):
 
 
 def test_one_that_yields_still_runs_when_named(install):
-    install(Fake(EVERYTHING, "slow", over="second is 2x faster here"), Fake(EVERYTHING, "second"))
+    install(Fake(EVERYTHING, "slow", over=Faster("second", "H 4")), Fake(EVERYTHING, "second"))
     assert dispatch.select(PLAIN) == "second"
     assert dispatch.select(PLAIN, "slow") == "slow"
     first, _ = dispatch.explain(PLAIN).rows
-    assert first.verdict == "second is 2x faster here"
+    assert first.verdict == "second is measured faster here: H 4"
     assert not first.reasons
     assert dispatch.explain(PLAIN, "slow").rows[0].verdict == "runs"
 

@@ -1,7 +1,7 @@
 """Which backend runs a problem, and why each other one does not."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from openrnn import cells
@@ -32,6 +32,7 @@ class Row:
     reasons: tuple[str, ...]
     passed_over: str | None
     chosen: bool
+    details: tuple[str, ...] = ()  # how it would run, where somebody asked
 
     @property
     def verdict(self) -> str:
@@ -59,10 +60,10 @@ class Table:
 
     def __str__(self) -> str:
         width = max(len(row.backend) for row in self.rows)
-        lines = [
-            f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {row.verdict}"
-            for row in self.rows
-        ]
+        lines = []
+        for row in self.rows:
+            lines.append(f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {row.verdict}")
+            lines += [f"  {'':<{width}}  {line}" for line in row.details]
         return "\n".join([str(self.problem), *lines])
 
 
@@ -75,6 +76,15 @@ def check_name(name: str) -> None:
 @cache
 def _absent(name: str) -> str | None:
     return BACKENDS[name].absent()
+
+
+def _overtaken(backend: Backend, problem: Problem) -> str | None:
+    """Why `auto` takes another backend that can run the problem, too; or None."""
+    faster = backend.yields(problem)
+    other = BACKENDS.get(faster.backend) if faster else None
+    if other is None or _absent(other.name) or other.refusals(problem):
+        return None
+    return str(faster)
 
 
 def explain(problem: Problem, name: str = "auto") -> Table:
@@ -95,11 +105,20 @@ def explain(problem: Problem, name: str = "auto") -> Table:
             continue
         gone = _absent(backend.name)
         reasons = ([gone] if gone else []) + backend.refusals(problem)
-        over = None if reasons or name != "auto" else backend.yields(problem)
+        over = None if reasons or name != "auto" else _overtaken(backend, problem)
         runs = not reasons and over is None and not chosen
         chosen = chosen or runs
         rows.append(Row(backend.name, tuple(reasons), over, runs))
     return Table(problem, tuple(rows))
+
+
+def described(table: Table, *more: str) -> Table:
+    """The table with how the chosen backend would run, and more lines."""
+    rows = []
+    for row in table.rows:
+        lines = (*BACKENDS[row.backend].describe(table.problem), *more) if row.chosen else ()
+        rows.append(replace(row, details=lines))
+    return replace(table, rows=tuple(rows))
 
 
 @lru_cache(maxsize=4096)

@@ -31,11 +31,12 @@ def _choose(
     return_states: bool,
     transform: bool,
     generator: bool,
+    batch: int | None,
 ) -> str:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform, generator=generator,
+        return_states, transform, batch=batch, generator=generator,
     )  # fmt: skip
     return dispatch.select(problem, name)
 
@@ -44,6 +45,13 @@ def _choose(
 def _choose_in_graph(*values: Any) -> str:
     """The same choice while a compiler traces: all its arguments are constants of the graph."""
     return _choose(*values)
+
+
+def _size_class(x: Tensor) -> int | None:
+    """B up to the next power of two, where it may decide which of two backends is faster."""
+    if not x.is_cuda or x.dim() != 3 or torch.compiler.is_compiling():
+        return None
+    return 1 << max(0, x.shape[1] - 1).bit_length()
 
 
 def _transformed() -> bool:
@@ -107,7 +115,7 @@ def recurrent(
         choose, transform = _choose, _transformed()
     name = choose(
         text, backend, x.dtype, x.device, grad, drops, lengths is not None, reset is not None,
-        return_states, transform, drops and generator is not None,
+        return_states, transform, drops and generator is not None, _size_class(x),
     )  # fmt: skip
     if name == "reference":
         problem = Problem(
@@ -205,7 +213,7 @@ def takes_packed(
     drops = spec.drops(training)
     name = _choose(
         spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
-        drops and generator is not None,
+        drops and generator is not None, None,
     )  # fmt: skip
     return dispatch.BACKENDS[name].packed
 

@@ -189,7 +189,8 @@ class Problem:
         grad: the call keeps what backward needs.
         training: dropout between layers is on.
         transform: a `torch.func` transform or forward-mode differentiation is active.
-        steps, batch: T and B, where known; they inform a report and never decide.
+        steps: T, where known; it informs a report and never decides.
+        batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
     """
 

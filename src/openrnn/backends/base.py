@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,6 +111,16 @@ def _words(values: frozenset[str]) -> str:
     return " or ".join(sorted(values)) or "nothing"
 
 
+class Faster(NamedTuple):
+    """Another backend that is measured faster, and where."""
+
+    backend: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} is measured faster here: {self.where}"
+
+
 class Backend:
     """One way to run a network."""
 
@@ -161,9 +171,13 @@ class Backend:
             )
         return reasons
 
-    def yields(self, problem: Problem) -> str | None:
-        """Why `auto` passes it over although it could, such as a slower measured time; or None."""
+    def yields(self, problem: Problem) -> Faster | None:
+        """The backend that `auto` takes instead where that one can run, too; or None."""
         return None
+
+    def describe(self, problem: Problem) -> list[str]:
+        """How it would run a problem that it takes, for a person; needs its machine."""
+        return []
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """Shape and dtype of each tensor that forward keeps for backward; sizes may be symbolic."""

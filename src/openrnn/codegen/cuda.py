@@ -65,10 +65,10 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
     return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, function)
 
 
-def dropout_source(dtype: str) -> str:
-    """The kernel of dropout between layers."""
+def plain_source(name: str, dtype: str) -> str:
+    """A kernel that no cell changes, such as "dropout"."""
     head = f"#define BFLOAT {int(dtype == 'bfloat16')}\n#define NARROW {int(SIZES[dtype] == 2)}\n"
-    return head + "#define CLUSTER 1\n#define UNITS 8\n" + _expanded("dropout.cuh", "")
+    return head + "#define CLUSTER 1\n#define UNITS 8\n" + _expanded(f"{name}.cuh", "")
 
 
 def examples(cell: Traced, dtype: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ No toolkit, include file or GPU is needed to compile. A cubin lies in the user's
 a digest of all that made it, behind a digest of itself: a damaged one is compiled again.
 """
 
+import ctypes
 import hashlib
 import io
 import json
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -175,6 +176,16 @@ def _resources(code: bytes) -> Resources:
     return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
+class _Arguments:
+    """Room for the arguments of a launch, and the addresses that the driver reads them by."""
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_int64 * count)()
+        start = ctypes.addressof(self.values)
+        self._places = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+        self.address = ctypes.addressof(self._places)
+
+
 class Kernel:
     """A kernel loaded on one device, ready to be launched.
 
@@ -193,6 +204,7 @@ class Kernel:
         device: int,
         together: bool = False,
     ) -> None:
+        from cuda.bindings import driver
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
@@ -202,7 +214,9 @@ class Kernel:
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
-        self._configs: dict[int, Any] = {}
+        self._function = driver.CUfunction(int(self._kernel.handle))
+        self._arguments = local()  # a launch copies them before it returns
+        self._configs: dict[tuple[int, int], Any] = {}  # by clusters and stream
 
     def _set(self, attribute: str, value: int) -> None:
         from cuda.bindings import driver
@@ -218,59 +232,70 @@ class Kernel:
         """How many clusters the device holds at once, as the driver says."""
         from cuda.bindings import driver
 
-        kernel = driver.CUkernel(int(self._kernel.handle))
-        status, function = driver.cuKernelGetFunction(kernel)
+        self._enter()
+        done = driver.CUresult.CUDA_SUCCESS
+        status, function = driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle)))
         found = 0
-        if status == driver.CUresult.CUDA_SUCCESS and self.cluster == 1:
-            status, found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                function, self.threads, self.shared
-            )
+        if status == done and self.cluster > 1:
+            status, found = driver.cuOccupancyMaxActiveClusters(function, self._config(1, 0))
+        elif status == done:
+            ask = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            status, found = ask(function, self.threads, self.shared)
             found *= torch.cuda.get_device_properties(self.device).multi_processor_count
-        elif status == driver.CUresult.CUDA_SUCCESS:
-            config = driver.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = self.cluster, 1, 1
-            config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
-            config.sharedMemBytes = self.shared
-            shape = driver.CUlaunchAttribute()
-            shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            shape.value.clusterDim.x = self.cluster
-            shape.value.clusterDim.y = shape.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [shape], 1
-            status, found = driver.cuOccupancyMaxActiveClusters(function, config)
-        if status != driver.CUresult.CUDA_SUCCESS:
+        if status != done:
             raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
     def launch(self, clusters: int, *args: int) -> None:
         """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
-        from cuda.core import LaunchConfig, launch
+        from cuda.bindings import driver
 
-        config = self._configs.get(clusters)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        config = self._configs.get((clusters, stream))
         if config is None:
-            shape = {"cluster": self.cluster} if self.cluster > 1 else {}
-            config = LaunchConfig(
-                grid=clusters, block=self.threads, shmem_size=self.shared,
-                is_cooperative=self.together, **shape,
-            )  # fmt: skip
-            self._configs[clusters] = config
-        try:
-            launch(_stream(self.device), config, self._kernel, *args)
-        except Exception as error:
+            config = self._configs[clusters, stream] = self._config(clusters, stream)
+        found = getattr(self._arguments, "found", None)
+        if found is None:
+            found = self._arguments.found = _Arguments(len(args))
+            self._enter()
+        found.values[:] = args
+        (status,) = driver.cuLaunchKernelEx(config, self._function, found.address, 0)
+        if status:
             raise LaunchError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
-                f"{self.threads} threads, {self.shared} bytes shared: {error}"
-            ) from error
+                f"{self.threads} threads, {self.shared} bytes shared: {status.name}"
+            )
 
+    def _enter(self) -> None:
+        """Gives a thread that has no context yet, as a new one of autograd, the device's."""
+        from cuda.bindings import driver
 
-def _stream(device: int) -> Any:
-    return _wrapped(torch.cuda.current_stream(device).cuda_stream)
+        if not int(driver.cuCtxGetCurrent()[1]):
+            _, context = driver.cuDevicePrimaryCtxRetain(driver.CUdevice(self.device))
+            driver.cuCtxSetCurrent(context)
 
+    def _config(self, clusters: int, stream: int) -> Any:
+        """How the driver is told sizes and stream."""
+        from cuda.bindings import driver
 
-@lru_cache(maxsize=64)
-def _wrapped(handle: int) -> Any:
-    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
-
-    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared, driver.CUstream(stream)
+        kinds, attributes = driver.CUlaunchAttributeID, []
+        if self.cluster > 1:
+            shape = driver.CUlaunchAttribute()
+            shape.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = shape.value.clusterDim
+            size.x, size.y, size.z = self.cluster, 1, 1
+            attributes.append(shape)
+        if self.together:
+            together = driver.CUlaunchAttribute()
+            together.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            together.value.cooperative = 1
+            attributes.append(together)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
 
 
 _LOCK = Lock()

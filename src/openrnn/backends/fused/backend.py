@@ -11,6 +11,7 @@ from openrnn.backends.base import (
     Call,
     Capabilities,
     Cotangents,
+    Faster,
     Gradients,
     Needs,
     Outputs,
@@ -20,13 +21,13 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.codegen import tiles
 from openrnn.errors import CellError
-from openrnn.native import nvrtc
+from openrnn.native import cublaslt, nvrtc
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
 OLDEST = (8, 0)
+MOST_GATES = 16  # their order crosses to kernels as 4 bits each
 
 
 class Fused(Backend):
@@ -50,9 +51,9 @@ class Fused(Backend):
     )
 
     def absent(self) -> str | None:
-        return nvrtc.absent() or (
-            None if torch.cuda.is_available() else "torch finds no CUDA device"
-        )
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device"
+        return nvrtc.absent() or cublaslt.absent()
 
     def refusals(self, problem: Problem) -> list[str]:
         from openrnn.backends.fused import plan
@@ -67,6 +68,8 @@ class Fused(Backend):
             cell = traced(spec)
         except CellError as error:
             return [str(error)]
+        if len(spec.gates) > MOST_GATES:
+            reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
         dtype = str(problem.dtype).removeprefix("torch.")
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
         if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
@@ -76,16 +79,29 @@ class Fused(Backend):
             )
         return reasons
 
+    def yields(self, problem: Problem) -> Faster | None:
+        """cuDNN, where it is measured faster."""
+        from openrnn.backends.fused import choice
+
+        where = choice.slower(problem)
+        return Faster("cudnn", where) if where else None
+
+    def describe(self, problem: Problem) -> list[str]:
+        """Variant, tiles, registers and the expected time of each kernel."""
+        from openrnn.backends.fused.describe import describe
+
+        return describe(problem)
+
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """For each chain its records; after each lower layer its output."""
         from openrnn.backends.fused import plan
+        from openrnn.backends.fused.chain import record
 
         spec, dtype = problem.spec, problem.dtype
-        record = tiles.record(traced(spec), str(dtype).removeprefix("torch."))
-        units = plan.padded(spec.hidden_size)
+        size, units = record(spec, dtype), plan.padded(spec.hidden_size)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
-            shape = (steps, (batch + 7) // 8, units // 8, 64 * record)
+            shape = (steps, (batch + 7) // 8, units // 8, 64 * size)
             kept += [(shape, dtype)] * spec.directions
             if layer < spec.num_layers - 1:
                 kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
@@ -128,6 +144,7 @@ class Fused(Backend):
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
+        from openrnn.backends.fused import gradients
         from openrnn.backends.fused.run import Rows, Run, dropped
 
         spec, x = call.problem.spec, call.x
@@ -141,6 +158,7 @@ class Fused(Backend):
             s.new_zeros(s.shape) if n else None
             for s, n in zip(call.reset_states, needs.reset_states)
         ]
+        states = d_finals, d_every, d_states, d_fresh
         d_params: list[Tensor | None] = [None] * len(call.params)
         rows = Rows.of(call.lengths)
         kept = _by_layer(spec, reserve)
@@ -156,8 +174,8 @@ class Fused(Backend):
                     here = places(spec)[layer * spec.directions + direction]
                     wants = [place is not None and needs.params[place] for place in here]
                     run = Run(call, layer, direction, rows)
-                    part, found = run.backward(
-                        below, output, held[direction], dy, (d_finals, d_every, d_states, d_fresh),
+                    part, found = gradients.backward(
+                        run, below, output, held[direction], dy, states,
                         (layer > 0 or needs.x, *wants),
                     )  # fmt: skip
                     if part is not None:
@@ -181,6 +199,8 @@ def _precision(spec: Spec) -> str:
 
 def _laid_out(call: Call) -> Call:
     """The call with states as the kernels read them."""
+    if not call.states and not call.reset_states:
+        return call
 
     def plain(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor.contiguous() for tensor in tensors]

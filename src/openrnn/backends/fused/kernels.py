@@ -126,9 +126,10 @@ def launch(
         kernel.launch(groups * how.clusters, *shared, first, *states)
 
 
-@lru_cache(maxsize=64)
-def dropout(dtype: str, device: int, capability: tuple[int, int]) -> nvrtc.Kernel:
-    """The kernel of dropout between layers; blocks of 256 threads."""
-    arch, folder = nvrtc.arch_of(capability), build.folder() / "cubins"
-    made = nvrtc.binary(cuda.dropout_source(dtype), "dropout", arch, f"dropout-{dtype}", folder)
+@lru_cache(maxsize=256)
+def plain(name: str, dtype: str, device: int) -> nvrtc.Kernel:
+    """A kernel that no cell changes: "dropout", "arrange" or "finish"; blocks of 256 threads."""
+    arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
+    source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
+    made = nvrtc.binary(source, name, arch, f"{name}-{dtype}", folder)
     return nvrtc.loaded(made, 1, 256, 0, device)

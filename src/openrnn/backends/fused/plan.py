@@ -7,6 +7,7 @@ multiprocessor; what they rest on stands in `docs/kernels.md`.
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 from openrnn.backends.fused import grid
@@ -130,17 +131,24 @@ def step_time(cell: Traced, dtype: str, how: Tiles, batch: int) -> float:
     return max(turn, shared * how.flight * busy) * -(-clusters // (places * shared))
 
 
+def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> float:
+    """The model's time of one step of the whole batch, in cycles, of any kernel."""
+    if isinstance(how, GridForward | GridBackward):
+        return grid.step_time(cell, dtype, how, batch, limits)
+    return step_time(cell, dtype, how, batch)
+
+
 @lru_cache(maxsize=4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
 ) -> tuple[Forward, ...]:
     """The forward kernels that fit, fastest by the model first."""
     limits = Limits.of(capability)
-    timed: list[tuple[float, Forward]] = [
-        (step_time(cell, dtype, how, batch), how) for how in forwards(cell, dtype, hidden, limits)
-    ]
-    timed += grid.timed(GridForward, cell, dtype, padded(hidden), batch, limits)
-    return tuple(how for _, how in sorted(timed, key=lambda pair: pair[0]))
+    fitting = chain(
+        forwards(cell, dtype, hidden, limits),
+        grid.fitting(GridForward, cell, dtype, padded(hidden), limits),
+    )
+    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
 
 
 @lru_cache(maxsize=4096)
@@ -149,8 +157,8 @@ def backward(
 ) -> tuple[Backward, ...]:
     """The backward kernels that fit, fastest by the model first."""
     limits = Limits.of(capability)
-    timed: list[tuple[float, Backward]] = [
-        (step_time(cell, dtype, how, batch), how) for how in backwards(cell, dtype, hidden, limits)
-    ]
-    timed += grid.timed(GridBackward, cell, dtype, padded(hidden), batch, limits)
-    return tuple(how for _, how in sorted(timed, key=lambda pair: pair[0]))
+    fitting = chain(
+        backwards(cell, dtype, hidden, limits),
+        grid.fitting(GridBackward, cell, dtype, padded(hidden), limits),
+    )
+    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))

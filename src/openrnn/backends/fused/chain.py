@@ -1,0 +1,122 @@
+"""One layer and direction of a network as the kernels know it: all that no call changes."""
+
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import traced
+from openrnn.backends.fused import kernels, plan
+from openrnn.codegen import cuda, tiles
+from openrnn.native import nvrtc
+from openrnn.params import places
+from openrnn.spec import Spec
+
+Flags = tuple[bool, ...]
+FORWARD = ("lengths", "reset", "every", "keep")  # the flags of a kernel, in their order
+BACKWARD = ("lengths", "reset", "every", "fresh")
+
+
+def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
+    """An order as spans of numbers that follow each other: (2, 0, 1) as (2, 3), (0, 2)."""
+    found = []
+    for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
+        places = [place for _, place in group]
+        found.append((places[0], places[-1] + 1))
+    return found
+
+
+def nibbles(order: tuple[int, ...]) -> int:
+    """Small numbers in one 64-bit word, the first in its lowest 4 bits; as a signed number."""
+    word = sum(number << 4 * place for place, number in enumerate(order))
+    return word - (word >> 63 << 64)
+
+
+class Chain:
+    """Sizes, places and kernels of one layer and direction.
+
+    Attributes:
+        units: H as the kernels see it, a multiple of 8.
+        planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
+        left, right: the gates in the order of the first and of the last planes.
+        left_spans, right_spans: the same as spans of gates that follow each other.
+        left_word, right_word: the place of each gate on its side, 4 bits each.
+    """
+
+    def __init__(self, spec: Spec, index: int, dtype: torch.dtype, device: int) -> None:
+        self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
+        self.direction = index % spec.directions
+        self.cell = cell = traced(spec)
+        self.hidden, self.units = spec.hidden_size, plan.padded(spec.hidden_size)
+        self.exact = self.hidden == self.units
+        self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
+        self.places = places(spec)[index]
+        alone = cuda.apart(cell)
+        shared = tuple(gate for gate in cell.gates if gate not in alone)
+        self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
+        self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
+        self.planes = len(cuda.planes(cell))
+        self.plain = tuple(range(self.gates))
+        self.left_spans, self.right_spans = spans(self.left), spans(self.right)
+        self.left_word = nibbles(tuple(self.left.index(gate) for gate in self.plain))
+        self.right_word = nibbles(tuple(self.right.index(gate) for gate in self.plain))
+        self.width = self.planes * self.units
+        self.nulls = [0] * len(spec.states)
+        name = str(dtype).removeprefix("torch.")
+        self.arrange = kernels.plain("arrange", name, device)
+        self.finish = kernels.plain("finish", name, device)
+        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, Any]] = {}
+
+    def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool, wide: bool) -> Tensor:
+        """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
+
+        `turned`: as (N, G, units). `wide`: N are units, too.
+        """
+        gates, hidden, units = self.gates, self.hidden, self.units
+        columns = matrix.shape[1]
+        padded = units if wide else columns
+        sizes, limits = (gates, units, padded), (gates, hidden, columns)
+        steps, axis = (hidden * columns, columns, 1), 0
+        if turned:
+            sizes, limits = (padded, gates, units), (columns, gates, hidden)
+            steps, axis = (1, hidden * columns, columns), 1
+        out = matrix.new_empty(sizes)
+        self.arrange.launch(
+            -(-padded * gates * units // 256), matrix.data_ptr(), out.data_ptr(), *sizes, *limits,
+            *steps, axis, nibbles(order),
+        )  # fmt: skip
+        return out
+
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Forward]:
+        """The forward kernel and its tiles; `flags` as FORWARD names them."""
+        found: tuple[nvrtc.Kernel, tiles.Forward]
+        found = self._kernel(kernels.forward, FORWARD, batch, flags)
+        return found
+
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Backward]:
+        """The backward kernel and its tiles; `flags` as BACKWARD names them."""
+        found: tuple[nvrtc.Kernel, tiles.Backward]
+        found = self._kernel(kernels.backward, BACKWARD, batch, flags)
+        return found
+
+    def _kernel(self, find: Any, names: tuple[str, ...], batch: int, flags: Flags) -> Any:
+        many = (batch + 7) // 8
+        key = (find, many, flags, kernels.PATIENCE)
+        found = self._kernels.get(key)
+        if found is None:
+            on = tuple(name for name, flag in zip(names, flags) if flag)
+            dtype = str(self.dtype).removeprefix("torch.")
+            found = find(self.cell, dtype, self.hidden, many, on, self.device)
+            self._kernels[key] = found
+        return found
+
+
+chain = lru_cache(maxsize=4096)(Chain)
+
+
+@lru_cache(maxsize=1024)
+def record(spec: Spec, dtype: torch.dtype) -> int:
+    """The values of a kept record."""
+    return tiles.record(traced(spec), str(dtype).removeprefix("torch."))

@@ -1,0 +1,43 @@
+"""How a problem would run, for a person: tiles, blocks, registers, and what the model expects."""
+
+from openrnn.backends.base import traced
+from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused.limits import Limits
+from openrnn.spec import Problem
+
+GHZ = 1.98  # the clock of an H200's multiprocessors, by which cycles are told as microseconds
+
+
+def describe(problem: Problem) -> list[str]:
+    """A line for the forward kernel and, with gradients, one for the backward kernel.
+
+    Compiles them, unless the cache has them; B is taken as 1 where it is not known.
+    """
+    spec, batch = problem.spec, problem.batch or 1
+    if problem.capability is None:
+        return []
+    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    asked = {"lengths": problem.lengths, "reset": problem.reset, "every": problem.return_states}
+    flags = tuple(flag for flag, on in asked.items() if on)
+    kinds = {"forward": (*flags, "keep") if problem.grad else flags}
+    if problem.grad:
+        kinds["backward"] = flags
+    lines = []
+    for kind, on in kinds.items():
+        tiles = (batch + 7) // 8
+        found = kernels.best(kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability)
+        if found is None:
+            lines.append(f"{kind}: every kernel spills")
+            continue
+        made, how = found
+        groups = -(-batch // how.rows)
+        blocks = f"cluster of {how.cluster} blocks" if how.cluster > 1 else "block"
+        if how.clusters > 1:
+            blocks = f"grid of {how.clusters} x {blocks}"
+        limits = Limits.of(problem.capability)
+        time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
+        lines.append(
+            f"{kind}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "
+            f"{made.resources.registers} registers, {time:.2f} us a step by the model"
+        )
+    return lines

@@ -1,0 +1,195 @@
+"""Matrix products by cuBLASLt, each kind of product chosen once: torch asks cuBLAS at every call.
+
+On an H200 machine `torch.mm` costs its host 35 us a product, most of it the choice of a kernel.
+"""
+
+import ctypes
+import sys
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from openrnn.errors import LibraryError
+
+# One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
+SIGNATURES = {
+    "cublasLtCreate": "p",
+    "cublasLtMatmulDescCreate": "pii",
+    "cublasLtMatmulDescDestroy": "p",
+    "cublasLtMatmulDescSetAttribute": "pipz",
+    "cublasLtMatrixLayoutCreate": "pizzl",
+    "cublasLtMatrixLayoutDestroy": "p",
+    "cublasLtMatmulPreferenceCreate": "p",
+    "cublasLtMatmulPreferenceSetAttribute": "pipz",
+    "cublasLtMatmulPreferenceDestroy": "p",
+    "cublasLtMatmulAlgoGetHeuristic": "pppppppipp",
+    # handle, product, alpha, a and b with their layouts, beta, c and d with theirs, algorithm,
+    # workspace and its size, stream
+    "cublasLtMatmul": "ppppppp" + "ppppp" + "ppzp",
+}
+TYPES = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int32,
+    "z": ctypes.c_size_t,
+    "l": ctypes.c_int64,
+}
+# cudaDataType and cublasComputeType_t: sums in float32, of float32 numbers as tf32
+KINDS = {torch.float32: (0, 77), torch.float16: (2, 68), torch.bfloat16: (14, 68)}
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # of cublasLtMatmulDescAttributes_t
+_WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttributes_t
+_IN_FLOAT32 = 1 | 2  # split sums are added up in place or in float32, never in a 16-bit type
+MOST = 32 << 20  # bytes of workspace
+
+
+class Library:
+    """The functions of one libcublasLt, as attributes; each raises LibraryError where it fails."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            dll = ctypes.CDLL(path)
+        except OSError as error:
+            raise LibraryError("cuBLASLt", "cannot be loaded", str(error)) from None
+        self._words = dll.cublasLtGetStatusString
+        self._words.restype = ctypes.c_char_p
+        for name, letters in SIGNATURES.items():
+            function = getattr(dll, name)
+            function.argtypes = [TYPES[letter] for letter in letters]
+            function.restype = ctypes.c_int
+            function.errcheck = self._check
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"cuBLASLt's {name} has no row in SIGNATURES")
+
+    def _check(self, status: int, function: Any, arguments: Any) -> int:
+        if status:
+            raise LibraryError(function.__name__, self._words(status).decode(errors="replace"), "")
+        return status
+
+
+@lru_cache(maxsize=1)
+def load() -> Library:
+    """The library that torch has loaded.
+
+    Raises:
+        LibraryError: it is not here.
+    """
+    major = str(torch.version.cuda).partition(".")[0]
+    windows = sys.platform == "win32"
+    return Library(f"cublasLt64_{major}.dll" if windows else f"libcublasLt.so.{major}")
+
+
+def absent() -> str | None:
+    """Why this machine has no cuBLASLt, or None."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    try:
+        load()
+    except LibraryError as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _handle(device: int) -> int:
+    """One handle a device: it holds no stream, and threads may share it."""
+    made = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        load().cublasLtCreate(ctypes.addressof(made))
+    return made.value or 0
+
+
+class Matrix(NamedTuple):
+    """Where a matrix lies: the elements from one row to the next, or, if `flipped`, column."""
+
+    address: int
+    stride: int
+    flipped: bool = False
+
+
+class Plan:
+    """One kind of product, d = a b or d + a b, with its kernel.
+
+    Args:
+        sizes: rows and columns of d, and the columns of a.
+        layouts: strides of a, b and d, then whether a and b are flipped.
+        aligned: whether all three begin at multiples of 16 bytes, else at those of an element.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
+        layouts: tuple[int, int, int, bool, bool], aligned: bool,
+    ) -> None:  # fmt: skip
+        self._library, self._made = load(), list[tuple[str, int]]()
+        kind, compute = KINDS[dtype]
+        rows, columns, inner = sizes
+        a, b, d, a_flipped, b_flipped = layouts
+        # cuBLAS counts along columns first, so to it our d = a b is d^T = b^T a^T
+        self.product = self._make("MatmulDesc", compute, 0)
+        self._set("MatmulDesc", self.product, _TRANSPOSE_A, ctypes.c_int32(b_flipped))
+        self._set("MatmulDesc", self.product, _TRANSPOSE_B, ctypes.c_int32(a_flipped))
+        b_sizes = (inner, columns) if b_flipped else (columns, inner)
+        a_sizes = (rows, inner) if a_flipped else (inner, rows)
+        self.b = self._make("MatrixLayout", kind, *b_sizes, b)
+        self.a = self._make("MatrixLayout", kind, *a_sizes, a)
+        self.d = self._make("MatrixLayout", kind, columns, rows, d)
+        wish = self._make("MatmulPreference")
+        self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
+        self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
+        least = ctypes.c_uint32(16 if aligned else dtype.itemsize)
+        for matrix in range(4):
+            self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
+        # cublasLtMatmulHeuristicResult_t: the algorithm in 64 bytes, then bytes of workspace
+        self._found, count = (ctypes.c_uint64 * 12)(), ctypes.c_int32()
+        self._library.cublasLtMatmulAlgoGetHeuristic(
+            _handle(device), self.product, self.b, self.a, self.d, self.d, wish, 1,
+            ctypes.addressof(self._found), ctypes.addressof(count),
+        )  # fmt: skip
+        if count.value == 0:
+            raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
+        self.algorithm, self.workspace = ctypes.addressof(self._found), int(self._found[8])
+
+    def _make(self, kind: str, *arguments: int) -> int:
+        made = ctypes.c_void_p()
+        getattr(self._library, f"cublasLt{kind}Create")(ctypes.addressof(made), *arguments)
+        self._made.append((kind, made.value or 0))
+        return made.value or 0
+
+    def _set(self, kind: str, made: int, name: int, value: Any) -> None:
+        setter = getattr(self._library, f"cublasLt{kind}SetAttribute")
+        setter(made, name, ctypes.addressof(value), ctypes.sizeof(value))
+
+    def __del__(self) -> None:
+        for kind, made in self._made:
+            getattr(self._library, f"cublasLt{kind}Destroy")(made)
+
+
+_plan = lru_cache(maxsize=4096)(Plan)
+_FACTORS = (ctypes.c_float * 2)(0.0, 1.0)
+_ZERO = ctypes.addressof(_FACTORS)
+_ONE = _ZERO + 4
+
+
+def multiply(
+    dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, d: Matrix,
+    add: bool = False,
+) -> None:  # fmt: skip
+    """d = a b, or d + a b, on torch's current stream; as exact as float32 sums, tf32 in float32.
+
+    Args:
+        sizes: rows and columns of d, and the columns of a; none of them 0.
+    """
+    aligned = (a.address | b.address | d.address) % 16 == 0
+    plan = _plan(
+        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned
+    )
+    space = None
+    if plan.workspace:
+        space = torch.empty(plan.workspace, dtype=torch.uint8, device=f"cuda:{device}")
+    load().cublasLtMatmul(
+        _handle(device), plan.product, _ONE, b.address, plan.b, a.address, plan.a,
+        _ONE if add else _ZERO, d.address, plan.d, d.address, plan.d, plan.algorithm,
+        0 if space is None else space.data_ptr(), plan.workspace,
+        torch._C._cuda_getCurrentRawStream(device),
+    )  # fmt: skip
