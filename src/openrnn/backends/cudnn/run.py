@@ -20,10 +20,12 @@ from openrnn.native.cudnn.descriptors import (
     space_bytes,
 )
 from openrnn.native.cudnn.handles import Handle, On
+from openrnn.params import size
 from openrnn.spec import Spec
 
 LONGEST = 65535  # steps that a data descriptor takes
 PLANS = 256  # kept by a thread for each device
+_SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 ADD = 0  # weight gradients are added; setting them is not supported
 
 
@@ -42,8 +44,7 @@ def math_of(spec: Spec, dtype: torch.dtype) -> int:
         return TENSOR_MATH
     precision = spec.precision
     if precision == "default" and dtype == torch.float32:
-        setting: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
-        precision = setting.fp32_precision
+        precision = _SETTING.fp32_precision
     return FMA_MATH if precision == "ieee" and dtype == torch.float32 else DEFAULT_MATH
 
 
@@ -88,10 +89,15 @@ class Plan:
         host: (B,) int32, lengths on the host; None where every row has T steps.
         states: the random states of a dropout, whose address is `kind.drop`.
         least: the reserve's size as the operator's fake has it.
+
+    Attributes:
+        width: of y; states: the shapes of the final states.
+        weights: the size of the weight space in bytes.
     """
 
     __slots__ = (
-        "batch", "handle", "kept", "kind", "layout", "network", "reserve", "shapes", "work",
+        "handle", "kept", "kind", "layout", "network", "reserve", "shapes", "states", "weights",
+        "width", "work",
     )  # fmt: skip
 
     def __init__(
@@ -107,8 +113,14 @@ class Plan:
         states: Tensor | None = None,
         least: int = 0,
     ) -> None:
+        # one network, and one build of it, for all ways to ask for the same
+        bare = kind.spec.with_(algorithm="auto", precision="default", reset_dropout_state=False)
+        kind = kind._replace(spec=bare)
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
-        self.batch = batch
+        spec = kind.spec
+        self.width = spec.directions * spec.output_size
+        self.states = [(spec.chains, batch, width) for width in spec.state_sizes]
+        self.weights = size(spec) * kind.dtype.itemsize
         with On(handle.device):
             self.network = network(handle, kind, states)
             host = _full(steps, batch) if host is None else host
@@ -142,8 +154,12 @@ def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
         plans.popitem(last=False)[1].close()
 
 
-def _bytes(like: Tensor, size: int) -> Tensor:
-    return like.new_empty(size, dtype=torch.uint8)
+def _bytes(like: Tensor, size: int) -> tuple[Tensor | None, int | None]:
+    """Fresh memory and its address; neither where no byte is asked for."""
+    if not size:
+        return None, None
+    made = like.new_empty(size, dtype=torch.uint8)
+    return made, made.data_ptr()
 
 
 def forward(
@@ -159,22 +175,22 @@ def forward(
         weights: size and address of the weight space.
         lengths: those of the plan, where it has some.
     """
-    handle, spec, shapes, layout = plan.handle, plan.kind.spec, plan.shapes, plan.layout
+    handle, shapes, layout = plan.handle, plan.shapes, plan.layout
     x = _laid(x, layout)
     states = [state.contiguous() for state in states]
-    y_raw, y = _fresh(x, layout, spec.directions * spec.output_size)
-    finals = [x.new_empty((spec.chains, plan.batch, width)) for width in spec.state_sizes]
+    y_raw, y = _fresh(x, layout, plan.width)
+    finals = [x.new_empty(shape) for shape in plan.states]
     with On(handle.device):
-        workspace = _bytes(x, plan.work)
-        reserve = _bytes(x, plan.reserve) if plan.reserve else None
+        workspace, work = _bytes(x, plan.work)
+        reserve, kept = _bytes(x, plan.reserve)
         handle.library.cudnnRNNForward(
             handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
             shapes.x, x.data_ptr(), shapes.y, y_raw.data_ptr(),
             shapes.h, _at(states, 0), finals[0].data_ptr(),
             shapes.c, _at(states, 1), _at(finals, 1),
-            *weights, plan.work, workspace.data_ptr(),
-            plan.reserve, None if reserve is None else reserve.data_ptr(),
+            *weights, plan.work, work, plan.reserve, kept,
         )  # fmt: skip
+        del workspace
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         finals = [
@@ -209,8 +225,8 @@ def backward(
         torch.empty_like(state) if want else None for state, want in zip(states, wanted)
     ]
     with On(handle.device):
-        workspace = _bytes(x, plan.work)
-        spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
+        workspace, work = _bytes(x, plan.work)
+        spaces = (plan.work, work, reserve.numel(), reserve.data_ptr())
         handle.library.cudnnRNNBackwardData_v8(
             handle.pointer, plan.network.pointer, None,
             shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx_raw.data_ptr(),
@@ -224,6 +240,7 @@ def backward(
                 shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
                 weights[0], d_weights.data_ptr(), *spaces,
             )  # fmt: skip
+        del workspace
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         for place, grad in enumerate(d_states):
