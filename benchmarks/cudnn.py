@@ -76,8 +76,8 @@ PRECISIONS = {
     "tf32": (torch.float32, "tf32", 3e-2),
     "ieee": (torch.float32, "ieee", 1e-3),
 }
-SECONDS = 0.02  # for one side of one measurement
-SLOW = 0.6  # for all sides of one measurement, three turns at least
+SECONDS = 0.015  # for one side of one measurement
+SLOW = 0.4  # for all sides of one measurement, but two turns at least
 LONG = 2000  # steps beyond which persist_dynamic and extra precisions are left out
 
 
@@ -137,19 +137,20 @@ def once(call: Callable[[], object], runs: int = 1) -> float:
 
 
 def timed(calls: list[Callable[[], object]]) -> list[float]:
-    """Seconds of each call, the median, run in turn; those long and far behind are run once."""
-    for call in calls:
-        call()
+    """Seconds of each call, the median, run in turn; those long and far behind are run once.
+
+    A first call that is slow counts among three at least.
+    """
     kept = [[once(call)] for call in calls]
     least = min(times[0] for times in kept)
     inner = max(1, min(50, round(0.003 / least)))
     racing = [place for place, (time_,) in enumerate(kept) if time_ < max(0.02, 4 * least)]
-    for place in racing:
-        kept[place].clear()
+    if inner > 1:
+        kept = [[] if place in racing else times for place, times in enumerate(kept)]
     begin = time.perf_counter()
     for turn in count():
         spent = time.perf_counter() - begin
-        if spent > (SECONDS * len(racing) if turn >= 5 else SLOW if turn >= 3 else math.inf):
+        if spent > (SECONDS * len(racing) if turn >= 5 else SLOW if turn >= 2 else math.inf):
             break
         for place in racing:
             kept[place].append(once(calls[place], inner))
@@ -214,6 +215,8 @@ def overhead() -> Iterator[dict[str, object]]:
         shape = Shape("overhead", "LSTM", steps, 8, 64, 64)
         x, dy = (torch.randn(steps, 8, 64, device="cuda") for _ in range(2))
         theirs, ours = (Side(make(shape, torch.float32, a), x, dy) for a in (None, "auto"))
+        for side in (theirs, ours):
+            side.forward(), side.both()
         for mode in ("forward", "both"):
             ratios, times = [], []
             for _ in range(9):

@@ -378,8 +378,9 @@ def test_wrong_numbers_are_out_however_fast(gpu):
 # that made it; here threads on two streams differentiate the same parameters. The node is never
 # run: torch.autograd.grad takes the gradient before it.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-def test_soak(gpu):
+def test_soak(gpu, request):
     """20,000 calls over changing shapes, four threads, two streams: memory flat, numbers equal."""
+    beside_others = hasattr(request.config, "workerinput")  # whose memory on the device is no leak
     torch.manual_seed(0)
     nets = [
         openrnn.LSTM(8, 16, 2, bidirectional=True, device=gpu, backend="cudnn"),
@@ -437,7 +438,7 @@ def test_soak(gpu):
     held, free, host = all_threads(CALLS // 10)
     after, left, grown = all_threads(CALLS)
     assert after <= held
-    assert left >= free - 32 * 2**20
+    assert beside_others or left >= free - 32 * 2**20
     assert grown <= host + 64 * 2**20, f"{(grown - host) / 2**20:.0f} MiB of host memory more"
 
 

@@ -91,13 +91,15 @@ class Plan:
         least: the reserve's size as the operator's fake has it.
 
     Attributes:
-        width: of y; states: the shapes of the final states.
-        weights: the size of the weight space in bytes.
+        width: of y.
+        weights, work, reserve: the sizes in bytes of weight space, workspace and reserve.
+        states_like, work_like, reserve_like: what `torch.empty_like`, the quickest way to fresh
+            memory, takes for final states, workspace and reserve; they hold none themselves.
     """
 
     __slots__ = (
-        "handle", "kept", "kind", "layout", "network", "reserve", "shapes", "states", "weights",
-        "width", "work",
+        "handle", "kept", "kind", "layout", "network", "reserve", "reserve_like", "shapes",
+        "states_like", "weights", "width", "work", "work_like",
     )  # fmt: skip
 
     def __init__(
@@ -119,7 +121,6 @@ class Plan:
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
         spec = kind.spec
         self.width = spec.directions * spec.output_size
-        self.states = [(spec.chains, batch, width) for width in spec.state_sizes]
         self.weights = size(spec) * kind.dtype.itemsize
         with On(handle.device):
             self.network = network(handle, kind, states)
@@ -132,6 +133,15 @@ class Plan:
                 raise
         self.work = sizes[0]
         self.reserve = max(sizes[1], least) if training else 0
+        with torch.inference_mode(False):
+            number = torch.empty(1, dtype=kind.dtype, device=torch.device("cuda", handle.device))
+            self.states_like = [
+                number.expand(spec.chains, batch, width) for width in spec.state_sizes
+            ]
+            byte = number.view(torch.uint8)[:1]
+            self.work_like = byte.expand(self.work)
+            self.reserve_like = byte.expand(self.reserve)
+            number.untyped_storage().resize_(0)
 
     def __enter__(self) -> "Plan":
         return self
@@ -154,14 +164,6 @@ def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
         plans.popitem(last=False)[1].close()
 
 
-def _bytes(like: Tensor, size: int) -> tuple[Tensor | None, int | None]:
-    """Fresh memory and its address; neither where no byte is asked for."""
-    if not size:
-        return None, None
-    made = like.new_empty(size, dtype=torch.uint8)
-    return made, made.data_ptr()
-
-
 def forward(
     plan: Plan,
     weights: tuple[int, int],
@@ -179,18 +181,18 @@ def forward(
     x = _laid(x, layout)
     states = [state.contiguous() for state in states]
     y_raw, y = _fresh(x, layout, plan.width)
-    finals = [x.new_empty(shape) for shape in plan.states]
+    finals = [torch.empty_like(like) for like in plan.states_like]
     with On(handle.device):
-        workspace, work = _bytes(x, plan.work)
-        reserve, kept = _bytes(x, plan.reserve)
+        workspace = torch.empty_like(plan.work_like)
+        reserve = torch.empty_like(plan.reserve_like) if plan.reserve else None
         handle.library.cudnnRNNForward(
             handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
             shapes.x, x.data_ptr(), shapes.y, y_raw.data_ptr(),
             shapes.h, _at(states, 0), finals[0].data_ptr(),
             shapes.c, _at(states, 1), _at(finals, 1),
-            *weights, plan.work, work, plan.reserve, kept,
+            *weights, plan.work, workspace.data_ptr(),
+            plan.reserve, None if reserve is None else reserve.data_ptr(),
         )  # fmt: skip
-        del workspace
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         finals = [
@@ -225,8 +227,8 @@ def backward(
         torch.empty_like(state) if want else None for state, want in zip(states, wanted)
     ]
     with On(handle.device):
-        workspace, work = _bytes(x, plan.work)
-        spaces = (plan.work, work, reserve.numel(), reserve.data_ptr())
+        workspace = torch.empty_like(plan.work_like)
+        spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
         handle.library.cudnnRNNBackwardData_v8(
             handle.pointer, plan.network.pointer, None,
             shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx_raw.data_ptr(),
@@ -240,7 +242,6 @@ def backward(
                 shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
                 weights[0], d_weights.data_ptr(), *spaces,
             )  # fmt: skip
-        del workspace
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         for place, grad in enumerate(d_states):
