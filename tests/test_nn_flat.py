@@ -168,6 +168,22 @@ def test_a_layer_without_memory(device):
     assert is_flat(layer.to_empty(device=device))
 
 
+def test_what_cudnn_would_misread_is_packed():
+    spec = openrnn.cells.gru.spec(4, 4)
+    offsets = weights._offsets(spec, 4)
+    buffer = torch.randn(params.size(spec) + 4)
+    begin = next(place for place in range(4) if buffer[place:].data_ptr() % 16 == 0)
+    good = params.unpack(spec, buffer[begin : begin + params.size(spec)])
+    assert weights._adjacent(offsets, good) == buffer[begin:].data_ptr()
+    shifted = params.unpack(spec, buffer[begin + 1 :][: params.size(spec)])
+    assert weights._adjacent(offsets, shifted) is None
+    turned = [good[0].view(4, 12).t(), *good[1:]]
+    assert turned[0].data_ptr() == good[0].data_ptr()
+    assert weights._adjacent(offsets, turned) is None
+    assert weights._adjacent(offsets, [good[1], good[0], *good[2:]]) is None
+    assert weights._adjacent(offsets, [*good[:3], good[3].clone()]) is None
+
+
 @on_gpu
 def test_cudnn_reads_them_as_they_lie():
     """So nothing is packed, and a change through `.data` is seen, in inference too."""

@@ -31,9 +31,9 @@ def lay(spec: Spec, named: dict[str, Tensor | None]) -> None:
     """
     laid = slots(spec)
     tensors = [tensor for slot in laid if (tensor := named.get(slot.name)) is not None]
-    if len(tensors) < len(laid) or len({id(tensor) for tensor in tensors}) < len(laid):
-        return
-    if any(tensor.shape != slot.shape for slot, tensor in zip(laid, tensors)):
+    if len(tensors) < len(laid) or any(
+        tensor.shape != slot.shape for slot, tensor in zip(laid, tensors)
+    ):
         return
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         return
