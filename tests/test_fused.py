@@ -110,6 +110,7 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             assert max(b - a for a, b in itertools.pairwise(shared)) <= how.per
             assert how.clusters <= dict(limits.places)[how.cluster]
             assert how.warps % how.k_warps == 0
+            assert how.feeds_all(cell, "bfloat16")
         elif how.kind == "forward":
             assert how.cluster * how.warps * how.per * 8 >= how.units
         else:

@@ -5,6 +5,8 @@ import torch
 
 import openrnn
 from openrnn import cells, dispatch
+from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused.chain import chain
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +51,56 @@ def test_sizes(cell, hidden, batch, steps, dtype):
             assert (have - want).norm() <= FAIR[dtype] * want.norm()
     for have, again in zip(found, step(net, x, dy)):
         assert torch.equal(have, again)
+
+
+@pytest.fixture
+def grids(monkeypatch):
+    """Only kernels whose clusters share R through L2, whatever the size."""
+
+    def forget():
+        kernels._kernel.cache_clear()
+        chain.cache_clear()
+
+    for name in ("forward", "backward"):
+
+        def those(*asked, rank=getattr(plan, name)):
+            return tuple(how for how in rank(*asked) if how.clusters > 1)
+
+        monkeypatch.setattr(plan, name, those)
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (200, 17), (333, 130)])
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
+def test_a_grid_with_lengths_resets_and_states(grids, cell, hidden, batch, dtype):
+    """What test_backends asks of small sizes, which clusters and single blocks run there."""
+    net = layer(cell, hidden, dtype, bidirectional=True)
+    exact = openrnn.Recurrent(cell, 24, hidden, bidirectional=True, backend="reference").cuda()
+    exact.load_state_dict(net.state_dict())
+    x = torch.randn(12, batch, 24, device="cuda", dtype=dtype)
+    given = {
+        "lengths": torch.randint(0, 13, (batch,), device="cuda"),
+        "reset": torch.rand(12, batch, device="cuda") < 0.2,
+    }
+    starts = [torch.randn(2, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
+
+    def call(module, wide):
+        leaves = [t.to(wide).detach().requires_grad_() for t in (x, *starts)]
+        y, final = module(leaves[0], leaves[1:] if len(starts) > 1 else leaves[1], **given)
+        ends = final if len(starts) > 1 else (final,)
+        generator = torch.Generator("cuda").manual_seed(0)
+        total = sum(
+            (out * torch.randn(out.shape, device="cuda", generator=generator).to(dtype)).sum()
+            for out in (y, *ends)
+        )
+        return [y.detach(), *torch.autograd.grad(total, [*leaves, *module.parameters()])]
+
+    found, wanted = call(net, dtype), call(exact.double(), torch.float64)
+    for have, want in zip(found, wanted):
+        assert (have - want).norm() <= FAIR[dtype] * want.norm()
 
 
 @pytest.mark.parametrize("hidden", [96, 1024])

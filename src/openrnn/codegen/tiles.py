@@ -169,6 +169,11 @@ class _Grid(Tiles):
         every = _share(self._depth(cell), 64 // SIZES[dtype])
         return _share(every, self.cluster * self.k_warps)
 
+    def feeds_all(self, cell: Traced, dtype: str) -> bool:
+        """Whether every block of a cluster has a part of K: one without would wait for nobody."""
+        part = self.slices(cell, dtype) * self.k_warps * (64 // SIZES[dtype])
+        return (self.cluster - 1) * part < self._depth(cell)
+
     def mma_rows(self, cell: Traced) -> int:
         return _share(_share(self.per * self._each(cell), 2), self.warps // self.k_warps)
 

@@ -35,6 +35,8 @@ constexpr int AT_PARTS = AT_OPERAND + 2 * OPERAND_BYTES;
 constexpr int AT_RING = AT_PARTS + 2 * PARTS_BYTES;
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * SLOT_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+// Two buffers of parts are enough because a block that sends again has fetched what it waits for.
+static_assert((CLUSTER - 1) * CHUNKS * CHUNK < K, "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 

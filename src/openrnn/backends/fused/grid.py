@@ -49,7 +49,7 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
                         units, cluster, warps, per, tiles, 1, 0, clusters=clusters, k_warps=k_warps
                     )
                     made = _filled(cell, dtype, how, limits.shared)
-                    if made is not None:
+                    if made is not None and made.feeds_all(cell, dtype):
                         yield made
 
 
