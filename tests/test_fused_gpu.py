@@ -1,5 +1,7 @@
 """The fused kernels on a GPU beyond the cases of every backend: large sizes, graphs, streams."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -61,12 +63,11 @@ def grids(monkeypatch):
         kernels._kernel.cache_clear()
         chain.cache_clear()
 
+    def only(rank, *asked):
+        return tuple(how for how in rank(*asked) if how.clusters > 1)
+
     for name in ("forward", "backward"):
-
-        def those(*asked, rank=getattr(plan, name)):
-            return tuple(how for how in rank(*asked) if how.clusters > 1)
-
-        monkeypatch.setattr(plan, name, those)
+        monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))
     forget()
     yield
     forget()
