@@ -10,7 +10,8 @@ from cases import CELLS
 import openrnn
 from openrnn import cells, codegen
 from openrnn.backends.fused import Fused, kernels, plan
-from openrnn.codegen import cuda
+from openrnn.backends.fused.limits import Limits
+from openrnn.codegen import cuda, tiles
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -20,7 +21,7 @@ compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSE
 
 TRACED = {name: cell for name, cell in CELLS.items() if not cell.dependent_product}
 ARCHES = {(8, 0): 128, (9, 0): 256, (10, 0): 256, (12, 0): 128}  # and a size that fits there
-DTYPES = tuple(cuda.SIZES)
+DTYPES = tuple(tiles.SIZES)
 EVERYTHING = {"lengths": True, "reset": True, "every": True}
 
 
@@ -36,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 def chosen(cell, dtype, hidden, batch, capability, flags=None, rank=plan.forward):
     """The kernel that the backend would run, compiled, and its tiles."""
-    arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
+    arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     for how in rank(cell, dtype, hidden, batch, capability)[: kernels.TRIES]:
         found = kernels.unspilled(cell, dtype, replace(how, **(flags or {})), arch, shared)
         if found is not None:
@@ -62,11 +63,11 @@ def test_no_kernel_spills(name, capability, dtype):
         made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
         assert made.resources.spilled == 0
         assert made.resources.registers * how.threads <= 65536
-        assert cuda.shared_bytes(cell, dtype, how) <= plan.Limits.of(capability).shared
+        assert how.shared(cell, dtype) <= Limits.of(capability).shared
 
 
 @compiles
-@pytest.mark.parametrize("hidden", [64, 256, 512, 640])
+@pytest.mark.parametrize("hidden", [64, 256, 512, 640, 1024])
 @pytest.mark.parametrize("rank", [plan.forward, plan.backward], ids=["forward", "backward"])
 def test_the_rows_that_are_published_spill_nothing(rank, hidden):
     for dtype in ("bfloat16", "float32")[: 2 if hidden <= 512 else 1]:
@@ -74,23 +75,49 @@ def test_the_rows_that_are_published_spill_nothing(rank, hidden):
         assert made.resources.spilled == 0
 
 
-@pytest.mark.parametrize("hidden", [1, 7, 64, 100, 256, 500, 640])
+@compiles
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_kernels_that_share_r_through_l2(name, capability):
+    """The first choice of a size that no cluster holds, with every feature and with none."""
+    cell = trace(TRACED[name])
+    for dtype, most in (("bfloat16", 2400), ("float32", 1200)):
+        hidden = most // len(cell.gates)
+        for rank, last in ((plan.forward, "keep"), (plan.backward, "fresh")):
+            for flags in ({}, {**EVERYTHING, last: True}):
+                made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
+                assert made.resources.spilled == 0
+                if capability == (8, 0):
+                    assert how.clusters > 1
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 64, 100, 256, 500, 640, 1100])
 @pytest.mark.parametrize("capability", ARCHES, ids=str)
 def test_tiles_fit_and_own_every_unit(hidden, capability):
-    cell, limits = trace(cells.gru), plan.Limits.of(capability)
-    for how in plan.forward(cell, "bfloat16", hidden, 8, capability):
-        assert how.units >= hidden
-        assert how.cluster * how.warps * how.per_warp * 8 >= how.units
-        assert how.cluster <= limits.cluster
-        assert 0 <= how.resident <= cuda.pieces(cell, "bfloat16", how)
-        assert cuda.shared_bytes(cell, "bfloat16", how) <= limits.shared
-    for how in plan.backward(cell, "bfloat16", hidden, 8, capability):
-        # an empty block would wait for nobody, and overwrite what others still read
+    cell, limits = trace(cells.gru), Limits.of(capability)
+    every = [
+        *plan.forward(cell, "bfloat16", hidden, 8, capability),
+        *plan.backward(cell, "bfloat16", hidden, 8, capability),
+    ]
+    for how in every:
         groups = how.units // 8
-        starts = [-(-block * groups // how.cluster) for block in range(how.cluster + 1)]
-        counts = [b - a for a, b in itertools.pairwise(starts)]
-        assert min(counts) > 0
-        assert max(counts) <= how.block_groups
+        assert how.units >= hidden
+        assert how.cluster <= limits.cluster
+        assert 0 <= how.resident <= how.pieces(cell, "bfloat16")
+        assert how.shared(cell, "bfloat16") <= limits.shared
+        if how.clusters > 1:
+            shared = [-(-number * groups // how.clusters) for number in range(how.clusters + 1)]
+            assert max(b - a for a, b in itertools.pairwise(shared)) <= how.per
+            assert how.clusters <= dict(limits.places)[how.cluster]
+            assert how.warps % how.k_warps == 0
+        elif how.kind == "forward":
+            assert how.cluster * how.warps * how.per * 8 >= how.units
+        else:
+            # an empty block would wait for nobody, and overwrite what others still read
+            starts = [-(-block * groups // how.cluster) for block in range(how.cluster + 1)]
+            counts = [b - a for a, b in itertools.pairwise(starts)]
+            assert min(counts) > 0
+            assert max(counts) <= how.per
 
 
 def test_what_fits_nowhere_is_refused():
@@ -99,8 +126,9 @@ def test_what_fits_nowhere_is_refused():
         return Fused().refusals(Problem(spec, dtype, "cuda", capability, grad=True))
 
     assert not refused(640)
-    assert "fits no cluster of compute capability 9.0" in refused(4096)[0]
-    assert "fits no cluster of compute capability 8.0" in refused(512, (8, 0))[0]
+    assert not refused(1024)
+    assert "fits no kernel of compute capability 9.0" in refused(4096)[0]
+    assert "fits no kernel of compute capability 8.6" in refused(512, (8, 6))[0]
     assert "compute capability 7.5, needs 8.0" in refused(64, (7, 5))[0]
     assert "dtype float64" in refused(64, dtype=torch.float64)[0]
     ieee = Problem(cells.lstm.spec(8, 8, precision="ieee"), torch.float32, "cuda", (9, 0))
@@ -109,7 +137,7 @@ def test_what_fits_nowhere_is_refused():
 
 @compiles
 def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
-    cell, how = trace(cells.rnn_tanh), cuda.Forward(8, 1, 1, 1, 1, 1, 1)
+    cell, how = trace(cells.rnn_tanh), tiles.Forward(8, 1, 1, 1, 1, 1, 1)
     made = kernels.binary(cell, "bfloat16", how, "sm_90")
     (path,) = folder.iterdir()
     content = path.read_bytes()
@@ -153,9 +181,9 @@ def test_planes_of_each_side_lie_together():
     """GRU's new gate has two gradients, the others one: left sides first, right sides last."""
     assert cuda.planes(trace(cells.gru)) == ("dx_n", "da_r", "da_z", "dr_n")
     assert cuda.planes(trace(cells.lstm)) == ("da_i", "da_f", "da_g", "da_o")
-    assert cuda.kept(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
-    assert cuda.record(trace(cells.gru), "bfloat16") == 6
-    assert cuda.record(trace(cells.gru), "float32") == 5
+    assert tiles.kept(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
+    assert tiles.record(trace(cells.gru), "bfloat16") == 6
+    assert tiles.record(trace(cells.gru), "float32") == 5
 
 
 @compiles

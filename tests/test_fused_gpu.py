@@ -27,7 +27,8 @@ def step(net, x, dy):
 @pytest.mark.parametrize(
     ("hidden", "batch", "steps"),
     [(1, 1, 1), (67, 3, 40), (127, 9, 5000), (128, 300, 7), (251, 17, 33), (256, 129, 9),
-     (509, 31, 12), (600, 9, 5), (650, 20, 5), (761, 8, 3)],
+     (509, 31, 12), (600, 9, 5), (650, 20, 5), (761, 8, 3),
+     (1024, 17, 40), (1031, 9, 6), (1100, 130, 4)],
 )  # fmt: skip
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
 def test_sizes(cell, hidden, batch, steps, dtype):
@@ -50,10 +51,11 @@ def test_sizes(cell, hidden, batch, steps, dtype):
         assert torch.equal(have, again)
 
 
-def test_a_captured_graph_replays_the_same_bits():
-    net = layer(cells.gru, 96, torch.bfloat16)
+@pytest.mark.parametrize("hidden", [96, 1024])
+def test_a_captured_graph_replays_the_same_bits(hidden):
+    net = layer(cells.gru, hidden, torch.bfloat16)
     x = torch.randn(20, 12, 24, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    dy = torch.randn(20, 12, 96, device="cuda", dtype=torch.bfloat16)
+    dy = torch.randn(20, 12, hidden, device="cuda", dtype=torch.bfloat16)
     wanted = step(net, x, dy)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -70,9 +72,10 @@ def test_a_captured_graph_replays_the_same_bits():
         assert torch.equal(have, want)
 
 
-def test_streams_do_not_meet():
+@pytest.mark.parametrize("hidden", [256, 1024])
+def test_streams_do_not_meet(hidden):
     """Calls on four streams at once give what they give alone."""
-    net = layer(cells.lstm, 256, torch.float16)
+    net = layer(cells.lstm, hidden, torch.float16)
     inputs = [torch.randn(64, 8, 24, device="cuda", dtype=torch.float16) for _ in range(4)]
     with torch.no_grad():
         alone = [net(x)[0] for x in inputs]

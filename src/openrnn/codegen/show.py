@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from openrnn.codegen import cuda, numba
+from openrnn.codegen import cuda, numba, tiles
 from openrnn.codegen.trace import trace
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show(
     """
     if target not in ("numba", "cuda"):
         raise ValueError(f"target must be 'numba' or 'cuda', got {target!r}")
-    sizes = numba.SIZES if target == "numba" else cuda.SIZES
+    sizes = numba.SIZES if target == "numba" else tiles.SIZES
     if dtype not in sizes:
         raise ValueError(f"dtype must be one of {', '.join(sizes)}, got {dtype!r}")
     known: Any = cell

@@ -7,6 +7,7 @@
 #include "device.cuh"
 #include "record.cuh"
 
+constexpr int BLOCK_GROUPS = PER;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
@@ -17,7 +18,6 @@ constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
 constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
 
 constexpr int DY_BYTES = 64 * SIZE;                               // of 8 units x 8 rows
-constexpr int STAGE_BYTES = DY_BYTES + 64 * RECORD * SIZE;
 constexpr int GATE_ROWS = SLICES * TILES * 512;                    // bytes of gate gradients, a turn
 constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
 
@@ -27,7 +27,7 @@ constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_PARTS = AT_GATES + FLIGHT * GATE_ROWS;
 constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
-constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * STAGE_BYTES;
+constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * SLOT_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                               of4 * 2;
         }
     auto stage_of = [&](int s, int i, int f) {
-        return AT_RING + (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * STAGE_BYTES;
+        return AT_RING + (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * SLOT_BYTES;
     };
     auto copy_inputs = [&](int i, int f) {
         #pragma unroll
@@ -149,20 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
-            constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
-            constexpr int LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
-            const int cell = lane * 2;
-            #pragma unroll
-            for (int plane = 0; plane < WHOLE; ++plane)
-                #pragma unroll
-                for (int at = 0; at < FOUR; at += 16)
-                    copy_async<16>(target + DY_BYTES + (plane * 32 + lane) * FOUR + at,
-                                     record[f][s] + plane * 256 + cell * 4 + at / SIZE, here ? 16 : 0);
-            #pragma unroll
-            for (int at = 0; at < LAST; at += LAST_STEP)
-                copy_async<LAST_STEP>(target + DY_BYTES + WHOLE * 32 * FOUR + lane * LAST + at,
-                                      record[f][s] + WHOLE * 256 + cell * REST + at / SIZE,
-                                      here ? LAST_STEP : 0);
+            copy_records(target + DY_BYTES, record[f][s], lane, here);
             d_output[f][s] += dy_move;
             record[f][s] += record_move;
         }
@@ -190,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const Slot slot = slot_of(s);
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
                 if (RESET) resets[f][s][c] = reset_after(0, b);
-                length[f][s][c] = length_at(b);
+                const bool inside = (first_group + slot.group) * 8 + of8 < units;
+                length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             }
 
 #if CLUSTER > 1
@@ -230,17 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int s = 0; s < SLOTS; ++s) {
                 const unsigned char* stage = shared + stage_of(s, i, f);
                 read_records(stage + DY_BYTES, lane, values[s]);
-#if NARROW
-                word bits[1];
-                read_flipped<1>(stage, lane, bits);
-                d_out[s][0] = widen(stored(bits[0]));
-                d_out[s][1] = widen(stored(bits[0] >> 16));
-#else
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    d_out[s][c] = widen(reinterpret_cast<const stored*>(stage)
-                                            [(of4 * 2 + c) * 8 + of8]);
-#endif
+                read_sides<1>(stage, lane, &d_out[s]);
                 #pragma unroll
                 for (int c = 0; RESET && c < 2; ++c) {
                     const Slot slot = slot_of(s);
@@ -327,14 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const int owner = owner_of(group), its = group - first_group_of(owner);
                 #pragma unroll
                 for (int n = 0; n < TILES; ++n) {
-                    float mine[4];
-                    #pragma unroll
-                    for (int e = 0; e < 4; ++e) mine[e] = chained(sums_of_rows, m, n, e);
-                    const bool odd = of4 & 1;
-                    const float low = __shfl_xor_sync(~0u, odd ? mine[0] : mine[2], 1);
-                    const float high = __shfl_xor_sync(~0u, odd ? mine[1] : mine[3], 1);
-                    const float4 chunk = odd ? make_float4(low, high, mine[2], mine[3])
-                                             : make_float4(mine[0], mine[1], low, high);
+                    const float4 chunk = halved(sums_of_rows, m, n, of4 & 1);
                     const int there = AT_PARTS + (f * 2 + (i & 1)) * PARTS +
                         ((block * TILES + n) * BLOCK_GROUPS + its) * 256 + of8 * 32 +
                         (of4 >> 1) * 16;

@@ -107,12 +107,12 @@ INLINE Pair pair_of(const stored* source) {
 #endif
 }
 
-INLINE Pair chosen(bool first, Pair a, Pair b) {
-#if NARROW
-    return {first ? a.bits : b.bits};
-#else
-    return {first ? a.low : b.low, first ? a.high : b.high};
-#endif
+// units `unit` and the next of a row of states (B, units), zeros where there is none
+INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units) {
+    stored pair[2] = {0, 0};
+    if (states && unit < units) pair[0] = states[row * units + unit];
+    if (states && unit + 1 < units) pair[1] = states[row * units + unit + 1];
+    return pair_of(pair);
 }
 
 INLINE void keep(stored* target, Pair pair) {
@@ -158,6 +158,27 @@ INLINE void read_flipped(const unsigned char* source, int lane, word (&bits)[COU
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                      : "=r"(bits[COUNT - 1])
                      : "r"(place - (lane & 24) * 16 + (COUNT - 1) * 128) : "memory");
+#endif
+}
+
+// COUNT such matrices as floats of this lane's two cells: unit lane / 4 in rows 2 * (lane % 4) and on
+template <int COUNT>
+INLINE void read_sides(const unsigned char* source, int lane, float (*cells)[2]) {
+#if NARROW
+    word bits[COUNT];
+    read_flipped<COUNT>(source, lane, bits);
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        cells[i][0] = widen(stored(bits[i]));
+        cells[i][1] = widen(stored(bits[i] >> 16));
+    }
+#else
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        #pragma unroll
+        for (int c = 0; c < 2; ++c)
+            cells[i][c] = reinterpret_cast<const float*>(source)
+                              [i * 64 + ((lane & 3) * 2 + c) * 8 + (lane >> 2)];
 #endif
 }
 

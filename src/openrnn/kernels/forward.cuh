@@ -10,6 +10,7 @@
 #include "device.cuh"
 #include "record.cuh"
 
+constexpr int PER_WARP = PER;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS_HERE = WARPS * PER_WARP;
@@ -18,7 +19,7 @@ constexpr int SLICES = (UNITS + SLICE - 1) / SLICE;  // of K
 constexpr int HIDDEN_BYTES = SLICES * TILES * 512;   // of h of one turn
 constexpr int ROWS = TILES * 8;
 constexpr int GATE_BYTES = 64 * SIZE;                // of one gate of 8 units x 8 rows
-constexpr int STAGE_BYTES = PER_WARP * TILES * GATES * GATE_BYTES;
+constexpr int STAGE_BYTES = PER_WARP * TILES * SLOT_BYTES;
 constexpr int COPIES = (STAGE_BYTES / 16 + 31) / 32;
 constexpr int LETTER = UNITS * SIZE * ROWS;
 
@@ -31,29 +32,6 @@ constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
 constexpr int AT_WEIGHTS = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
-
-// the input sides of this lane's cells, from the warp's place in the ring
-INLINE void read_inputs(const unsigned char* stage, int lane,
-                        float (&given)[PER_WARP][TILES][GATES][2]) {
-    constexpr int COUNT = PER_WARP * TILES * GATES;
-    float (*cells)[2] = &given[0][0][0];
-#if NARROW
-    word bits[COUNT];
-    read_flipped<COUNT>(stage, lane, bits);
-    #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        cells[i][0] = widen(stored(bits[i]));
-        cells[i][1] = widen(stored(bits[i] >> 16));
-    }
-#else
-    #pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-        #pragma unroll
-        for (int c = 0; c < 2; ++c)
-            cells[i][c] = reinterpret_cast<const float*>(stage + i * GATE_BYTES)
-                              [((lane & 3) * 2 + c) * 8 + (lane >> 2)];
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
@@ -244,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             // sums start from what is known before h is: inputs and biases
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];
-            read_inputs(ring + (i % STAGES * FLIGHT + f) * STAGE_BYTES, lane, given);
+            read_sides<PER_WARP * TILES * GATES>(ring + (i % STAGES * FLIGHT + f) * STAGE_BYTES, lane,
+                                                 &given[0][0][0]);
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
                 #pragma unroll
@@ -283,6 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 #pragma unroll
                 for (int j = 0; j < PER_WARP; ++j) {
                     const int group = first_group + j;
+                    const bool inside = group * 8 + of8 < units;  // padding stays 0 for any cell
                     float sent[2] = {0.0f, 0.0f}, values[2][KEPT + 4] = {};
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
@@ -307,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
                             float next = live ? after[k] : before[k];
-                            if (k == 0) sent[c] = next;
+                            if (k == 0) sent[c] = inside ? next : 0.0f;
                             if (RESET && reset_rows[n] >> (column * 4) & 1) {
                                 const wide b = rows[f * ROWS + n * 8 + column];
                                 const wide unit = group * 8 + of8;
@@ -318,14 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
                     Pair letter = hidden_pair;
-                    if (RESET && reset_rows[n] >> (of8 * 4) & 1) {
-                        const wide unit = group * 8 + of4 * 2;
-                        const stored* source = fresh[0] + wide(row[f][n]) * units + unit;
-                        stored fresh_pair[2] = {0, 0};
-                        if (fresh[0] && unit < units) fresh_pair[0] = source[0];
-                        if (fresh[0] && unit + 1 < units) fresh_pair[1] = source[1];
-                        letter = pair_of(fresh_pair);
-                    }
+                    if (RESET && reset_rows[n] >> (of8 * 4) & 1)
+                        letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
                     letter = operand(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
                     const int piece = NARROW ? group : group * 2 + (of4 >> 1);

@@ -74,3 +74,20 @@ INLINE void read_records(const unsigned char* source, int lane, float (&values)[
     if (REST)
         read_values<REST ? REST : 4>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
 }
+
+// the copy itself, of one lane, where there is something to copy; else zeros
+INLINE void copy_records(word target, const stored* source, int lane, bool here) {
+    constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
+    constexpr int LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
+    const int cell = lane * 2;
+    #pragma unroll
+    for (int plane = 0; plane < WHOLE; ++plane)
+        #pragma unroll
+        for (int at = 0; at < FOUR; at += 16)
+            copy_async<16>(target + (plane * 32 + lane) * FOUR + at,
+                           source + plane * 256 + cell * 4 + at / SIZE, here ? 16 : 0);
+    #pragma unroll
+    for (int at = 0; at < LAST; at += LAST_STEP)
+        copy_async<LAST_STEP>(target + WHOLE * 32 * FOUR + lane * LAST + at,
+                              source + WHOLE * 256 + cell * REST + at / SIZE, here ? LAST_STEP : 0);
+}

@@ -13,7 +13,7 @@ import re
 import struct
 import tempfile
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, local
@@ -192,14 +192,23 @@ class Kernel:
     Args:
         made: the binary; cluster: blocks that share memory; threads: of a block.
         shared: bytes of shared memory of a block.
+        together: whether all blocks of a launch must be on the device at once.
     """
 
-    def __init__(self, made: Binary, cluster: int, threads: int, shared: int, device: int) -> None:
+    def __init__(
+        self,
+        made: Binary,
+        cluster: int,
+        threads: int,
+        shared: int,
+        device: int,
+        together: bool = False,
+    ) -> None:
         from cuda.bindings import driver
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
-        self.device = device
+        self.device, self.together = device, together
         self._module = ObjectCode.from_cubin(made.code)
         self._kernel = self._module.get_kernel(made.name)
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
@@ -217,6 +226,25 @@ class Kernel:
         (status,) = driver.cuKernelSetAttribute(name, value, handle, driver.CUdevice(self.device))
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
+
+    @cached_property
+    def resident(self) -> int:
+        """How many clusters the device holds at once, as the driver says."""
+        from cuda.bindings import driver
+
+        self._enter()
+        done = driver.CUresult.CUDA_SUCCESS
+        status, function = driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle)))
+        found = 0
+        if status == done and self.cluster > 1:
+            status, found = driver.cuOccupancyMaxActiveClusters(function, self._config(1, 0))
+        elif status == done:
+            ask = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            status, found = ask(function, self.threads, self.shared)
+            found *= torch.cuda.get_device_properties(self.device).multi_processor_count
+        if status != done:
+            raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
+        return int(found)
 
     def launch(self, clusters: int, *args: int) -> None:
         """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
@@ -254,12 +282,19 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self.cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
         config.sharedMemBytes, config.hStream = self.shared, driver.CUstream(stream)
+        kinds, attributes = driver.CUlaunchAttributeID, []
         if self.cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            size = attribute.value.clusterDim
+            shape = driver.CUlaunchAttribute()
+            shape.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = shape.value.clusterDim
             size.x, size.y, size.z = self.cluster, 1, 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(shape)
+        if self.together:
+            together = driver.CUlaunchAttribute()
+            together.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            together.value.cooperative = 1
+            attributes.append(together)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
 
@@ -267,10 +302,12 @@ _LOCK = Lock()
 _LOADED: dict[tuple[int, int], Kernel] = {}
 
 
-def loaded(made: Binary, cluster: int, threads: int, shared: int, device: int) -> Kernel:
+def loaded(
+    made: Binary, cluster: int, threads: int, shared: int, device: int, together: bool = False
+) -> Kernel:
     """The binary as a kernel on a device, loaded once."""
     key = id(made), device
     with _LOCK:
         if key not in _LOADED:
-            _LOADED[key] = Kernel(made, cluster, threads, shared, device)
+            _LOADED[key] = Kernel(made, cluster, threads, shared, device, together)
         return _LOADED[key]

@@ -74,7 +74,7 @@ class Fused(Backend):
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
         if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
             reasons.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no cluster of "
+                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel of "
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
             )
         return reasons

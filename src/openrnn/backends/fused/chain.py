@@ -9,7 +9,7 @@ from torch import Tensor
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, plan
-from openrnn.codegen import cuda
+from openrnn.codegen import cuda, tiles
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec
@@ -89,26 +89,26 @@ class Chain:
         )  # fmt: skip
         return out
 
-    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, cuda.Forward]:
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Forward]:
         """The forward kernel and its tiles; `flags` as FORWARD names them."""
-        found: tuple[nvrtc.Kernel, cuda.Forward]
+        found: tuple[nvrtc.Kernel, tiles.Forward]
         found = self._kernel(kernels.forward, FORWARD, batch, flags)
         return found
 
-    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, cuda.Backward]:
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Backward]:
         """The backward kernel and its tiles; `flags` as BACKWARD names them."""
-        found: tuple[nvrtc.Kernel, cuda.Backward]
+        found: tuple[nvrtc.Kernel, tiles.Backward]
         found = self._kernel(kernels.backward, BACKWARD, batch, flags)
         return found
 
     def _kernel(self, find: Any, names: tuple[str, ...], batch: int, flags: Flags) -> Any:
-        tiles = (batch + 7) // 8
-        key = (find, tiles, flags, kernels.PATIENCE)
+        many = (batch + 7) // 8
+        key = (find, many, flags, kernels.PATIENCE)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
             dtype = str(self.dtype).removeprefix("torch.")
-            found = find(self.cell, dtype, self.hidden, tiles, on, self.device)
+            found = find(self.cell, dtype, self.hidden, many, on, self.device)
             self._kernels[key] = found
         return found
 
@@ -119,4 +119,4 @@ chain = lru_cache(maxsize=4096)(Chain)
 @lru_cache(maxsize=1024)
 def record(spec: Spec, dtype: torch.dtype) -> int:
     """The values of a kept record."""
-    return cuda.record(traced(spec), str(dtype).removeprefix("torch."))
+    return tiles.record(traced(spec), str(dtype).removeprefix("torch."))

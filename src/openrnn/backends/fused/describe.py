@@ -2,6 +2,7 @@
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused.limits import Limits
 from openrnn.spec import Problem
 
 GHZ = 1.98  # the clock of an H200's multiprocessors, by which cycles are told as microseconds
@@ -31,7 +32,10 @@ def describe(problem: Problem) -> list[str]:
         made, how = found
         groups = -(-batch // how.rows)
         blocks = f"cluster of {how.cluster} blocks" if how.cluster > 1 else "block"
-        time = plan.step_time(cell, dtype, how, batch) / (1e3 * GHZ)
+        if how.clusters > 1:
+            blocks = f"grid of {how.clusters} x {blocks}"
+        limits = Limits.of(problem.capability)
+        time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
         lines.append(
             f"{kind}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "
             f"{made.resources.registers} registers, {time:.2f} us a step by the model"

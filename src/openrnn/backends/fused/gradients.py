@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from openrnn.backends.fused.run import Run, address, rows_of, whole
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused.run import Run, address, emptied, rows_of, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -44,17 +45,20 @@ def backward(
             dy = whole(dy)
         step, row, _ = dy.stride()
     d_gates = x.new_empty((run.steps, run.batch, chain.width))
-    if run.rows is not None:
+    if how.clusters > 1:
+        emptied(d_gates)
+    elif run.rows is not None:
         d_gates.zero_()
     clusters = -(-run.batch // how.rows)
     sums = x.new_empty(
         (clusters * how.tiles, planes + chain.vectors, units), dtype=torch.float32
     )  # fmt: skip
-    kernel.launch(
-        clusters, weight.data_ptr(), kept.data_ptr(), address(dy), step, row,
-        d_gates.data_ptr(), sums.data_ptr(), address(run.vectors), *run.row_arguments(),
-        run.steps, run.batch, hidden, run.direction, *run.states(d_final), *run.states(d_every),
-        *run.states(d_initial), *run.states(d_fresh),
+    kernels.launch(
+        kernel, how, run.batch,
+        (weight.data_ptr(), kept.data_ptr(), address(dy), step, row, d_gates.data_ptr(),
+         sums.data_ptr(), address(run.vectors), *run.row_arguments(), run.steps, run.batch, hidden,
+         run.direction),
+        *run.states(d_final), *run.states(d_every), *run.states(d_initial), *run.states(d_fresh),
     )  # fmt: skip
     found: Found = [None] * (5 + chain.vectors)
     dx = _inputs(run, x, d_gates) if wants[0] else None

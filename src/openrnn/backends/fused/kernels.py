@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import torch
 
 from openrnn.backends.fused import plan
+from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import build, cuda
-from openrnn.codegen.cuda import Backward, Forward
+from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
 
-How = TypeVar("How", Forward, Backward)
+How = TypeVar("How", bound=Tiles)
 Flags = tuple[str, ...]  # the names of those that are on
 
 
@@ -28,17 +29,12 @@ TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
 
 
 @lru_cache(maxsize=4096)
-def binary(
-    cell: Traced, dtype: str, how: Forward | Backward, arch: str, patience: int = 0
-) -> nvrtc.Binary:
+def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
     """A compiled kernel."""
-    if isinstance(how, Forward):
-        kind, source = "forward", cuda.forward_source(cell, dtype, how)
-    else:
-        kind, source = "backward", cuda.backward_source(cell, dtype, how)
+    source = cuda.source(cell, dtype, how)
     macros = (("PATIENCE", patience),) if patience else ()
-    title = f"{cell.name}-{dtype}-{kind}-{how.units}"
-    return nvrtc.binary(source, kind, arch, title, build.folder() / "cubins", macros)
+    title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
+    return nvrtc.binary(source, how.kind, arch, title, build.folder() / "cubins", macros)
 
 
 def unspilled(
@@ -50,7 +46,7 @@ def unspilled(
     """
     for stages, less in product(dict.fromkeys((how.stages, 2)), (0, 2, 5)):
         tried = replace(how, resident=max(0, how.resident - less), stages=stages)
-        if cuda.shared_bytes(cell, dtype, tried) > shared:
+        if tried.shared(cell, dtype) > shared:
             continue
         made = binary(cell, dtype, tried, arch, patience)
         if not made.resources.spilled:
@@ -66,12 +62,12 @@ def best(
 
     `kind` is "forward" or "backward"; None where TRIES tiles all spill.
     """
-    arch, shared = nvrtc.arch_of(capability), plan.Limits.of(capability).shared
+    arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     rank: Callable[..., tuple[Forward | Backward, ...]]
     rank = plan.forward if kind == "forward" else plan.backward
     for how in rank(cell, dtype, hidden, 8 * tiles, capability)[:TRIES]:
         asked = replace(how, **dict.fromkeys(flags, True))  # type: ignore[arg-type]
-        found = unspilled(cell, dtype, asked, arch, shared, patience)  # type: ignore[type-var]
+        found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
             return found
     return None
@@ -87,9 +83,15 @@ def _kernel(
     if found is None:
         arch = nvrtc.arch_of(capability)
         raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
-    made, final = found
-    taken = cuda.shared_bytes(cell, dtype, final)
-    return nvrtc.loaded(made, final.cluster, final.threads, taken, device), final
+    made, how = found
+    taken, together = how.shared(cell, dtype), how.clusters > 1
+    kernel = nvrtc.loaded(made, how.cluster, how.threads, taken, device, together)
+    if kernel.resident < how.clusters:
+        raise NoKernelError(
+            f"cell {cell.name} in {dtype}: the device holds {kernel.resident} clusters of "
+            f"{how.cluster} blocks at once, {how.clusters} needed: is it a slice (MIG, MPS)?"
+        )
+    return kernel, how
 
 
 def forward(
@@ -106,6 +108,22 @@ def backward(
     """The fastest backward kernel that spills nothing, for so many tiles of 8 rows."""
     found: Any = _kernel("backward", cell, dtype, hidden, tiles, flags, device, PATIENCE)
     return found  # type: ignore[no-any-return]
+
+
+def launch(
+    kernel: nvrtc.Kernel, how: Tiles, batch: int, shared: tuple[int, ...], *states: int
+) -> None:
+    """Starts a kernel for all rows of a batch, where clusters share R for as many as fit at once.
+
+    `shared` are the arguments before those of states.
+    """
+    if how.clusters == 1:
+        kernel.launch(-(-batch // how.rows), *shared, *states)
+        return
+    most = kernel.resident // how.clusters
+    for first in range(0, batch, how.rows * most):
+        groups = min(most, -(-(batch - first) // how.rows))
+        kernel.launch(groups * how.clusters, *shared, first, *states)
 
 
 @lru_cache(maxsize=256)

@@ -5,22 +5,18 @@ multiprocessor; what they rest on stands in `docs/kernels.md`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
-from openrnn.codegen import cuda
-from openrnn.codegen.cuda import Backward, Forward
+from openrnn.backends.fused import grid
+from openrnn.backends.fused.limits import Limits, registers, resident
+from openrnn.codegen.cuda import planes
+from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
 from openrnn.codegen.trace import Traced
 
-How = TypeVar("How", Forward, Backward)
-
-# bytes of shared memory that a block may take, and blocks of the largest cluster
-_SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
-           (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
-_CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
-# clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
-_RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+How = TypeVar("How", bound=Tiles)
 
 # Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
 # takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
@@ -33,35 +29,17 @@ _BACKWARD = {"step": 392, "cluster": 0, "double": 5, "chain": 5.5, "mma": 5, "lo
 HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What an architecture gives: bytes of shared memory of a block, blocks of a cluster."""
-
-    shared: int
-    cluster: int
-
-    @classmethod
-    def of(cls, capability: tuple[int, int]) -> "Limits":
-        shared = _SHARED.get(capability, 99)
-        return cls(shared * 1024, _CLUSTER.get(capability[0], 1))
-
-
 def padded(hidden: int) -> int:
     """H as the kernels see it: a multiple of 8."""
     return -(-hidden // 8) * 8
 
 
-def _registers(threads: int) -> int:
-    # they are given to four warps at a time
-    return min(255, 65536 // (-(-threads // 128) * 128) // 8 * 8)
-
-
 def _fitting(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> How | None:
     """With as much of R in registers as `free` of them hold, if the rest fits shared memory."""
-    most = max(0, min(cuda.pieces(cell, dtype, how), free // 8))
+    most = max(0, min(how.pieces(cell, dtype), free // 8))
     for stages in (4, 2):
         made = replace(how, resident=most, stages=stages)
-        if cuda.shared_bytes(cell, dtype, made) <= limits.shared:
+        if made.shared(cell, dtype) <= limits.shared:
             return made
     return None
 
@@ -74,19 +52,17 @@ def forwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[
         here = -(-groups // cluster)
         if cluster > limits.cluster or cluster > groups:
             continue
-        for per_warp in (1, 2, 3, 4):
-            warps = -(-here // per_warp)
+        for per in (1, 2, 3, 4):
+            warps = -(-here // per)
             if warps > 16:
                 continue
             for tiles in (1, 2, 4):
                 for flight in (1, 2):
-                    how = Forward(units, cluster, warps, per_warp, tiles, flight, 0)
-                    rows = cuda.mma_rows(cell, how)
+                    how = Forward(units, cluster, warps, per, tiles, flight, 0)
+                    rows = how.mma_rows(cell)
                     sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
-                    extra = (
-                        2 * per_warp * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
-                    )
-                    free = _registers(how.threads) - 62 - sums - extra
+                    extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
+                    free = registers(how.threads) - 62 - sums - extra
                     fitting = _fitting(cell, dtype, how, free, limits)
                     if fitting is not None:
                         yield fitting
@@ -105,28 +81,28 @@ def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator
                 for flight in (1, 2):
                     how = Backward(units, cluster, warps, here, tiles, flight, 0)
                     slots = -(-here * tiles // warps)
-                    sums = 4 * cuda.mma_rows(cell, how) * tiles
-                    extra = 2 * slots * (len(cuda.kept(cell)) + flight * len(cell.states))
-                    extra += slots * (len(cuda.planes(cell)) + 2 * len(cell.unit_params))
-                    free = _registers(how.threads) - 70 - sums - extra
+                    sums = 4 * how.mma_rows(cell) * tiles
+                    extra = 2 * slots * (len(kept(cell)) + flight * len(cell.states))
+                    extra += slots * (len(planes(cell)) + 2 * len(cell.unit_params))
+                    free = registers(how.threads) - 70 - sums - extra
                     fitting = _fitting(cell, dtype, how, free, limits)
                     if fitting is not None:
                         yield fitting
 
 
-def cycles(cell: Traced, dtype: str, how: Forward | Backward) -> float:
+def cycles(cell: Traced, dtype: str, how: Tiles) -> float:
     """The model's time of one step of one tile of one cluster, alone on the device."""
     quarter = -(-how.warps // 4)
-    pieces, slices = cuda.pieces(cell, dtype, how), cuda.slices(cell, dtype, how)
+    pieces, slices = how.pieces(cell, dtype), how.slices(cell, dtype)
     if isinstance(how, Forward):
-        cost, cells, values = _FORWARD, how.per_warp * how.tiles, len(cell.gates)
-        exchanged = how.units * cuda.SIZES[dtype] * how.tiles * 8
+        cost, cells, values = _FORWARD, how.per * how.tiles, len(cell.gates)
+        exchanged = how.units * SIZES[dtype] * how.tiles * 8
     else:
-        cost, cells = _BACKWARD, -(-how.block_groups * how.tiles // how.warps)
-        values = len(cuda.kept(cell)) + len(cuda.planes(cell))
-        exchanged = how.cluster * how.block_groups * how.tiles * 256
+        cost, cells = _BACKWARD, -(-how.per * how.tiles // how.warps)
+        values = len(kept(cell)) + len(planes(cell))
+        exchanged = how.cluster * how.per * how.tiles * 256
     loads = how.warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8)
-    wide = cost["wide"] if cuda.SIZES[dtype] == 4 else 0
+    wide = cost["wide"] if SIZES[dtype] == 4 else 0
     found = (
         cost["step"] + pieces * how.tiles * (cost["chain"] + 2 * quarter * cost["mma"])
         + loads * cost["load"] + cells * (quarter * (cost["cell"] + wide) + values * cost["value"])
@@ -137,22 +113,29 @@ def cycles(cell: Traced, dtype: str, how: Forward | Backward) -> float:
     return found
 
 
-def _together(cell: Traced, dtype: str, how: Forward | Backward) -> int:
+def _together(cell: Traced, dtype: str, how: Tiles) -> int:
     """Blocks that share a multiprocessor, by registers and shared memory."""
-    registers = min(_registers(how.threads), 8 * how.resident + 80)
-    by_registers = 65536 // (registers * -(-how.threads // 128) * 128)
-    by_memory = 227 * 1024 // (cuda.shared_bytes(cell, dtype, how) + 1024)
+    taken = min(registers(how.threads), 8 * how.resident + 80)
+    by_registers = 65536 // (taken * -(-how.threads // 128) * 128)
+    by_memory = 227 * 1024 // (how.shared(cell, dtype) + 1024)
     return max(1, min(by_registers, by_memory, 4))
 
 
-def step_time(cell: Traced, dtype: str, how: Forward | Backward, batch: int) -> float:
+def step_time(cell: Traced, dtype: str, how: Tiles, batch: int) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     alone = cycles(cell, dtype, how)
     busy = alone - HIDDEN
     turn = alone if how.flight == 1 else max(alone, how.flight * busy + HIDDEN / 2)
-    clusters, places = -(-batch // how.rows), _RESIDENT[how.cluster]
+    clusters, places = -(-batch // how.rows), resident(how.cluster)
     shared = min(_together(cell, dtype, how), -(-clusters // places))
     return max(turn, shared * how.flight * busy) * -(-clusters // (places * shared))
+
+
+def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> float:
+    """The model's time of one step of the whole batch, in cycles, of any kernel."""
+    if isinstance(how, GridForward | GridBackward):
+        return grid.step_time(cell, dtype, how, batch, limits)
+    return step_time(cell, dtype, how, batch)
 
 
 @lru_cache(maxsize=4096)
@@ -160,8 +143,12 @@ def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
 ) -> tuple[Forward, ...]:
     """The forward kernels that fit, fastest by the model first."""
-    fitting = forwards(cell, dtype, hidden, Limits.of(capability))
-    return tuple(sorted(fitting, key=lambda how: step_time(cell, dtype, how, batch)))
+    limits = Limits.of(capability)
+    fitting = chain(
+        forwards(cell, dtype, hidden, limits),
+        grid.fitting(GridForward, cell, dtype, padded(hidden), limits),
+    )
+    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
 
 
 @lru_cache(maxsize=4096)
@@ -169,5 +156,9 @@ def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
 ) -> tuple[Backward, ...]:
     """The backward kernels that fit, fastest by the model first."""
-    fitting = backwards(cell, dtype, hidden, Limits.of(capability))
-    return tuple(sorted(fitting, key=lambda how: step_time(cell, dtype, how, batch)))
+    limits = Limits.of(capability)
+    fitting = chain(
+        backwards(cell, dtype, hidden, limits),
+        grid.fitting(GridBackward, cell, dtype, padded(hidden), limits),
+    )
+    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))

@@ -28,6 +28,13 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
+def emptied(mailbox: Tensor) -> Tensor:
+    """A mailbox with all bits set: a nan that no kernel writes."""
+    bits = torch.int16 if mailbox.element_size() == 2 else torch.int32
+    mailbox.view(bits).fill_(-1)
+    return mailbox
+
+
 def rows_of(tensor: Tensor) -> Tensor:
     """A tensor (..., N) as a dense matrix (rows, N)."""
     flat = tensor.reshape(-1, tensor.shape[-1])
@@ -158,12 +165,20 @@ class Run:
             weight = chain.arranged(self.w_hh, chain.plain, False, True)
         left_step, left_row, _ = left.stride()
         step, row, _ = target.stride()
-        kernel.launch(
-            -(-self.batch // how.rows),
-            weight.data_ptr(), left.data_ptr(), left_step, left_row, gate,
-            target.data_ptr() + start * y.element_size(), step, row, address(kept),
-            address(self.b_ih), address(self.b_hh), address(self.vectors),
-            *self.row_arguments(), self.steps, self.batch, hidden, self.direction,
+        mail: tuple[int, ...] = ()
+        box: Tensor | None = None
+        if how.clusters > 1:
+            if self.rows is None and self.reset is None:
+                emptied(target[..., start : start + chain.units])
+            else:
+                box = emptied(y.new_empty(self.steps, self.batch, chain.units))
+            mail = (address(box),)
+        kernels.launch(
+            kernel, how, self.batch,
+            (weight.data_ptr(), left.data_ptr(), left_step, left_row, gate,
+             target.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
+             address(self.b_ih), address(self.b_hh), address(self.vectors),
+             *self.row_arguments(), self.steps, self.batch, hidden, self.direction),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
             *self.states(every),
         )  # fmt: skip

@@ -1,0 +1,42 @@
+"""What an architecture gives a kernel: registers, shared memory, clusters of blocks."""
+
+from dataclasses import dataclass
+
+# bytes of shared memory that a block may take, and blocks of the largest cluster
+_SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
+           (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
+_CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
+# clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
+_H200 = ((1, 132), (2, 66), (4, 30), (8, 15), (16, 7))
+# those that share R through L2 must all be there: known for the large devices, asked at run time
+_PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a compute capability.
+
+    Args:
+        shared: bytes of shared memory of a block.
+        cluster: blocks of the largest cluster.
+        places: blocks of a cluster, and how many such clusters may share R.
+    """
+
+    shared: int
+    cluster: int
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, capability: tuple[int, int]) -> "Limits":
+        shared = _SHARED.get(capability, 99)
+        return cls(shared * 1024, _CLUSTER.get(capability[0], 1), _PLACES.get(capability, ()))
+
+
+def resident(cluster: int) -> int:
+    """How many clusters of so many blocks an H200 holds at once."""
+    return dict(_H200)[cluster]
+
+
+def registers(threads: int) -> int:
+    """Of a thread, in a block of so many: they are given to four warps at a time."""
+    return min(255, 65536 // (-(-threads // 128) * 128) // 8 * 8)

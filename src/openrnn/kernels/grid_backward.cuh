@@ -1,0 +1,232 @@
+// The backward time loop where R fits no cluster: gate gradients travel through L2.
+//
+// Step i first gives dh of the step that it undoes: R^T times the gate gradients of the step before,
+// which stand in d_gates, their mailbox; then the derivative of the cell. One product more follows
+// the last step, for the gradient of the initial state.
+
+#define K (GATES * UNITS)
+#define EACH 1
+#include "grid.cuh"
+
+static_assert(SLOT_BYTES == 64 * SIZE * (1 + RECORD), "the plan counts records otherwise");
+constexpr int DY_BYTES = 64 * SIZE;
+constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
+    const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
+    const stored* __restrict__ kept,     // as forward wrote it
+    const stored* __restrict__ dy,       // [T, B, UNITS], or null
+    wide dy_step, wide dy_row,
+    stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS] of ones, out
+    float* __restrict__ sums,            // [tiles, PLANES + VECTORS, UNITS], out
+    const stored* __restrict__ vectors,  // [VECTORS, units]
+    const wide* __restrict__ lengths, const wide* __restrict__ order,
+    const unsigned char* __restrict__ reset,
+    wide steps, wide batch, wide units, wide reverse, wide first_of_launch,
+    GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
+) {
+    GRADIENT_ARRAYS
+    extern __shared__ __align__(128) unsigned char shared[];
+    const Place here(first_of_launch);
+    const int lane = here.lane, of8 = here.of8, of4 = here.of4;
+    int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
+    const word mailboxes = shared_address(shared);
+
+    number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
+    clear_operand(shared);
+    open_mailboxes<2>(mailboxes, here.letter());
+    const int all_steps = int(steps);
+    if (LENGTHS) steps = lengths[order[here.first_row]];
+    const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+
+    Matrix matrix;
+    unsigned char* const others = shared + AT_WEIGHTS + here.warp * MATRIX_BYTES + lane * 16;
+    load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
+
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
+    auto reset_after = [&](int i, int b) {
+        const int t = first + way * i + (reverse ? 0 : 1);
+        return i < count && t < length_at(b) && reset[t * batch + b];
+    };
+    float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
+    float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
+    bool mine[SLOTS], resets[SLOTS][2], dy_here[SLOTS], record_here[SLOTS];
+    int length[SLOTS][2], row[SLOTS];
+    const stored *d_output[SLOTS], *record[SLOTS];
+    stored* d_gate_at[SLOTS];
+    const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide dy_move = way * dy_step, gates_row = PLANES * UNITS, gates_step = batch * gates_row;
+    bool works = threadIdx.x < 32;  // the first thread renews the mailbox
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group, unit = group * 8 + of8;
+        const bool inside = slot.mine && unit < units;
+        const int* const tile_rows = rows + slot.tile * 8;
+        works |= slot.mine;
+        mine[s] = slot.mine;
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
+        #pragma unroll
+        for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = slot.mine ? tile_rows[of4 * 2 + c] : -1;
+            if (RESET) resets[s][c] = reset_after(0, b);
+            length[s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k) {
+                const bool given = inside && b >= 0 && d_final[k];
+                d_state[s][c][k] = given ? widen(d_final[k][wide(b) * units + unit]) : 0.0f;
+                if (FRESH) d_start[s][c][k] = 0.0f;
+            }
+        }
+        // dy: a lane copies 16 bytes of [row, 8 units]
+        const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[lane * CHUNK / 8] : -1;
+        dy_here[s] = dy && b >= 0;
+        d_output[s] = dy_here[s] ? dy + first * dy_step + b * dy_row + group * 8 + lane * CHUNK % 8 : weight;
+        const wide tile = here.first_row / 8 + slot.tile;
+        record_here[s] = slot.mine && tile < tiles;
+        record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD)
+                                   : weight;
+        row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
+        d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
+    }
+    auto stage_of = [&](int s, int i) {
+        return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * SLOT_BYTES;
+    };
+    auto copy_inputs = [&](int i) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const word target = shared_address(shared + stage_of(s, i));
+            if (lane * 16 < DY_BYTES)
+                copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
+            copy_records(target + DY_BYTES, record[s], lane, i < count && record_here[s]);
+            d_output[s] += dy_move;
+            record[s] += record_move;
+        }
+        commit_copies();
+    };
+    #pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
+#if CLUSTER > 1
+    await_cluster();
+#endif
+
+    for (int i = 0; i <= count && count > 0; ++i) {
+        const int t = first + way * i, now = (i - 1) & 1;
+        if (i > 0) {
+            fetch(here, d_gates + (t - way) * gates_step + RIGHT * UNITS, gates_row, rows,
+                  shared + AT_OPERAND + now * OPERAND_BYTES);
+            __syncthreads();
+            multiply_and_send(here, matrix, others, shared, mailboxes, now);
+#if CLUSTER == 1
+            __syncthreads();
+#endif
+        }
+        float d_out[SLOTS][2], values[SLOTS][2][KEPT + 4];
+        if (i < count) {
+            await_copies<STAGES - 2>();
+            __syncwarp();
+            #pragma unroll
+            for (int s = 0; s < SLOTS; ++s) {
+                const unsigned char* stage = shared + stage_of(s, i);
+                read_records(stage + DY_BYTES, lane, values[s]);
+                read_sides<1>(stage, lane, &d_out[s]);
+            }
+            copy_inputs(i + STAGES - 1);
+        }
+        if (i > 0 && works) await_parts(here, mailboxes, i - 1);
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (!mine[s]) continue;
+            const Slot slot = here.slot(s);
+            const int unit = (here.first_group + slot.group) * 8 + of8;
+            if (i > 0) {
+                float found[1][2] = {};
+                add_parts(here, shared, s, now, found);
+                d_state[s][0][0] += found[0][0];
+                d_state[s][1][0] += found[0][1];
+            }
+            if (i == count) continue;
+            float d_gate[2][PLANES] = {};
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                float (&d_here)[STATES] = d_state[s][c];
+                const wide b = rows[slot.tile * 8 + of4 * 2 + c];
+                if (RESET) {
+                    if (resets[s][c])
+                        #pragma unroll
+                        for (int k = 0; k < STATES; ++k) {
+                            if (FRESH) d_start[s][c][k] += d_here[k];
+                            d_here[k] = 0.0f;
+                        }
+                    resets[s][c] = reset_after(i + 1, int(b));
+                }
+                const bool live = t < length[s][c];
+                float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k) {
+                    d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
+                    if (EVERY && d_every[k] && live && b >= 0 && unit < units)
+                        d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
+                }
+                derivative(values[s][c], vector[s], d_after, found, d_before, d_vector);
+                if (live) {
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
+                    #pragma unroll
+                    for (int p = 0; p < PLANES; ++p) {
+                        d_gate[c][p] = found[p];
+                        total[s][p] += found[p];
+                    }
+                    #pragma unroll
+                    for (int v = 0; v < VECTORS; ++v) total[s][PLANES + v] += d_vector[v];
+                }
+            }
+            #pragma unroll
+            for (int p = 0; p < PLANES; ++p) {
+                const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
+                if (row[s] >= 0) post(d_gate_at[s] + p * UNITS, pair);
+            }
+            d_gate_at[s] += way * gates_step;
+        }
+    }
+
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        if (!mine[s]) continue;
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group, unit = group * 8 + of8;
+        for (int t = count; LENGTHS && t < all_steps && row[s] >= 0; ++t)  // no ones are left
+            #pragma unroll
+            for (int p = 0; p < PLANES; ++p)
+                keep(d_gates + t * gates_step + row[s] * gates_row + p * UNITS + group * 8 + of4 * 2, Pair{});
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + of4 * 2 + c];
+            if (b < 0 || unit >= units) continue;
+            // forward's first states were fresh ones where the row was reset before its first step
+            const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
+            const wide at = wide(b) * units + unit;
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k) {
+                const float found = d_state[s][c][k];
+                if (d_initial[k]) d_initial[k][at] = narrow(replaced ? 0.0f : found);
+                if (FRESH && d_fresh[k])
+                    d_fresh[k][at] = narrow(d_start[s][c][k] + (replaced ? found : 0.0f));
+            }
+        }
+        #pragma unroll
+        for (int p = 0; p < PLANES + VECTORS; ++p) {
+            float all = total[s][p];
+            all += __shfl_xor_sync(~0u, all, 1);
+            all += __shfl_xor_sync(~0u, all, 2);
+            if (of4 == 0)
+                sums[((here.first_row / 8 + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+        }
+    }
+#if CLUSTER > 1
+    await_cluster();
+#endif
+}

@@ -1,0 +1,241 @@
+// The forward time loop of one layer and direction where R fits no cluster: h travels through L2.
+
+#define K UNITS
+#define EACH GATES
+#include "grid.cuh"
+
+constexpr int GATE_BYTES = 64 * SIZE;
+constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
+    const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
+    wide x_step, wide x_row, wide x_gate,
+    stored* __restrict__ y,              // [T, B, UNITS]
+    wide y_step, wide y_row,
+    stored* __restrict__ mail,           // [T, B, UNITS] of ones; or null, y is it
+    stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
+    const stored* __restrict__ bias_x,   // [GATES, units], or null
+    const stored* __restrict__ bias_r,
+    const stored* __restrict__ vectors,  // [VECTORS, units]
+    const wide* __restrict__ lengths,    // [B]
+    const wide* __restrict__ order,      // [B]: rows by falling length
+    const unsigned char* __restrict__ reset,  // [T, B]
+    wide steps, wide batch, wide units, wide reverse, wide first_of_launch,
+    STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
+) {
+    STATE_ARRAYS
+    extern __shared__ __align__(128) unsigned char shared[];
+    const Place here(first_of_launch);
+    const int lane = here.lane, of8 = here.of8, of4 = here.of4;
+    int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
+    const word mailboxes = shared_address(shared);
+
+    number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
+    clear_operand(shared);
+    open_mailboxes<2>(mailboxes, here.letter());
+    if (LENGTHS) steps = lengths[order[here.first_row]];
+    const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+
+    // whether a row starts from fresh states: it is reset before its first step
+    auto first_state = [&](int k, wide b, wide unit) {
+        const bool again = RESET && !reverse && count > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
+        const stored *given = initial[k], *replacing = fresh[k];
+        const stored* source = again ? replacing : given;
+        return source ? widen(source[b * units + unit]) : 0.0f;
+    };
+    constexpr int HERE = CHUNKS * CHUNK;  // of K, this block
+    for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
+        const int r = at / HERE, k = at % HERE, unit = here.first_chunk() * CHUNK + k, b = rows[r];
+        if (b < 0 || unit >= units) continue;
+        const stored value = narrow(first_state(0, b, unit));
+        unsigned char* place = shared + AT_OPERAND + place_of(k / CHUNK, r / 8, r % 8);
+#if NARROW
+        reinterpret_cast<stored*>(place)[k % CHUNK] = value;
+#else
+        reinterpret_cast<word*>(place)[k % CHUNK] = rounded(__float_as_uint(value));
+#endif
+    }
+    Matrix matrix;
+    unsigned char* const others = shared + AT_WEIGHTS + here.warp * MATRIX_BYTES + lane * 16;
+    load_matrix(here, matrix, others, weight,
+                [&](int group, int gate) { return gate * UNITS + group * 8; });
+
+    float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
+    float state[SLOTS][2][STATES];
+    int row[SLOTS] = {}, length[SLOTS] = {}, resets[SLOTS] = {};
+    stored *output[SLOTS], *letter_at[SLOTS], *record[SLOTS];
+    bool mine[SLOTS], recorded[SLOTS];
+    stored* const box = mail ? mail : y;
+    const wide tiles = (batch + 7) / 8, box_step = mail ? batch * UNITS : y_step;
+    const wide box_row = mail ? UNITS : y_row;
+    const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide box_move = way * box_step;
+    const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
+    auto reset_after = [&](int i, int s) {  // whether the states are replaced after step i
+        const int t = reverse ? count - 1 - i : i + 1, b = row[s];
+        return b >= 0 && i < count && t < (LENGTHS ? length[s] : count) && reset[t * batch + b];
+    };
+    bool works = threadIdx.x < 32;  // the first thread renews the mailbox
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group, unit = group * 8 + of8;
+        const bool inside = slot.mine && unit < units;
+        works |= slot.mine;
+        mine[s] = slot.mine;
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            from_x[s][gate] = inside && bias_x ? widen(bias_x[gate * units + unit]) : 0.0f;
+            from_r[s][gate] = inside && bias_r ? widen(bias_r[gate * units + unit]) : 0.0f;
+            if (SUMMED >> gate & 1) {  // one register serves both sides
+                from_r[s][gate] += from_x[s][gate];
+                from_x[s][gate] = 0.0f;
+            }
+        }
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+            vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + of4 * 2 + c];
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                state[s][c][k] = inside && b >= 0 ? first_state(k, b, unit) : 0.0f;
+        }
+        row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
+        if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
+        if (RESET) resets[s] = reset_after(0, s);
+        const wide tile = here.first_row / 8 + slot.tile;
+        output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
+        letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
+        recorded[s] = KEEP && mine[s] && tile < tiles;
+        record[s] = kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) + cell * 4;
+    }
+
+    // the ring of inputs: each warp copies what its own lanes read
+    const unsigned char* const ring = shared + AT_RING + here.warp * SLOTS * STAGES * SLOT_BYTES;
+    const stored* input[SLOTS][COPIES];
+    int taken[SLOTS][COPIES];
+    const wide x_move = way * x_step;
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s)
+        #pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) {
+            const int number = copy * 32 + lane, gate = number / (GATE_BYTES / 16);
+            const Slot slot = here.slot(s);
+            const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
+            taken[s][copy] = b >= 0 && gate < GATES && slot.mine ? 16 : 0;
+            input[s][copy] = taken[s][copy] ? x + first * x_step + b * x_row + gate * x_gate +
+                                 (here.first_group + slot.group) * 8 + number * CHUNK % 8 : x;
+        }
+    auto copy_inputs = [&](int i) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                const word target = shared_address(ring) + (s * STAGES + i % STAGES) * SLOT_BYTES;
+                if (copy * 512 + lane * 16 < SLOT_BYTES)
+                    copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
+                                   i < count ? taken[s][copy] : 0);
+                input[s][copy] += x_move;
+            }
+        commit_copies();
+    };
+    #pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
+#if CLUSTER > 1
+    await_cluster();
+#endif
+
+    for (int i = 0; i < count; ++i) {
+        const int t = first + way * i, now = i & 1;
+        if (i > 0)
+            fetch(here, box + wide(t - way) * box_step, box_row, rows,
+                  shared + AT_OPERAND + now * OPERAND_BYTES);
+        __syncthreads();
+        multiply_and_send(here, matrix, others, shared, mailboxes, now);
+#if CLUSTER == 1
+        __syncthreads();
+#endif
+        await_copies<STAGES - 2>();
+        __syncwarp();
+        float given[SLOTS][GATES][2];
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            read_sides<GATES>(ring + (s * STAGES + i % STAGES) * SLOT_BYTES, lane, given[s]);
+        copy_inputs(i + STAGES - 1);
+        if (works) await_parts(here, mailboxes, i);
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (!mine[s]) continue;
+            const Slot slot = here.slot(s);
+            const int group = here.first_group + slot.group;
+            word live_rows = ~0u, reset_rows = 0;  // bit 4r of row r
+            if (LENGTHS) live_rows = __ballot_sync(~0u, t < length[s]);
+            if (RESET) {
+                reset_rows = __ballot_sync(~0u, resets[s]);
+                resets[s] = reset_after(i + 1, s);
+            }
+            float sums[GATES][2];
+            #pragma unroll
+            for (int gate = 0; gate < GATES; ++gate)
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    sums[gate][c] = from_r[s][gate] + (SUMMED >> gate & 1 ? given[s][gate][c] : 0.0f);
+            add_parts(here, shared, s, now, sums);
+            float sent[2], values[2][KEPT + 4] = {};
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                float left[GATES], right[GATES], after[STATES];
+                #pragma unroll
+                for (int gate = 0; gate < GATES; ++gate) {
+                    left[gate] = given[s][gate][c] + from_x[s][gate];
+                    right[gate] = sums[gate][c];
+                }
+                float (&before)[STATES] = state[s][c];
+                step(left, right, before, vector[s], after, values[c]);
+                const int column = of4 * 2 + c, unit = group * 8 + of8;
+                const bool live = live_rows >> (column * 4) & 1;
+                const wide b = rows[slot.tile * 8 + column];
+                if (EVERY && live && b >= 0 && unit < units)
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k)
+                        every[k][(t * batch + b) * units + unit] = narrow(after[k]);
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k) {
+                    float next = live ? after[k] : before[k];
+                    if (k == 0) sent[c] = unit < units ? next : 0.0f;
+                    if (RESET && reset_rows >> (column * 4) & 1)
+                        next = fresh[k] && unit < units ? widen(fresh[k][b * units + unit]) : 0.0f;
+                    before[k] = next;
+                }
+            }
+            const Pair hidden_pair = transposed(sent[0], sent[1]);
+            Pair letter = hidden_pair;
+            if (RESET && reset_rows >> (of8 * 4) & 1)
+                letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
+            const bool live = live_rows >> (of8 * 4) & 1;
+            if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
+            if (row[s] >= 0 && mail && live) keep(output[s], hidden_pair);
+            if (recorded[s]) keep_records(record[s], rest, values);
+            output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
+        }
+    }
+
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s)
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const Slot slot = here.slot(s);
+            const int b = rows[slot.tile * 8 + of4 * 2 + c];
+            const int unit = (here.first_group + slot.group) * 8 + of8;
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                if (slot.mine && b >= 0 && unit < units)
+                    final[k][wide(b) * units + unit] = narrow(state[s][c][k]);
+        }
+#if CLUSTER > 1
+    await_cluster();  // no block leaves while another may still write to it
+#endif
+}
