@@ -175,7 +175,10 @@ def test_two_gpus_in_one_process(gpu):
 
 @on_gpu
 def test_packed_weights_follow_changes(gpu):
+    """Of parameters that do not lie side by side."""
     lstm, x = openrnn.LSTM(3, 4, device=gpu, backend="cudnn"), torch.randn(5, 2, 3, device=gpu)
+    for parameter in lstm.parameters():
+        parameter.data = parameter.data.clone()
     first = inference(lstm, x)
     kept = len(weights._kept)
     assert torch.equal(inference(lstm, x), first)
@@ -355,7 +358,7 @@ def test_a_damaged_file_is_no_matter(gpu, memory):
 def test_wrong_numbers_are_out_however_fast(gpu):
     """Without cudnnBuildRNNDynamic cuDNN reports success and computes nothing."""
     spec = cells.lstm.spec(64, 64)
-    given = trial._draw(spec, torch.empty(8, 4, 64, device=gpu))
+    given = trial._draw(spec, torch.empty(8, 4, 64, device=gpu), 8)
     exact = trial.answer(spec, given.to(torch.float64), "standard", True)
     fair = trial.answer(spec, given, "standard", True)
     assert not trial.wrong(fair, exact, fair)
@@ -371,8 +374,13 @@ def test_wrong_numbers_are_out_however_fast(gpu):
 
 
 @on_gpu
-def test_soak(gpu):
+# torch keeps one AccumulateGrad node for a parameter while any graph refers to it, on the stream
+# that made it; here threads on two streams differentiate the same parameters. The node is never
+# run: torch.autograd.grad takes the gradient before it.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+def test_soak(gpu, request):
     """20,000 calls over changing shapes, four threads, two streams: memory flat, numbers equal."""
+    beside_others = hasattr(request.config, "workerinput")  # whose memory on the device is no leak
     torch.manual_seed(0)
     nets = [
         openrnn.LSTM(8, 16, 2, bidirectional=True, device=gpu, backend="cudnn"),
@@ -430,7 +438,7 @@ def test_soak(gpu):
     held, free, host = all_threads(CALLS // 10)
     after, left, grown = all_threads(CALLS)
     assert after <= held
-    assert left >= free - 32 * 2**20
+    assert beside_others or left >= free - 32 * 2**20
     assert grown <= host + 64 * 2**20, f"{(grown - host) / 2**20:.0f} MiB of host memory more"
 
 

@@ -741,7 +741,7 @@ def test_autocast_leaves_float64_alone():
         assert layer(torch.zeros(5, 2, 3, dtype=F64))[0].dtype == F64
 
 
-def test_flatten_parameters_does_nothing():
+def test_flatten_parameters_does_nothing_on_a_cpu():
     layer = openrnn.LSTM(3, 4)
     places = [parameter.data_ptr() for parameter in layer.parameters()]
     assert layer.flatten_parameters() is None

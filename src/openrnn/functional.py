@@ -97,7 +97,7 @@ def recurrent(
     """
     states = list(states) if states is not None else []
     resets = list(reset_states) if reset_states is not None and reset is not None else []
-    _check_tensors(spec, x, params, states, resets)
+    wanted = _check_tensors(spec, x, params, states, resets)
     if lengths is not None and x.dim() == 3:
         lengths = check_lengths(lengths, x)
     if reset is not None:
@@ -105,9 +105,7 @@ def recurrent(
     drops = spec.drops(training)
     seed = philox.draw(generator) if drops else None
     # a trace serves calls with and without gradients
-    grad = (torch.is_grad_enabled() or op.tracing()) and (
-        x.requires_grad or any(t.requires_grad for t in (*params, *states, *resets))
-    )
+    grad = wanted and (torch.is_grad_enabled() or op.tracing())
     text = spec.text
     if torch.compiler.is_compiling():
         choose, transform = _choose_in_graph, False
@@ -135,11 +133,14 @@ def recurrent(
 
 def _check_tensors(
     spec: Spec, x: Tensor, params: Sequence[Tensor], states: list[Tensor], resets: list[Tensor]
-) -> None:
-    """Raises unless dtypes, devices and the states' sizes agree: kernels only get addresses."""
-    dtype, device = x.dtype, x.device
+) -> bool:
+    """Whether any tensor requires a gradient.
+
+    Raises unless dtypes, devices and the states' sizes agree: kernels only get addresses.
+    """
+    dtype, device, grad = x.dtype, x.device, x.requires_grad
     for tensor in (*params, *states, *resets):
-        if tensor.dtype != dtype:
+        if tensor.dtype is not dtype:  # there is one object of each
             raise ValueError(
                 f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
             )
@@ -147,6 +148,7 @@ def _check_tensors(
             raise ValueError(
                 f"x, states and parameters must be on one device, got {device} and {tensor.device}"
             )
+        grad = grad or tensor.requires_grad
     for group in (states, resets):
         if group and len(group) != len(spec.states):
             raise ValueError(
@@ -158,6 +160,7 @@ def _check_tensors(
                     f"a state must have shape ({spec.chains}, batch, {width}), "
                     f"got {tuple(state.shape)}"
                 )
+    return grad
 
 
 def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:

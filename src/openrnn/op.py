@@ -69,11 +69,15 @@ def _flat(out: Outputs) -> list[Tensor]:
     return [out.y, *out.finals, *out.all_states, *out.reserve]
 
 
+def _eager(how: How, *inputs: Any) -> list[Tensor]:
+    """A forward where no gradient is recorded."""
+    return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
+
+
 def _forward(*args: Any) -> list[Tensor]:
     *tensors, spec, backend, grad, training, return_states = args
-    how = How(spec, backend, grad, training, return_states)
     with torch.no_grad():
-        return _flat(BACKENDS[backend].forward(_call(how, *tensors)))
+        return _eager(How(spec, backend, grad, training, return_states), *tensors)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
@@ -94,21 +98,29 @@ def _forward_fake(*args: Any) -> list[Tensor]:
 
 
 def _backward(*args: Any) -> list[Tensor]:
-    return _differentiated(False, *args)
-
-
-def _differentiated(last: bool, *args: Any) -> list[Tensor]:
-    """`last`: nobody differentiates this call again, so its reserve may be used up."""
     *tensors, y, reserve, grads, spec, backend, training, return_states, needs = args
     how = How(spec, backend, True, training, return_states)
-    call = _call(how, *tensors)
+    with torch.no_grad():
+        found = _eager_backward(how, tensors, y, list(reserve), grads, needs, last=False)
+    return [grad for grad in found if grad is not None]
+
+
+def _eager_backward(
+    how: How,
+    inputs: Sequence[Any],
+    y: Tensor,
+    reserve: list[Tensor],
+    grads: list[Tensor | None],
+    needs: Sequence[bool],
+    last: bool,
+) -> list[Tensor | None]:
+    """`last`: nobody differentiates this call again, so its reserve may be used up."""
+    call = _call(how, *inputs)
     call.last = last
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
     wanted = _needs(needs, len(call.states), len(call.params))
-    with torch.no_grad():
-        found = BACKENDS[backend].backward(call, y, list(reserve), cotangents, wanted).flat
-    return [grad for grad in found if grad is not None]
+    return BACKENDS[how.backend].backward(call, y, reserve, cotangents, wanted).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:
@@ -133,8 +145,7 @@ class Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         inputs = _unflatten(counts, tensors)
         traced = watched(inputs[0])
-        run = torch.ops.openrnn.forward if traced else _forward
-        out: list[Tensor] = run(*inputs, *how)
+        out = torch.ops.openrnn.forward(*inputs, *how) if traced else _eager(how, *inputs)
         ctx.how, ctx.counts = how, counts
         spec = Spec.parse(how.spec)
         ctx.visible = 1 + len(spec.states) * (2 if how.return_states else 1)
@@ -178,23 +189,16 @@ def _fast_backward(
     grads: list[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    if watched(y):
-        run: Any = torch.ops.openrnn.backward
-    else:
-        run = partial(_differentiated, not torch._C._autograd._get_current_graph_task_keep_graph())
+    if not watched(y):
+        last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        return _eager_backward(how, inputs, y, reserve, grads, wanted, last)
+    run: Any = torch.ops.openrnn.backward
     found = iter(
         run(
-            *inputs,
-            y,
-            reserve,
-            grads,
-            how.spec,
-            how.backend,
-            how.training,
-            how.return_states,
+            *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
             list(wanted),
         )
-    )
+    )  # fmt: skip
     return [next(found) if need else None for need in wanted]
 
 
@@ -270,7 +274,7 @@ def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     if how.grad:
         return recurrence(how, *inputs)
     # nothing here requires a gradient, so nothing needs to be switched off
-    return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
+    return _eager(how, *inputs)
 
 
 def _apart(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:

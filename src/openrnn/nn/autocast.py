@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 
-def wanted(kind: str) -> torch.dtype | None:
+def wanted(device: torch.device) -> torch.dtype | None:
     """The dtype that autocast asks for, if on; some kinds of device, such as meta, know none."""
     # the first question is cheap and mostly answered by no
-    if (
-        torch._C._is_any_autocast_enabled()
-        and torch.amp.is_autocast_available(kind)
-        and torch.is_autocast_enabled(kind)
-    ):
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return None
 

@@ -1,5 +1,6 @@
 """What all layers share: parameters under torch's names, and the way to `functional`."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import cells, dispatch, functional, params
 from openrnn.cells import Cell
-from openrnn.nn import autocast, checks
+from openrnn.nn import autocast, checks, flat
 from openrnn.spec import Spec
 
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -79,6 +80,7 @@ class Layer(nn.Module):
         for slot in slots:
             fresh = torch.empty(slot.shape, device=device, dtype=dtype)
             self.register_parameter(slot.name, nn.Parameter(fresh))
+        self.flatten_parameters()
         self.reset_parameters()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -108,16 +110,40 @@ class Layer(nn.Module):
         return rows
 
     def flatten_parameters(self) -> None:
-        """Does nothing: kernels read the separate parameters, wherever they lie."""
+        """Lays parameters on a CUDA device side by side, where cuDNN reads them without a copy.
+
+        Never needed: it is done when a layer is made, moved, converted or deep-copied, and layers
+        whose parameters lie elsewhere work as well.
+        """
+        own: dict[str, Any] = self._parameters
+        if flat.addresses([own.get(name) for name in self._names]):
+            flat.lay(self._spec, own)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Layer":
+        own: dict[str, Any] = self._parameters
+        before = {name: flat.addresses([own.get(name)]) for name in self._names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+        # what stays where it was may be shared, as by processes that train together
+        if all(flat.addresses([own.get(name)]) != there for name, there in before.items()):
+            self.flatten_parameters()
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Layer":
+        made = self.__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        made.flatten_parameters()
+        return made
 
     def weights(self) -> list[Tensor]:
         """The parameters in the order of `openrnn.params.module_slots`, as they are now."""
         if torch.compiler.is_compiling():
             return [getattr(self, name) for name in self._names]
-        own = self._parameters
-        # parametrized or weight-normed ones are attributes, not parameters
-        found = [own.get(name) for name in self._names]
-        return [getattr(self, n) if p is None else p for n, p in zip(self._names, found)]
+        own: dict[str, Any] = self._parameters
+        try:
+            return [own[name] for name in self._names]
+        except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
+            return [getattr(self, name) for name in self._names]
 
     def forward(
         self,
@@ -244,7 +270,7 @@ class Layer(nn.Module):
         data = packed.data
         if not data.is_cuda or packed.batch_sizes.numel() > PACKED_STEPS:
             return False
-        dtype = autocast.wanted(data.device.type)
+        dtype = autocast.wanted(data.device)
         data = data if dtype is None else autocast.cast((data,), dtype)[0]
         return functional.takes_packed(
             self.spec, data, self.weights(), states, self.training, generator, self.backend
@@ -261,7 +287,7 @@ class Layer(nn.Module):
         generator: torch.Generator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         weights = self.weights()
-        dtype = autocast.wanted(x.device.type)
+        dtype = autocast.wanted(x.device)
         if dtype is not None:
             x, *weights = autocast.cast((x, *weights), dtype)
             states = states and autocast.cast(states, dtype)
@@ -303,13 +329,14 @@ class Layer(nn.Module):
                 f"{type(self).__name__} expects {len(names)} states ({', '.join(names)}), "
                 f"got {len(states)}"
             )
-        if any(state.dim() != dims for state in states):
-            checks.wrong_dims(states, dims)
+        for state in states:
+            if state.dim() != dims:
+                checks.wrong_dims(states, dims)
         if dims == 2:
             states = [state.unsqueeze(1) for state in states]
         for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
             wanted = (self._spec.chains, batch, width)
-            if tuple(state.shape) != wanted:
+            if state.shape != wanted:
                 which = f"hidden[{place}]" if len(states) > 1 else "hidden"
                 raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
         return list(states)

@@ -88,7 +88,7 @@ class CellModule(nn.Module):
             states = [state[None] if batched else state[None, None] for state in hx]
         x = input[None] if batched else input[None, None]
         weights = [getattr(self, name) for name in self._names]
-        dtype = autocast.wanted(x.device.type)
+        dtype = autocast.wanted(x.device)
         if dtype is not None:
             x, *weights = autocast.cast((x, *weights), dtype)
             states = states and autocast.cast(states, dtype)

@@ -23,7 +23,6 @@ from openrnn.backends.cudnn.reserve import reserve_bytes
 from openrnn.native.cudnn import library
 from openrnn.native.cudnn.descriptors import ALGORITHMS, BATCH_MAJOR, CELLS, TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
-from openrnn.params import size
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 
 
@@ -177,6 +176,5 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
 
 def _weights(call: Call, plan: run.Plan, anew: bool) -> tuple[tuple[int, int], object]:
     """Size and address of the weight space, and what keeps it alive."""
-    spec = call.problem.spec
-    address, alive = weights.flat(spec, call.params, plan.handle.stream, anew)
-    return (size(spec) * call.x.element_size(), address), alive
+    address, alive = weights.flat(call.problem.spec, call.params, plan.handle.stream, anew)
+    return (plan.weights, address), alive

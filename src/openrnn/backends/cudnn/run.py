@@ -20,10 +20,12 @@ from openrnn.native.cudnn.descriptors import (
     space_bytes,
 )
 from openrnn.native.cudnn.handles import Handle, On
+from openrnn.params import size
 from openrnn.spec import Spec
 
 LONGEST = 65535  # steps that a data descriptor takes
 PLANS = 256  # kept by a thread for each device
+_SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 ADD = 0  # weight gradients are added; setting them is not supported
 
 
@@ -42,8 +44,7 @@ def math_of(spec: Spec, dtype: torch.dtype) -> int:
         return TENSOR_MATH
     precision = spec.precision
     if precision == "default" and dtype == torch.float32:
-        setting: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
-        precision = setting.fp32_precision
+        precision = _SETTING.fp32_precision
     return FMA_MATH if precision == "ieee" and dtype == torch.float32 else DEFAULT_MATH
 
 
@@ -88,10 +89,17 @@ class Plan:
         host: (B,) int32, lengths on the host; None where every row has T steps.
         states: the random states of a dropout, whose address is `kind.drop`.
         least: the reserve's size as the operator's fake has it.
+
+    Attributes:
+        width: of y.
+        weights, work, reserve: the sizes in bytes of weight space, workspace and reserve.
+        states_like, work_like, reserve_like: what `torch.empty_like`, the quickest way to fresh
+            memory, takes for final states, workspace and reserve; they hold none themselves.
     """
 
     __slots__ = (
-        "batch", "handle", "kept", "kind", "layout", "network", "reserve", "shapes", "work",
+        "handle", "kept", "kind", "layout", "network", "reserve", "reserve_like", "shapes",
+        "states_like", "weights", "width", "work", "work_like",
     )  # fmt: skip
 
     def __init__(
@@ -107,8 +115,13 @@ class Plan:
         states: Tensor | None = None,
         least: int = 0,
     ) -> None:
+        # one network, and one build of it, for all ways to ask for the same
+        bare = kind.spec.with_(algorithm="auto", precision="default", reset_dropout_state=False)
+        kind = kind._replace(spec=bare)
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
-        self.batch = batch
+        spec = kind.spec
+        self.width = spec.directions * spec.output_size
+        self.weights = size(spec) * kind.dtype.itemsize
         with On(handle.device):
             self.network = network(handle, kind, states)
             host = _full(steps, batch) if host is None else host
@@ -120,6 +133,15 @@ class Plan:
                 raise
         self.work = sizes[0]
         self.reserve = max(sizes[1], least) if training else 0
+        with torch.inference_mode(False):
+            number = torch.empty(1, dtype=kind.dtype, device=torch.device("cuda", handle.device))
+            self.states_like = [
+                number.expand(spec.chains, batch, width) for width in spec.state_sizes
+            ]
+            byte = number.view(torch.uint8)[:1]
+            self.work_like = byte.expand(self.work)
+            self.reserve_like = byte.expand(self.reserve)
+            number.untyped_storage().resize_(0)
 
     def __enter__(self) -> "Plan":
         return self
@@ -142,10 +164,6 @@ def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
         plans.popitem(last=False)[1].close()
 
 
-def _bytes(like: Tensor, size: int) -> Tensor:
-    return like.new_empty(size, dtype=torch.uint8)
-
-
 def forward(
     plan: Plan,
     weights: tuple[int, int],
@@ -159,14 +177,14 @@ def forward(
         weights: size and address of the weight space.
         lengths: those of the plan, where it has some.
     """
-    handle, spec, shapes, layout = plan.handle, plan.kind.spec, plan.shapes, plan.layout
+    handle, shapes, layout = plan.handle, plan.shapes, plan.layout
     x = _laid(x, layout)
     states = [state.contiguous() for state in states]
-    y_raw, y = _fresh(x, layout, spec.directions * spec.output_size)
-    finals = [x.new_empty((spec.chains, plan.batch, width)) for width in spec.state_sizes]
+    y_raw, y = _fresh(x, layout, plan.width)
+    finals = [torch.empty_like(like) for like in plan.states_like]
     with On(handle.device):
-        workspace = _bytes(x, plan.work)
-        reserve = _bytes(x, plan.reserve) if plan.reserve else None
+        workspace = torch.empty_like(plan.work_like)
+        reserve = torch.empty_like(plan.reserve_like) if plan.reserve else None
         handle.library.cudnnRNNForward(
             handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
             shapes.x, x.data_ptr(), shapes.y, y_raw.data_ptr(),
@@ -209,7 +227,7 @@ def backward(
         torch.empty_like(state) if want else None for state, want in zip(states, wanted)
     ]
     with On(handle.device):
-        workspace = _bytes(x, plan.work)
+        workspace = torch.empty_like(plan.work_like)
         spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
         handle.library.cudnnRNNBackwardData_v8(
             handle.pointer, plan.network.pointer, None,

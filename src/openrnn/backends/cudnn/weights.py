@@ -10,6 +10,8 @@ from torch import Tensor
 from openrnn.params import module_slots, size, slots
 from openrnn.spec import Spec
 
+ALIGNED = 16  # bytes: the widest a kernel reads at once
+
 
 @lru_cache(maxsize=1024)
 def _order(spec: Spec) -> tuple[int, ...]:
@@ -47,6 +49,9 @@ def flat(
     A copy is kept until a tensor is replaced or changed in place. A change through `.data` leaves
     no trace: call `forget()` after one. A forward with gradients packs `anew`, for its backward.
     """
+    address = _adjacent(_offsets(spec, tensors[0].element_size()), tensors)
+    if address is not None:
+        return address, tensors
     key = (id(tensors[0]), stream, tensors[0].dtype)
     # what a graph replays must read the weights of that time
     capturing = torch.cuda.is_current_stream_capturing()
@@ -54,9 +59,6 @@ def flat(
         found = _kept.get(key)
         if found is not None and found.holds(tensors):
             return found.flat.data_ptr(), found.flat
-    address = _adjacent(spec, tensors)
-    if address is not None:
-        return address, tensors
     with torch.no_grad():
         packed = torch.cat([tensors[place].reshape(-1) for place in _order(spec)])
     # tensors of inference mode count no versions
@@ -72,18 +74,23 @@ def forget() -> None:
     _kept.clear()
 
 
-def _adjacent(spec: Spec, tensors: Sequence[Tensor]) -> int | None:
-    """Where the flat buffer begins, if the tensors are consecutive views of one."""
-    wanted = module_slots(spec)
-    width = tensors[0].element_size()
-    begin = tensors[0].data_ptr() - wanted[0].offset * width
-    # the last first: of separate tensors it lies elsewhere
-    for slot, tensor in zip(reversed(wanted), reversed(tensors)):
-        if tensor.data_ptr() != begin + slot.offset * width or not tensor.is_contiguous():
-            return None
-    storage = tensors[0].untyped_storage().data_ptr()
-    if any(tensor.untyped_storage().data_ptr() != storage for tensor in tensors):
+@lru_cache(maxsize=1024)
+def _offsets(spec: Spec, width: int) -> tuple[int, ...]:
+    """Where each tensor of a call lies in the flat buffer, in bytes, of numbers this wide."""
+    return tuple(slot.offset * width for slot in module_slots(spec))
+
+
+def _adjacent(offsets: Sequence[int], tensors: Sequence[Tensor]) -> int | None:
+    """Where the flat buffer begins, if the tensors lie as in one, or None.
+
+    Whether their storages are one does not matter: the call holds all of them.
+    """
+    begin: int = tensors[0].data_ptr() - offsets[0]
+    if begin % ALIGNED:
         return None
+    for offset, tensor in zip(offsets, tensors):
+        if tensor.data_ptr() != begin + offset or not tensor.is_contiguous():
+            return None
     return begin
 
 

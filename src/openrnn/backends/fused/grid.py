@@ -13,7 +13,7 @@ How = TypeVar("How", GridForward, GridBackward)
 # Cycles of an H200's multiprocessor, fitted to 298 kernels timed alone (median errors 4% and 8%):
 # of a step with its way through L2, what a cluster adds and each doubling of it; then for each mma
 # of a quarter of a multiprocessor, 128 bytes of shared memory, look at L2 a thread, byte that all
-# blocks fetch, byte of sums' parts in shared memory and between blocks, slot of a warp, and quarter.
+# blocks fetch, byte of sums' parts in shared memory and between blocks, slot of a warp and quarter.
 _FORWARD = {"step": 1909, "cluster": 137, "double": 0, "mma": 0.33, "load": 1.09, "look": 98.7,
             "l2": 0, "part": 0.057, "byte": 0.039, "slot": 217, "cell": 0}  # fmt: skip
 _BACKWARD = {"step": 903, "cluster": 903, "double": 189, "mma": 1.4, "load": 1.6, "look": 97.6,

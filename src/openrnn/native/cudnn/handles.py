@@ -81,7 +81,8 @@ class On:
         self.device = device
 
     def __enter__(self) -> None:
-        self.before = torch.cuda.current_device()
+        # torch.cuda.current_device without its look whether CUDA has begun
+        self.before: int = torch._C._cuda_getDevice()
         if self.before != self.device:
             torch.cuda.set_device(self.device)
 
