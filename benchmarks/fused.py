@@ -122,7 +122,7 @@ def timed(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
 
 
 def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph."""
+    """The call as a CUDA graph, which keeps alive what the call holds."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -132,7 +132,11 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+
+    def replay(call: Callable[[], object] = call) -> None:
+        graph.replay()
+
+    return replay
 
 
 def direct(row: Row, state: dict[str, Any], x: torch.Tensor, dy: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""Which of fused and cuDNN `auto` takes on a CUDA device, by values alone."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from openrnn import cells, dispatch
+from openrnn.backends.fused import choice
+from openrnn.spec import Problem
+
+HOPPER = (9, 0)
+
+
+@pytest.fixture(autouse=True)
+def present(monkeypatch):
+    """All backends as on a machine that has what they need."""
+    for backend in dispatch.BACKENDS.values():
+        monkeypatch.setattr(backend, "absent", lambda: None)
+    dispatch._absent.cache_clear()
+    dispatch.select.cache_clear()
+    yield
+    monkeypatch.undo()
+    dispatch._absent.cache_clear()
+    dispatch.select.cache_clear()
+
+
+def problem(cell="lstm", dtype=torch.float32, hidden=64, batch=16, grad=False, **more):
+    options = {key: more.pop(key) for key in ("bias_mode", "num_layers") if key in more}
+    spec = getattr(cells, cell).spec(hidden, hidden, **options)
+    return Problem(spec, dtype, "cuda", HOPPER, grad=grad, batch=batch, **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"),
+    [
+        (problem(), "fused"),
+        (problem(hidden=128, batch=1), "fused"),
+        (problem(hidden=256, batch=1), "cudnn"),
+        (problem(hidden=256, batch=2), "fused"),
+        (problem(hidden=256, batch=1, grad=True), "fused"),
+        (problem(hidden=512, batch=1, grad=True), "cudnn"),
+        (problem(hidden=512, batch=1, dtype=torch.bfloat16), "fused"),
+        (problem("gru", hidden=512, batch=256), "cudnn"),
+        (problem("gru", hidden=512, batch=256, grad=True), "fused"),
+        (problem("gru", hidden=512, batch=64), "fused"),
+        (problem("gru", torch.float16, 640, 1), "cudnn"),
+        (problem("lstm", torch.float16, 640, 1), "fused"),
+        (problem("rnn_tanh", hidden=512, batch=1), "fused"),
+    ],
+    ids=str,
+)
+def test_the_faster_one_runs(asked, runs):
+    assert dispatch.select(asked) == runs
+    assert dispatch.select(asked, "fused") == "fused"
+
+
+SLOW = problem(hidden=512, batch=1)
+
+
+def test_the_reason_is_told():
+    fused = next(row for row in dispatch.explain(SLOW).rows if row.backend == "fused")
+    wanted = "cudnn is measured faster here: H 192 to 512, B 1, tf32, inference"
+    assert fused.verdict == wanted
+    assert not fused.reasons
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"reset": True}, {"lengths": True}, {"return_states": True}, {"batch": None},
+     {"spec": SLOW.spec.with_(bias_mode="input")}],
+    ids=str,
+)  # fmt: skip
+def test_where_cudnn_cannot_or_was_not_measured_ours_runs(changes):
+    assert dispatch.select(replace(SLOW, **changes)) == "fused"
+
+
+def test_without_cudnn_ours_runs(monkeypatch):
+    monkeypatch.setattr(dispatch.BACKENDS["cudnn"], "absent", lambda: "no libcudnn")
+    dispatch._absent.cache_clear()
+    assert dispatch.select(SLOW) == "fused"
+
+
+def test_steps_never_decide():
+    for cell, hidden, batch in itertools.product(("lstm", "gru"), (64, 256, 512), (1, 64, 256)):
+        asked = problem(cell, hidden=hidden, batch=batch)
+        assert len({dispatch.select(replace(asked, steps=t)) for t in (None, 1, 256, 9999)}) == 1
+
+
+def test_regions_are_whole():
+    for loss in choice.LOSSES:
+        assert 0 < loss.hidden[0] <= loss.hidden[1]
+        assert 0 < loss.batch[0] <= loss.batch[1]
+        assert loss.grads
+        assert set(loss.cells) <= {"lstm", "gru", "rnn_tanh", "rnn_relu"}
