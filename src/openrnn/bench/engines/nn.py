@@ -101,6 +101,7 @@ def network(row: Row) -> torch.nn.RNNBase:
     """torch.nn's layer of a row."""
     options = {"num_layers": row.layers, "bidirectional": row.bidirectional}
     if row.cell in KINDS:
-        return KINDS[row.cell](row.inputs, row.hidden, **options)
+        made: torch.nn.RNNBase = KINDS[row.cell](row.inputs, row.hidden, **options)
+        return made
     kind = row.cell.removeprefix("rnn_")
     return torch.nn.RNN(row.inputs, row.hidden, nonlinearity=kind, **options)
