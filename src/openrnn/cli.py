@@ -201,8 +201,9 @@ def bench(
     with refusing():
         return benchmark.execute(
             benchmark.Options(
-                suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend, seconds, minutes, json, resume, markdown, charts, compare,
-                baseline, profile, tensorboard, show or (), page, _counts(gpus),
+                suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
+                seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
+                tensorboard, show or (), page, _counts(gpus),
             )
         )  # fmt: skip
 
