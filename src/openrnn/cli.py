@@ -50,6 +50,9 @@ def train(
         Path | None, _option("file or folder to train on", "Python's standard library")
     ] = None,
     cell: Cell = None,
+    model: Annotated[
+        str | None, _option("whose layers, openrnn or torch (to compare)", Config.model)
+    ] = None,
     layers: Annotated[int | None, _option("recurrent layers", Config.layers)] = None,
     hidden: Annotated[int | None, _option("units of a layer", Config.hidden)] = None,
     embed: Annotated[int | None, _option("width of a byte's embedding", Config.embed)] = None,
@@ -80,9 +83,9 @@ def train(
     """
     named = {
         "corpus": None if corpus is None else str(corpus.resolve()),
-        "cell": cell, "layers": layers, "hidden": hidden, "embed": embed, "bptt": bptt,
-        "batch": batch, "steps": steps, "minutes": minutes, "lr": lr, "dropout": dropout,
-        "dtype": dtype, "device": device, "backend": backend, "seed": seed,
+        "cell": cell, "model": model, "layers": layers, "hidden": hidden, "embed": embed,
+        "bptt": bptt, "batch": batch, "steps": steps, "minutes": minutes, "lr": lr,
+        "dropout": dropout, "dtype": dtype, "device": device, "backend": backend, "seed": seed,
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
     job = Job(given, out, resume, tensorboard, quiet)

@@ -18,7 +18,13 @@ BLUE, ORANGE, GREY, RED, INK = "#2a6fbb", "#e08214", "#8c8c8c", "#c1272d", "#222
 COLOURS = {"forward": BLUE, "training": ORANGE}
 # the way in which users run a row today: the first of these that ran
 USUAL = ("torch", "packed", "loop", "compiled", "eager", "cudnn", "baseline")
-AXES = {"t": "steps T", "b": "batch B", "h": "hidden size H", "l": "layers L"}
+# a letter of the names in the suite `scaling`: the size that its rows double, and its words
+AXES = {
+    "t": ("steps", "steps T"),
+    "b": ("batch", "batch B"),
+    "h": ("hidden", "hidden size H"),
+    "l": ("layers", "layers L"),
+}
 SERIES = {
     OURS: ("openrnn", BLUE, "-"),
     GRAPHED: ("openrnn, CUDA graph", BLUE, "--"),
@@ -126,7 +132,8 @@ def _marks(lines: Sequence[Line]) -> list[Any]:
 
     modes = dict.fromkeys(line.mode for line in lines)
     made = [Line2D([], [], color=COLOURS[mode], marker="o", label=mode) for mode in modes]
-    made.append(Line2D([], [], color=RED, marker="o", label="we are slower"))
+    if any((pair := usual(line)) and pair.verdict == "loss" for line in lines):
+        made.append(Line2D([], [], color=RED, marker="o", label="we are slower"))
     if any(line.pair("graph") for line in lines):
         label = "both from a CUDA graph"
         made.append(Line2D([], [], marker="o", mfc="white", mec=GREY, ls="", label=label))
@@ -136,7 +143,9 @@ def _marks(lines: Sequence[Line]) -> list[Any]:
 def _plain_numbers(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    low, high = sorted(axis.get_view_interval())
+    narrow = high < 5 * low
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -147,13 +156,13 @@ def _growth(lines: list[Line]) -> "Figure":
     figure = _figure(3.4 * len(modes), 13.0)
     panels = figure.subplots(len(modes), len(AXES), squeeze=False)
     for down, mode in enumerate(modes):
-        for across, (letter, label) in enumerate(AXES.items()):
+        for across, (letter, (size, label)) in enumerate(AXES.items()):
             axes = panels[down][across]
             for engine, (title, colour, style) in SERIES.items():
                 points = sorted(
-                    (int(line.row.name.partition("-")[2]), step_us(result))
+                    (getattr(line.row, size), step_us(result))
                     for line in lines
-                    if line.mode == mode and line.row.name.startswith(f"{letter}-")
+                    if line.mode == mode and line.row.name.startswith((f"{letter}-", "base"))
                     and (result := line.results.get(engine)) and result.us
                 )  # fmt: skip
                 if points:
@@ -167,7 +176,7 @@ def _growth(lines: list[Line]) -> "Figure":
             axes.set_title(mode if across == 0 else "", loc="left", fontsize=10)
         panels[down][0].set_ylabel("us a step")
     panels[0][0].legend(fontsize=8)
-    row = next((line.row for line in lines if line.row.name == "h-256"), lines[0].row)
+    row = next((line.row for line in lines if line.row.name == "base"), lines[0].row)
     figure.suptitle(
         f"One size doubled at a time from {row.shape}, {_head(lines)}",
         x=0.01, ha="left", fontweight="bold",

@@ -84,16 +84,14 @@ def _latency() -> Iterable[Row]:
 
 
 def _scaling() -> Iterable[Row]:
-    """One size doubled at a time from T 128, B 16, H 256, one layer."""
-    base = Row("", "lstm", 128, 16, 256, 256)
-    for steps in doubled(1, 4096):
-        yield replace(base, name=f"t-{steps}", steps=steps)
-    for batch in doubled(1, 1024):
-        yield replace(base, name=f"b-{batch}", batch=batch)
-    for hidden in doubled(16, 2048):
-        yield replace(base, name=f"h-{hidden}", hidden=hidden, inputs=hidden)
-    for layers in doubled(1, 8):
-        yield replace(base, name=f"l-{layers}", layers=layers)
+    """One size doubled at a time from those of `base`, which belongs to every series."""
+    base = Row("base", "lstm", 128, 16, 256, 256)
+    yield base
+    every = [replace(base, name=f"t-{steps}", steps=steps) for steps in doubled(1, 4096)]
+    every += [replace(base, name=f"b-{batch}", batch=batch) for batch in doubled(1, 1024)]
+    every += [replace(base, name=f"h-{h}", hidden=h, inputs=h) for h in doubled(16, 2048)]
+    every += [replace(base, name=f"l-{layers}", layers=layers) for layers in doubled(1, 8)]
+    yield from (row for row in every if replace(row, name=base.name) != base)
 
 
 def _resets_and_lengths() -> Iterable[Row]:
