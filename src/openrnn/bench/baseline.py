@@ -1,7 +1,8 @@
 """The same rows with the sources of another commit, from a git worktree, in a process of its own.
 
 This package's own measuring code runs there over the older kernels, so that both are measured by
-one method. The process follows on the first, so the pairs are not interleaved.
+one method, beside the same peers. The process follows on the first: pairs of old and new are not
+interleaved, and what moved is judged by how the peers moved.
 """
 
 import json
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from openrnn.bench.cases import Row
-from openrnn.bench.engines.ours import Ours
+from openrnn.bench.engines import engines_of
 from openrnn.bench.record import Result, Writer, read
 from openrnn.bench.session import Session, Todo
 from openrnn.errors import OpenRNNError
@@ -39,9 +40,14 @@ main(job, out)
 
 
 def measure_at(
-    ref: str, todo: Sequence[Todo], device: str, backend: str, seconds: float
+    ref: str,
+    todo: Sequence[Todo],
+    device: str,
+    against: Sequence[str],
+    backend: str,
+    seconds: float,
 ) -> list[Result]:
-    """Our results with the sources of a commit.
+    """The results of all engines, ours with the sources of a commit.
 
     Raises:
         OpenRNNError: there is no such commit, or its sources cannot run the rows.
@@ -50,7 +56,7 @@ def measure_at(
         job, out = Path(place, "job.json"), Path(place, "results.jsonl")
         wanted = {
             "todo": [(asdict(row), precision) for row, precision in todo],
-            "device": device, "backend": backend, "seconds": seconds,
+            "device": device, "against": list(against), "backend": backend, "seconds": seconds,
         }  # fmt: skip
         job.write_text(json.dumps(wanted), encoding="utf-8")
         command = [sys.executable, "-c", BOOT, folder / "src", HERE, job, out]
@@ -61,13 +67,14 @@ def measure_at(
 
 
 def main(job: str, out: str) -> None:
-    """What runs over the other sources: ours alone, results to a file."""
+    """What runs over the other sources, results to a file."""
     wanted = json.loads(Path(job).read_text(encoding="utf-8"))
     todo = [
         (Row(**{**row, "modes": tuple(row["modes"])}), precision)
         for row, precision in wanted["todo"]
     ]
-    session = Session(wanted["device"], [Ours(wanted["backend"])], wanted["seconds"])
+    engines = engines_of(wanted["against"], wanted["backend"])
+    session = Session(wanted["device"], engines, wanted["seconds"])
     session.run(todo, Writer(Path(out), {"sources": "another commit"}), Console(stderr=True))
 
 

@@ -110,8 +110,9 @@ def _measure(options: Options, device: str, old: Record | None) -> int:
         session.run(todo, writer, screen)
         if options.baseline and session.ended is None:
             older = baseline.measure_at(
-                options.baseline, todo, device, options.backend, options.seconds
+                options.baseline, todo, device, options.against, options.backend, options.seconds
             )
+            old = old or Record(about, tuple(older))
             found = as_baseline(older)
             writer.add(found)
             session.results += found

@@ -51,8 +51,9 @@ def show(results: Sequence[Result], machine: Machine, out: Console) -> None:
 
 def show_moved(old: Record, results: Sequence[Result], machine: Machine, out: Console) -> None:
     """What moved since an older file."""
-    found, count = moved(old.results, results)
-    for text in differences(old.machine, machine):
+    changes = differences(old.machine, machine)
+    found, count = moved(old.results, results, steady=not changes)
+    for text in changes:
         out.print(Text(f"another machine than before: {text}", style="yellow"))
     if not count:
         out.print("the older file has none of these rows at these sizes")
