@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from openrnn.bench.record import Result
 from openrnn.bench.table import GRAPHED, OURS, Line, Pair, lines_of, step_us
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROWS = 44  # on one chart
 BLUE, ORANGE, GREY, RED, INK = "#2a6fbb", "#e08214", "#8c8c8c", "#c1272d", "#222222"
+UNDER: Final = "outside lower center"
 COLOURS = {"forward": BLUE, "training": ORANGE}
 # the way in which users run a row today: the first of these that ran
 USUAL = ("torch", "packed", "loop", "compiled", "eager", "cudnn", "baseline")
@@ -111,7 +112,8 @@ def _ratios(lines: list[Line]) -> "Figure":
         axes.plot([pair.ratio], [place], "o", color=colour, ms=5)
         graph = line.pair("graph")
         if graph:
-            axes.plot([graph.ratio], [place], "o", mfc="white", mec=colour, ms=5, zorder=3)
+            edge = RED if graph.verdict == "loss" else COLOURS[line.mode]
+            axes.plot([graph.ratio], [place], "o", mfc="white", mec=edge, ms=5, zorder=3)
     axes.set_yticks(range(len(rows)), [f"{row.name}  ({peers.get(row, '-')})" for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
@@ -123,7 +125,7 @@ def _ratios(lines: list[Line]) -> "Figure":
         "times as fast as what the row's users run today (in brackets); right is better"
     )
     axes.set_title(f"openrnn, {_head(lines)}", loc="left", fontweight="bold")
-    axes.legend(handles=_marks(lines), loc="best", fontsize=8, framealpha=0.9)
+    figure.legend(handles=_marks(lines), loc=UNDER, fontsize=8, ncols=4)
     return figure
 
 
@@ -175,7 +177,8 @@ def _growth(lines: list[Line]) -> "Figure":
             axes.set_xlabel(label)
             axes.set_title(mode if across == 0 else "", loc="left", fontsize=10)
         panels[down][0].set_ylabel("us a step")
-    panels[0][0].legend(fontsize=8)
+    drawn: list[Any] = next((axes.get_lines() for axes in panels[0] if axes.lines), [])
+    figure.legend(handles=drawn, loc=UNDER, fontsize=8, ncols=len(SERIES))
     row = next((line.row for line in lines if line.row.name == "base"), lines[0].row)
     figure.suptitle(
         f"One size doubled at a time from {row.shape}, {_head(lines)}",
@@ -213,12 +216,16 @@ def _memory(lines: list[Line]) -> "Figure":
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.set_xlabel("MiB that a training step adds at its peak; left is better")
     axes.set_title(f"memory of training, {_head(lines)}", loc="left", fontweight="bold")
-    axes.legend(handles=_dots(), fontsize=8)
+    figure.legend(handles=_dots(), loc=UNDER, fontsize=8, ncols=3)
     return figure
 
 
 def _dots() -> list[Any]:
     from matplotlib.lines import Line2D
 
-    kinds = ((BLUE, "openrnn"), (RED, "openrnn, where it needs more"), (ORANGE, "in brackets"))
+    kinds = (
+        (BLUE, "openrnn"),
+        (RED, "openrnn, where it needs more"),
+        (ORANGE, "the way in brackets"),
+    )
     return [Line2D([], [], color=c, marker="o", ls="", label=text) for c, text in kinds]

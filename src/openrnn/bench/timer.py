@@ -37,6 +37,7 @@ def interleaved(calls: Mapping[str, Call], device: str, seconds: float) -> dict[
     """
     inner = {name: _inner(call, device) for name, call in calls.items()}
     best: dict[str, Timing] = {}
+    gc.collect()
     for _ in range(ATTEMPTS):
         before, start = foreign(), time.perf_counter()
         samples = _samples(calls, inner, device, seconds)
@@ -99,7 +100,6 @@ def _timing(values: list[float], others: float | None) -> Timing:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without Python's garbage collector, whose pauses are of what ran before."""
-    gc.collect()
     was = gc.isenabled()
     gc.disable()
     try:
