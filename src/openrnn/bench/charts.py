@@ -42,7 +42,7 @@ def need() -> None:
 
 def names(results: Sequence[Result], stem: str) -> list[str]:
     """The files that `draw` writes of these results; the first shows the ratios."""
-    return [f"{stem}-{name}.png" for name, _ in _planned(lines_of(results))]
+    return [f"{name}.png" for name, _ in _planned(lines_of(results), stem)]
 
 
 def draw(results: Sequence[Result], folder: Path, stem: str) -> list[Path]:
@@ -54,19 +54,19 @@ def draw(results: Sequence[Result], folder: Path, stem: str) -> list[Path]:
     need()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, (make, lines) in _planned(lines_of(results)):
-        path = folder / f"{stem}-{name}.png"
+    for name, (make, lines) in _planned(lines_of(results), stem):
+        path = folder / f"{name}.png"
         # no date and no version inside, so that the same results make the same file
         make(lines).savefig(path, dpi=110, metadata={"Software": None})
         written.append(path)
     return written
 
 
-def _planned(lines: Sequence[Line]) -> Iterator[tuple[str, tuple[Any, list[Line]]]]:
+def _planned(lines: Sequence[Line], stem: str) -> Iterator[tuple[str, tuple[Any, list[Line]]]]:
     """Name, function and lines of each chart that these results have."""
     for suite, precision in dict.fromkeys((line.row.suite, line.precision) for line in lines):
         mine = [line for line in lines if (line.row.suite, line.precision) == (suite, precision)]
-        where = f"{suite}-{precision}"
+        where = f"{stem}-{precision}" if stem == suite else f"{stem}-{suite}-{precision}"
         rated = [line for line in mine if usual(line)]
         rows = list(dict.fromkeys(line.row for line in rated))
         for place in range(0, len(rows), ROWS):

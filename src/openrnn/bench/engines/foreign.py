@@ -15,12 +15,10 @@ LIMIT = 1024  # beyond, FlashRNN's fused kernels do not fit, and fail while they
 
 
 def _plain_layer(task: Task, package: str) -> str | None:
-    """What both packages refuse: they run one layer of LSTM or GRU, one way, on a GPU."""
+    """What both packages refuse: they run one layer, one way."""
     row = task.row
     if find_spec(package) is None:
         return f"the package {package} is not installed"
-    if task.device == "cpu":
-        return f"{package} needs a CUDA device"
     if row.layers > 1 or row.bidirectional:
         return f"{package} runs one layer, one way"
     return f"{package} takes no lengths" if row.lengths else None
@@ -32,10 +30,10 @@ def _leaves(task: Task, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 class _Package(Engine):
-    """For rows of the two cells that both packages have."""
+    """For rows of the two cells that both packages have, on a GPU."""
 
     def concerns(self, task: Task) -> bool:
-        return task.row.cell in ("lstm", "gru")
+        return task.device != "cpu" and task.row.cell in ("lstm", "gru")
 
 
 class FlashRNN(_Package):
