@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from openrnn import cells, cli
 from openrnn.bench import baseline, charts, command, jobs, page, profile, timer
 from openrnn.bench.cases import Row
-from openrnn.bench.check import Judge, bounded
+from openrnn.bench.check import Judge, bounded, outputs
 from openrnn.bench.engines import engines_of
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.nn import Torch
@@ -110,7 +110,8 @@ def test_a_step_is_compiled():
     assert engine.refuses(Task(replace(row, steps=4000, batch=1), "float32", "cpu"))
     if engine.refuses(task):
         pytest.skip(engine.refuses(task))
-    assert Judge(task).verdict(next(engine.candidates(task)), "forward").right
+    found = outputs(next(engine.candidates(task)), "forward")
+    assert Judge(task).verdict(found, "forward").right
 
 
 def test_the_comparison_is_bounded():
@@ -193,7 +194,7 @@ def check_stand_in(engine, row):
     judge = Judge(task)
     ready = next(engine.candidates(task))
     for mode in row.modes:
-        assert judge.verdict(ready, mode).right, mode
+        assert judge.verdict(outputs(ready, mode), mode).right, mode
 
 
 # the timer

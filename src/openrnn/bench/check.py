@@ -45,13 +45,17 @@ class Judge:
     floors: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ready = plain(self.task.exact())
-        for mode in self.task.row.modes:
-            self.exact[mode] = outputs(ready, mode)
+        ready, modes = plain(self.task.exact()), self.task.row.modes
+        hardest = modes[-1]  # training computes what forward does
+        self.exact[hardest] = outputs(ready, hardest)
+        self.exact.update({mode: {"y": self.exact[hardest]["y"]} for mode in modes[:-1]})
 
-    def verdict(self, ready: Ready, mode: str) -> Verdict:
-        """The engine's error; the plain reference is asked only where the table's bound is met."""
-        error, worst = self.distance(outputs(ready, mode), mode)
+    def verdict(self, found: Mapping[str, Tensor], mode: str) -> Verdict:
+        """The error of what a call returned.
+
+        The plain reference in the same precision is asked only where the table's bound is exceeded.
+        """
+        error, worst = self.distance(found, mode)
         precision = PRECISIONS[self.task.precision]
         if error <= precision.allowed:
             return Verdict(error, worst, precision.allowed)

@@ -9,7 +9,7 @@ import torch
 
 from openrnn.bench import timer
 from openrnn.bench.cases import Row
-from openrnn.bench.check import Judge, bounded
+from openrnn.bench.check import Judge, bounded, outputs
 from openrnn.bench.engines.base import Engine, Ready
 from openrnn.bench.record import Result
 from openrnn.bench.task import PRECISIONS, Task, products
@@ -56,11 +56,14 @@ def measure(
         judge = Judge(part)
         meant = [engine for engine in engines if engine.concerns(task)]
         entries = [_checked(engine, task, part, judge) for engine in meant]
-        found: list[Result] = []
         for mode in row.modes:
             _time(entries, mode, device, seconds)
-            clock = None if device == "cpu" else timer.clock()
-            found += [replace(entry.known[mode], sm_mhz=clock) for entry in entries]
+    clock = None if device == "cpu" else timer.clock()
+    found = [
+        replace(entry.known[mode], sm_mhz=clock if entry.known[mode].us else None)
+        for mode in row.modes
+        for entry in entries
+    ]
     if device != "cpu":
         torch.cuda.empty_cache()
     return found
@@ -92,8 +95,8 @@ def _compare(entry: _Entry, small: Ready, large: Ready, judge: Judge, blank: Res
         if mode in entry.known and entry.known[mode].status == "failed":
             del entry.known[mode]  # of another candidate
         try:
-            first = timer.once(partial(small.run, mode), small.task.device)
-            verdict = judge.verdict(small, mode)
+            first, found = timer.once(partial(outputs, small, mode), small.task.device)
+            verdict = judge.verdict(found, mode)
         except Exception as error:
             if not entry.ready.get(mode):
                 entry.settle([mode], blank, "failed", reason_of(error))
@@ -119,7 +122,8 @@ def _time(entries: Sequence[_Entry], mode: str, device: str, seconds: float) -> 
         name = entry.engine.name
         try:
             chosen[name] = _fastest(entry.ready[mode], mode, device)
-            memory[name] = timer.peak(partial(chosen[name].ready.run, mode), device)
+            if not entry.engine.graphed:  # a graph's memory is its own, and taken before
+                memory[name] = timer.peak(partial(chosen[name].ready.run, mode), device)
         except Exception as error:
             chosen.pop(name, None)
             entry.settle([mode], entry.ready[mode][0].result, "failed", reason_of(error))
@@ -128,7 +132,7 @@ def _time(entries: Sequence[_Entry], mode: str, device: str, seconds: float) -> 
     for entry in entries:
         name = entry.engine.name
         if name in times:
-            entry.known[mode] = _completed(chosen[name].result, times[name], memory[name])
+            entry.known[mode] = _completed(chosen[name].result, times[name], memory.get(name))
 
 
 def _completed(result: Result, timing: timer.Timing, memory: float | None) -> Result:
@@ -139,11 +143,11 @@ def _completed(result: Result, timing: timer.Timing, memory: float | None) -> Re
 
 
 def _fastest(candidates: Sequence[_Right], mode: str, device: str) -> _Right:
-    """The candidate of the least time, each tried three times."""
+    """The candidate of the least time, each tried twice."""
     if len(candidates) == 1:
         return candidates[0]
     times: Mapping[int, float] = {
-        place: min(timer.sample(partial(right.ready.run, mode), 1, device) for _ in range(3))
+        place: min(timer.sample(partial(right.ready.run, mode), 1, device) for _ in range(2))
         for place, right in enumerate(candidates)
     }
     return candidates[min(times, key=lambda place: times[place])]

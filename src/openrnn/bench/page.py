@@ -37,8 +37,9 @@ METHOD = f"""## How it is measured
 - **torch.nn** is timed as its users call it, and replayed from a CUDA graph beside ours from one:
   the host's part of a call and the device's part apart. Rows that torch.nn has not are compared
   with what users run instead: PackedSequence for lengths, a loop of steps for resets, a Python
-  loop over the cell for custom cells (its step by torch.compile as well). cuDNN's best algorithm
-  is the fastest right one of four, called directly.
+  loop over the cell for custom cells (its step by torch.compile as well). In bfloat16 torch.nn's
+  own `flatten_parameters` does nothing, so its weights are gathered in each call, as its users
+  have it. cuDNN's best algorithm is the fastest right one of four, called directly.
 - **First call** is the first one in its process, with the disk cache as it was found. **Memory**
   is what a call adds to the device's allocated memory at its peak; it is not measured on a CPU.
 - **A CPU run** has the same rows: {CUT}. It is repeated up to three times while other processes

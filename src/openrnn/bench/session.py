@@ -1,5 +1,6 @@
 """Rows one after the other: progress and time left, results written as they come, Ctrl-C."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -46,7 +47,9 @@ class Session:
                         self.ended += " are left: go on with --resume"
                         return
                     progress.update(task, description=f"{row.name} {precision}")
-                    found = measure(row, precision, self.device, self.engines, self.seconds)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # the table shows which backend ran
+                        found = measure(row, precision, self.device, self.engines, self.seconds)
                     writer.add(found)
                     self.results += found
                     progress.console.print(told(found), markup=False, soft_wrap=True)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 Call = Callable[[], object]
+T = TypeVar("T")
 SAMPLE = 0.002  # seconds of the calls between two looks at the clock
 MOST = 20  # such calls
+LONG = 0.1  # seconds of a call that warms up by itself
 FEWEST, SLOW = 5, 3  # samples of each engine; of one that takes longer than its share
 DISTURBED, ATTEMPTS = 0.05, 3  # share of a core that other processes took, and tries
 
@@ -39,12 +42,12 @@ def interleaved(calls: Mapping[str, Call], device: str, seconds: float) -> dict[
     best: dict[str, Timing] = {}
     gc.collect()
     for _ in range(ATTEMPTS):
-        before, start = foreign(), time.perf_counter()
+        before, start = foreign() if device == "cpu" else None, time.perf_counter()
         samples = _samples(calls, inner, device, seconds)
         others = None if before is None else _share(before, start)
         if not best or (others or 0.0) < (next(iter(best.values())).others or 0.0):
             best = {name: _timing(values, others) for name, values in samples.items()}
-        if device != "cpu" or others is None or others < DISTURBED:
+        if others is None or others < DISTURBED:
             break
     return best
 
@@ -86,9 +89,10 @@ def sample(call: Call, count: int, device: str) -> float:
 
 
 def _inner(call: Call, device: str) -> int:
-    """Calls of a sample; runs the call twice, which warms it up."""
-    sample(call, 1, device)
+    """Calls of a sample; runs the call twice, or once where that is long, which warms it up."""
     once = sample(call, 1, device) / 1e6
+    if once < LONG:
+        once = sample(call, 1, device) / 1e6
     return max(1, min(MOST, round(SAMPLE / max(once, 1e-9))))
 
 
@@ -118,13 +122,13 @@ def foreign() -> float | None:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def once(call: Call, device: str) -> float:
-    """Seconds of one call, to the end of what it started."""
+def once(call: Callable[[], T], device: str) -> tuple[float, T]:
+    """Seconds of one call, to the end of what it started, and what it returned."""
     start = time.perf_counter()
-    call()
+    found = call()
     if device != "cpu":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, found
 
 
 def peak(call: Call, device: str) -> float | None:
