@@ -1,6 +1,7 @@
 """The command `openrnn` as a user meets it: what it prints, how it fails, what it leaves behind."""
 
 import io
+import json
 import re
 import signal
 import subprocess
@@ -71,6 +72,29 @@ def test_a_run_ends_with_its_score(trained):
     assert "Warning" not in done.stderr
 
 
+def test_a_run_leaves_its_scores_for_programs(trained):
+    out, done = trained
+    scores = json.loads((out / "scores.json").read_text())
+    assert set(scores) == {"steps", "bytes_per_s", "bits_per_byte", "backend"}
+    assert (scores["steps"], scores["backend"]) == (6, "reference")
+    printed = re.search(r"this model\D+(\d+\.\d+)", done.stdout)
+    assert scores["bits_per_byte"] == pytest.approx(float(printed[1]), abs=1e-3)
+    assert scores["bytes_per_s"] > 0
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_layers_of_torch_train_and_write(cell, folder, tmp_path, capsys):
+    tiny = [word for word in TINY if word not in ("--backend", "reference")]
+    arguments = [*tiny, "--cell", cell, "--model", "torch", "--corpus", str(folder)]
+    out = str(tmp_path / "x")
+    assert cli.main(["train", *arguments, "--steps", "3", "--out", out]) == 0
+    assert "torch.nn backend on cpu" in capsys.readouterr().err
+    assert json.loads((tmp_path / "x" / "scores.json").read_text())["backend"] == "torch.nn"
+    assert cli.main(["train", "--resume", out, "--steps", "4", "--quiet"]) == 0
+    assert len(write(capsys, out, "--length", 4).encode()) >= 4
+    assert "has --model torch" in fails(capsys, "train", "--resume", out, "--model", "openrnn")
+
+
 def test_scalars_reach_tensorboard(trained):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -79,9 +103,10 @@ def test_scalars_reach_tensorboard(trained):
     events.Reload()
     wanted = {
         "loss/train", "bpb/train", "bpb/held_out", "bpb/held_out_end", "perf/bytes_per_s",
-        "grad_norm", "lr",
+        "grad_norm", "lr", "gates/l0/f_mean", *(f"gates/l0/{gate}_saturated" for gate in "ifgo"),
     }  # fmt: skip
     assert set(events.Tags()["scalars"]) == wanted
+    assert set(events.Tags()["histograms"]) == {f"gates/l0/{gate}" for gate in "ifgo"}
     last = {name: events.Scalars(name)[-1] for name in wanted}
     assert last["loss/train"].step == last["bpb/held_out_end"].step == 6
     assert 0 < last["lr"].value < 4e-3
@@ -96,7 +121,7 @@ def test_without_tensorboard_a_line(folder, tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "no TensorBoard scalars: the package tensorboard is not installed\n"
-    assert [file.name for file in (tmp_path / "x").iterdir()] == [checkpoint.NAME]
+    assert {file.name for file in (tmp_path / "x").iterdir()} == {checkpoint.NAME, "scores.json"}
 
 
 def test_a_run_is_not_overwritten(trained, folder, tmp_path, capsys):
@@ -140,6 +165,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
         ("--cell ltsm", "no cell 'ltsm'"),
         ("--backend cudn", "backend must be auto or one of"),
         ("--device cuda", "torch finds no CUDA device here"),
+        ("--model keras", "model must be one of openrnn, torch, got 'keras'"),
+        ("--model torch --cell mgu", "model torch has lstm, gru, rnn_tanh, rnn_relu, got 'mgu'"),
+        ("--model torch --backend cpu", "model torch has no backends, got 'cpu'"),
         ("--steps 1 --minutes 1", "give one of them"),
         ("--steps x", "--steps"),
         ("--dropuot 1", "No such option"),

@@ -16,6 +16,7 @@ HEAVY = {
     "cuda",
     "numba",
     "llvmlite",
+    "matplotlib",
     "onnx",
     "onnxruntime",
     "rich",

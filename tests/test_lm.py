@@ -24,6 +24,7 @@ import openrnn
 from openrnn.errors import CellError, CheckpointError, CorpusError, OpenRNNError
 from openrnn.lm import checkpoint, corpus, evaluate
 from openrnn.lm.config import Config
+from openrnn.lm.gates import preactivations
 from openrnn.lm.model import build, find
 from openrnn.lm.report import Several
 from openrnn.lm.run import Run, rate
@@ -237,6 +238,50 @@ def test_it_learns(tmp_path):
     assert scores.model < 0.5 < scores.unigram
     text = "".join(sample(run.model, b"hello ", 20, 0.0, 0))
     assert text == "hello world, hello world, "
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+def test_both_models_are_one_function(cell):
+    """The layers of torch.nn and ours have the same parameters, outputs and states."""
+    options = {"cell": cell, "hidden": 6, "embed": 5, "layers": 2, "steps": 1}
+    theirs, ours = (
+        build(Config(**options, **more)).double()
+        for more in ({"model": "torch"}, {"backend": "reference"})
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randint(256, (7, 3))
+    logits, state = theirs(x)
+    wanted, wanted_state = ours(x, None, torch.zeros(7, 3, dtype=torch.bool))
+    torch.testing.assert_close(logits, wanted)
+    torch.testing.assert_close(state, wanted_state)
+    torch.testing.assert_close(theirs.step(x[0], state)[0], ours.step(x[0], state)[0])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_gates_are_those_of_the_steps(cell):
+    """From the pre-activations of all steps, the cell gives the states that the layer gives."""
+    torch.manual_seed(0)
+    layer = build(Config(cell=cell, hidden=6, embed=5, layers=2, steps=1, dropout=0.5)).rnn.double()
+    x = torch.randn(7, 3, 5, dtype=torch.float64)
+    found = list(preactivations(layer, x))
+    assert layer.training
+    names = layer.cell.gates
+    assert [(place, gate) for place, gate, _ in found] == [
+        (at, gate) for at in (0, 1) for gate in names
+    ]
+    y, _ = layer.eval()(x)
+    top = {gate: values for place, gate, values in found if place == 1}
+    if cell == "lstm":
+        c = torch.zeros(3, 6, dtype=torch.float64)
+        for t in range(7):
+            i, f, g, o = (top[gate][t] for gate in "ifgo")
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            torch.testing.assert_close(o.sigmoid() * c.tanh(), y[t])
+    else:
+        z = top["z"].sigmoid()
+        before = torch.cat([torch.zeros_like(y[:1]), y[:-1]])
+        n = (y - z * before) / (1 - z)  # what the cell's n must have been
+        assert (n.abs() < 1).all()
 
 
 def test_the_rate_rises_then_falls_to_nothing():

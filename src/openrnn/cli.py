@@ -1,4 +1,4 @@
-"""The command `openrnn`: train, sample, info, explain."""
+"""The command `openrnn`: train, sample, info, explain, bench."""
 
 import io
 import sys
@@ -12,6 +12,8 @@ import torch.distributed as dist
 import typer
 
 from openrnn import cells, dispatch
+from openrnn.bench import command as benchmark
+from openrnn.bench.engines import PEERS
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -48,6 +50,9 @@ def train(
         Path | None, _option("file or folder to train on", "Python's standard library")
     ] = None,
     cell: Cell = None,
+    model: Annotated[
+        str | None, _option("whose layers, openrnn or torch (to compare)", Config.model)
+    ] = None,
     layers: Annotated[int | None, _option("recurrent layers", Config.layers)] = None,
     hidden: Annotated[int | None, _option("units of a layer", Config.hidden)] = None,
     embed: Annotated[int | None, _option("width of a byte's embedding", Config.embed)] = None,
@@ -78,9 +83,9 @@ def train(
     """
     named = {
         "corpus": None if corpus is None else str(corpus.resolve()),
-        "cell": cell, "layers": layers, "hidden": hidden, "embed": embed, "bptt": bptt,
-        "batch": batch, "steps": steps, "minutes": minutes, "lr": lr, "dropout": dropout,
-        "dtype": dtype, "device": device, "backend": backend, "seed": seed,
+        "cell": cell, "model": model, "layers": layers, "hidden": hidden, "embed": embed,
+        "bptt": bptt, "batch": batch, "steps": steps, "minutes": minutes, "lr": lr,
+        "dropout": dropout, "dtype": dtype, "device": device, "backend": backend, "seed": seed,
     }  # fmt: skip
     given = {name: value for name, value in named.items() if value is not None}
     job = Job(given, out, resume, tensorboard, quiet)
@@ -163,6 +168,58 @@ def explain(
         )  # fmt: skip
         explain_problem(problem, backend=backend)
     return 0
+
+
+@app.command()
+def bench(
+    *,
+    suite: Annotated[str, typer.Option(help=", ".join(benchmark.SUITE_NAMES))] = "users",
+    device: Device = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16, tf32, float32, several with commas, or auto")
+    ] = "auto",
+    rows: Annotated[list[str] | None, _option("rows by pattern, as 'lm-*'; again for more")] = None,
+    against: Annotated[str | None, _option("peers, with commas, or none", ",".join(PEERS))] = None,
+    backend: Backend = "auto",
+    seconds: Annotated[float, typer.Option(help="of sampling, for an engine in a mode")] = 0.2,
+    minutes: Annotated[float | None, _option("begin no row after; of suite train: a run's")] = None,
+    gpus: Annotated[str, typer.Option(help="of suite train: GPU counts, with commas")] = "1",
+    json: Annotated[Path | None, _option("file of results to write, JSON lines")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the file of --json")] = False,
+    markdown: Annotated[Path | None, _option("file of tables to write")] = None,
+    charts: Annotated[Path | None, _option("folder of PNG charts to write")] = None,
+    compare: Annotated[Path | None, _option("older file of results: what moved since")] = None,
+    baseline: Annotated[str | None, _option("commit whose sources run the rows as well")] = None,
+    profile: Annotated[str | None, _option("row to trace instead: kernels and gaps")] = None,
+    tensorboard: Annotated[Path | None, _option("folder of results for TensorBoard")] = None,
+    show: Annotated[list[Path] | None, _option("written file or folder: measure nothing")] = None,
+    page: Annotated[Path | None, _option("page to make of --show, with charts")] = None,
+) -> int:
+    """Time every engine on rows named after users: checked first, losses shown.
+
+    A row is timed by openrnn and by what its users run today, in turn, after each result was
+    compared with float64. Ctrl-C keeps what was measured.
+    """
+    peers = PEERS if against is None else _words(against.replace("none", ""))
+    with refusing():
+        return benchmark.execute(
+            benchmark.Options(
+                suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
+                seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
+                tensorboard, show or (), page, _counts(gpus),
+            )
+        )  # fmt: skip
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _counts(text: str) -> list[int]:
+    words = _words(text)
+    if not words or not all(word.isdecimal() and int(word) for word in words):
+        raise ValueError(f"gpus must be counts, as 1,2, got {text!r}")
+    return [int(word) for word in words]
 
 
 def _choice(name: str, value: str, valid: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from openrnn.errors import CheckpointError, OpenRNNError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 DEVICES = ("auto", "cpu", "cuda")
+MODELS = ("openrnn", "torch")
+TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 # what may differ when a run is resumed; anything else would make it another run
 FREE = ("corpus", "steps", "minutes", "device", "backend")
@@ -24,6 +26,7 @@ class Config:
 
     Args:
         corpus: a file or folder; by default the sources of the running Python's standard library.
+        model: whose layers: "openrnn", or "torch" for torch.nn's, to compare with.
         cell: the key of a cell in `openrnn.cells`, or "path.py:name" for one of the user's own.
         batch: B, parallel streams over all processes.
         bptt: T, the bytes of one step; the state is carried on to the next, gradients are not.
@@ -46,6 +49,7 @@ class Config:
     minutes: float | None = None
     device: str = "auto"
     backend: str = "auto"
+    model: str = "openrnn"
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "embed", "bptt", "batch"):
@@ -55,11 +59,19 @@ class Config:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout must be a probability in [0, 1], got {self.dropout}")
-        for name, valid in (("dtype", tuple(DTYPES)), ("device", DEVICES)):
+        for name, valid in (
+            ("dtype", tuple(DTYPES)),
+            ("device", DEVICES),
+            ("model", MODELS),
+        ):
             if getattr(self, name) not in valid:
                 wanted = ", ".join(valid)
                 raise ValueError(f"{name} must be one of {wanted}, got {getattr(self, name)!r}")
         dispatch.check_name(self.backend)
+        if self.model == "torch" and self.cell not in TORCH_CELLS:
+            raise ValueError(f"model torch has {', '.join(TORCH_CELLS)}, got {self.cell!r}")
+        if self.model == "torch" and self.backend != "auto":
+            raise ValueError(f"model torch has no backends, got {self.backend!r}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if (self.steps is None) == (self.minutes is None):

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import nn
 
 from openrnn.errors import CheckpointError
 from openrnn.explain import explain
-from openrnn.lm import checkpoint, evaluate, report
+from openrnn.lm import checkpoint, evaluate, gates, report
 from openrnn.lm.config import DTYPES, Config, refusing
 from openrnn.lm.corpus import read
 from openrnn.lm.run import Run
@@ -20,6 +21,7 @@ from openrnn.lm.workers import join
 
 OUT = Path("runs/lm")
 SAMPLE = 300  # bytes
+SCORES = "scores.json"
 
 
 @dataclass(frozen=True)
@@ -85,20 +87,24 @@ def _train(job: Job, run: Run, path: Path) -> tuple[int, evaluate.Scores | None]
     """The signal that ended the training, or 0 and the scores."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     boards: list[report.Board] = []
-    screens: list[Reporter] = []
+    others: list[Reporter] = []
+    rates = report.Rates()
     with ExitStack() as stack:
         if run.workers.first:
             folder = job.tensorboard or job.folder / "tensorboard"
             boards = stack.enter_context(report.board(folder, run.step, console))
+            others += [gates.Gates(run, board.writer) for board in boards]
             if not job.quiet:
                 console.print(_head(run), markup=False)
-                screens.append(stack.enter_context(report.screen(console)))
-        number = train(run, path, report.Several([*boards, *screens]))
+                others.append(stack.enter_context(report.screen(console)))
+        number = train(run, path, report.Several([rates, *boards, *others]))
         if number:
             return number, None
         scores = evaluate.score(run)
         for board in boards:
             board.scores(run.step, scores)
+        if run.workers.first:
+            rates.write(job.folder / SCORES, run.step, chosen(run), scores)
         return 0, scores
 
 
@@ -116,6 +122,8 @@ def _head(run: Run) -> str:
 
 def chosen(run: Run) -> str:
     """The backend that trains this run."""
+    if isinstance(run.model.rnn, nn.RNNBase):
+        return "torch.nn"
     kind = DTYPES[run.config.dtype]
     cuts = run.model.cuts(run.workers.device)
     table = explain(

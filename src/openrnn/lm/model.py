@@ -16,6 +16,7 @@ from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
 BYTES = 256
 State = tuple[Tensor, ...]  # each (L, B, H)
+ONE_STATE = (GRU, RNN, nn.GRU, nn.RNN)
 
 
 class LanguageModel(nn.Module):
@@ -26,7 +27,7 @@ class LanguageModel(nn.Module):
         -> logits (T, B, 256), state
     """
 
-    def __init__(self, rnn: Layer, embed: int) -> None:
+    def __init__(self, rnn: Layer | nn.RNNBase, embed: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, embed)
         self.rnn = rnn
@@ -38,19 +39,23 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, State]:
         """Logits and the state after x."""
         embedded = self.embedding(x)
-        if reset is not None and self.cuts(x.device):
+        if isinstance(self.rnn, nn.RNNBase):  # which has no resets: its state runs on across files
+            y, state = self.rnn(embedded, self._given(state))
+        elif reset is not None and self.cuts(x.device):
             y, state = apart(self._without_resets, embedded, state, reset)
         else:
             y, state = self.rnn(embedded, self._given(state), reset=reset)
         return self.output(y), _as_tuple(state)
 
     def cuts(self, device: torch.device) -> bool:
-        """Whether the layer runs faster in stretches between resets than with resets inside.
+        """Whether our layer runs faster in stretches between resets than with resets inside.
 
         So it is where a fast backend has no resets, as cuDNN has none.
         """
         cast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if cast else self.output.weight.dtype
+        if isinstance(self.rnn, nn.RNNBase):
+            return False
         key = device, dtype, torch.is_grad_enabled(), self.training
         if key not in self._cuts:
             with_resets, without = (
@@ -71,12 +76,16 @@ class LanguageModel(nn.Module):
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The same for one byte of each stream: x_t (B,) -> logits (B, 256), state."""
-        y_t, state = self.rnn.step(self.embedding(x_t), self._given(state))
+        embedded, given = self.embedding(x_t), self._given(state)
+        if isinstance(self.rnn, nn.RNNBase):
+            y, state = self.rnn(embedded[None], given)
+            return self.output(y[0]), _as_tuple(state)
+        y_t, state = self.rnn.step(embedded, given)
         return self.output(y_t), _as_tuple(state)
 
     def _given(self, state: State | None) -> State | Tensor | None:
         """The state as the layer's own interface has it: GRU and RNN take a tensor, no tuple."""
-        return state[0] if state and isinstance(self.rnn, GRU | RNN) else state
+        return state[0] if state and isinstance(self.rnn, ONE_STATE) else state
 
 
 def _as_tuple(state: Tensor | State | None) -> State:
@@ -90,8 +99,12 @@ def build(config: Config) -> LanguageModel:
         CellError: there is no such cell.
     """
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    options = {"dropout": config.dropout, "backend": config.backend}
-    rnn = layer(config.cell, config.embed, config.hidden, config.layers, **options)
+    sizes = config.embed, config.hidden, config.layers
+    rnn: Layer | nn.RNNBase
+    if config.model == "torch":
+        rnn = torch_layer(config.cell, *sizes, dropout=config.dropout)
+    else:
+        rnn = layer(config.cell, *sizes, dropout=config.dropout, backend=config.backend)
     return LanguageModel(rnn, config.embed).to(dtype)
 
 
@@ -104,6 +117,14 @@ def layer(cell: str, *args: int, **options: object) -> Layer:
     if cell in ("rnn_tanh", "rnn_relu"):
         return RNN(*args, nonlinearity=cell.removeprefix("rnn_"), **options)
     return Recurrent(find(cell), *args, **options)
+
+
+def torch_layer(cell: str, *args: int, dropout: float) -> nn.RNNBase:
+    """torch.nn's layer of a cell's name."""
+    if cell in ("lstm", "gru"):
+        made: nn.RNNBase = (nn.LSTM if cell == "lstm" else nn.GRU)(*args, dropout=dropout)
+        return made
+    return nn.RNN(*args, nonlinearity=cell.removeprefix("rnn_"), dropout=dropout)
 
 
 def find(cell: str) -> Cell:

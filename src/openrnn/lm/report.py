@@ -1,5 +1,7 @@
 """What a user sees of a run: a bar or plain lines, TensorBoard scalars, the final table."""
 
+import json
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,27 @@ class Board:
     def scores(self, step: int, scores: Scores) -> None:
         """The score of the end is on more bytes than those on the way: a curve of its own."""
         self.writer.add_scalar("bpb/held_out_end", scores.model, step)
+
+
+class Rates:
+    """Remembers how fast it went; the slow reports of the beginning do not count in a median."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: list[float] = []
+
+    def report(self, report: Report) -> None:
+        self.bytes_per_s.append(report.bytes_per_s)
+
+    def held_out(self, step: int, bits_per_byte: float) -> None:
+        """Nothing: this is of speed."""
+
+    def write(self, path: Path, step: int, backend: str, scores: Scores) -> None:
+        """What a run came to, for programs."""
+        found = {
+            "steps": step, "bits_per_byte": scores.model, "backend": backend,
+            "bytes_per_s": statistics.median(self.bytes_per_s) if self.bytes_per_s else 0.0,
+        }  # fmt: skip
+        path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 class Several:

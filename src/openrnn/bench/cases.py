@@ -1,0 +1,121 @@
+"""A row: one network and one call, named after who runs it; how rows are chosen and cut to size."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from openrnn.cells import lookup
+from openrnn.spec import Spec
+
+MODES = ("forward", "training")
+TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+# what a CPU run is cut to: multiplications of one forward pass, and the fewest steps of a cut row
+PRODUCTS, FEWEST = 2e9, 16
+CUT = (
+    f"on a CPU, T is halved while it stays at {FEWEST} or more, then B, until the matrix products "
+    f"of a forward pass are {PRODUCTS:.0e} multiplications or fewer; I, H and layers stay"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network and call.
+
+    Args:
+        cell: a key of `openrnn.cells`.
+        lengths: sequences end anywhere, as in a padded batch of speech or text.
+        resets: the share of (t, b) at which an episode starts, as in reinforcement learning.
+        dtype: what its users run where it is not float32; `--dtype auto` follows it on a GPU.
+        modes: what is timed: forward without gradients, training (forward and backward).
+    """
+
+    name: str
+    cell: str
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    layers: int = 1
+    bidirectional: bool = False
+    lengths: bool = False
+    resets: float = 0.0
+    dtype: str | None = None
+    modes: tuple[str, ...] = MODES
+    suite: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.suite, self.name
+
+    @property
+    def spec(self) -> Spec:
+        return lookup(self.cell).spec(
+            self.inputs, self.hidden, num_layers=self.layers, bidirectional=self.bidirectional
+        )
+
+    @property
+    def products(self) -> float:
+        """Multiplications in the matrix products of one forward pass."""
+        spec = self.spec
+        widths = (spec.layer_input(layer) + self.hidden for layer in range(self.layers))
+        return (
+            self.steps * self.batch * spec.directions * len(spec.gates) * self.hidden * sum(widths)
+        )
+
+    @property
+    def shape(self) -> str:
+        """The sizes in a word: T x B x I x H, then layers, directions and what is special."""
+        words = [f"{self.steps}x{self.batch}x{self.inputs}x{self.hidden}"]
+        words += [f"{self.layers} layers"] if self.layers > 1 else []
+        words += ["both ways"] if self.bidirectional else []
+        words += ["lengths"] if self.lengths else []
+        words += [f"{100 * self.resets:g}% resets"] if self.resets else []
+        return ", ".join(words)
+
+
+def cut(row: Row) -> Row:
+    """The row as a CPU runs it; see `CUT`."""
+    while row.products > PRODUCTS and row.steps // 2 >= FEWEST:
+        row = replace(row, steps=row.steps // 2)
+    while row.products > PRODUCTS and row.batch > 1:
+        row = replace(row, batch=row.batch // 2)
+    return row
+
+
+def sized(rows: Sequence[Row], device: str) -> list[Row]:
+    """The rows as the device runs them; of rows of a suite that a cut makes equal, the first."""
+    if device != "cpu":
+        return list(rows)
+    seen: set[Row] = set()
+    kept = []
+    for row in map(cut, rows):
+        same = replace(row, name="")
+        if same not in seen:
+            seen.add(same)
+            kept.append(row)
+    return kept
+
+
+def select(rows: Sequence[Row], globs: Sequence[str]) -> list[Row]:
+    """The rows whose name matches one of the patterns; all where there is none.
+
+    Raises:
+        ValueError: a pattern matches nothing.
+    """
+    for glob in globs:
+        if not any(fnmatchcase(row.name, glob) for row in rows):
+            names = ", ".join(row.name for row in rows)
+            raise ValueError(f"no row matches {glob!r}; there are: {names}")
+    return [row for row in rows if not globs or _matches(row.name, globs)]
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def doubled(low: int, high: int) -> Iterator[int]:
+    """low, 2 low, 4 low, ... up to high."""
+    while low <= high:
+        yield low
+        low *= 2

@@ -1,0 +1,95 @@
+"""Right before fast: an engine's result against the reference in float64."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from openrnn.bench.engines.base import Ready
+from openrnn.bench.engines.ours import plain
+from openrnn.bench.task import PRECISIONS, Task, products
+
+# the comparison of a long or wide row is bounded: steps, and states of all steps (memory)
+STEPS, STATES = 256, {"cpu": 2**22, "cuda": 2**26}
+RULE = (
+    f"y and, in training, the gradients of x and of every parameter are compared with the "
+    f"reference in float64 on the same numbers, on the first {STEPS} steps at most (and fewer rows "
+    f"of the batch where memory asks for it); an engine is wrong where the norm of a difference, "
+    f"relative to the norm, exceeds "
+    + ", ".join(f"{name} {kind.allowed:.0e}" for name, kind in PRECISIONS.items())
+    + " and twice the error of the plain reference in the same precision"
+)
+
+
+@dataclass
+class Verdict:
+    """How far a result is from exact, and whether that is let pass."""
+
+    error: float
+    worst: str
+    allowed: float
+
+    @property
+    def right(self) -> bool:
+        return self.error <= self.allowed
+
+
+@dataclass
+class Judge:
+    """Knows the exact results of a task, and judges those of engines."""
+
+    task: Task
+    exact: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    floors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ready, modes = plain(self.task.exact()), self.task.row.modes
+        hardest = modes[-1]  # training computes what forward does
+        self.exact[hardest] = outputs(ready, hardest)
+        self.exact.update({mode: {"y": self.exact[hardest]["y"]} for mode in modes[:-1]})
+
+    def verdict(self, found: Mapping[str, Tensor], mode: str) -> Verdict:
+        """The error of what a call returned.
+
+        The plain reference in the same precision is asked only where the table's bound is exceeded.
+        """
+        error, worst = self.distance(found, mode)
+        precision = PRECISIONS[self.task.precision]
+        if error <= precision.allowed:
+            return Verdict(error, worst, precision.allowed)
+        if mode not in self.floors:
+            with products(precision.products):
+                self.floors[mode] = self.distance(outputs(plain(self.task), mode), mode)[0]
+        return Verdict(error, worst, max(precision.allowed, 2 * self.floors[mode]))
+
+    def distance(self, found: Mapping[str, Tensor], mode: str) -> tuple[float, str]:
+        """The largest relative error and the name of what has it; a nan counts as infinite."""
+        errors = {name: _relative(found[name], wanted) for name, wanted in self.exact[mode].items()}
+        worst = max(errors, key=lambda name: errors[name])
+        return errors[worst], worst
+
+
+def outputs(ready: Ready, mode: str) -> dict[str, Tensor]:
+    """What one call returns, by name."""
+    found = (tensor.detach() for tensor in ready.run(mode))
+    return dict(zip(ready.names(mode), found))
+
+
+def bounded(task: Task) -> Task:
+    """The part of a task on which engines are compared."""
+    row = task.row
+    steps = min(row.steps, STEPS)
+    states = STATES["cpu" if task.device == "cpu" else "cuda"]
+    batch = min(row.batch, max(1, states // (steps * row.hidden * row.spec.chains)))
+    return task.part(steps, batch)
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    if found.shape != wanted.shape:
+        return math.inf
+    norm = float(wanted.norm())
+    # a gradient that is 0 by nature has no relative error
+    error = float((found.to(torch.float64) - wanted).norm()) / (norm if norm > 0 else 1.0)
+    return math.inf if math.isnan(error) else error

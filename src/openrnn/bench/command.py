@@ -1,0 +1,177 @@
+"""`openrnn bench` from its options to its last line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from openrnn import dispatch
+from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page, profile, report
+from openrnn.bench.cases import Row, select, sized
+from openrnn.bench.compare import as_baseline
+from openrnn.bench.engines import PEERS, engines_of
+from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
+from openrnn.bench.session import Session, Todo
+from openrnn.bench.suites import SUITES, rows_of
+from openrnn.bench.task import precision_of
+from openrnn.errors import OpenRNNError
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `openrnn bench` was asked for; see its help."""
+
+    suite: str = "users"
+    device: str = "auto"
+    dtype: Sequence[str] = ("auto",)
+    rows: Sequence[str] = ()
+    against: Sequence[str] = PEERS
+    backend: str = "auto"
+    seconds: float = 0.2
+    minutes: float | None = None
+    json: Path | None = None
+    resume: bool = False
+    markdown: Path | None = None
+    charts: Path | None = None
+    compare: Path | None = None
+    baseline: str | None = None
+    profile: str | None = None
+    tensorboard: Path | None = None
+    show: Sequence[Path] = ()
+    page: Path | None = None
+    gpus: Sequence[int] = (1,)
+
+
+def execute(options: Options) -> int:
+    """Runs the command; returns 0, 130 after Ctrl-C, or 1 where the GPU was lost.
+
+    Raises:
+        ValueError, OpenRNNError: in one sentence, what was asked for and cannot be.
+    """
+    dispatch.check_name(options.backend)
+    if not options.seconds > 0:
+        raise ValueError(f"seconds must be positive, got {options.seconds}")
+    if options.charts or options.page:
+        charts.need()
+    old = read(options.compare) if options.compare else None
+    if options.page and not options.show:
+        raise ValueError("--page is made of written results: name them with --show")
+    if options.show:
+        return _show(options, old)
+    device = _device(options.device)
+    if options.profile is not None:
+        for row, precision in _todo(options, [options.profile], device, everywhere=True):
+            profile.run(row, precision, device, options.backend, report.console())
+        return 0
+    if options.suite == "train":
+        return jobs.execute(options.json, device, options.minutes or 1.0, options.gpus)
+    return _measure(options, device, old)
+
+
+def _device(name: str) -> str:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    return "cuda" if there and name != "cpu" else "cpu"
+
+
+def _todo(
+    options: Options, globs: Sequence[str], device: str, everywhere: bool = False
+) -> list[Todo]:
+    """The rows asked for, sized for the device, in every precision asked for."""
+    suite = "all" if everywhere and options.suite == Options.suite else options.suite
+    rows = sized(select(rows_of(suite), globs), device)
+    found: list[tuple[Row, str]] = []
+    for dtype in options.dtype:
+        found += [(row, precision_of(dtype, row, device)) for row in rows]
+    return list(dict.fromkeys(found))
+
+
+def _measure(options: Options, device: str, old: Record | None) -> int:
+    """Measures, prints and writes all that was asked for; what was measured before Ctrl-C, too."""
+    todo = _todo(options, options.rows, device)
+    session = Session(
+        device, engines_of(options.against, options.backend), options.seconds, options.minutes
+    )
+    about = machine.describe(device, options.seconds)
+    if options.json:
+        session.results = _begun(options.json, options.resume, about)
+    events = board.writer_of(options.tensorboard) if options.tensorboard else None
+    screen = Console(stderr=True, highlight=False)
+    writer = Writer(options.json, about)
+    code = 0
+    try:
+        session.run(todo, writer, screen)
+        if options.baseline and session.ended is None:
+            older = baseline.measure_at(
+                options.baseline, todo, device, options.against, options.backend, options.seconds
+            )
+            old = old or Record(about, tuple(older))
+            found = as_baseline(older)
+            writer.add(found)
+            session.results += found
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    _report(session.results, about, options, old)
+    if events is not None:
+        board.write(session.results, about, events)
+    if session.ended:
+        screen.print(session.ended)
+        code = code or (0 if "minutes" in session.ended else 1)
+    return code
+
+
+def _begun(path: Path, resume: bool, about: Machine) -> list[Result]:
+    """The results that a file has already, where the run goes on with it."""
+    if not path.exists():
+        return []
+    if not resume:
+        raise OpenRNNError(f"{path} is there already: go on with it by --resume, or choose another")
+    before = read(path)
+    if before.machine.get("name") != about["name"]:
+        raise OpenRNNError(
+            f"{path} is of another machine, {before.machine.get('name')}, this is {about['name']}"
+        )
+    return list(before.results)
+
+
+def _report(
+    results: Sequence[Result], about: Machine, options: Options, old: Record | None
+) -> None:
+    out = report.console()
+    report.show(results, about, out)
+    if old is not None:
+        report.show_moved(old, results, about, out)
+    if options.markdown:
+        options.markdown.parent.mkdir(parents=True, exist_ok=True)
+        options.markdown.write_text(markdown.document(results, about), encoding="utf-8")
+    if options.charts and results:
+        stem = options.json.stem if options.json else "bench"
+        charts.draw(results, options.charts, stem)
+
+
+def _show(options: Options, old: Record | None) -> int:
+    """What written files say: tables, charts, the page."""
+    paths = list(files_of(options.show))
+    records = [(path, read(path)) for path in paths]
+    if options.page:
+        page.write(options.page, records)
+        return 0
+    for path, record in records:
+        named = Options(
+            json=path, markdown=options.markdown, charts=options.charts, compare=options.compare
+        )
+        if record.results:
+            _report(record.results, record.machine, named, old)
+        if record.trained:
+            report.console().print(report.rendered(jobs.sheet(record.trained)))
+    return 0
+
+
+SUITE_NAMES = (*SUITES, "train", "all")

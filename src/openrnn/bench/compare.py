@@ -1,0 +1,78 @@
+"""What moved between two runs, beyond their noise."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from openrnn.bench.record import Machine, Result
+from openrnn.bench.table import GRAPHED, OURS, same
+
+# quartiles of one run do not hold what changes from run to run: 5% on top of them
+BETWEEN = 0.05
+MINE = (OURS, GRAPHED)
+ALIKE = ("device", "name", "threads", "torch", "cudnn", "driver_version")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One engine's time before and now; `drift` is by how much its peers became faster."""
+
+    before: Result
+    now: Result
+    drift: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 it became faster."""
+        return (self.before.us or 0.0) / (self.now.us or 1.0) / self.drift
+
+    @property
+    def beyond(self) -> bool:
+        """Whether that is more than noise."""
+        us, low, high = (
+            (t or 0.0) / self.drift for t in (self.before.us, self.before.low, self.before.high)
+        )
+        scaled = replace(self.before, us=us, low=low, high=high)
+        return abs(self.ratio - 1) > BETWEEN and not same(scaled, self.now)
+
+
+def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tuple[list[Moved], int]:
+    """What moved, most first, and how many times were compared.
+
+    Args:
+        steady: both runs had one machine and one torch. Then only ours are compared, and where the
+            peers of a row moved, their machine did: ours must have moved more.
+    """
+    old = {(result.key, result.engine): result for result in before if result.us}
+    pairs = [
+        Moved(old[result.key, result.engine], result)
+        for result in now
+        if result.us and (result.key, result.engine) in old
+        and old[result.key, result.engine].row == result.row
+    ]  # fmt: skip
+    if steady:
+        drifts: dict[object, list[float]] = {}
+        for pair in pairs:
+            if pair.now.engine not in MINE:
+                drifts.setdefault(pair.now.key, []).append(pair.ratio)
+        pairs = [
+            replace(pair, drift=statistics.median(drifts.get(pair.now.key, [1.0])))
+            for pair in pairs
+            if pair.now.engine in MINE
+        ]
+    found = [pair for pair in pairs if pair.beyond]
+    return sorted(found, key=lambda pair: max(pair.ratio, 1 / pair.ratio), reverse=True), len(pairs)
+
+
+def differences(before: Machine, now: Machine) -> list[str]:
+    """In what the machines of two runs differ, where that can move a time."""
+    return [
+        f"{name} {before.get(name, 'unknown')}, now {now.get(name, 'unknown')}"
+        for name in ALIKE
+        if before.get(name) != now.get(name)
+    ]
+
+
+def as_baseline(results: Iterable[Result]) -> list[Result]:
+    """Our results of another commit, as those of a peer."""
+    return [replace(result, engine="baseline") for result in results if result.engine == OURS]

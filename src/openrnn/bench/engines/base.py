@@ -1,0 +1,75 @@
+"""What an engine promises: reasons to refuse a row, or a call that can be checked and timed."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from openrnn.bench.task import Task
+
+
+class Ready:
+    """An engine that holds a task.
+
+    Args:
+        call: y (T, B, D*H) of the task's input.
+        leaves: what training differentiates: `x` and the parameters by torch's names.
+        chosen: in each mode, the backend or algorithm that runs, where there is a choice.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        call: Callable[[], Tensor],
+        leaves: Mapping[str, Tensor],
+        chosen: Mapping[str, str] | None = None,
+    ) -> None:
+        self.task, self.call, self.leaves = task, call, dict(leaves)
+        self.chosen = dict(chosen or {})
+
+    def run(self, mode: str) -> list[Tensor]:
+        """One call: y; in training also the gradient of every leaf. This is what is timed."""
+        if mode == "forward":
+            with torch.no_grad():
+                return [self.call()]
+        y = self.call()
+        return [y, *torch.autograd.grad(y, list(self.leaves.values()), self.task.dy)]
+
+    def names(self, mode: str) -> list[str]:
+        """What `run` returns, by name."""
+        return ["y"] if mode == "forward" else ["y", *(f"d{name}" for name in self.leaves)]
+
+
+class Engine:
+    """One way to run a row.
+
+    Attributes:
+        name: as in `--against` and in results; title: as in tables.
+        graphed: it is timed from a CUDA graph, so it is compared with those that are.
+    """
+
+    name: str
+    title: str
+    graphed = False
+
+    def concerns(self, task: Task) -> bool:
+        """Whether rows of this kind are what it is for; of others there is no result."""
+        return True
+
+    def refuses(self, task: Task) -> str | None:
+        """Why it cannot run the task, or None."""
+        raise NotImplementedError
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        """The task by this engine, in each way it has; the fastest right one counts."""
+        raise NotImplementedError
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """A tensor of one's own that is differentiated."""
+    return tensor.detach().clone().requires_grad_()
+
+
+def leaves_of(layer: torch.nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """x and the parameters of a layer under torch's names."""
+    return {"x": x, **dict(layer.named_parameters())}

@@ -1,0 +1,107 @@
+"""torch.nn: as users call it, with PackedSequence for lengths, step by step for resets."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from openrnn.bench.cases import TORCH_CELLS, Row
+from openrnn.bench.engines.base import Engine, Ready, leaf, leaves_of
+from openrnn.bench.task import Task
+
+KINDS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+
+
+class Torch(Engine):
+    """torch.nn's layer as users call it, parameters flat."""
+
+    name, title = "torch", "torch.nn"
+
+    def concerns(self, task: Task) -> bool:
+        return task.row.cell in TORCH_CELLS
+
+    def refuses(self, task: Task) -> str | None:
+        if task.row.resets:
+            return "torch.nn has no resets; its users run a loop of steps"
+        if task.row.lengths:
+            return "torch.nn takes lengths in a PackedSequence only"
+        return None
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        layer, x = _layer(task), leaf(task.x)
+        yield Ready(task, lambda: layer(x)[0], leaves_of(layer, x))
+
+
+class Packed(Engine):
+    """torch.nn on a PackedSequence; packing and padding are part of the call."""
+
+    name, title = "packed", "torch.nn, PackedSequence"
+
+    def concerns(self, task: Task) -> bool:
+        return task.row.lengths and task.row.cell in TORCH_CELLS
+
+    def refuses(self, task: Task) -> str | None:
+        return None
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        layer, x, lengths, steps = _layer(task), leaf(task.x), task.lengths, task.row.steps
+        if lengths is None:
+            raise ValueError("a task without lengths")
+
+        def call() -> Tensor:
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            y, _ = pad_packed_sequence(layer(packed)[0], total_length=steps)
+            return y
+
+        yield Ready(task, call, leaves_of(layer, x))
+
+
+class Loop(Engine):
+    """torch.nn called once a step, states set to 0 where an episode starts, as RL libraries do."""
+
+    name, title = "loop", "torch.nn, loop of steps"
+
+    def concerns(self, task: Task) -> bool:
+        return task.row.resets > 0 and task.row.cell in TORCH_CELLS
+
+    def refuses(self, task: Task) -> str | None:
+        return "a loop of steps goes one way" if task.row.bidirectional else None
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        layer, x, row = _layer(task), leaf(task.x), task.row
+        if task.reset is None:
+            raise ValueError("a task without resets")
+        keep = (~task.reset).to(x.dtype)[:, None, :, None]  # (T, 1, B, 1)
+        count = 2 if row.cell == "lstm" else 1
+        zeros = x.new_zeros(row.layers, row.batch, row.hidden)
+
+        def call() -> Tensor:
+            states: tuple[Tensor, ...] = (zeros,) * count
+            outputs = []
+            for t in range(row.steps):
+                states = tuple(keep[t] * state for state in states)
+                y, after = layer(x[t : t + 1], states if count > 1 else states[0])
+                states = after if count > 1 else (after,)
+                outputs.append(y)
+            return torch.cat(outputs)
+
+        yield Ready(task, call, leaves_of(layer, x))
+
+
+def _layer(task: Task) -> torch.nn.RNNBase:
+    made = network(task.row)
+    made.to(task.device, task.x.dtype)
+    made.load_state_dict(task.weights)
+    made.flatten_parameters()
+    return made
+
+
+def network(row: Row) -> torch.nn.RNNBase:
+    """torch.nn's layer of a row."""
+    options = {"num_layers": row.layers, "bidirectional": row.bidirectional}
+    if row.cell in KINDS:
+        made: torch.nn.RNNBase = KINDS[row.cell](row.inputs, row.hidden, **options)
+        return made
+    kind = row.cell.removeprefix("rnn_")
+    return torch.nn.RNN(row.inputs, row.hidden, nonlinearity=kind, **options)

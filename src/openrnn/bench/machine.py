@@ -1,0 +1,76 @@
+"""What a reader of the numbers must know: versions, devices, clocks, settings."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from openrnn import dispatch
+
+PACKAGES = ("openrnn", "numba", "cuda-core", "flashrnn", "torchrl")
+QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
+
+
+def describe(device: str, seconds: float) -> dict[str, str]:
+    """Names and text, in the order in which they are read."""
+    found = {"date": date.today().isoformat(), "device": device, "name": name(device)}
+    if device == "cpu":
+        found["threads"] = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    else:
+        found |= dict(_gpu())
+    found |= {"torch": torch.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    absent = {key: backend.absent() for key, backend in dispatch.BACKENDS.items()}
+    found["backends"] = ", ".join(key for key, reason in absent.items() if not reason)
+    commit = _commit()
+    if commit:
+        found["commit"] = commit
+    found["seconds"] = f"{seconds:g} for each engine in each mode"
+    return found
+
+
+def name(device: str) -> str:
+    """The device's model."""
+    if device != "cpu":
+        return str(torch.cuda.get_device_name())
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _gpu() -> Iterator[tuple[str, str]]:
+    yield "cuda", str(torch.version.cuda)
+    yield "cudnn", str(torch.backends.cudnn.version())
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
+    shown = _output(command)
+    if shown:
+        values = shown.splitlines()[torch.cuda.current_device()].split(", ")
+        yield from zip(QUERY.split(","), values)
+
+
+def _commit() -> str:
+    """The commit of the sources, with a mark where they were changed since; empty outside git."""
+    here = str(Path(__file__).parent)
+    commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
+    changed = commit and _output(["git", "-C", here, "status", "--porcelain", "."])
+    return f"{commit} and changes" if changed else commit
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,60 @@
+"""A run as Markdown."""
+
+from collections.abc import Iterator, Sequence
+
+from openrnn.bench.record import Machine, Result
+from openrnn.bench.table import TIES, Line, faults, lines_of
+from openrnn.bench.words import (
+    Cell,
+    Sheet,
+    fault_line,
+    losses_sheet,
+    refusal_lines,
+    results_sheet,
+    summary_sheet,
+)
+
+NOTES = f"Bold: we are slower. `=`: {TIES}. `~`: other processes took more than 5% of a core."
+
+
+def document(results: Sequence[Result], machine: Machine) -> str:
+    """A run, whole."""
+    lines = lines_of(results)
+    about = ", ".join(f"{name} {text}" for name, text in machine.items())
+    parts = [f"# openrnn bench: {machine.get('name', 'unknown')}", about]
+    return "\n\n".join([*parts, *sections(lines), table(results_sheet(lines)), NOTES]) + "\n"
+
+
+def sections(lines: Sequence[Line]) -> Iterator[str]:
+    """Means, losses, faults and refusals, each where there is any."""
+    summary = summary_sheet(lines)
+    if summary.rows:
+        yield table(summary)
+    lost = losses_sheet(lines)
+    if lost.rows:
+        yield f"Losses, {len(lost.rows)}, the worst first:"
+        yield table(lost)
+    elif summary.rows:
+        yield "No loss."
+    found = [fault_line(result) for result in faults(lines)]
+    found += [f"refused: {text}" for text in refusal_lines(lines)]
+    if found:
+        yield "\n".join(f"- {escaped(text)}" for text in found)
+
+
+def table(sheet: Sheet) -> str:
+    """A sheet as a table."""
+    rules = ["---:" if number else "---" for number in sheet.numbers]
+    rows = [[_word(cell) for cell in row] for row in sheet.rows]
+    every = [list(sheet.heads), rules, *rows]
+    return "\n".join(f"| {' | '.join(words)} |" for words in every)
+
+
+def _word(cell: Cell) -> str:
+    text = escaped(cell.text)
+    return f"**{text}**" if cell.means in ("loss", "fault") else text
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown leaves alone."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

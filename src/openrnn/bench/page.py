@@ -1,0 +1,114 @@
+"""`docs/benchmarks.md`, made of result files and of nothing else."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from openrnn.bench import charts, markdown
+from openrnn.bench.cases import CUT
+from openrnn.bench.check import RULE
+from openrnn.bench.jobs import NOTE
+from openrnn.bench.jobs import sheet as jobs_sheet
+from openrnn.bench.record import SCHEMA, Record
+from openrnn.bench.table import TIES, lines_of, summaries
+from openrnn.bench.words import Cell, Sheet, results_sheet, summary_cells
+
+COMMAND = "openrnn bench --show benchmarks/results --page docs/benchmarks.md"
+Records = Sequence[tuple[Path, Record]]
+
+INTRODUCTION = f"""# Benchmarks
+
+<!-- generated: {COMMAND} -->
+
+Made of the files under `benchmarks/results` by `{COMMAND}`; a test compares the two. Every number
+is one machine's; `openrnn bench` measures yours. Ratios are the other's time over ours: above 1 we
+are faster, and where we are slower a table says so."""
+
+METHOD = f"""## How it is measured
+
+- **Right first.** {RULE[0].upper() + RULE[1:]}. A wrong engine is shown as wrong and not timed.
+- **In turn.** All engines of a row are sampled one after the other, round by round, after a
+  warm-up: CUDA events around a few calls on a GPU, the clock around them on a CPU. Times are
+  medians, with quartiles in the files; they hold everything between the user's call and its end,
+  Python included.
+- **Forward** is a call without gradients; **training** a call and the gradients of x and of every
+  parameter.
+- **Ties.** {TIES[0].upper() + TIES[1:]}.
+- **torch.nn** is timed as its users call it, and replayed from a CUDA graph beside ours from one:
+  the host's part of a call and the device's part apart. Rows that torch.nn has not are compared
+  with what users run instead: PackedSequence for lengths, a loop of steps for resets, a Python
+  loop over the cell for custom cells (its step by torch.compile as well). In bfloat16 torch.nn's
+  own `flatten_parameters` does nothing, so its weights are gathered in each call, as its users
+  have it. cuDNN's best algorithm is the fastest right one of four, called directly.
+- **First call** is the first one in its process, with the disk cache as it was found. **Memory**
+  is what a call adds to the device's allocated memory at its peak; it is not measured on a CPU.
+- **A CPU run** has the same rows: {CUT}. It is repeated up to three times while other processes
+  take more than 5% of a core, and marked where they did so to the end."""
+
+SCHEMA_TEXT = f"""## The files
+
+JSON lines, schema {SCHEMA}: first a line of kind `machine`, then one of kind `result` for each
+row, precision, mode and engine, or of kind `training`. The fields are those of `Result`, `Row`
+and `Trained` in `openrnn.bench.record` and `openrnn.bench.cases`, where each is described; a
+field that has its default is left out. `openrnn bench --show FILE` prints them, `--compare FILE`
+holds a new run against them."""
+
+
+def text(records: Records, place: Path) -> str:
+    """The page, for a file at `place`: what stands in the records, and links relative to there."""
+    parts = [INTRODUCTION, *_headlines(records)]
+    for path, record in records:
+        if record.results:
+            parts += _section(path, record, place)
+    parts += _trained(records)
+    return "\n\n".join([*parts, METHOD, SCHEMA_TEXT]) + "\n"
+
+
+def write(place: Path, records: Records) -> None:
+    """The page, and the charts of each file beside it."""
+    for path, record in records:
+        if record.results:
+            charts.draw(record.results, path.parent, path.stem)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text(records, place), encoding="utf-8")
+
+
+def _headlines(records: Records) -> Iterator[str]:
+    heads = ("machine", "suite", "against", "precision", "mode", "rows", "mean", "least", "most",
+             "wins", "ties", "losses")  # fmt: skip
+    numbers = (False,) * 5 + (True, True, False, False) + (True,) * 3
+    rows = []
+    for _, record in records:
+        lines = lines_of(record.results)
+        for suite in dict.fromkeys(line.row.suite for line in lines):
+            mine = [line for line in lines if line.row.suite == suite]
+            first = Cell(record.machine["name"]), Cell(suite)
+            rows += [(*first, *summary_cells(summary)) for summary in summaries(mine)]
+    if rows:
+        yield "## All together"
+        yield "Geometric means, with the least and the most of the rows beside them."
+        yield markdown.table(Sheet("", heads, numbers, tuple(rows)))
+
+
+def _section(path: Path, record: Record, place: Path) -> Iterator[str]:
+    lines = lines_of(record.results)
+    suites = " and ".join(dict.fromkeys(line.row.suite for line in lines))
+    yield f"## {record.machine['name']}: {suites} (`{path.stem}`)"
+    yield ", ".join(f"{name} {value}" for name, value in record.machine.items()) + "."
+    for name in charts.names(record.results, path.stem):
+        link = os.path.relpath(path.parent / name, place.parent)
+        yield f"![{name.removesuffix('.png')}]({Path(link).as_posix()})"
+    yield from markdown.sections(lines)
+    table = markdown.table(results_sheet(lines))
+    yield f"<details><summary>every row</summary>\n\n{table}\n\n{markdown.NOTES}\n\n</details>"
+
+
+def _trained(records: Records) -> Iterator[str]:
+    for _, record in records:
+        if record.trained:
+            yield f"## {record.machine['name']}: training a language model"
+            yield (
+                f"`openrnn train` for a fixed time: {NOTE}. Each GPU has the same share of the "
+                "batch; efficiency is the rate over that of one GPU times their number."
+            )
+            yield markdown.table(jobs_sheet(record.trained))

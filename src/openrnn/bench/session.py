@@ -1,0 +1,88 @@
+"""Rows one after the other: progress and time left, results written as they come, Ctrl-C."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from openrnn.bench.cases import Row
+from openrnn.bench.engines.base import Engine
+from openrnn.bench.measure import DeviceLostError, measure
+from openrnn.bench.record import Result, Writer
+from openrnn.bench.table import lines_of, peers_of, step_us
+from openrnn.bench.words import HEADS, ratio_cell
+
+Todo = tuple[Row, str]  # a row and its precision
+
+
+@dataclass
+class Session:
+    """What is to be measured, how, and what was found so far.
+
+    Args:
+        minutes: after so long no further row is begun; the rest stays for `--resume`.
+    """
+
+    device: str
+    engines: Sequence[Engine]
+    seconds: float
+    minutes: float | None = None
+    results: list[Result] = field(default_factory=list)
+    ended: str | None = None  # why it ended before its last row
+
+    def run(self, todo: Sequence[Todo], writer: Writer, screen: Console) -> None:
+        """Measures the rows that have no result yet; what is measured is kept whatever happens."""
+        done = {(result.row, result.precision) for result in self.results}
+        left = [(row, precision) for row, precision in todo if (row, precision) not in done]
+        begin = monotonic()
+        with _bar(screen) as progress:
+            task = progress.add_task("", total=len(left))
+            try:
+                for place, (row, precision) in enumerate(left):
+                    if self.minutes is not None and monotonic() - begin > 60 * self.minutes:
+                        self.ended = f"{self.minutes:g} minutes are over, {len(left) - place} rows"
+                        self.ended += " are left: go on with --resume"
+                        return
+                    progress.update(task, description=f"{row.name} {precision}")
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # the table shows which backend ran
+                        found = measure(row, precision, self.device, self.engines, self.seconds)
+                    writer.add(found)
+                    self.results += found
+                    progress.console.print(told(found), markup=False, soft_wrap=True)
+                    progress.advance(task)
+            except KeyboardInterrupt:
+                self.ended = "interrupted: what was measured is kept"
+                raise
+            except DeviceLostError as error:
+                self.ended = str(error)
+
+
+def _bar(screen: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=screen, expand=True, transient=True)
+
+
+def told(found: Sequence[Result]) -> str:
+    """A measured row in a line."""
+    parts = []
+    for line in lines_of(found):
+        ours = line.ours
+        words = [line.mode]
+        if ours is None or ours.us is None:
+            words.append(ours.status if ours else "nothing")
+        else:
+            words.append(f"{step_us(ours):.3g} us a step")
+            pairs = ((peer, line.pair(peer)) for peer in peers_of([line]))
+            words += [f"{HEADS[peer]} {ratio_cell(pair).text}" for peer, pair in pairs if pair]
+        parts.append(" ".join(words))
+    row = found[0].row
+    return f"{row.name} ({row.shape}) {found[0].precision}: " + "; ".join(parts)

@@ -1,0 +1,157 @@
+"""What results say: ratios, ties, geometric means, losses."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from openrnn.bench.cases import Row
+from openrnn.bench.record import Result
+
+OURS, GRAPHED = "openrnn", "openrnn-graph"
+CLOSE = 0.03
+TIES = (
+    f"a tie where the medians are within {100 * CLOSE:.0f}% of each other or the quartile ranges "
+    "overlap"
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Ours beside a peer, both timed."""
+
+    ours: Result
+    peer: Result
+
+    @property
+    def ratio(self) -> float:
+        """The peer's time over ours: above 1 we are faster."""
+        return _us(self.peer) / _us(self.ours)
+
+    @property
+    def tie(self) -> bool:
+        return same(self.ours, self.peer)
+
+    @property
+    def verdict(self) -> str:
+        return "tie" if self.tie else "win" if self.ratio > 1 else "loss"
+
+
+@dataclass(frozen=True)
+class Line:
+    """All results of a row in one precision and mode."""
+
+    row: Row
+    precision: str
+    mode: str
+    results: dict[str, Result]
+
+    @property
+    def ours(self) -> Result | None:
+        return self.results.get(OURS)
+
+    def pair(self, peer: str) -> Pair | None:
+        """Ours and a peer; where the peer runs from a CUDA graph, so does ours."""
+        ours = self.results.get(GRAPHED if peer == "graph" else OURS)
+        other = self.results.get(peer)
+        timed = ours is not None and other is not None and ours.us and other.us
+        return Pair(ours, other) if timed and ours and other else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Ours against a peer over the rows that both ran."""
+
+    peer: str
+    precision: str
+    mode: str
+    pairs: tuple[Pair, ...]
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean of the ratios."""
+        return math.exp(statistics.fmean(math.log(pair.ratio) for pair in self.pairs))
+
+    @property
+    def least(self) -> Pair:
+        return min(self.pairs, key=lambda pair: pair.ratio)
+
+    @property
+    def most(self) -> Pair:
+        return max(self.pairs, key=lambda pair: pair.ratio)
+
+    def count(self, verdict: str) -> int:
+        return sum(pair.verdict == verdict for pair in self.pairs)
+
+
+def lines_of(results: Iterable[Result]) -> list[Line]:
+    """The results by row, precision and mode, in the order in which they came."""
+    found: dict[object, Line] = {}
+    for result in results:
+        empty = Line(result.row, result.precision, result.mode, {})
+        found.setdefault(result.key, empty).results[result.engine] = result
+    return list(found.values())
+
+
+def peers_of(lines: Sequence[Line]) -> list[str]:
+    """The engines that ours is compared with, in the order in which they came."""
+    seen = dict.fromkeys(name for line in lines for name in line.results)
+    return [name for name in seen if name not in (OURS, GRAPHED)]
+
+
+def summaries(lines: Sequence[Line]) -> Iterator[Summary]:
+    """One for each peer, precision and mode that has a pair."""
+    kinds = dict.fromkeys((line.precision, line.mode) for line in lines)
+    for peer in peers_of(lines):
+        for precision, mode in kinds:
+            found = (
+                line.pair(peer)
+                for line in lines
+                if (line.precision, line.mode) == (precision, mode)
+            )
+            pairs = tuple(pair for pair in found if pair is not None)
+            if pairs:
+                yield Summary(peer, precision, mode, pairs)
+
+
+def losses(lines: Sequence[Line]) -> list[Pair]:
+    """Every pair that we lose, the worst first."""
+    pairs = (line.pair(peer) for line in lines for peer in peers_of(lines))
+    lost = [pair for pair in pairs if pair is not None and pair.verdict == "loss"]
+    return sorted(lost, key=lambda pair: pair.ratio)
+
+
+def faults(lines: Sequence[Line]) -> list[Result]:
+    """Every result that is wrong or failed."""
+    every = (result for line in lines for result in line.results.values())
+    return [result for result in every if result.status in ("wrong", "failed")]
+
+
+def refusals(lines: Sequence[Line]) -> dict[tuple[str, str], list[str]]:
+    """Engine and reason -> the names of the rows that it refused."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        for name, result in line.results.items():
+            if result.status == "refused":
+                rows = found.setdefault((name, result.reason or ""), [])
+                if line.row.name not in rows:
+                    rows.append(line.row.name)
+    return found
+
+
+def same(one: Result, two: Result) -> bool:
+    """Whether two times are too close to call."""
+    if abs(_us(one) / _us(two) - 1) <= CLOSE:
+        return True
+    return (one.low or 0) <= (two.high or 0) and (two.low or 0) <= (one.high or 0)
+
+
+def step_us(result: Result) -> float:
+    """Microseconds a step."""
+    return _us(result) / result.row.steps
+
+
+def _us(result: Result) -> float:
+    if result.us is None:
+        raise ValueError(f"{result.engine} was not timed on {result.row.name}")
+    return result.us

@@ -1,0 +1,129 @@
+"""What every engine is given: one row in one precision, with inputs and weights that all share."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn.bench.cases import TORCH_CELLS, Row
+from openrnn.cells import lookup
+from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A dtype, the arithmetic of float32 products, and the relative error that is let pass."""
+
+    dtype: torch.dtype
+    products: str
+    allowed: float
+
+
+PRECISIONS = {
+    "bfloat16": Precision(torch.bfloat16, "tf32", 3e-2),
+    "float16": Precision(torch.float16, "tf32", 5e-3),
+    "tf32": Precision(torch.float32, "tf32", 3e-3),
+    "float32": Precision(torch.float32, "ieee", 1e-4),
+    "float64": Precision(torch.float64, "ieee", 1e-9),
+}
+
+
+def precision_of(name: str, row: Row, device: str) -> str:
+    """The precision of a row: the named one, or what its users run (torch's float32 is tf32).
+
+    Raises:
+        ValueError: there is no such precision, or not on this device.
+    """
+    if name == "auto":
+        return "float32" if device == "cpu" else row.dtype or "tf32"
+    if name not in PRECISIONS:
+        raise ValueError(f"dtype must be auto or of {', '.join(PRECISIONS)}, got {name!r}")
+    if name == "tf32" and device == "cpu":
+        raise ValueError("dtype tf32 needs a CUDA device")
+    return name
+
+
+@contextmanager
+def products(setting: str) -> Iterator[None]:
+    """Float32 products by this arithmetic, in recurrent networks and matrix products alike."""
+    # neither has types
+    rnn: Any = torch.backends.cudnn.rnn
+    matrices: Any = torch.backends.cuda.matmul
+    before = rnn.fp32_precision, matrices.fp32_precision
+    rnn.fp32_precision = matrices.fp32_precision = setting
+    try:
+        yield
+    finally:
+        rnn.fp32_precision, matrices.fp32_precision = before
+
+
+class Task:
+    """The tensors of a row. All values are ones of bfloat16, so that every precision holds them.
+
+    Attributes:
+        x (T, B, I), dy (T, B, D*H): input and the gradient of y.
+        weights: parameters under torch's names.
+        lengths (B,) on the host, falling nowhere in particular, the longest T; or None.
+        reset (T, B) bool or None.
+    """
+
+    def __init__(self, row: Row, precision: str, device: str) -> None:
+        self.row, self.precision, self.device = row, precision, device
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{row.suite} {row.name}".encode()))
+        width = row.hidden * row.spec.directions
+        self.x = self._give(torch.randn(row.steps, row.batch, row.inputs, generator=generator))
+        self.dy = self._give(torch.randn(row.steps, row.batch, width, generator=generator))
+        bound = row.hidden**-0.5
+        self.weights = {
+            name: self._give((2 * torch.rand(shape.shape, generator=generator) - 1) * bound)
+            for name, shape in layer_of(row, device="meta").state_dict().items()
+        }
+        self.lengths: Tensor | None = None
+        self.reset: Tensor | None = None
+        if row.lengths:
+            self.lengths = torch.randint(1, row.steps + 1, (row.batch,), generator=generator)
+            self.lengths[0] = row.steps
+        if row.resets:
+            starts = torch.rand(row.steps, row.batch, generator=generator) < row.resets
+            self.reset = starts.to(device)
+
+    def _give(self, tensor: Tensor) -> Tensor:
+        return tensor.bfloat16().to(self.device, PRECISIONS[self.precision].dtype)
+
+    def part(self, steps: int, batch: int) -> "Task":
+        """The first steps of the first sequences."""
+        if (steps, batch) == (self.row.steps, self.row.batch):
+            return self
+        made = object.__new__(Task)
+        made.row = replace(self.row, steps=steps, batch=batch)
+        made.precision, made.device, made.weights = self.precision, self.device, self.weights
+        made.x, made.dy = (t[:steps, :batch].contiguous() for t in (self.x, self.dy))
+        made.lengths = None if self.lengths is None else self.lengths[:batch].clamp(max=steps)
+        made.reset = None if self.reset is None else self.reset[:steps, :batch].contiguous()
+        return made
+
+    def exact(self) -> "Task":
+        """The same numbers in float64."""
+        made = object.__new__(Task)
+        made.row, made.precision, made.device = self.row, "float64", self.device
+        made.x, made.dy = self.x.double(), self.dy.double()
+        made.weights = {name: weight.double() for name, weight in self.weights.items()}
+        made.lengths, made.reset = self.lengths, self.reset
+        return made
+
+
+def layer_of(row: Row, **options: Any) -> Layer:
+    """Our layer of a row."""
+    common = {"num_layers": row.layers, "bidirectional": row.bidirectional, **options}
+    sizes = row.inputs, row.hidden
+    if row.cell == "lstm":
+        return LSTM(*sizes, **common)
+    if row.cell == "gru":
+        return GRU(*sizes, **common)
+    if row.cell in TORCH_CELLS:
+        return RNN(*sizes, nonlinearity=row.cell.removeprefix("rnn_"), **common)
+    return Recurrent(lookup(row.cell), *sizes, **common)

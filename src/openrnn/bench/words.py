@@ -1,0 +1,190 @@
+"""The tables of a report as words, for the terminal and for Markdown alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from openrnn.bench.compare import Moved
+from openrnn.bench.record import Result
+from openrnn.bench.table import (
+    GRAPHED,
+    OURS,
+    Line,
+    Pair,
+    Summary,
+    losses,
+    peers_of,
+    refusals,
+    step_us,
+    summaries,
+)
+
+# as column heads, and in sentences
+HEADS = {
+    "torch": "torch.nn", "graph": "graph", "cudnn": "cuDNN best", "packed": "packed",
+    "loop": "loop", "eager": "eager", "compiled": "compiled", "flashrnn": "FlashRNN",
+    "torchrl": "TorchRL", "baseline": "baseline",
+}  # fmt: skip
+TITLES = {
+    "torch": "torch.nn as called", "graph": "torch.nn, both from a CUDA graph",
+    "cudnn": "cuDNN's best algorithm", "packed": "torch.nn with PackedSequence",
+    "loop": "torch.nn in a loop of steps", "eager": "eager Python",
+    "compiled": "Python, its step by torch.compile", "flashrnn": "FlashRNN",
+    "torchrl": "TorchRL's Triton kernels", "baseline": "the baseline's openrnn",
+    OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
+}  # fmt: skip
+DISTURBED = 0.05
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A word of a table and what it means: win, loss, tie, fault or nothing."""
+
+    text: str
+    means: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: heads, and whether each column holds numbers."""
+
+    title: str
+    heads: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def results_sheet(lines: Sequence[Line]) -> Sheet:
+    """Every row: our time a step, what ran, and the ratio to each peer."""
+    peers = peers_of(lines)
+    first = ("row", "T x B x I x H", "precision", "mode", "us a step", "backend")
+    heads = (*first, *(HEADS[peer] for peer in peers), "MiB", "first s")
+    rows = tuple(tuple(_cells(line, peers)) for line in lines)
+    numbers = (False,) * 4 + (True, False) + (True,) * (len(peers) + 2)
+    return _filled(Sheet("ratio: the other's time / openrnn's", heads, numbers, rows))
+
+
+def _filled(sheet: Sheet) -> Sheet:
+    """The sheet without the columns that say nothing."""
+    keep = [
+        place
+        for place in range(len(sheet.heads))
+        if any(row[place].text != "-" for row in sheet.rows)
+    ]
+    return Sheet(
+        sheet.title, tuple(sheet.heads[place] for place in keep),
+        tuple(sheet.numbers[place] for place in keep),
+        tuple(tuple(row[place] for place in keep) for row in sheet.rows),
+    )  # fmt: skip
+
+
+def _cells(line: Line, peers: Sequence[str]) -> Iterator[Cell]:
+    yield from map(Cell, (line.row.name, line.row.shape, line.precision, line.mode))
+    ours = line.ours
+    timed = ours is not None and ours.us is not None
+    yield Cell(_amount(step_us(ours)) + _mark(ours)) if ours and timed else _state(ours)
+    yield Cell((ours.chosen if ours else None) or "-")
+    for peer in peers:
+        pair = line.pair(peer)
+        yield ratio_cell(pair) if pair else _state(line.results.get(peer))
+    memory = ours.memory_mib if ours else None
+    first = ours.first_s if ours else None
+    yield Cell("-" if memory is None else _amount(memory))
+    yield Cell("-" if first is None else f"{first:.2f}")
+
+
+def ratio_cell(pair: Pair) -> Cell:
+    """A ratio; ties have a sign of their own."""
+    text = _amount(pair.ratio)
+    return Cell(f"{text} =" if pair.tie else text, pair.verdict)
+
+
+def _state(result: Result | None) -> Cell:
+    if result is None or result.status == "refused":
+        return Cell("-")
+    return Cell(result.status, "fault")
+
+
+def _mark(result: Result) -> str:
+    return " ~" if (result.others or 0.0) > DISTURBED else ""
+
+
+def summary_sheet(lines: Sequence[Line]) -> Sheet:
+    """Geometric means, with the least ratio and the losses beside them."""
+    heads = ("against", "precision", "mode", "rows", "mean", "least", "most", "wins", "ties",
+             "losses")  # fmt: skip
+    rows = tuple(tuple(summary_cells(summary)) for summary in summaries(lines))
+    numbers = (False,) * 3 + (True, True, False, False) + (True,) * 3
+    return Sheet("geometric mean of the ratios", heads, numbers, rows)
+
+
+def summary_cells(summary: Summary) -> Iterator[Cell]:
+    """A row of the same."""
+    mean = summary.mean
+    yield from map(Cell, (TITLES[summary.peer], summary.precision, summary.mode))
+    yield Cell(str(len(summary.pairs)))
+    yield Cell(_amount(mean), "win" if mean > 1 else "loss")
+    for pair in (summary.least, summary.most):
+        yield Cell(f"{_amount(pair.ratio)} {pair.ours.row.name}", pair.verdict)
+    for verdict in ("win", "tie", "loss"):
+        count = summary.count(verdict)
+        yield Cell(str(count), verdict if count else "")
+
+
+def losses_sheet(lines: Sequence[Line]) -> Sheet:
+    """Every pair that we lose."""
+    heads = (
+        "row",
+        "T x B x I x H",
+        "precision",
+        "mode",
+        "against",
+        "ratio",
+        "ours us",
+        "theirs us",
+    )
+    rows = tuple(
+        (
+            *map(Cell, (pair.ours.row.name, pair.ours.row.shape, pair.ours.precision)),
+            *map(Cell, (pair.ours.mode, TITLES[pair.peer.engine])),
+            ratio_cell(pair),
+            *(Cell(_amount(result.us or 0.0)) for result in (pair.ours, pair.peer)),
+        )
+        for pair in losses(lines)
+    )
+    return Sheet("losses", heads, (False,) * 5 + (True,) * 3, rows)
+
+
+def moved_sheet(moved: Sequence[Moved]) -> Sheet:
+    """What a comparison with older results found beyond noise."""
+    heads = ("row", "precision", "mode", "engine", "before us", "now us", "before / now")
+    rows = tuple(
+        (
+            *map(Cell, (change.now.row.name, change.now.precision, change.now.mode)),
+            Cell(TITLES[change.now.engine]),
+            Cell(_amount(change.before.us or 0.0)),
+            Cell(_amount(change.now.us or 0.0)),
+            Cell(_amount(change.ratio), "win" if change.ratio > 1 else "loss"),
+        )
+        for change in moved
+    )
+    return Sheet("moved beyond noise", heads, (False,) * 4 + (True,) * 3, rows)
+
+
+def refusal_lines(lines: Sequence[Line]) -> Iterator[str]:
+    """Who refused, why, and how many rows."""
+    for (engine, reason), rows in refusals(lines).items():
+        names = ", ".join(rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+        yield f"{TITLES[engine]}: {reason} ({names})"
+
+
+def fault_line(result: Result) -> str:
+    """A wrong or failed result in words."""
+    what = f"{result.row.name}, {result.precision}, {result.mode}"
+    return f"{result.status}: {TITLES[result.engine]}, {what}: {result.reason}"
+
+
+def _amount(value: float) -> str:
+    """Three digits that count."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

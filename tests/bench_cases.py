@@ -1,0 +1,60 @@
+"""Results and engines made up for the tests of `openrnn bench`."""
+
+import time
+
+import torch
+
+from openrnn.bench.cases import Row
+from openrnn.bench.engines.base import Engine, Ready
+from openrnn.bench.engines.ours import Ours
+from openrnn.bench.record import Result
+
+TINY = Row("tiny", "lstm", 3, 2, 4, 5, suite="users")
+MACHINE = {"name": "a machine", "device": "cpu", "torch": "2", "threads": "2"}
+
+
+def result(name="tiny", engine="openrnn", us=100.0, **changes):
+    """A timed result with quartiles 1% away."""
+    row = changes.pop("row", Row(name, "lstm", 10, 2, 4, 5, suite="users"))
+    around = (None, None) if us is None else (0.99 * us, 1.01 * us)
+    fields = {
+        "status": "ok", "us": us, "low": around[0], "high": around[1], "repeats": 5,
+        "precision": "float32", "mode": "forward", "error": 1e-7, "checked": (10, 2),
+    }  # fmt: skip
+    return Result(row, engine=engine, **{**fields, **changes})
+
+
+class Fake(Engine):
+    """Our reference, with something done to what it returns or to how it runs."""
+
+    def __init__(self, name, change=lambda y: y, refusal=None):
+        self.name = self.title = name
+        self.change, self.refusal = change, refusal
+
+    def refuses(self, task):
+        return self.refusal
+
+    def candidates(self, task):
+        inner = next(iter(Ours("reference").candidates(task)))
+        yield Ready(task, lambda: self.change(inner.call()), inner.leaves)
+
+
+def slow(y):
+    time.sleep(0.02)
+    return y
+
+
+class WrongGradient(torch.autograd.Function):
+    """Right forward, a gradient that is 1% too large."""
+
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 1.01 * dy
+
+
+def fails(y):
+    raise RuntimeError("\n  the kernel fell over\nand more")

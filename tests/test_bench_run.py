@@ -1,0 +1,415 @@
+"""`openrnn bench` at work: engines checked and timed, interruption, options, the published page."""
+
+import json
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bench_cases import TINY, Fake, WrongGradient, fails, slow
+from torch.nn.functional import linear
+
+from openrnn import cells, cli
+from openrnn.bench import baseline, charts, command, jobs, page, profile, timer
+from openrnn.bench.cases import Row
+from openrnn.bench.check import Judge, bounded, outputs
+from openrnn.bench.engines import engines_of
+from openrnn.bench.engines.foreign import FlashRNN, TorchRL
+from openrnn.bench.engines.nn import Torch
+from openrnn.bench.engines.ours import Ours
+from openrnn.bench.engines.python import Compiled, Eager
+from openrnn.bench.measure import measure
+from openrnn.bench.record import files_of, read
+from openrnn.bench.suites import SUITES
+from openrnn.bench.table import Pair
+from openrnn.bench.task import Task
+from openrnn.errors import OpenRNNError
+
+ROOT = Path(__file__).parents[1]
+QUICK = 0.001  # seconds
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Rows this small wait for threads more than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def by_engine(found, mode):
+    return {one.engine: one for one in found if one.mode == mode}
+
+
+# checked, then timed
+
+
+def test_a_slow_engine_is_slow_and_a_wrong_one_is_not_timed():
+    engines = [
+        Fake("openrnn"),
+        Fake("slow", slow),
+        Fake("wrong", lambda y: 1.001 * y),
+        Fake("nan", lambda y: y * torch.nan),
+        Fake("short", lambda y: y[:-1]),
+        Fake("backward", WrongGradient.apply),
+        Fake("fails", fails),
+        Fake("refuses", refusal="it is Sunday"),
+    ]
+    found = measure(TINY, "float32", "cpu", engines, QUICK)
+    forward, training = by_engine(found, "forward"), by_engine(found, "training")
+    assert list(forward) == list(training) == [engine.name for engine in engines]
+    slower = Pair(forward["openrnn"], forward["slow"])
+    assert slower.verdict == "win"
+    assert forward["slow"].us > 20_000 > forward["openrnn"].us
+    assert forward["slow"].low <= forward["slow"].us <= forward["slow"].high
+    assert forward["slow"].repeats >= 3
+    for one in (forward["wrong"], training["wrong"], training["nan"], forward["short"]):
+        assert (one.status, one.us) == ("wrong", None), one
+    assert forward["wrong"].reason == "y off by 1.0e-03 of its norm"
+    assert forward["backward"].status == "ok"
+    assert training["backward"].status == "wrong"
+    assert training["backward"].reason.startswith("d")
+    assert training["fails"].status == "failed"
+    assert training["fails"].reason == "RuntimeError: the kernel fell over"
+    assert (training["refuses"].status, training["refuses"].reason) == ("refused", "it is Sunday")
+    assert forward["openrnn"].checked == (3, 2)
+    assert forward["openrnn"].error < 1e-6
+
+
+ROWS = [
+    (TINY, ["torch"]),
+    (Row("gru", "gru", 4, 3, 2, 6, 2, bidirectional=True), ["torch"]),
+    (Row("relu", "rnn_relu", 4, 3, 2, 6), ["torch"]),
+    (Row("lengths", "lstm", 6, 4, 3, 5, bidirectional=True, lengths=True), ["packed"]),
+    (Row("resets", "lstm", 9, 4, 3, 5, 2, resets=0.4), ["loop"]),
+    (Row("resets-gru", "gru", 9, 4, 3, 5, resets=0.4), ["loop"]),
+    (Row("custom", "peephole_lstm", 5, 3, 4, 6, 2), ["eager"]),
+    (Row("mgu", "mgu", 5, 3, 4, 6), ["eager"]),
+]
+
+
+@pytest.mark.parametrize(("row", "peers"), ROWS, ids=lambda value: getattr(value, "name", ""))
+def test_every_peer_computes_the_row(row, peers):
+    engines = engines_of(("torch", "packed", "loop", "eager"), "reference")
+    found = measure(row, "float32", "cpu", engines, QUICK)
+    for mode in row.modes:
+        ran = {one.engine for one in found if one.mode == mode and one.status == "ok"}
+        assert ran == {"openrnn", *peers}
+    assert {one.chosen for one in found if one.engine == "openrnn"} == {"reference"}
+    assert not [one for one in found if one.status in ("wrong", "failed")]
+
+
+def test_a_step_is_compiled():
+    row = Row("custom", "coupled_lstm", 2, 2, 3, 4, modes=("forward",))
+    task = Task(row, "float32", "cpu")
+    engine = Compiled()
+    assert engine.refuses(Task(replace(row, steps=4000, batch=1), "float32", "cpu"))
+    if engine.refuses(task):
+        pytest.skip(engine.refuses(task))
+    found = outputs(next(engine.candidates(task)), "forward")
+    assert Judge(task).verdict(found, "forward").right
+
+
+def test_the_comparison_is_bounded():
+    task = bounded(
+        Task(Row("long", "lstm", 3000, 40, 2, 512, modes=("forward",)), "float32", "cpu")
+    )
+    assert (task.row.steps, task.row.batch) == (256, 32)
+    assert task.x.shape == (256, 32, 2)
+
+
+def test_a_gradient_that_is_zero_has_no_relative_error():
+    row = Row("one", "gru", 1, 2, 3, 4)  # h_0 is 0: so is the gradient of the recurrent matrix
+    found = measure(row, "float32", "cpu", [Ours("reference"), Torch()], QUICK)
+    assert {one.status for one in found} == {"ok"}
+
+
+def test_who_refuses_says_why():
+    resets = Task(replace(TINY, resets=0.1), "float32", "cpu")
+    assert "torch.nn has no resets" in Torch().refuses(resets)
+    assert "PackedSequence only" in Torch().refuses(
+        Task(replace(TINY, lengths=True), "float32", "cpu")
+    )
+    assert not Torch().concerns(Task(replace(TINY, cell="mgu"), "float32", "cpu"))
+    twice = Task(replace(TINY, cell="gru_reset_before"), "float32", "cpu")
+    assert "multiplies twice a step" in Eager().refuses(twice)
+    assert Ours("fused").refuses(resets).startswith("fused: ")
+
+
+# packages of others, which are not here: stand-ins with their documented layouts
+
+
+def test_flashrnn_is_called_in_its_layout(monkeypatch):
+    def flashrnn(x, r, b, function, backend, dtype):  # (B, T, G, 1, H), (G, 1, H, H), (G, 1, H)
+        steps, batch, hidden = x.shape[1], x.shape[0], x.shape[-1]
+        h = c = x.new_zeros(batch, hidden)
+        kept = []
+        for t in range(steps):
+            i, f, z, o = (
+                x[:, t, gate, 0] + linear(h, r[gate, 0]) + b[gate, 0] for gate in range(4)
+            )
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            kept.append(torch.stack([h, c]))
+        return torch.stack(kept, 2)[:, :, :, None], None  # (2, B, T, 1, H)
+
+    stand_in = types.SimpleNamespace(flashrnn=flashrnn)
+    monkeypatch.setitem(sys.modules, "flashrnn", types.ModuleType("flashrnn"))
+    monkeypatch.setitem(sys.modules, "flashrnn.flashrnn", stand_in)
+    check_stand_in(FlashRNN(), TINY)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_torchrl_is_called_in_its_layout(cell, monkeypatch):
+    layer = torch.nn.LSTM if cell == "lstm" else torch.nn.GRU
+
+    def run(x, *rest, input_precision):  # (B, T, I), states (B, T, H), weights, starts (B, T)
+        *states, w_ih, w_hh, b_ih, b_hh, starts, _ = rest
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        weights = dict(zip(names, (w_ih, w_hh, b_ih, b_hh)))
+        net = layer(x.shape[-1], w_hh.shape[1], batch_first=True, device="meta")
+        now, outputs = [state[:, 0][None] for state in states], []
+        for t in range(x.shape[1]):
+            keep = ~starts[:, t][None, :, None]
+            now = [state * keep for state in now]
+            given = tuple(now) if cell == "lstm" else now[0]
+            y, after = torch.func.functional_call(net, weights, (x[:, t : t + 1], given))
+            now = list(after) if cell == "lstm" else [after]
+            outputs.append(y)
+        return torch.cat(outputs, 1), None
+
+    stand_in = types.SimpleNamespace(lstm_triton=run, gru_triton=run)
+    monkeypatch.setitem(sys.modules, TorchRL.kernels, stand_in)
+    for package in ("torchrl", "torchrl.modules", "torchrl.modules.tensordict_module"):
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    check_stand_in(TorchRL(), Row("resets", cell, 7, 3, 4, 5, resets=0.3))
+
+
+def check_stand_in(engine, row):
+    task = Task(row, "float32", "cpu")
+    judge = Judge(task)
+    ready = next(engine.candidates(task))
+    for mode in row.modes:
+        assert judge.verdict(outputs(ready, mode), mode).right, mode
+
+
+# the timer
+
+
+def test_calls_are_timed_in_turn():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    found = timer._samples(calls, {"a": 2, "b": 1}, "cpu", QUICK)
+    assert "".join(order).startswith("aabaabaab")
+    assert len(found["a"]) == len(found["b"]) >= 3
+
+
+def test_a_disturbed_run_is_repeated(monkeypatch):
+    shares = iter([0.0, 1.0, 1.0, 1.5, 1.5, 1.5])  # core-seconds of others, before and after
+    monkeypatch.setattr(timer, "foreign", lambda: next(shares))
+    monkeypatch.setattr(
+        timer, "time", types.SimpleNamespace(perf_counter=iter(range(100)).__next__)
+    )
+    monkeypatch.setattr(timer, "_samples", lambda *_: {"a": [1.0, 2.0, 3.0]})
+    monkeypatch.setattr(timer, "_inner", lambda *_: 1)
+    (found,) = timer.interleaved({"a": int}, "cpu", QUICK).values()
+    assert (found.us, found.others) == (2.0, 0.0)
+    assert not list(shares)
+
+
+def test_gaps_are_where_nothing_ran():
+    spans = [profile.Span(*values) for values in (
+        ("a", 0.0, 10.0), ("inside", 2.0, 3.0), ("b", 12.0, 20.0), ("c", 19.0, 21.0),
+        ("d", 24.0, 25.0),
+    )]  # fmt: skip
+    assert profile.gaps(spans) == [(2.0, "a", "b"), (3.0, "c", "d")]
+    text = profile.summary(spans, "cuda")
+    assert text == f"{25 / profile.CALLS:.1f} us a call, of which {5 / profile.CALLS:.1f} us idle"
+
+
+# the command
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch):
+    rows = tuple(replace(TINY, name=f"tiny-{hidden}", hidden=hidden) for hidden in (3, 4, 5))
+    monkeypatch.setitem(SUITES, "users", rows)
+    return ["bench", "--device", "cpu", "--backend", "reference", "--seconds", str(QUICK)]
+
+
+def test_a_run_from_its_options_to_its_files(tiny_suite, tmp_path, capsys):
+    files = {name: tmp_path / name for name in ("a.jsonl", "a.md", "charts", "board")}
+    options = ["--rows", "tiny-3", "--rows", "tiny-5", "--against", "torch", "--json"]
+    options += [files["a.jsonl"], "--markdown", files["a.md"], "--charts", files["charts"]]
+    assert cli.main([*tiny_suite, *map(str, options), "--tensorboard", str(files["board"])]) == 0
+    out, err = capsys.readouterr()
+    assert "geometric mean of the ratios" in out
+    assert "torch.nn as called" in out
+    assert "tiny-3 (3x2x4x3) float32: forward" in err
+    record = read(files["a.jsonl"])
+    assert record.machine["device"] == "cpu"
+    assert [one.row.name for one in record.results] == ["tiny-3"] * 4 + ["tiny-5"] * 4
+    assert "| tiny-5 | 3x2x4x5 | float32 | training |" in files["a.md"].read_text()
+    assert [path.name for path in files["charts"].iterdir()] == ["a-users-float32-ratio.png"]
+    check_board(files["board"])
+    again = [*tiny_suite, "--json", str(files["a.jsonl"])]
+    assert cli.main(again) == 2
+    assert "is there already: go on with it by --resume" in capsys.readouterr().err
+    assert cli.main([*again, "--resume", "--against", "torch", "--minutes", "9"]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("us a step") == 2  # the two modes of the row that was not measured
+    assert len(read(files["a.jsonl"]).results) == 12
+    show = ["bench", "--show", str(files["a.jsonl"]), "--compare", str(files["a.jsonl"])]
+    assert cli.main(show) == 0
+    assert "0 of 6 times moved beyond noise" in capsys.readouterr().out
+
+
+def check_board(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"us a step/tiny-3/float32/forward/torch", "ratio/tiny-5/float32/training/torch"} <= tags
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny_suite, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "a.jsonl"
+
+    def interrupted(row, *args):
+        if row.name == "tiny-4":
+            raise KeyboardInterrupt
+        return measure(row, *args)
+
+    monkeypatch.setattr("openrnn.bench.session.measure", interrupted)
+    assert cli.main([*tiny_suite, "--against", "torch", "--json", str(path)]) == 130
+    out, err = capsys.readouterr()
+    assert "│ tiny-3" in out
+    assert "tiny-5" not in out
+    assert "interrupted: what was measured is kept" in err
+    assert {one.row.name for one in read(path).results} == {"tiny-3"}
+
+
+def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    assert cli.main([*tiny_suite, "--against", "none", "--minutes", "0", "--json", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing was measured" in out
+    assert "0 minutes are over, 3 rows are left: go on with --resume" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--suite user", "suite must be one of users, deepbench, latency, scaling"),
+        ("--device tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ("--device cuda", "device cuda: torch finds no CUDA device here"),
+        ("--dtype bf16", "dtype must be auto or of bfloat16, float16, tf32, float32"),
+        ("--dtype tf32", "dtype tf32 needs a CUDA device"),
+        ("--rows lmm", "no row matches 'lmm'; there are: isaac, "),
+        ("--against keras", "against must be of torch, graph, cudnn, packed, loop"),
+        ("--backend cudn", "backend must be auto or one of"),
+        ("--seconds 0", "seconds must be positive, got 0.0"),
+        ("--compare {tmp}/none", "{tmp}/none: No such file or directory"),
+        ("--show {tmp}/none", "there are no results at {tmp}/none"),
+        ("--page {tmp}/x.md", "--page is made of written results: name them with --show"),
+        ("--baseline nonsense --rows sb3 --minutes 0", "--baseline: the repository has no commit"),
+        ("--profile nothing", "no row matches 'nothing'"),
+        ("--suite train --gpus two", "gpus must be counts, as 1,2, got 'two'"),
+    ],
+)
+def test_mistakes_in_options(options, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = options.format(tmp=tmp_path).split()
+    if "--baseline" in words:
+        monkeypatch.setattr("openrnn.bench.session.Session.run", lambda *_: None)
+    assert cli.main(["bench", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("openrnn: ")
+    assert says.format(tmp=tmp_path) in err
+    assert err.count("\n") == 1
+
+
+def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
+    monkeypatch.setattr(charts, "find_spec", lambda _: None)
+    assert cli.main(["bench", "--charts", "x"]) == 2
+    wanted = "charts need the package matplotlib: pip install 'openrnn[bench]'"
+    assert capsys.readouterr().err == f"openrnn: {wanted}\n"
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert cli.main(["bench", "--rows", "sb3", "--tensorboard", "x", "--device", "cpu"]) == 2
+    assert "--tensorboard needs the package tensorboard" in capsys.readouterr().err
+
+
+def test_a_row_is_profiled(tiny_suite, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    assert cli.main([*tiny_suite, "--profile", "tiny-4"]) == 0
+    out = capfd.readouterr().out
+    assert "tiny-4 (3x2x4x4) float32 forward, reference, 5 calls" in out
+    assert "aten::linear" in out
+    assert "widest gaps" in out
+    for mode in TINY.modes:
+        trace = json.loads((tmp_path / f"tiny-4-float32-{mode}.trace.json").read_text())
+        assert trace["traceEvents"]
+
+
+def test_another_commit_runs_the_rows(tmp_path):
+    """This commit's own sources, from a worktree, in a process of their own."""
+    if baseline._git("rev-parse", "HEAD").returncode:
+        pytest.skip("the tests are not in a git repository")
+    trees = baseline._git("worktree", "list").stdout
+    found = baseline.measure_at("HEAD", [(TINY, "float32")], "cpu", ["torch"], "reference", QUICK)
+    assert {(one.engine, one.mode, one.status) for one in found} == {
+        (engine, mode, "ok") for engine in ("openrnn", "torch") for mode in TINY.modes
+    }
+    assert baseline._git("worktree", "list").stdout == trees
+
+
+# the real job and the page
+
+
+def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
+    real = subprocess.run
+
+    def run(words, **options):
+        if "--out" not in words:
+            return real(words, **options)
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir()
+        scores = {"steps": 9, "bytes_per_s": 5.0, "bits_per_byte": 2.0, "backend": "torch.nn"}
+        (folder / "scores.json").write_text(json.dumps(scores))
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(jobs.subprocess, "run", run)
+    path = tmp_path / "train.jsonl"
+    arguments = ["bench", "--suite", "train", "--device", "cpu", "--json", str(path)]
+    assert cli.main([*arguments, "--minutes", "0.1"]) == 0
+    found = read(path).trained
+    assert [(one.model, one.bytes_per_s, one.steps) for one in found] == [
+        ("openrnn", 5.0, 9), ("torch", 5.0, 9),
+    ]  # fmt: skip
+    monkeypatch.setattr(
+        jobs.subprocess, "run",
+        lambda words, **_: subprocess.CompletedProcess(words, 2, "", "openrnn: no GPU\n"),
+    )  # fmt: skip
+    with pytest.raises(OpenRNNError, match="with torch's layers failed: openrnn: no GPU"):
+        jobs.train(jobs.JOBS["cpu"][0], "torch", "cpu", 0, 0.1)
+
+
+def test_the_page_is_what_its_files_say():
+    """`docs/benchmarks.md` is never typed; page.COMMAND renews it."""
+    files = files_of([ROOT / "benchmarks" / "results"])
+    records = [(path, read(path)) for path in files]
+    place = ROOT / "docs" / "benchmarks.md"
+    assert place.read_text(encoding="utf-8") == page.text(records, place), page.COMMAND
+    for path, record in records:
+        for name in charts.names(record.results, path.stem):
+            assert (path.parent / name).is_file(), page.COMMAND
+
+
+def test_the_cells_of_the_custom_suite_ship():
+    assert {row.cell for row in SUITES["custom"]} <= set(vars(cells))
+    assert command.SUITE_NAMES[-2:] == ("train", "all")
