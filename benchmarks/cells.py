@@ -47,7 +47,7 @@ def coupled(x, r, s):
 
 def looped(layer: openrnn.Recurrent, compiled: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     """The layer as a loop over steps in Python: one product for all inputs, then step by step."""
-    gates, unit = layer.cell.gates, layer.cell.params
+    gates, unit = layer.cell.gates, layer.cell.unit_params
     named = dict(layer.named_parameters())
     names = type("Names", (), {})
 

@@ -30,6 +30,16 @@ def test_prints_and_returns_the_table(capsys):
     assert "runs" in next(row for row in rows if row.startswith("> "))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_measures_if_asked(grad):
+    table = openrnn.explain(openrnn.LSTM(3, 4), torch.zeros(7, 5, 3), grad=grad, measure=True)
+    (row,) = (row for row in table.rows if row.chosen)
+    what = "forward and backward" if grad else "forward"
+    assert row.details[-1].startswith(f"{what} of 7 steps of B 5: ")
+    assert row.details[-1] in str(table)
+    assert not any(other.details for other in table.rows if other is not row)
+
+
 def test_quiet(capsys):
     openrnn.explain(cells.lstm.spec(3, 4), quiet=True)
     assert not capsys.readouterr().out

@@ -1,13 +1,19 @@
-"""What surrounds the fused kernels, as it can be judged without a GPU: orders, small kernels."""
+"""What surrounds the fused kernels, orders, small kernels, products, threads."""
 
 import itertools
+import math
+import threading
 
 import pytest
+import torch
 from cases import CELLS
 
+import openrnn
+from openrnn.backends.fused import kernels
 from openrnn.backends.fused.chain import nibbles, spans
 from openrnn.codegen import cuda
 from openrnn.native import nvrtc
+from openrnn.native.cublaslt import Matrix, multiply
 
 ABSENT = nvrtc.absent()
 compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
@@ -40,3 +46,66 @@ def test_small_kernels_spill_nothing(name, dtype, tmp_path):
 
 def test_no_shipped_cell_has_more_gates_than_a_word_names():
     assert max(len(cell.gates) for cell in CELLS.values()) <= 16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sizes", [(1024, 256, 32), (33, 250, 1030), (1, 7, 5), (7, 1, 16)])
+def test_products_of_every_layout(sizes, dtype):
+    """Against float64, in memory filled with nan; added up where asked; the same bits again."""
+    rows, columns, inner = sizes
+    torch.manual_seed(0)
+    a = torch.randn(rows, inner, device="cuda", dtype=dtype)
+    b = torch.randn(inner, columns, device="cuda", dtype=dtype)
+    want = a.double() @ b.double()
+    lefts = {False: a, True: a.t().contiguous()}
+    rights = {False: b, True: b.t().contiguous()}
+    for (turned_a, left), (turned_b, right) in itertools.product(lefts.items(), rights.items()):
+        found = []
+        for add in (False, True, False):
+            out = torch.full_like(want, 1.0 if add else math.nan, dtype=dtype)
+            multiply(
+                dtype, 0, sizes, Matrix(left.data_ptr(), left.shape[1], turned_a),
+                Matrix(right.data_ptr(), right.shape[1], turned_b),
+                Matrix(out.data_ptr(), columns), add,
+            )  # fmt: skip
+            error = (out.double() - add - want).norm() / want.norm()
+            assert error < (1e-3 if dtype == torch.float32 else 1e-2)
+            found.append(out)
+        assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.gpu
+def test_a_thread_without_a_context_may_launch_first():
+    """Backward runs on autograd's thread, where nothing else may have touched the device yet."""
+    kernel = kernels.plain("arrange", "float32", torch.cuda.current_device())
+    matrix = torch.arange(6.0, device="cuda").view(2, 3)
+    out = torch.full((3, 2), math.nan, device="cuda")
+    wrong = []
+
+    def launch():
+        try:
+            kernel.launch(
+                1, matrix.data_ptr(), out.data_ptr(), 1, 3, 2, 1, 3, 2, 0, 1, 3, 0, nibbles((0,))
+            )
+        except nvrtc.LaunchError as error:
+            wrong.append(str(error))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert not wrong
+    assert torch.equal(out, matrix.t())
+
+
+@pytest.mark.gpu
+def test_explain_says_tiles_and_measures(capsys):
+    layer = openrnn.LSTM(64, 64, device="cuda", dtype=torch.bfloat16, backend="fused")
+    table = openrnn.explain(layer, torch.zeros(32, 16, 64, device="cuda").bfloat16(), measure=True)
+    (row,) = (row for row in table.rows if row.chosen)
+    forward, backward, measured = row.details
+    assert "registers" in forward
+    assert backward.startswith("backward: ")
+    assert "us a step by the model" in backward
+    assert measured.startswith("forward and backward of 32 steps of B 16: ")
+    assert forward in capsys.readouterr().out

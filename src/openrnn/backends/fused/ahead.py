@@ -7,6 +7,7 @@ import torch
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
+from openrnn.native.nvrtc import arch_of
 from openrnn.spec import Spec
 
 
@@ -54,10 +55,15 @@ def compile_kernels(
     if grad:
         kinds["backward"] = flags
     made = set()
+    # weights are arranged for backward, and forward where H is padded
+    if grad or module.spec.hidden_size % 8:
+        made.add(kernels.plain_binary("arrange", name, arch_of(found)))
+    if grad:
+        made.add(kernels.plain_binary("finish", name, arch_of(found)))
     for batch in batches:
         for kind, on in kinds.items():
             tiles = (batch + 7) // 8
             kernel = kernels.best(kind, cell, name, module.spec.hidden_size, tiles, on, found)
             if kernel is not None:
-                made.add(kernel[1])
+                made.add(kernel[0])
     return len(made)

@@ -1,6 +1,6 @@
 """One layer and direction of a network as the kernels know it: all that no call changes."""
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -64,10 +64,18 @@ class Chain:
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in self.plain))
         self.width = self.planes * self.units
         self.nulls = [0] * len(spec.states)
-        name = str(dtype).removeprefix("torch.")
-        self.arrange = kernels.plain("arrange", name, device)
-        self.finish = kernels.plain("finish", name, device)
+        self.name = str(dtype).removeprefix("torch.")
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, Any]] = {}
+
+    @cached_property
+    def arrange(self) -> nvrtc.Kernel:
+        """The kernel that puts weights in another order."""
+        return kernels.plain("arrange", self.name, self.device)
+
+    @cached_property
+    def finish(self) -> nvrtc.Kernel:
+        """The kernel that makes gradients of biases and unit vectors from their sums."""
+        return kernels.plain("finish", self.name, self.device)
 
     def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool, wide: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
@@ -107,8 +115,7 @@ class Chain:
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
-            dtype = str(self.dtype).removeprefix("torch.")
-            found = find(self.cell, dtype, self.hidden, many, on, self.device)
+            found = find(self.cell, self.name, self.hidden, many, on, self.device)
             self._kernels[key] = found
         return found
 

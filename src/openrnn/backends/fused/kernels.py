@@ -127,9 +127,14 @@ def launch(
 
 
 @lru_cache(maxsize=256)
-def plain(name: str, dtype: str, device: int) -> nvrtc.Kernel:
-    """A kernel that no cell changes: "dropout", "arrange" or "finish"; blocks of 256 threads."""
-    arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
+def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
+    """A compiled kernel that no cell changes: "dropout", "arrange" or "finish"."""
     source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
-    made = nvrtc.binary(source, name, arch, f"{name}-{dtype}", folder)
-    return nvrtc.loaded(made, 1, 256, 0, device)
+    return nvrtc.binary(source, name, arch, f"{name}-{dtype}", folder)
+
+
+@lru_cache(maxsize=256)
+def plain(name: str, dtype: str, device: int) -> nvrtc.Kernel:
+    """The same, loaded; blocks of 256 threads."""
+    arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
+    return nvrtc.loaded(plain_binary(name, dtype, arch), 1, 256, 0, device)
