@@ -1,0 +1,177 @@
+"""Kernels alone, by tiles: `python benchmarks/tiles.py --cell lstm --hidden 64 1024`.
+
+For each row it compiles the plan's first choices of each kind, times one launch of T steps by
+events, and prints what the plan would pick beside the fastest. Inputs are random, results are not
+looked at: tests/test_fused_gpu.py does that. What the models in `backends/fused` were fitted to.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from cudnn import machine
+from rich.console import Console
+from rich.table import Table
+
+from openrnn import cells
+from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused.limits import Limits
+from openrnn.codegen import cuda, tiles
+from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.trace import Traced, trace
+from openrnn.native import nvrtc
+
+STEPS = 256
+KINDS = {"forward": plan.forward, "backward": plan.backward}
+
+
+class Job(NamedTuple):
+    """A kernel to compile and time."""
+
+    cell: str
+    dtype: str
+    capability: tuple[int, int]
+    how: Tiles
+
+
+def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[Job]:
+    """The plan's first kernels, two at most of the same exchange; with what training keeps."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    rank: Callable[..., tuple[Tiles, ...]] = KINDS[kind]
+    for how in rank(trace(getattr(cells, job.cell)), job.dtype, hidden, batch, job.capability):
+        key = (how.cluster, how.clusters, how.tiles, how.flight)
+        if seen[key] < 2 and len(found) < most:
+            seen[key] += 1
+            on = {"keep": True} if kind == "forward" else {}
+            found.append(job._replace(how=replace(how, **on)))
+    return found
+
+
+def compiled(job: Job) -> Tiles | None:
+    """The tiles with as much of R in registers as needs no spill."""
+    torch.set_num_threads(1)
+    arch, shared = nvrtc.arch_of(job.capability), Limits.of(job.capability).shared
+    found = kernels.unspilled(trace(getattr(cells, job.cell)), job.dtype, job.how, arch, shared)
+    return found[1] if found else None
+
+
+def arguments(
+    cell: Traced, how: Tiles, batch: int, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], tuple[int, ...], list[int]]:
+    """Tensors to hold on to, then the kernel's arguments before those of states, then those."""
+
+    def some(*shape: int) -> torch.Tensor:
+        return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
+
+    def mailbox(*shape: int) -> torch.Tensor:
+        bits = torch.int16 if dtype.itemsize == 2 else torch.int32
+        return torch.full(shape, -1, dtype=bits, device="cuda").view(dtype)
+
+    units, gates, states = how.units, len(cell.gates), len(cell.states)
+    name = str(dtype).removeprefix("torch.")
+    record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell, name))
+    weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
+    sizes = (STEPS, batch, units, 0)
+    if how.kind == "forward":
+        x, y = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
+        box = (0,) if how.clusters > 1 else ()
+        given = (weight.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), units, y.data_ptr(),
+                 y.stride(0), y.stride(1), *box, record.data_ptr(), *[0] * 6, *sizes)  # fmt: skip
+        ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
+        return [x, y, record, weight, *final], given, ends
+    planes = len(cuda.planes(cell))
+    dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
+    sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
+    given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), dy.stride(0), dy.stride(1),
+             d_gates.data_ptr(), sums.data_ptr(), *[0] * 4, *sizes)  # fmt: skip
+    return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
+
+
+def timed(job: Job, batch: int) -> float | None:
+    """The least of four launches, microseconds a step; None where the device does not hold it."""
+    cell, how = trace(getattr(cells, job.cell)), job.how
+    made = kernels.binary(cell, job.dtype, how, nvrtc.arch_of(job.capability))
+    shared = how.shared(cell, job.dtype)
+    kernel = nvrtc.loaded(made, how.cluster, how.threads, shared, 0, how.clusters > 1)
+    if kernel.resident < how.clusters:
+        return None
+    times = []
+    for _ in range(5):
+        # a grid's mailboxes are emptied for each launch
+        held, given, states = arguments(cell, how, batch, getattr(torch, job.dtype))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        kernels.launch(kernel, how, batch, given, *states)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / STEPS)
+        del held
+    return min(times[1:])
+
+
+def said(how: Tiles) -> str:
+    """Tiles in a few letters: clusters x blocks, warps, tiles, turns, pieces in registers."""
+    grid = f"{how.clusters}x" if how.clusters > 1 else ""
+    return f"{grid}{how.cluster} w{how.warps} t{how.tiles} f{how.flight} r{how.resident}"
+
+
+def main() -> None:
+    """Compiles in parallel, then times one by one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cell", nargs="+", default=["lstm", "gru"])
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=tiles.SIZES)
+    parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--most", type=int, default=8, help="kernels of a row")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("kernels are timed on a CUDA device, and torch finds none")
+    capability = torch.cuda.get_device_capability()
+    torch.zeros(1, device="cuda")
+    rows = [
+        (kind, batch, job)
+        for cell, dtype, hidden, batch, kind in product(
+            asked.cell, asked.dtype, asked.hidden, asked.batch, KINDS
+        )
+        for job in candidates(
+            Job(cell, dtype, capability, tiles.Forward(8, 1, 1, 1, 1, 1, 0)), kind, hidden, batch,
+            asked.most,
+        )
+    ]  # fmt: skip
+    jobs = list(dict.fromkeys(job for _, _, job in rows))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        ready = dict(zip(jobs, pool.map(compiled, jobs, chunksize=2)))
+    found: dict[tuple[Any, ...], list[tuple[float, Tiles]]] = {}
+    for kind, batch, job in rows:
+        how = ready[job]
+        time = timed(job._replace(how=how), batch) if how is not None else None
+        if how is not None and time is not None:
+            key = (job.cell, job.dtype, how.units, batch, kind)
+            found.setdefault(key, []).append((time, how))
+    table = Table("cell", "dtype", "H", "B", "kernel", "plan's us", "tiles", "best us", "tiles")
+    for key, all_ in found.items():
+        (first, picked), (least, best) = all_[0], min(all_, key=lambda pair: pair[0])
+        shown = (f"{first:.2f}", said(picked), f"{least:.2f}", said(best))
+        table.add_row(*(str(part) for part in (*key, *shown)))
+    Console(width=120).print(table)
+    if asked.json:
+        kept = [
+            {**dict(zip(("cell", "dtype", "H", "B", "kind"), key)), "us": time, "how": asdict(how)}
+            for key, all_ in found.items()
+            for time, how in all_
+        ]
+        asked.json.write_text(json.dumps({"machine": machine(), "rows": kept}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
