@@ -167,6 +167,8 @@ def test_only_ours_beyond_noise_and_drift_has_moved(capsys):
     assert faster.ratio == pytest.approx(2.0)
     wide = [result(us=100.0, low=60.0, high=160.0), result(engine="torch", us=200.0)]
     assert compare.moved(wide, now(150.0, 200.0), steady=True)[0] == []
+    loud = [replace(one, others=0.2) for one in now(150.0, 200.0)]
+    assert compare.moved(before, loud, steady=True) == ([], 0)
     # of another machine or torch, everything is told
     found, count = compare.moved(before, now(150.0, 400.0), steady=False)
     assert ([pair.now.engine for pair in found], count) == (["torch", "openrnn"], 2)
