@@ -95,15 +95,16 @@ def lines():
             result("c", us=100.0), result("c", "torch", 102.0),
             result("d", us=100.0), result("d", "torch", None, status="wrong", reason="y off"),
             result("e", us=100.0), result("e", "torch", None, status="refused", reason="no resets"),
+            result("f", us=100.0), result("f", "torch", 98.0),
         ]
     )  # fmt: skip
 
 
 def test_ratios_means_and_losses(lines):
     torch, graph = summaries(lines)
-    assert [pair.ratio for pair in torch.pairs] == [4.0, 0.5, 1.02]
-    assert torch.mean == pytest.approx(math.pow(4 * 0.5 * 1.02, 1 / 3))
-    assert [torch.count(verdict) for verdict in ("win", "loss", "tie")] == [1, 1, 1]
+    assert [pair.ratio for pair in torch.pairs] == [4.0, 0.5, 1.02, 0.98]
+    assert torch.mean == pytest.approx(math.pow(4 * 0.5 * 1.02 * 0.98, 1 / 4))
+    assert [torch.count(verdict) for verdict in ("win", "loss", "tie")] == [1, 1, 2]
     assert (torch.least.ours.row.name, torch.most.ours.row.name) == ("b", "a")
     # a graph is compared with ours from a graph, not with ours as called
     assert [pair.ratio for pair in graph.pairs] == [3.0]
@@ -133,11 +134,11 @@ def test_the_sheets_say_so(lines):
     shown = results_sheet(lines)
     assert shown.heads[:6] == ("row", "T x B x I x H", "precision", "mode", "us a step", "torch.nn")
     torch = [row[5].text for row in shown.rows]
-    assert torch == ["4.00", "0.50", "1.02 =", "wrong", "-"]
-    assert [row[5].means for row in shown.rows] == ["win", "loss", "tie", "fault", ""]
+    assert torch == ["4.00", "0.50", "1.02 =", "wrong", "-", "0.98 ="]
+    assert [row[5].means for row in shown.rows] == ["win", "loss", "tie", "fault", "", "tie"]
     first = [cell.text for cell in summary_sheet(lines).rows[0]]
     assert first == [
-        "torch.nn as called", "float32", "forward", "3", "1.27", "0.50 b", "4.00 a", "1", "1", "1",
+        "torch.nn as called", "float32", "forward", "4", "1.19", "0.50 b", "4.00 a", "1", "2", "1",
     ]  # fmt: skip
     text = markdown.document([r for line in lines for r in line.results.values()], MACHINE)
     assert (
@@ -166,6 +167,8 @@ def test_only_ours_beyond_noise_and_drift_has_moved(capsys):
     assert faster.ratio == pytest.approx(2.0)
     wide = [result(us=100.0, low=60.0, high=160.0), result(engine="torch", us=200.0)]
     assert compare.moved(wide, now(150.0, 200.0), steady=True)[0] == []
+    loud = [replace(one, others=0.2) for one in now(150.0, 200.0)]
+    assert compare.moved(before, loud, steady=True) == ([], 0)
     # of another machine or torch, everything is told
     found, count = compare.moved(before, now(150.0, 400.0), steady=False)
     assert ([pair.now.engine for pair in found], count) == (["torch", "openrnn"], 2)

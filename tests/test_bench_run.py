@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_cases import TINY, Fake, WrongGradient, fails, slow
+from bench_cases import TINY, Fake, backward_times, fails, slow
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
 from openrnn.bench import baseline, charts, command, jobs, page, profile, timer
 from openrnn.bench.cases import Row
-from openrnn.bench.check import Judge, bounded, outputs
+from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.nn import Torch
@@ -41,6 +41,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """As if no other process ran: else rows are measured again, and results depend on it."""
+    monkeypatch.setattr(timer, "foreign", lambda: None)
+
+
 def by_engine(found, mode):
     return {one.engine: one for one in found if one.mode == mode}
 
@@ -55,7 +61,8 @@ def test_a_slow_engine_is_slow_and_a_wrong_one_is_not_timed():
         Fake("wrong", lambda y: 1.001 * y),
         Fake("nan", lambda y: y * torch.nan),
         Fake("short", lambda y: y[:-1]),
-        Fake("backward", WrongGradient.apply),
+        Fake("backward", backward_times(1.01)),
+        Fake("nan backward", backward_times(torch.nan)),
         Fake("fails", fails),
         Fake("refuses", refusal="it is Sunday"),
     ]
@@ -73,6 +80,7 @@ def test_a_slow_engine_is_slow_and_a_wrong_one_is_not_timed():
     assert forward["backward"].status == "ok"
     assert training["backward"].status == "wrong"
     assert training["backward"].reason.startswith("d")
+    assert training["nan backward"].status == "wrong"
     assert training["fails"].status == "failed"
     assert training["fails"].reason == "RuntimeError: the kernel fell over"
     assert (training["refuses"].status, training["refuses"].reason) == ("refused", "it is Sunday")
@@ -126,6 +134,8 @@ def test_a_gradient_that_is_zero_has_no_relative_error():
     row = Row("one", "gru", 1, 2, 3, 4)  # h_0 is 0: so is the gradient of the recurrent matrix
     found = measure(row, "float32", "cpu", [Ours("reference"), Torch()], QUICK)
     assert {one.status for one in found} == {"ok"}
+    assert _relative(torch.full((4,), 1e-9), torch.zeros(4)) == pytest.approx(2e-9)
+    assert _relative(torch.tensor([1.0, torch.nan]), torch.ones(2)) == float("inf")
 
 
 def test_who_refuses_says_why():

@@ -66,7 +66,7 @@ def _planned(lines: Sequence[Line], stem: str) -> Iterator[tuple[str, tuple[Any,
     """Name, function and lines of each chart that these results have."""
     for suite, precision in dict.fromkeys((line.row.suite, line.precision) for line in lines):
         mine = [line for line in lines if (line.row.suite, line.precision) == (suite, precision)]
-        where = f"{stem}-{precision}" if stem == suite else f"{stem}-{suite}-{precision}"
+        where = "-".join([stem, *(word for word in (suite, precision) if word not in stem)])
         rated = [line for line in mine if usual(line)]
         rows = list(dict.fromkeys(line.row for line in rated))
         for place in range(0, len(rows), ROWS):

@@ -67,9 +67,12 @@ def execute(options: Options) -> int:
         for row, precision in _todo(options, [options.profile], device, everywhere=True):
             profile.run(row, precision, device, options.backend, report.console())
         return 0
+    about = machine.describe(device)
     if options.suite == "train":
-        return jobs.execute(options.json, device, options.minutes or 1.0, options.gpus)
-    return _measure(options, device, old)
+        _begun(options, about)
+        return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
+    about["seconds"] = f"{options.seconds:g} for each engine in each mode"
+    return _measure(options, device, about, old)
 
 
 def _device(name: str) -> str:
@@ -93,15 +96,13 @@ def _todo(
     return list(dict.fromkeys(found))
 
 
-def _measure(options: Options, device: str, old: Record | None) -> int:
+def _measure(options: Options, device: str, about: Machine, old: Record | None) -> int:
     """Measures, prints and writes all that was asked for; what was measured before Ctrl-C, too."""
     todo = _todo(options, options.rows, device)
     session = Session(
         device, engines_of(options.against, options.backend), options.seconds, options.minutes
     )
-    about = machine.describe(device, options.seconds)
-    if options.json:
-        session.results = _begun(options.json, options.resume, about)
+    session.results = _begun(options, about)
     events = board.writer_of(options.tensorboard) if options.tensorboard else None
     screen = Console(stderr=True, highlight=False)
     writer = Writer(options.json, about)
@@ -127,11 +128,12 @@ def _measure(options: Options, device: str, old: Record | None) -> int:
     return code
 
 
-def _begun(path: Path, resume: bool, about: Machine) -> list[Result]:
-    """The results that a file has already, where the run goes on with it."""
-    if not path.exists():
+def _begun(options: Options, about: Machine) -> list[Result]:
+    """The results that the file has already, where the run goes on with it."""
+    path = options.json
+    if path is None or not path.exists():
         return []
-    if not resume:
+    if not options.resume:
         raise OpenRNNError(f"{path} is there already: go on with it by --resume, or choose another")
     before = read(path)
     if before.machine.get("name") != about["name"]:

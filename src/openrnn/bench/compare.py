@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from openrnn.bench.record import Machine, Result
 from openrnn.bench.table import GRAPHED, OURS, same
+from openrnn.bench.timer import DISTURBED
 
 # quartiles of one run do not hold what changes from run to run: 5% on top of them
 BETWEEN = 0.05
@@ -37,17 +38,17 @@ class Moved:
 
 
 def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tuple[list[Moved], int]:
-    """What moved, most first, and how many times were compared.
+    """What moved, most first, and how many times were compared: disturbed ones are not.
 
     Args:
         steady: both runs had one machine and one torch. Then only ours are compared, and where the
             peers of a row moved, their machine did: ours must have moved more.
     """
-    old = {(result.key, result.engine): result for result in before if result.us}
+    old = {(result.key, result.engine): result for result in before if quiet(result)}
     pairs = [
         Moved(old[result.key, result.engine], result)
         for result in now
-        if result.us and (result.key, result.engine) in old
+        if quiet(result) and (result.key, result.engine) in old
         and old[result.key, result.engine].row == result.row
     ]  # fmt: skip
     if steady:
@@ -62,6 +63,11 @@ def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tupl
         ]
     found = [pair for pair in pairs if pair.beyond]
     return sorted(found, key=lambda pair: max(pair.ratio, 1 / pair.ratio), reverse=True), len(pairs)
+
+
+def quiet(result: Result) -> bool:
+    """Whether it was timed, and no other process disturbed that."""
+    return result.us is not None and (result.others or 0.0) <= DISTURBED
 
 
 def differences(before: Machine, now: Machine) -> list[str]:

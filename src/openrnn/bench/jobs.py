@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from openrnn.bench import machine, report
-from openrnn.bench.record import Trained, Writer, read
+from openrnn.bench import report
+from openrnn.bench.record import Machine, Trained, Writer, read
 from openrnn.bench.words import Cell, Sheet
 from openrnn.errors import OpenRNNError
 
@@ -44,7 +44,9 @@ JOBS = {
 }
 
 
-def execute(path: Path | None, device: str, minutes: float, gpus: Sequence[int]) -> int:
+def execute(
+    path: Path | None, about: Machine, device: str, minutes: float, gpus: Sequence[int]
+) -> int:
     """Trains every job that has no result in the file yet, and prints the table.
 
     Raises:
@@ -53,7 +55,7 @@ def execute(path: Path | None, device: str, minutes: float, gpus: Sequence[int])
     found = list(read(path).trained) if path and path.exists() else []
     done = {(run.name, run.model, run.gpus) for run in found}
     screen = Console(stderr=True, highlight=False)
-    writer = Writer(path, machine.describe(device, 60 * minutes))
+    writer = Writer(path, about)
     counts = gpus if device == "cuda" else (0,)
     code = 0
     try:

@@ -16,7 +16,7 @@ PACKAGES = ("openrnn", "numba", "cuda-core", "flashrnn", "torchrl")
 QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
 
 
-def describe(device: str, seconds: float) -> dict[str, str]:
+def describe(device: str) -> dict[str, str]:
     """Names and text, in the order in which they are read."""
     found = {"date": date.today().isoformat(), "device": device, "name": name(device)}
     if device == "cpu":
@@ -34,7 +34,6 @@ def describe(device: str, seconds: float) -> dict[str, str]:
     commit = _commit()
     if commit:
         found["commit"] = commit
-    found["seconds"] = f"{seconds:g} for each engine in each mode"
     return found
 
 

@@ -189,9 +189,7 @@ def _build(kind: type, values: dict[str, Any], where: str) -> Any:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        if value is None:
-            return None
+    if get_origin(hint) in (Union, types.UnionType):  # with None, which is never written
         hint = next(part for part in get_args(hint) if part is not type(None))
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _build(hint, value, where)

@@ -56,7 +56,7 @@ def show_moved(old: Record, results: Sequence[Result], machine: Machine, out: Co
     for text in changes:
         out.print(Text(f"another machine than before: {text}", style="yellow"))
     if not count:
-        out.print("the older file has none of these rows at these sizes")
+        out.print("nothing to compare: none of these rows was measured at these sizes, undisturbed")
         return
     if found:
         out.print(rendered(moved_sheet(found)))

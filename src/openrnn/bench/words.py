@@ -17,6 +17,7 @@ from openrnn.bench.table import (
     step_us,
     summaries,
 )
+from openrnn.bench.timer import DISTURBED
 
 # as column heads, and in sentences
 HEADS = {
@@ -32,7 +33,6 @@ TITLES = {
     "torchrl": "TorchRL's Triton kernels", "baseline": "the baseline's openrnn",
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
-DISTURBED = 0.05
 
 
 @dataclass(frozen=True)
