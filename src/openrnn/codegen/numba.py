@@ -14,36 +14,38 @@ _INFIX = {
 _OURS = ("exp", "log", "log1p", "logsigmoid", "maximum", "minimum", "sigmoid", "tanh")
 _MATH = ("cos", "erf", "expm1", "floor", "pow", "sin", "sqrt")
 
-# what the row functions take: the address of a first row, and the distance of rows in elements
+# what the row functions take: the address of a first row, and the distance of rows in elements;
+# `stride` is that of gates and of states
 STEP_ROWS = {
-    "x": "[GATES, units], read and kept: sums of both sides where only they matter",
-    "r": "[GATES, units], the recurrent side, where it matters apart",
-    "bias": "[GATES, units], of the input side, or of both sides where only sums matter",
-    "bias_r": "[GATES, units], of the recurrent side",
+    "x": "[GATES, stride], read and kept: sums of both sides where only they matter",
+    "r": "[GATES, stride], the recurrent side, where it matters apart",
+    "bias": "[GATES, stride], of the input side, or of both sides where only sums matter",
+    "bias_r": "[GATES, stride], of the recurrent side",
     "h_before": "[units]",
-    "before": "[OTHERS, units]",
-    "vectors": "[VECTORS, units]",
+    "before": "[OTHERS, stride]",
+    "vectors": "[VECTORS, stride]",
     "h_after": "[units], out",
-    "after": "[OTHERS, units], out",
-    "kept": "[KEPT, units], out: recurrent sides that backward reads",
+    "after": "[OTHERS, stride], out",
+    "kept": "[KEPT, stride], out: recurrent sides that backward reads",
 }
 DERIVATIVE_ROWS = {
-    "x": "[GATES, units]",
-    "r": "[KEPT, units]",
-    "bias": "[GATES, units], of both sides, where x was kept without",
+    "x": "[GATES, stride]",
+    "r": "[KEPT, stride]",
+    "bias": "[GATES, stride], of both sides, where x was kept without",
     "h_before": "[units]",
-    "before": "[OTHERS, units]",
-    "vectors": "[VECTORS, units]",
+    "before": "[OTHERS, stride]",
+    "vectors": "[VECTORS, stride]",
     "d_h_after": "[units]",
-    "d_after": "[OTHERS, units]",
-    "dr": "[GATES, units], out",
-    "dx": "[GATES, units], out, where it differs from dr",
+    "d_after": "[OTHERS, stride]",
+    "dr": "[GATES, stride], out",
+    "dx": "[GATES, stride], out, where it differs from dr",
     "d_h_before": "[units], out",
-    "d_before": "[OTHERS, units], out",
-    "d_vectors": "[VECTORS, units], added to",
+    "d_before": "[OTHERS, stride], out",
+    "d_vectors": "[VECTORS, stride], added to",
 }
 
 _FORWARD_IMPORTS = """\
+from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *
 from openrnn.kernels.memory import {dtype}_at as reals
 from openrnn.kernels.memory import float64_at, int64_at, no_overlap
@@ -56,6 +58,7 @@ from openrnn.kernels.rows import spread_{dtype} as spread
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 """
 _BACKWARD_IMPORTS = """\
+from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *
 from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import {dtype}_at as reals
@@ -207,20 +210,20 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
     """A function of one row, and one that calls it for some rows."""
     shapes = "\n".join(f"    {at},  # {shape}" for at, shape in arguments.items())
     body = "\n".join(f"        {line}" for line in lines)
-    head = ", ".join(("rows", "units", *(f"{at}_at, {at}_row" for at in arguments)))
+    head = ", ".join(("rows", "units", "stride", *(f"{at}_at, {at}_row" for at in arguments)))
     pointers = ",\n            ".join(f"reals({at}_at + row * {at}_row * SIZE)" for at in arguments)
     jit = '@njit(nogil=True, error_model="numpy", fastmath={"contract"})\n'
     return (
-        f'{jit}def {name[:-1]}(\n    units,\n{shapes}\n):\n    """{doc}"""\n    no_overlap()\n'
-        f"    for j in range(units):\n{body}\n\n\n"
+        f'{jit}def {name[:-1]}(\n    units,\n    stride,\n{shapes}\n):\n    """{doc}"""\n'
+        f"    no_overlap()\n    for j in range(units):\n{body}\n\n\n"
         f"{jit}def {name}(\n    {head}\n):\n"
         f"    for row in range(rows):\n        {name[:-1]}(\n            units,\n"
-        f"            {pointers},\n        )"
+        f"            stride,\n            {pointers},\n        )"
     )
 
 
 def _at(place: int) -> str:
-    return ("j", "units + j")[place] if place < 2 else f"{place} * units + j"
+    return ("j", "stride + j")[place] if place < 2 else f"{place} * stride + j"
 
 
 def _text(value: Value) -> str:

@@ -11,6 +11,7 @@ from math import tanh
 
 from numba import njit
 
+from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import float32_at as reals
@@ -32,7 +33,7 @@ D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def derivative_rows(
-    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row,
+    rows, units, stride, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row,
     before_at, before_row, vectors_at, vectors_row, d_h_after_at, d_h_after_row,
     d_after_at, d_after_row, dr_at, dr_row, dx_at, dx_row, d_h_before_at, d_h_before_row,
     d_before_at, d_before_row, d_vectors_at, d_vectors_row
@@ -87,22 +88,29 @@ def strides(job, rows, columns):
 
 
 @njit(nogil=True, error_model="numpy")
-def column_sums(sums, rows, count, columns, partial):
-    """sums[columns] += the sum over rows [count, columns], added up apart: it rounds less."""
-    copy(partial, 0, 0, columns)
+def column_sums(sums, rows, count, columns, partial, begin, end):
+    """sums[columns] += the sum over rows [count, columns], added up apart: it rounds less.
+
+    Of the columns [begin, end).
+    """
+    partial, rows, wanted = partial + begin * SIZE, rows + begin * SIZE, end - begin
+    copy(partial, 0, 0, wanted)
     for i in range(count):
-        add(partial, rows + i * columns * SIZE, columns)
-    add(sums, partial, columns)
+        add(partial, rows + i * columns * SIZE, wanted)
+    add(sums + begin * SIZE, partial, wanted)
 
 
 @njit(nogil=True, error_model="numpy")
-def outer_product(rows, count, columns, a, a_row, b, c, accumulate):
-    """c[rows, columns] (+)= a[count, rows] transposed times b[count, columns]."""
+def outer_product(begin, end, count, columns, a, a_row, b, c, accumulate):
+    """c[rows, columns] (+)= a[count, rows] transposed times b[count, columns].
+
+    Of the rows [begin, end).
+    """
     # so many columns of a that they stay in the second-level cache while b passes
     strip = max(STRIP_ROWS, STRIP_ELEMENTS // count)
-    for first in range(0, rows, strip):
+    for first in range(begin, end, strip):
         product(
-            min(strip, rows - first), count, columns, a + first * SIZE, 1, a_row, b, columns, PANEL,
+            min(strip, end - first), count, columns, a + first * SIZE, 1, a_row, b, columns, PANEL,
             c + first * columns * SIZE, columns, accumulate,
         )  # fmt: skip
 
@@ -122,24 +130,36 @@ def flush(
     sums,
     accumulate,
     scale,
+    part,
+    parts,
+    counter,
+    turn,
 ):
-    """Weight, bias and input gradients of the `count` rows of a chunk."""
+    """Weight, bias and input gradients of the `count` rows of a chunk, this part's share of each.
+
+    Returns the parts' next meeting.
+    """
     inputs, units, outputs, padded = job[INPUTS], job[UNITS], job[OUTPUTS], job[PADDED]
     columns, width, wide, gates = job[COLUMNS], job[WIDTH], job[WIDE], GATES * job[PADDED]
     at = int64_at(places)  # [2, chunk rows]: t and b of each row
     b_at = int64_at(places + 8 * job[CHUNK] * job[TILE_ROWS])
+    begin, end, ends = 0, gates, columns
+    if parts > 1:
+        begin, end = share_of(gates, PANEL, part, parts), share_of(gates, PANEL, part + 1, parts)
+        ends = end
+    first, last = count * part // parts, count * (part + 1) // parts
     if sums != 0:
         d_w_hh = sums + columns * wide * SIZE
         d_w_hr = d_w_hh + columns * width * SIZE
         d_bias_x = d_w_hr + outputs * padded * SIZE
-        outer_product(gates, count, width, dr, columns, h_rows, d_w_hh, accumulate)
+        outer_product(begin, end, count, width, dr, columns, h_rows, d_w_hh, accumulate)
         if job[W_HR] != 0:
-            outer_product(outputs, count, padded, dh_rows, width, m_rows, d_w_hr, accumulate)
-        column_sums(d_bias_x, dx_gates, count, columns, spare)
+            outer_product(0, outputs, count, padded, dh_rows, width, m_rows, d_w_hr, accumulate)
+        column_sums(d_bias_x, dx_gates, count, columns, spare, begin, ends)
         if not SUMMED:
-            column_sums(d_bias_x + columns * SIZE, dr, count, columns, spare)
+            column_sums(d_bias_x + columns * SIZE, dr, count, columns, spare, begin, ends)
         if job[SKIP] == 0:
-            for i in range(count):
+            for i in range(first, last):
                 source = job[X] + (at[i] * job[X_STEP] + b_at[i] * job[X_ROW]) * SIZE
                 target = x_rows + i * wide * SIZE
                 if job[DROP] != 0:
@@ -147,20 +167,23 @@ def flush(
                     copy(target + inputs * SIZE, 0, 0, wide - inputs)
                 else:
                     copy(target, source, inputs, wide)
-            outer_product(gates, count, wide, dx_gates, columns, x_rows, sums, accumulate)
+            turn = meet(counter, parts, turn)
+            outer_product(begin, end, count, wide, dx_gates, columns, x_rows, sums, accumulate)
+            turn = meet(counter, parts, turn)
     if job[DX] == 0:
-        return
+        return turn
     if job[SKIP] != 0:
         for i in range(count):
             copy(x_rows + i * wide * SIZE, dx_gates + i * columns * SIZE, units, wide)
             for g in range(1, GATES):
                 add(x_rows + i * wide * SIZE, dx_gates + (i * columns + g * padded) * SIZE, units)
-    else:
+    elif last > first:
         inner, panel = strides(job, gates, wide)
         product(
-            count, gates, wide, dx_gates, columns, 1, job[W_IH], inner, panel, x_rows, wide, False
-        )
-    for i in range(count):
+            last - first, gates, wide, dx_gates + first * columns * SIZE, columns, 1, job[W_IH],
+            inner, panel, x_rows + first * wide * SIZE, wide, False,
+        )  # fmt: skip
+    for i in range(first, last):
         target = job[DX] + (at[i] * job[DX_STEP] + b_at[i] * job[DX_ROW]) * SIZE
         source = x_rows + i * wide * SIZE
         if job[DROP] != 0:
@@ -169,6 +192,7 @@ def flush(
             add(target, source, inputs)
         else:
             copy(target, source, inputs, inputs)
+    return turn
 
 
 @njit(nogil=True, error_model="numpy")
@@ -185,8 +209,12 @@ def load_fresh_or_initial(job, hit, b, hidden, others):
 
 
 @njit(nogil=True, error_model="numpy")
-def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
-    """All steps, last first, of the sequences at positions [start, start + rows)."""
+def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, parts, counter, turn):
+    """All steps, last first, of the sequences at positions [start, start + rows).
+
+    Of parts that share them, each copies some rows, computes some units, and some of each gradient.
+    Returns their next meeting.
+    """
     steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
     padded, columns, width, wide = job[PADDED], job[COLUMNS], job[WIDTH], job[WIDE]
     other, capacity = OTHERS * padded, job[CHUNK] * job[TILE_ROWS]
@@ -211,16 +239,23 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
     if sums != 0:
         vectors += (columns * (wide + width + 2) + outputs * padded) * SIZE
 
-    for i in range(rows):
+    begin, end = 0, padded
+    w_begin, w_end = 0, width
+    if parts > 1:  # there is no padding then
+        begin, end = share_of(units, PANEL, part, parts), share_of(units, PANEL, part + 1, parts)
+        w_begin, w_end = begin, end
+    mine = begin * SIZE
+    for i in range(part, rows, parts):
         if length_of(job, start + i) == 0:
             clear(carry_h, carry_s, width, other)
             b = row_of(job, start + i)
             add_states(job, D_FINAL, b, carry_h, carry_s)
             give_states(job, D_INITIAL, b, carry_h, carry_s)
 
-    copy(bias, 0, 0, columns)
-    spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
-    spread(bias, job[BIAS_R], GATES, units, padded, SIZE)
+    if part == 0:
+        copy(bias, 0, 0, columns)
+        spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
+        spread(bias, job[BIAS_R], GATES, units, padded, SIZE)
     live, filled = 0, 0
     for step in range(steps - 1, -1, -1):
         while live < rows and length_of(job, start + live) > step:
@@ -228,14 +263,15 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
         if live == 0:
             continue
         if filled + live > capacity:
-            flush(
+            turn = flush(
                 job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, spare, places,
-                sums, accumulate, scale,
+                sums, accumulate, scale, part, parts, counter, turn,
             )  # fmt: skip
             filled, accumulate = 0, True
+            turn = meet(counter, parts, turn)
         slot = slot_of(job, step)
         now = step & 1  # carries are read here and left at the other place
-        for i in range(live):
+        for i in range(part, live, parts):
             b, length = row_of(job, start + i), length_of(job, start + i)
             t = time_of(job, step, length)
             t_at[filled + i], b_at[filled + i] = t, b
@@ -279,15 +315,18 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
             # h has another width here, and no cell with a projection reads it
             d_h, d_h_row, ds_to, ds_row = dm, padded, spare, 0
         gate_r, gate_x = dr + filled * columns * SIZE, dx_gates + filled * columns * SIZE
+        turn = meet(counter, parts, turn)
         derivative_rows(
-            live, padded, job[KEPT_AT] + place * columns * SIZE, columns,
-            job[KEPT_R] + place * KEPT * padded * SIZE, KEPT * padded, bias, 0,
-            h_rows + filled * width * SIZE, width, old, other, job[VECTORS_AT], 0, d_h, d_h_row,
-            carry_s + now * rows * other * SIZE, other, gate_r, columns, gate_x, columns,
-            ds_to, ds_row, carry_s + (1 - now) * rows * other * SIZE, other, vectors, 0,
+            live, end - begin, padded, job[KEPT_AT] + place * columns * SIZE + mine, columns,
+            job[KEPT_R] + place * KEPT * padded * SIZE + mine, KEPT * padded, bias + mine, 0,
+            h_rows + filled * width * SIZE + mine, width, old + mine, other,
+            job[VECTORS_AT] + mine, 0, d_h + mine, d_h_row,
+            carry_s + now * rows * other * SIZE + mine, other, gate_r + mine, columns,
+            gate_x + mine, columns, ds_to + mine, ds_row,
+            carry_s + (1 - now) * rows * other * SIZE + mine, other, vectors + mine, 0,
         )  # fmt: skip
         # what the cell made of padding must not enter the products
-        for i in range(live):
+        for i in range(live if parts == 1 else 0):
             if padded > units:
                 for g in range(GATES):
                     copy(gate_r + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units)
@@ -302,13 +341,16 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
             kept = 0 if projecting else units
             copy(ds_h + (i * width + kept) * SIZE, 0, 0, width - kept)
         if job[W_HH] != 0:
+            turn = meet(counter, parts, turn)
             inner, panel = strides(job, GATES * padded, width)
             product(
-                live, GATES * padded, width, dr + filled * columns * SIZE, columns, 1, job[W_HH],
-                inner, panel, carry_h + (1 - now) * rows * width * SIZE, width, True,
+                live, GATES * padded, w_end - w_begin, dr + filled * columns * SIZE, columns, 1,
+                job[W_HH] + w_begin // PANEL * panel * SIZE, inner, panel,
+                carry_h + ((1 - now) * rows * width + w_begin) * SIZE, width, True,
             )  # fmt: skip
+        turn = meet(counter, parts, turn)
         if step == 0 or job[RESET] != 0:
-            for i in range(live):
+            for i in range(part, live, parts):
                 b = row_of(job, start + i)
                 t = time_of(job, step, length_of(job, start + i))
                 d_h = carry_h + ((1 - now) * rows + i) * width * SIZE
@@ -320,26 +362,38 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale):
                     give_states(job, D_INITIAL, b, d_h, d_s)
         filled += live
     if filled > 0:
-        flush(
+        turn = flush(
             job, filled, dr, dx_gates, h_rows, dh_rows, m_rows, x_rows, spare, places, sums,
-            accumulate, scale,
+            accumulate, scale, part, parts, counter, turn,
         )  # fmt: skip
+    return meet(counter, parts, turn)
 
 
 @task_kernel
-def backward(job_at, task):
-    """A task's share of the batch tiles: one out of TASKS."""
+def backward(job_at, task, team):
+    """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]
-    rows = job[TILE_ROWS]
-    scratch = job[SCRATCH] + task * job[SCRATCH_BYTES]
+    rows, crew = job[TILE_ROWS], job[CREW]
+    group, part, groups, turn = task // crew, task % crew, job[TASKS] // crew, 1
+    if team != job[TASKS]:
+        # a crew whose members do not run together would wait for ever: the first does it all
+        if part > 0:
+            return
+        crew = 1
+    scratch = job[SCRATCH] + group * job[SCRATCH_BYTES]
+    counter = job[COUNTERS] + group * LINE * 8
     sums = job[SUMS]
     if sums != 0:
-        sums += task * job[SUMS_BYTES]
-        # products write the sums of the matrices, unless a task may have no step at all
+        sums += group * job[SUMS_BYTES]
+    if sums != 0 and part == 0:
+        # products write the sums of the matrices, unless a group may have no step at all
         blank = job[SUMS_BYTES] // SIZE
         if job[WRITES] != 0:
             blank = 2 * job[COLUMNS] + VECTORS * job[PADDED]
         copy(sums + job[SUMS_BYTES] - blank * SIZE, 0, 0, blank)
-    for start in range(task * rows, job[BATCH], job[TASKS] * rows):
-        accumulate = job[WRITES] == 0 or start > task * rows
-        backward_tile(job, start, min(rows, job[BATCH] - start), scratch, sums, accumulate, scale)
+    for start in range(group * rows, job[BATCH], groups * rows):
+        accumulate = job[WRITES] == 0 or start > group * rows
+        turn = backward_tile(
+            job, start, min(rows, job[BATCH] - start), scratch, sums, accumulate, scale, part,
+            crew, counter, turn,
+        )  # fmt: skip

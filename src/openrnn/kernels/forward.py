@@ -8,6 +8,7 @@ from math import tanh
 
 from numba import njit
 
+from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
@@ -27,7 +28,7 @@ INITIAL, FRESH, FINAL, EVERY = TAIL, TAIL + 1, TAIL + 2, TAIL + 3
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def step_rows(
-    rows, units, x_at, x_row, r_at, r_row, bias_at, bias_row, bias_r_at, bias_r_row,
+    rows, units, stride, x_at, x_row, r_at, r_row, bias_at, bias_row, bias_r_at, bias_r_row,
     h_before_at, h_before_row, before_at, before_row, vectors_at, vectors_row,
     h_after_at, h_after_row, after_at, after_row, kept_at, kept_row
 ):  # fmt: skip
@@ -40,22 +41,35 @@ def step_rows(
 
 
 @njit(nogil=True, error_model="numpy")
-def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate):
-    """c (+)= rows of A times the transposed gate matrix, packed in panels or as it is."""
-    if job[PACKED] != 0:
+def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate, begin, end):
+    """c (+)= rows of A times the transposed gate matrix, packed in panels or as it is.
+
+    Of each gate the units [begin, end), whole panels unless they are all.
+    """
+    padded = job[PADDED]
+    if job[PACKED] == 0:
+        dots(
+            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, padded,
+            accumulate, begin, min(end, job[UNITS]),
+        )  # fmt: skip
+    elif end - begin == padded:
         product(
             rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, accumulate
         )
     else:
-        dots(
-            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, job[PADDED],
-            accumulate, 0, job[UNITS],
-        )  # fmt: skip
+        for g in range(GATES):
+            first = g * padded + begin
+            product(
+                rows, inner, end - begin, a, a_row, 1, weight + first * inner * SIZE, PANEL,
+                PANEL * inner, c + first * SIZE, columns, accumulate,
+            )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def input_side(job, start, rows, live, first, last, base, gates, gates_step, x_rows, scale):
-    """Gate rows of the steps [first, last): the input product."""
+def input_side(
+    job, start, rows, live, first, last, base, gates, gates_step, x_rows, scale, begin, end
+):
+    """Gate rows of the steps [first, last): the input product, of the units [begin, end)."""
     inputs, columns, units, padded = job[INPUTS], job[COLUMNS], job[UNITS], job[PADDED]
     ragged, dropping = job[LENGTHS] != 0, job[DROP] != 0
     gather = ragged or dropping or job[SKIP] != 0
@@ -87,17 +101,20 @@ def input_side(job, start, rows, live, first, last, base, gates, gates_step, x_r
         if ragged and job[SKIP] == 0 and live > 0:
             multiply(
                 job, live, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
-                gates + slot * gates_step * SIZE, columns, False,
+                gates + slot * gates_step * SIZE, columns, False, begin, end,
             )  # fmt: skip
     if ragged or job[SKIP] != 0:
         return
     if a_step == rows * a_row and gates_step == rows * columns:
-        multiply(job, (last - first) * rows, inputs, a, a_row, job[W_IH], gates, columns, False)
+        multiply(
+            job, (last - first) * rows, inputs, a, a_row, job[W_IH], gates, columns, False, begin,
+            end,
+        )  # fmt: skip
     else:
         for slot in range(last - first):
             multiply(
                 job, rows, inputs, a + slot * a_step * SIZE, a_row, job[W_IH],
-                gates + slot * gates_step * SIZE, columns, False,
+                gates + slot * gates_step * SIZE, columns, False, begin, end,
             )  # fmt: skip
 
 
@@ -114,20 +131,27 @@ def load(job, group, b, hidden, others):
 
 
 @njit(nogil=True, error_model="numpy")
-def store(job, group, offset, hidden, others):
-    """Writes a row's states, without padding, at a row offset of their tensors."""
+def store(job, group, offset, hidden, others, begin, h_end, end):
+    """Writes a row's states, without padding, at a row offset of their tensors.
+
+    Of the emitted state the elements [begin, h_end), of others the units [begin, end).
+    """
     outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
     if job[group] != 0:
-        copy(job[group] + offset * outputs * SIZE, hidden, outputs, outputs)
+        target, count = job[group] + (offset * outputs + begin) * SIZE, h_end - begin
+        copy(target, hidden + begin * SIZE, count, count)
     for k in range(OTHERS):
         if job[group + 1 + k] != 0:
-            target = job[group + 1 + k] + offset * units * SIZE
-            copy(target, others + k * padded * SIZE, units, units)
+            target, count = job[group + 1 + k] + (offset * units + begin) * SIZE, end - begin
+            copy(target, others + (k * padded + begin) * SIZE, count, count)
 
 
 @njit(nogil=True, error_model="numpy")
-def forward_tile(job, start, rows, scratch, scale):
-    """All steps of the sequences at positions [start, start + rows)."""
+def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
+    """All steps of the sequences at positions [start, start + rows), this part's units of each.
+
+    Returns the parts' next meeting.
+    """
     steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
     padded, columns, width, chunk = job[PADDED], job[COLUMNS], job[WIDTH], job[CHUNK]
     other = OTHERS * padded
@@ -143,26 +167,33 @@ def forward_tile(job, start, rows, scratch, scale):
     kept = job[KEPT_AT] != 0
     if kept:
         gates, gates_step = job[KEPT_AT] + start * columns * SIZE, batch * columns
+    begin, end, h_end, u_end = 0, padded, outputs, units
+    if parts > 1:  # there is no padding then
+        begin, end = share_of(units, PANEL, part, parts), share_of(units, PANEL, part + 1, parts)
+        h_end, u_end = end, end
+    mine = begin * SIZE
     # the first recurrent product is zero where nothing is carried in
     starts_blank = job[INITIAL] == 0 and (job[RESET] == 0 or job[FRESH] == 0)
 
-    if not SUMMED and job[PACKED] == 0:
-        copy(r, 0, 0, rows * columns)  # unpacked products leave the padding as it is
     bias_r = bias if SUMMED else bias + columns * SIZE
-    copy(bias, 0, 0, 2 * columns)
-    spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
-    spread(bias_r, job[BIAS_R], GATES, units, padded, SIZE)
-    for i in range(rows):
-        b, length = row_of(job, start + i), length_of(job, start + i)
-        for t in range(length, steps):
-            copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, 0, 0, outputs)
-            for k in range(1 + OTHERS):
-                size = outputs if k == 0 else units
-                if job[EVERY + k] != 0:
-                    copy(job[EVERY + k] + (t * batch + b) * size * SIZE, 0, 0, size)
-        if length == 0:
-            load(job, INITIAL, b, hidden, entry)
-            store(job, FINAL, b, hidden, entry)
+    if part == 0:
+        if not SUMMED and job[PACKED] == 0:
+            copy(r, 0, 0, rows * columns)  # unpacked products leave the padding as it is
+        copy(bias, 0, 0, 2 * columns)
+        spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
+        spread(bias_r, job[BIAS_R], GATES, units, padded, SIZE)
+        for i in range(rows):
+            b, length = row_of(job, start + i), length_of(job, start + i)
+            for t in range(length, steps):
+                copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, 0, 0, outputs)
+                for k in range(1 + OTHERS):
+                    size = outputs if k == 0 else units
+                    if job[EVERY + k] != 0:
+                        copy(job[EVERY + k] + (t * batch + b) * size * SIZE, 0, 0, size)
+            if length == 0:
+                load(job, INITIAL, b, hidden, entry)
+                store(job, FINAL, b, hidden, entry, 0, outputs, units)
+    turn = meet(counter, parts, turn)
 
     live = rows
     for first in range(0, steps, chunk):
@@ -171,8 +202,9 @@ def forward_tile(job, start, rows, scratch, scale):
         base = min(slot_of(job, first), slot_of(job, last - 1))
         rows_of_chunk = gates + base * gates_step * SIZE if kept else gates
         input_side(
-            job, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, scale
-        )
+            job, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, scale,
+            begin, end,
+        )  # fmt: skip
         for step in range(first, last):
             while live > 0 and length_of(job, start + live - 1) <= step:
                 live -= 1
@@ -202,7 +234,9 @@ def forward_tile(job, start, rows, scratch, scale):
                         load(job, INITIAL, b, target, others)
             if step > 0 or not starts_blank:
                 sums = gate if SUMMED else r
-                multiply(job, live, outputs, before, width, job[W_HH], sums, columns, SUMMED)
+                multiply(
+                    job, live, outputs, before, width, job[W_HH], sums, columns, SUMMED, begin, end
+                )
             elif not SUMMED:
                 copy(r, 0, 0, live * columns)
             h, h_row = after, width
@@ -215,8 +249,9 @@ def forward_tile(job, start, rows, scratch, scale):
                 kept_row = KEPT * padded
                 kept_r = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE
             step_rows(
-                live, padded, gate, columns, r, columns, bias, 0, bias_r, 0, before, width, old,
-                other, job[VECTORS_AT], 0, h, h_row, new, other, kept_r, kept_row,
+                live, end - begin, padded, gate + mine, columns, r + mine, columns, bias + mine, 0,
+                bias_r + mine, 0, before + mine, width, old + mine, other, job[VECTORS_AT] + mine,
+                0, h + mine, h_row, new + mine, other, kept_r + mine, kept_row,
             )  # fmt: skip
             if job[W_HR] != 0:
                 product(
@@ -228,20 +263,31 @@ def forward_tile(job, start, rows, scratch, scale):
                 t = time_of(job, step, length)
                 hidden_row, others = after + i * width * SIZE, new + i * other * SIZE
                 target = job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE
-                copy(target, hidden_row, outputs, outputs)
-                store(job, EVERY, t * batch + b, hidden_row, others)
+                copy(target + mine, hidden_row + mine, h_end - begin, h_end - begin)
+                store(job, EVERY, t * batch + b, hidden_row, others, begin, h_end, u_end)
                 if step == length - 1:
                     if ends_reset(job, b):
                         hidden_row, others = before + i * width * SIZE, entry + i * other * SIZE
                         load(job, FRESH, b, hidden_row, others)
-                    store(job, FINAL, b, hidden_row, others)
+                    store(job, FINAL, b, hidden_row, others, begin, h_end, u_end)
+            turn = meet(counter, parts, turn)
+    return turn
 
 
 @task_kernel
-def forward(job_at, task):
-    """A task's share of the batch tiles: one out of TASKS."""
+def forward(job_at, task, team):
+    """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]
-    rows = job[TILE_ROWS]
-    scratch = job[SCRATCH] + task * job[SCRATCH_BYTES]
-    for start in range(task * rows, job[BATCH], job[TASKS] * rows):
-        forward_tile(job, start, min(rows, job[BATCH] - start), scratch, scale)
+    rows, crew = job[TILE_ROWS], job[CREW]
+    group, part, groups, turn = task // crew, task % crew, job[TASKS] // crew, 1
+    if team != job[TASKS]:
+        # a crew whose members do not run together would wait for ever: the first does it all
+        if part > 0:
+            return
+        crew = 1
+    scratch = job[SCRATCH] + group * job[SCRATCH_BYTES]
+    counter = job[COUNTERS] + group * LINE * 8
+    for start in range(group * rows, job[BATCH], groups * rows):
+        turn = forward_tile(
+            job, start, min(rows, job[BATCH] - start), scratch, scale, part, crew, counter, turn
+        )

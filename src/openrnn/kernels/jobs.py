@@ -17,8 +17,9 @@ gradients. An absent tensor has address 0.
     # a task's first products write their sums, which hold nothing yet
     PACKED, SKIP, WRITES,
     SCRATCH_BYTES, SUMS_BYTES,
-    # how many tasks share the tiles
-    TASKS,
+    # how many tasks share the tiles; how many of them share each; where the counters of those
+    # that do are, LINE apart
+    TASKS, CREW, COUNTERS,
     # dropout of the input: whether, key, last counter word, smallest kept word, the factor of
     # kept values (a float64)
     DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD, DROP_SCALE,
@@ -40,4 +41,4 @@ gradients. An absent tensor has address 0.
     # d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [VECTORS, padded]
     SUMS,
     TAIL,
-) = range(53)  # fmt: skip
+) = range(55)  # fmt: skip

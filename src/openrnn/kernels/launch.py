@@ -51,10 +51,13 @@ def openmp() -> tuple[Any, Address, Address] | None:
 
 
 def run(kernel: Any, job: "array[int]", tasks: int) -> None:
-    """Runs tasks 0, 1, .. of a kernel on a job and waits for all."""
+    """Runs tasks 0, 1, .. of a kernel on a job and waits for all.
+
+    A kernel also learns how many tasks run at the same time as its own.
+    """
     at = job.buffer_info()[0]
     if tasks == 1:
-        kernel.ctypes(at, 0)
+        kernel.ctypes(at, 0, 1)
         return
     runtime = openmp()
     if runtime is None:
@@ -71,9 +74,9 @@ def _run_in_pool(kernel: Any, at: Address, tasks: int) -> None:
     global _pool  # noqa: PLW0603  # one pool a process
     if _pool is None or _pool._max_workers < tasks:
         _pool = ThreadPoolExecutor(tasks, thread_name_prefix="openrnn")
-    others = [_pool.submit(kernel.ctypes, at, task) for task in range(1, tasks)]
+    others = [_pool.submit(kernel.ctypes, at, task, 1) for task in range(1, tasks)]
     try:
-        kernel.ctypes(at, 0)
+        kernel.ctypes(at, 0, 1)
     finally:
         # the job's memory must outlive every task, whatever interrupts this one
         while not all(other.done() for other in others):

@@ -15,8 +15,9 @@ LEAST_CHUNK_ROWS = 384
 # elements, and at least columns, of one factor of a weight gradient that are used at a time
 STRIP_ELEMENTS = 1 << 16
 STRIP_ROWS = 40
-# multiply-adds below which a second thread costs more than it gives
+# multiply-adds below which a second thread costs more than it gives: of a call, and of a step
 LEAST_WORK = 400_000
+LEAST_SHARE = 24_000
 
 
 def _up(size: int, multiple: int) -> int:
@@ -68,15 +69,32 @@ class Layout:
         """The input width to whole panels."""
         return _up(self.inputs, PANEL[self.dtype])
 
-    def tile_rows(self, batch: int, threads: int) -> int:
-        """Rows of a tile, so that the tiles share out evenly."""
-        least = FEWEST_ROWS if self.columns * self.width * self.size > CACHE_BYTES else 1
+    def tile_rows(self, batch: int, threads: int, shares: bool) -> int:
+        """Rows of a tile, so that the tiles share out evenly.
+
+        `shares`: threads may share a tile, so that where rows are few each reads a part of a large
+        matrix, not all of it.
+        """
+        large = self.columns * self.width * self.size > CACHE_BYTES
+        least = FEWEST_ROWS if large else 1
+        if large and shares and batch < threads * FEWEST_ROWS:
+            least = MOST_ROWS
         most_tiles = max(1, min(threads, (batch + least - 1) // least))
         tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, most_tiles)
         return (batch + tiles - 1) // tiles
 
+    def shares(self, free: bool) -> bool:
+        """Whether threads may share a tile: units in whole panels, and a `free` call."""
+        return free and not self.projecting and self.units % PANEL[self.dtype] == 0
+
+    def crew(self, batch: int, rows: int, threads: int) -> int:
+        """How many threads share each tile, where they may."""
+        tiles = (batch + rows - 1) // rows
+        worth = rows * self.columns * self.outputs // LEAST_SHARE
+        return max(1, min(threads // tiles, self.units // PANEL[self.dtype], worth))
+
     def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
-        """How many threads the work is worth."""
+        """How many threads the work is worth, one a tile."""
         work = steps * batch * self.columns * (self.inputs + self.outputs)
         tiles = (batch + rows - 1) // rows
         return max(1, min(threads, tiles, work // LEAST_WORK + 1))

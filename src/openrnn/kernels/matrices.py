@@ -33,19 +33,19 @@ def _for(dtype: str) -> dict[str, Any]:
 
     @task_kernel
     @named(dtype)
-    def transpose(job_at, task):
+    def transpose(job_at, task, team):
         job = int64_at(job_at)
         pack_transposed(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
 
     @task_kernel
     @named(dtype)
-    def pack(job_at, task):
+    def pack(job_at, task, team):
         job = int64_at(job_at)
         pack_plain(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
 
     @task_kernel
     @named(dtype)
-    def collect(job_at, task):
+    def collect(job_at, task, team):
         """out[gates, units, kept] = the sum over parts of sums[gates, padded, width]."""
         job = int64_at(job_at)
         tasks, sums, parts, part, padded, width = job[0], job[1], job[2], job[3], job[5], job[7]

@@ -2,18 +2,27 @@
 
 from dataclasses import dataclass
 
-from openrnn.kernels import launch
+from openrnn.kernels import crew, launch
 from openrnn.kernels.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a run needs beside tensors."""
+    """What a run needs beside tensors.
+
+    Args:
+        tasks: threads of a run; groups: those, or crews of them, that share nothing.
+        scratch: bytes of all groups.
+        counters: zeros behind the job, where crews meet.
+        head: the fields of `kernels.jobs` up to COUNTERS.
+    """
 
     tasks: int
-    scratch: int  # bytes of all tasks
+    groups: int
+    scratch: int
+    counters: int
     packs: bool
-    head: tuple[int, ...]  # the fields of `kernels.jobs` up to DROP
+    head: tuple[int, ...]
 
 
 def plan(
@@ -26,20 +35,26 @@ def plan(
     kept: bool,
     backward: bool,
     ragged: bool,
+    resets: bool,
 ) -> Plan:
     """The plan of a forward or backward run."""
-    rows = layout.tile_rows(batch, threads)
+    shares = crew.POSSIBLE and launch.openmp() is not None and layout.shares(not (skip or resets))
+    rows = layout.tile_rows(batch, threads, shares)
     chunk = layout.chunk(steps, rows)
-    tasks = layout.tasks(steps, batch, rows, threads)
+    groups = layout.tasks(steps, batch, rows, threads)
+    members = layout.crew(batch, rows, threads) if shares else 1
     room = (
         layout.backward_scratch(rows, chunk)
         if backward
         else layout.forward_scratch(rows, chunk, kept)
     )
     packs = launch.packs(steps, batch) or (backward and not layout.plain)
+    tasks = groups * members
     head = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
         layout.padded, layout.columns, layout.width, layout.wide,
         reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
+        members,
     )  # fmt: skip
-    return Plan(tasks, tasks * room, packs, head)
+    counters = groups * crew.LINE if members > 1 else 0
+    return Plan(tasks, groups, groups * room, counters, packs, head)

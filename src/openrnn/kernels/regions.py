@@ -1,6 +1,7 @@
 """A parallel region: the tasks of a kernel on the threads of an OpenMP library.
 
-A kernel here is a C function `kernel(job, task)` of two int64, made by `task_kernel`.
+A kernel here is a C function `kernel(job, task, team)` of three int64, made by `task_kernel`; team
+is how many tasks run at the same time.
 """
 
 from collections.abc import Callable
@@ -15,21 +16,21 @@ from openrnn.kernels.memory import int64_at
 INT = ir.IntType(64)
 
 
-def task_kernel(function: Callable[[int, int], None]) -> Any:
-    """`function(job, task)` compiled to a C function, and kept on disk."""
-    return cfunc("void(int64, int64)", cache=True, error_model="numpy")(function)
+def task_kernel(function: Callable[[int, int, int], None]) -> Any:
+    """`function(job, task, team)` compiled to a C function, and kept on disk."""
+    return cfunc("void(int64, int64, int64)", cache=True, error_model="numpy")(function)
 
 
 @intrinsic
-def _call(_, function, job, task):  # type: ignore[no-untyped-def]
-    """function(job, task), of a function's address."""
+def _call(_, function, job, task, team):  # type: ignore[no-untyped-def]
+    """function(job, task, team), of a function's address."""
 
     def emit(context: Any, builder: Any, _: Any, args: list[ir.Value]) -> ir.Value:
-        kind = ir.FunctionType(ir.VoidType(), [INT, INT])
+        kind = ir.FunctionType(ir.VoidType(), [INT, INT, INT])
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), emit
+    return types.void(*[types.int64] * 4), emit
 
 
 @intrinsic
@@ -48,5 +49,6 @@ def share(region):  # type: ignore[no-untyped-def]
     """One thread's tasks. A region: kernel, job, tasks, omp_get_thread_num, omp_get_num_threads."""
     field = int64_at(region)
     # a runtime may give fewer threads than were asked for
-    for task in range(_ask(field[3]), field[2], _ask(field[4])):  # type: ignore[call-arg]  # numba's
-        _call(field[0], field[1], task)
+    team: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
+    for task in range(_ask(field[3]), field[2], team):
+        _call(field[0], field[1], task, team)

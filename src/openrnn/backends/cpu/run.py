@@ -64,6 +64,13 @@ def _plan(*sizes: Any) -> "Plan":
     return plan(*sizes)
 
 
+def _job(fields: tuple[int, ...], plan: "Plan") -> "array[int]":
+    """The fields, and behind them the counters at which crews meet."""
+    job = array("q", fields + (0,) * plan.counters)
+    job[jobs.COUNTERS] = job.buffer_info()[0] + len(fields) * job.itemsize
+    return job
+
+
 def rows_of(tensor: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
@@ -108,11 +115,11 @@ class Run:
             w_hr = transposed(w_hr, 1, layout.width)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         fields = (
-            *plan.head, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
+            *plan.head, 0, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
             *(0,) * (jobs.TAIL - jobs.DY),
             *self._of_states((call.states, call.reset_states, finals, every)),
         )  # fmt: skip
-        launch.run(build.forward(self.cell, layout.dtype), array("q", fields), plan.tasks)
+        launch.run(build.forward(self.cell, layout.dtype), _job(fields, plan), plan.tasks)
 
     def backward(
         self,
@@ -144,15 +151,15 @@ class Run:
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         sums = None
         if weighs or self.vectors is not None:
-            sums = x.new_empty(plan.tasks, sum(layout.sums))
+            sums = x.new_empty(plan.groups, sum(layout.sums))
         dy = None if dy is None else rows_of(dy)
         fields = (
-            *plan.head, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
+            *plan.head, 0, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
             *self._beside(dy), *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
             self.direction, _address(sums),
             *self._of_states((self.call.states, self.call.reset_states, [], [], *states)),
         )  # fmt: skip
-        launch.run(build.backward(self.cell, layout.dtype), array("q", fields), plan.tasks)
+        launch.run(build.backward(self.cell, layout.dtype), _job(fields, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
     def _plan(self, kept: bool, backward: bool = False) -> "Plan":
@@ -160,6 +167,7 @@ class Run:
         return _plan(
             self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
             self.weights[0] is None, kept, backward, self.call.lengths is not None,
+            self.call.reset is not None,
         )  # fmt: skip
 
     def _beside(self, y: Tensor | None) -> tuple[int, int, int]:

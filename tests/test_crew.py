@@ -1,0 +1,129 @@
+"""Threads of the CPU backend that share a tile: the same numbers as alone, and no deadlock."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+
+import openrnn
+from openrnn import cells
+from openrnn.kernels import crew, launch
+from openrnn.kernels.layout import FEWEST_ROWS, Layout
+
+shared = pytest.mark.skipif(
+    launch.openmp() is None or not crew.POSSIBLE, reason="torch has no OpenMP whose threads we use"
+)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def layout(hidden, cell_gates=4):
+    return Layout("float32", cell_gates, 1, 0, 0, True, hidden, hidden, hidden)
+
+
+def call(layer, x, lengths=None):
+    leaf = x.detach().requires_grad_()
+    y, final = layer(leaf, lengths=lengths)
+    final = final if isinstance(final, tuple) else (final,)
+    generator = torch.Generator().manual_seed(1)
+    total = sum(
+        (out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum()
+        for out in (y, *final)
+    )
+    return [y.detach(), *(state.detach() for state in final),
+            *torch.autograd.grad(total, [leaf, *layer.parameters()])]  # fmt: skip
+
+
+@shared
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize(
+    ("count", "batch", "steps"), [(2, 1, 40), (4, 1, 3), (3, 2, 7), (6, 20, 5)]
+)
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru, cells.peephole_lstm], ids=lambda c: c.name)
+def test_alone_and_together(threads, cell, count, batch, steps, lengths):
+    """Outputs are those of one thread, bit by bit; sums over rows may be split otherwise."""
+    torch.manual_seed(0)
+    layer = openrnn.Recurrent(cell, 24, 256, 2, bidirectional=True, backend="cpu")
+    plan = layout(256).crew(batch, layout(256).tile_rows(batch, count, True), count)
+    assert plan > 1 or batch >= count
+    x = torch.randn(steps, batch, 24)
+    ends = torch.randint(0, steps + 1, (batch,)) if lengths else None
+    threads(1)
+    alone = call(layer, x, ends)
+    threads(count)
+    together = call(layer, x, ends)
+    states = 1 + len(cell.states)
+    for have, want in zip(together[:states], alone[:states]):
+        assert torch.equal(have, want)
+    for have, want in zip(together[states:], alone[states:]):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+    for have, again in zip(call(layer, x, ends), together):
+        assert torch.equal(have, again)
+
+
+@shared
+def test_a_team_that_is_smaller_than_asked_for(threads, monkeypatch):
+    """The first member of each crew does its work alone; nobody waits for who never comes."""
+    torch.manual_seed(0)
+    layer = openrnn.LSTM(24, 256, backend="cpu")
+    x = torch.randn(9, 1, 24)
+    threads(4)
+    want = call(layer, x)
+    start, number, count = launch.openmp()
+
+    def fewer(function, region, team, flags):
+        start(function, region, team - 1, flags)
+
+    monkeypatch.setattr(launch, "openmp", lambda: (fewer, number, count))
+    for have, expected in zip(call(layer, x), want):
+        assert torch.equal(have, expected)
+
+
+@shared
+def test_several_threads_call_at_once(threads):
+    """Each caller has a team of its own, more threads in all than there are cores."""
+    torch.manual_seed(0)
+    threads(2)
+    layer = openrnn.GRU(24, 256, backend="cpu")
+    x = torch.randn(30, 1, 24)
+    want, faults = call(layer, x), []
+
+    def work():
+        for _ in range(5):
+            for have, expected in zip(call(layer, x), want):
+                if not torch.equal(have, expected):
+                    faults.append((have - expected).abs().max().item())
+
+    callers = [threading.Thread(target=work) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(timeout=120)
+        assert not caller.is_alive()
+    assert not faults
+
+
+def test_who_shares_a_tile():
+    assert not layout(250).shares(True)  # units in whole panels only
+    assert not layout(256).shares(False)
+    assert layout(64).crew(1, 1, 8) == 1  # a step is too short to meet after it
+    assert layout(256).crew(1, 1, 2) == 2
+    assert layout(512).crew(1, 1, 64) == 16  # a part has a panel at least
+    large = layout(512)
+    assert large.tile_rows(32, 16, True) == 32  # one tile, of which each thread has some units
+    assert large.tile_rows(32, 16, False) == FEWEST_ROWS
+    assert large.tile_rows(32, 2, True) == 16  # rows enough for all
+
+
+@pytest.mark.parametrize(("count", "unit", "parts"), [(256, 32, 3), (64, 32, 2), (512, 32, 16)])
+def test_shares_meet_end_to_end(count, unit, parts):
+    starts = [crew.share_of(count, unit, part, parts) for part in range(parts + 1)]
+    assert starts[0] == 0
+    assert starts[-1] == count
+    assert all(a < b and (b - a) % unit == 0 for a, b in pairwise(starts))
