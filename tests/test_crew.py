@@ -45,12 +45,13 @@ def call(layer, x, lengths=None):
 @pytest.mark.parametrize(
     ("count", "batch", "steps"), [(2, 1, 40), (4, 1, 3), (5, 2, 7), (6, 20, 5)]
 )
+@pytest.mark.parametrize("hidden", [250, 256])
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru, cells.peephole_lstm], ids=lambda c: c.name)
-def test_alone_and_together(threads, cell, count, batch, steps, lengths):
+def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths):
     """Outputs are those of one thread, bit by bit; sums over rows may be split otherwise."""
     torch.manual_seed(0)
-    layer = openrnn.Recurrent(cell, 24, 256, 2, bidirectional=True, backend="cpu")
-    plan = layout(256).crew(batch, layout(256).tile_rows(batch, count, True), count)
+    layer = openrnn.Recurrent(cell, 24, hidden, 2, bidirectional=True, backend="cpu")
+    plan = layout(hidden).crew(batch, layout(hidden).tile_rows(batch, count, True), count)
     assert plan > 1 or batch >= count
     x = torch.randn(steps, batch, 24)
     ends = torch.randint(0, steps + 1, (batch,)) if lengths else None
@@ -110,7 +111,8 @@ def test_several_threads_call_at_once(threads):
 
 
 def test_who_shares_a_tile():
-    assert not layout(250).shares(True)  # units in whole panels only
+    assert layout(250).shares(True)
+    assert not layout(650).shares(True)  # its 656 padded units are no whole panels
     assert not layout(256).shares(False)
     assert layout(64).crew(1, 1, 8) == 1  # a step is too short to meet after it
     assert layout(256).crew(1, 1, 2) == 2

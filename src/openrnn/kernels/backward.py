@@ -239,10 +239,9 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     if sums != 0:
         vectors += (columns * (wide + width + 2) + outputs * padded) * SIZE
 
-    begin, end = 0, padded
-    w_begin, w_end = 0, width
-    if parts > 1:  # there is no padding then
-        begin, end = share_of(units, PANEL, part, parts), share_of(units, PANEL, part + 1, parts)
+    begin, end, w_begin, w_end = 0, padded, 0, width
+    if parts > 1:  # width and padded are the same then
+        begin, end = share_of(padded, PANEL, part, parts), share_of(padded, PANEL, part + 1, parts)
         w_begin, w_end = begin, end
     mine = begin * SIZE
     for i in range(part, rows, parts):
@@ -326,7 +325,7 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
             carry_s + (1 - now) * rows * other * SIZE + mine, other, vectors + mine, 0,
         )  # fmt: skip
         # what the cell made of padding must not enter the products
-        for i in range(live if parts == 1 else 0):
+        for i in range(live if end == padded else 0):  # the last part has the padding
             if padded > units:
                 for g in range(GATES):
                     copy(gate_r + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units)

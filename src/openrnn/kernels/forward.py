@@ -167,11 +167,10 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
     kept = job[KEPT_AT] != 0
     if kept:
         gates, gates_step = job[KEPT_AT] + start * columns * SIZE, batch * columns
-    begin, end, h_end, u_end = 0, padded, outputs, units
-    if parts > 1:  # there is no padding then
-        begin, end = share_of(units, PANEL, part, parts), share_of(units, PANEL, part + 1, parts)
-        h_end, u_end = end, end
-    mine = begin * SIZE
+    begin, end = 0, padded
+    if parts > 1:
+        begin, end = share_of(padded, PANEL, part, parts), share_of(padded, PANEL, part + 1, parts)
+    mine, h_end, u_end = begin * SIZE, min(end, outputs), min(end, units)
     # the first recurrent product is zero where nothing is carried in
     starts_blank = job[INITIAL] == 0 and (job[RESET] == 0 or job[FRESH] == 0)
 

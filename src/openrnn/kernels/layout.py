@@ -77,21 +77,21 @@ class Layout:
         """
         large = self.columns * self.width * self.size > CACHE_BYTES
         least = FEWEST_ROWS if large else 1
-        if large and shares and batch < threads * FEWEST_ROWS:
+        if large and shares and batch <= threads * FEWEST_ROWS:
             least = MOST_ROWS
         most_tiles = max(1, min(threads, (batch + least - 1) // least))
         tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, most_tiles)
         return (batch + tiles - 1) // tiles
 
     def shares(self, free: bool) -> bool:
-        """Whether threads may share a tile: units in whole panels, and a `free` call."""
-        return free and not self.projecting and self.units % PANEL[self.dtype] == 0
+        """Whether threads may share a tile: padded units in whole panels, and a `free` call."""
+        return free and not self.projecting and self.padded % PANEL[self.dtype] == 0
 
     def crew(self, batch: int, rows: int, threads: int) -> int:
         """How many threads share each tile, where they may."""
         tiles = (batch + rows - 1) // rows
         worth = rows * self.columns * self.outputs // LEAST_SHARE
-        return max(1, min(threads // tiles, self.units // PANEL[self.dtype], worth))
+        return max(1, min(threads // tiles, self.padded // PANEL[self.dtype], worth))
 
     def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
         """How many threads the work is worth, one a tile."""
