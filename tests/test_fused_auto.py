@@ -96,3 +96,17 @@ def test_regions_are_whole():
         assert 0 < loss.batch[0] <= loss.batch[1]
         assert loss.grads
         assert set(loss.cells) <= {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
+def test_torch_s_precision_is_asked_at_each_call():
+    """A choice that is remembered is one of the setting under which it was made."""
+    rnn = torch.backends.cudnn.rnn
+    before = rnn.fp32_precision
+    try:
+        rnn.fp32_precision = "tf32"
+        assert dispatch.select(problem("lstm", torch.float32)) == "fused"
+        rnn.fp32_precision = "ieee"
+        assert dispatch.select(problem("lstm", torch.float32)) == "cudnn"
+        assert dispatch.select(problem("lstm", torch.float16)) == "fused"
+    finally:
+        rnn.fp32_precision = before

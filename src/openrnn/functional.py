@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import dispatch, op, philox, reference
 from openrnn.backends.base import Call, remember_host
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, precision_of
 
 States = tuple[Tensor, ...]
 
@@ -32,11 +32,12 @@ def _choose(
     transform: bool,
     generator: bool,
     batch: int | None,
+    precision: str,
 ) -> str:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform, batch=batch, generator=generator,
+        return_states, transform, batch=batch, generator=generator, precision=precision,
     )  # fmt: skip
     return dispatch.select(problem, name)
 
@@ -44,7 +45,8 @@ def _choose(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 def _choose_in_graph(*values: Any) -> str:
     """The same choice while a compiler traces: all its arguments are constants of the graph."""
-    return _choose(*values)
+    text, _, dtype, device, *_ = values
+    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type))
 
 
 def _size_class(x: Tensor) -> int | None:
@@ -107,13 +109,15 @@ def recurrent(
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
     text = spec.text
+    more: tuple[str, ...] = ()
     if torch.compiler.is_compiling():
         choose, transform = _choose_in_graph, False
     else:
         choose, transform = _choose, _transformed()
+        more = (precision_of(spec, x.dtype, x.device.type),)
     name = choose(
         text, backend, x.dtype, x.device, grad, drops, lengths is not None, reset is not None,
-        return_states, transform, drops and generator is not None, _size_class(x),
+        return_states, transform, drops and generator is not None, _size_class(x), *more,
     )  # fmt: skip
     if name == "reference":
         problem = Problem(
@@ -216,7 +220,7 @@ def takes_packed(
     drops = spec.drops(training)
     name = _choose(
         spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
-        drops and generator is not None, None,
+        drops and generator is not None, None, precision_of(spec, x.dtype, x.device.type),
     )  # fmt: skip
     return dispatch.BACKENDS[name].packed
 

@@ -8,6 +8,7 @@ The letters, in every comment and docstring of this package:
 
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ INPUT_MODES = ("linear", "skip")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
 PRECISIONS = ("default", "ieee", "tf32")
+_SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,17 @@ def _parse(text: str) -> Spec:
     return Spec(**values)  # type: ignore[arg-type]  # the words of one spec's own text
 
 
+def precision_of(spec: Spec, dtype: torch.dtype, device: str) -> str:
+    """What float32 products on a GPU are computed in, "ieee" or "tf32".
+
+    By the spec, or else by torch's setting for recurrent networks as it is now.
+    """
+    asked = spec.precision
+    if asked == "default" and dtype == torch.float32 and device == "cuda":
+        asked = _SETTING.fp32_precision
+    return "ieee" if asked == "ieee" else "tf32"
+
+
 @dataclass(frozen=True)
 class Problem:
     """What one call asks of a network: everything by which a backend may refuse.
@@ -192,6 +205,8 @@ class Problem:
         steps: T, where known; it informs a report and never decides.
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
+        precision: of float32 products on a GPU, "ieee" or "tf32"; by default as `precision_of` says
+            when the problem is made.
     """
 
     spec: Spec
@@ -207,6 +222,12 @@ class Problem:
     steps: int | None = None
     batch: int | None = None
     generator: bool = False
+    precision: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.precision:
+            found = precision_of(self.spec, self.dtype, self.device)
+            object.__setattr__(self, "precision", found)
 
     @property
     def drops(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,10 @@ from openrnn.native.cudnn.descriptors import (
 )
 from openrnn.native.cudnn.handles import Handle, On
 from openrnn.params import size
-from openrnn.spec import Spec
+from openrnn.spec import Spec, precision_of
 
 LONGEST = 65535  # steps that a data descriptor takes
 PLANS = 256  # kept by a thread for each device
-_SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 ADD = 0  # weight gradients are added; setting them is not supported
 
 
@@ -42,10 +41,8 @@ def math_of(spec: Spec, dtype: torch.dtype) -> int:
     """Which arithmetic products may use; "default" asks torch's setting for recurrent networks."""
     if dtype in (torch.float16, torch.bfloat16):
         return TENSOR_MATH
-    precision = spec.precision
-    if precision == "default" and dtype == torch.float32:
-        precision = _SETTING.fp32_precision
-    return FMA_MATH if precision == "ieee" and dtype == torch.float32 else DEFAULT_MATH
+    ieee = dtype == torch.float32 and precision_of(spec, dtype, "cuda") == "ieee"
+    return FMA_MATH if ieee else DEFAULT_MATH
 
 
 @lru_cache(maxsize=1024)

@@ -60,7 +60,7 @@ class Fused(Backend):
 
         reasons = super().refusals(problem)
         spec = problem.spec
-        if problem.dtype == torch.float32 and _precision(spec) == "ieee":
+        if problem.dtype == torch.float32 and problem.precision == "ieee":
             reasons.append("float32 products in ieee precision, needs tf32")
         if reasons or problem.capability is None:
             return reasons
@@ -187,14 +187,6 @@ class Fused(Backend):
                     dx = dropped(call, layer - 1, dx)
                 dy = dx
         return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
-
-
-def _precision(spec: Spec) -> str:
-    """What float32 products are computed in, "tf32" or "ieee"."""
-    if spec.precision != "default":
-        return spec.precision
-    setting = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]  # made at run time
-    return "ieee" if setting == "ieee" else "tf32"
 
 
 def _laid_out(call: Call) -> Call:
