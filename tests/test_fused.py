@@ -121,6 +121,15 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             assert max(counts) <= how.per
 
 
+def test_a_slice_of_a_device_gets_smaller_grids():
+    cell = trace(cells.lstm)
+    for processors in (132, 114, 66):
+        found = plan.forward(cell, "bfloat16", 1024, 16, (9, 0), processors)
+        assert found
+        for how in found:
+            assert how.cluster * how.clusters <= processors
+
+
 def test_what_fits_nowhere_is_refused():
     def refused(hidden, capability=(9, 0), dtype=torch.bfloat16):
         spec = cells.lstm.spec(8, hidden)

@@ -1,6 +1,6 @@
 """From tiles to a kernel that is ready to launch: source, binary without spills, loaded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -54,23 +54,27 @@ def unspilled(
     return None
 
 
-def best(
+def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
-    capability: tuple[int, int], patience: int = 0,
-) -> tuple[nvrtc.Binary, Forward | Backward] | None:  # fmt: skip
-    """The kernel that the plan puts first among those without spills, for so many tiles of 8 rows.
+    capability: tuple[int, int], patience: int = 0, processors: int | None = None,
+) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
+    """Kernels without spills in the order of the plan, for so many tiles of 8 rows.
 
-    `kind` is "forward" or "backward"; None where TRIES tiles all spill.
+    `kind` is "forward" or "backward"; TRIES tiles are compiled at most.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     rank: Callable[..., tuple[Forward | Backward, ...]]
     rank = plan.forward if kind == "forward" else plan.backward
-    for how in rank(cell, dtype, hidden, 8 * tiles, capability)[:TRIES]:
+    for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
         asked = replace(how, **dict.fromkeys(flags, True))  # type: ignore[arg-type]
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
-            return found
-    return None
+            yield found
+
+
+def best(*asked: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
+    """The first of `fitting`, which takes the same; None where all spill."""
+    return next(fitting(*asked), None)
 
 
 @lru_cache(maxsize=4096)
@@ -78,20 +82,20 @@ def _kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
     patience: int,
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
-    capability = torch.cuda.get_device_capability(device)
-    found = best(kind, cell, dtype, hidden, tiles, flags, capability, patience)
-    if found is None:
-        arch = nvrtc.arch_of(capability)
-        raise NoKernelError(f"cell {cell.name} in {dtype}: no kernel for {arch} without spills")
-    made, how = found
-    taken, together = how.shared(cell, dtype), how.clusters > 1
-    kernel = nvrtc.loaded(made, how.cluster, how.threads, taken, device, together)
-    if kernel.resident < how.clusters:
-        raise NoKernelError(
-            f"cell {cell.name} in {dtype}: the device holds {kernel.resident} clusters of "
-            f"{how.cluster} blocks at once, {how.clusters} needed: is it a slice (MIG, MPS)?"
-        )
-    return kernel, how
+    about = torch.cuda.get_device_properties(device)
+    capability = about.major, about.minor
+    for made, how in fitting(
+        kind, cell, dtype, hidden, tiles, flags, capability, patience, about.multi_processor_count
+    ):
+        taken, together = how.shared(cell, dtype), how.clusters > 1
+        kernel = nvrtc.loaded(made, how.cluster, how.threads, taken, device, together)
+        if kernel.resident >= how.clusters:
+            return kernel, how
+    raise NoKernelError(
+        f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel without spills whose "
+        f"blocks {about.name} with {about.multi_processor_count} multiprocessors holds at once; "
+        'name backend="cudnn"'
+    )
 
 
 def forward(

@@ -8,7 +8,7 @@ _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0
 _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 # clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
 _H200 = ((1, 132), (2, 66), (4, 30), (8, 15), (16, 7))
-# those that share R through L2 must all be there: known for the large devices, asked at run time
+# those that share R through L2 must all be there: known for the large devices
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
 
@@ -27,9 +27,13 @@ class Limits:
     places: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, capability: tuple[int, int]) -> "Limits":
-        shared = _SHARED.get(capability, 99)
-        return cls(shared * 1024, _CLUSTER.get(capability[0], 1), _PLACES.get(capability, ()))
+    def of(cls, capability: tuple[int, int], processors: int | None = None) -> "Limits":
+        """`processors`: multiprocessors of the device at hand, where it is; a slice has fewer."""
+        shared, places = _SHARED.get(capability, 99), _PLACES.get(capability, ())
+        if processors is not None and places:
+            whole = places[0][1]
+            places = tuple((size, count * processors // whole) for size, count in places)
+        return cls(shared * 1024, _CLUSTER.get(capability[0], 1), places)
 
 
 def resident(cluster: int) -> int:

@@ -140,10 +140,11 @@ def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) ->
 
 @lru_cache(maxsize=4096)
 def forward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
-) -> tuple[Forward, ...]:
+    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
+    processors: int | None = None,
+) -> tuple[Forward, ...]:  # fmt: skip
     """The forward kernels that fit, fastest by the model first."""
-    limits = Limits.of(capability)
+    limits = Limits.of(capability, processors)
     fitting = chain(
         forwards(cell, dtype, hidden, limits),
         grid.fitting(GridForward, cell, dtype, padded(hidden), limits),
@@ -153,10 +154,11 @@ def forward(
 
 @lru_cache(maxsize=4096)
 def backward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int]
-) -> tuple[Backward, ...]:
+    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
+    processors: int | None = None,
+) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit, fastest by the model first."""
-    limits = Limits.of(capability)
+    limits = Limits.of(capability, processors)
     fitting = chain(
         backwards(cell, dtype, hidden, limits),
         grid.fitting(GridBackward, cell, dtype, padded(hidden), limits),
