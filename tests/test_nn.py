@@ -252,7 +252,7 @@ def test_a_wrong_call_raises_what_torch_raises(place):
         (
             lambda o: o(pack_padded_sequence(z(5, 2, 3), [5, 2]), reset=z(5, 2)),
             ValueError,
-            "a PackedSequence takes no lengths, reset or return_states",
+            "a PackedSequence takes no lengths, reset, return_states or padding_value",
         ),
         (
             lambda o: o(z(5, 2, 3), reset_state=(z(1, 2, 4), z(1, 2, 4))),
@@ -809,3 +809,24 @@ def test_recurrent_is_the_named_layers():
         assert isinstance(states, tuple)
         assert all(map(torch.equal, tensors(states), tensors(final)))
         assert_same(layer(x, states)[0], named(x, final)[0])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_padding_value(batch_first):
+    """Past the end it stands in y, as `pad_packed_sequence` puts it, and passes no gradient."""
+    torch.manual_seed(0)
+    layer = openrnn.GRU(3, 4, 2, batch_first=batch_first, bidirectional=True)
+    x, lengths = torch.randn(5, 5, 3, requires_grad=True), torch.tensor([3, 0, 5, 1, 5])
+    plain, final = layer(x, lengths=lengths)
+    y, same = layer(x, lengths=lengths, padding_value=-7.5)
+    ended = torch.arange(5)[:, None] >= lengths
+    ended = ended.T if batch_first else ended
+    assert (y[ended] == -7.5).all()
+    assert torch.equal(y[~ended], plain[~ended])
+    assert torch.equal(same, final)
+    weights = torch.randn_like(y)
+    (found,) = torch.autograd.grad((y * weights).sum(), x)
+    (wanted,) = torch.autograd.grad((plain * weights).sum(), x)
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(ValueError, match=r"padding_value 1\.0 needs lengths"):
+        layer(x, padding_value=1.0)

@@ -225,6 +225,15 @@ def takes_packed(
     return dispatch.BACKENDS[name].packed
 
 
+def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:
+    """y (T, B, O) with `value` for the zeros past each sequence's end; no gradient passes there."""
+    if lengths is None:
+        raise ValueError(f"padding_value {value} needs lengths: nothing is past the end of T steps")
+    steps = torch.arange(y.shape[0], device=y.device)[:, None]
+    ended = steps >= torch.as_tensor(lengths).to(y.device)
+    return y.masked_fill(ended[..., None], value)
+
+
 def packed_lengths(packed: PackedSequence) -> Tensor:
     """The lengths (B,) of packed sequences, falling, as int32 on the host."""
     sizes = packed.batch_sizes

@@ -23,7 +23,7 @@ class Layer(nn.Module):
     """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
 
     `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,
-    generator=None)`; the faces say what each returns.
+    generator=None, padding_value=0.0)`; the faces say what each returns.
     """
 
     cell: Cell
@@ -155,13 +155,14 @@ class Layer(nn.Module):
         reset_state: Any = None,
         return_states: bool = False,
         generator: torch.Generator | None = None,
+        padding_value: float = 0.0,
     ) -> Any:
         """Runs the layer; see the class for shapes."""
         checks.reset_state_alone(reset, reset_state)
         if isinstance(input, PackedSequence):
-            if lengths is not None or reset is not None or return_states:
+            if lengths is not None or reset is not None or return_states or padding_value:
                 raise ValueError(
-                    "a PackedSequence takes no lengths, reset or return_states: "
+                    "a PackedSequence takes no lengths, reset, return_states or padding_value: "
                     "pass the padded tensor with lengths instead"
                 )
             return self._forward_packed(input, hx, generator)
@@ -183,6 +184,8 @@ class Layer(nn.Module):
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         fresh = self._reset_states(reset_state, input.shape[1], batched)
         y, finals, every = self._run(input, states, lengths, reset, fresh, return_states, generator)
+        if padding_value:
+            y = functional.padded(y, lengths, padding_value)
         if not batched:
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)

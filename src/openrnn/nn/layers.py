@@ -28,6 +28,7 @@ EXTRAS = """
         reset_state: what replaces them, like hx with 1 allowed for a size; zeros by default.
         return_states: also return each state after every step, (L*D, T, B, H), differentiable.
         generator: of dropout masks; by default torch's own.
+        padding_value: what y is past the lengths in place of 0; the states of all steps stay 0.
 """
 
 
