@@ -69,6 +69,32 @@ def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths)
 
 
 @shared
+@pytest.mark.parametrize(("count", "lengths"), [(2, [3, 3, 0, 0, 0, 0]), (3, [1, 0, 0, 0, 0])])
+def test_sequences_without_steps(threads, count, lengths):
+    """Their gradients pass through while other threads already work on those with steps."""
+    torch.manual_seed(0)
+    layers = [
+        openrnn.LSTM(3, 256, dtype=torch.float64, backend=name) for name in ("cpu", "reference")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    batch, steps, ends = len(lengths), max(lengths), torch.tensor(lengths)
+    leaves = [torch.randn(steps, batch, 3, dtype=torch.float64, requires_grad=True)]
+    leaves += [torch.randn(1, batch, 256, dtype=torch.float64, requires_grad=True) for _ in "hc"]
+    weights = [torch.randn(1, batch, 256, dtype=torch.float64) for _ in "hc"]
+
+    def gradients(layer):
+        y, (h, c) = layer(leaves[0], tuple(leaves[1:]), lengths=ends)
+        total = y.sum() + (h * weights[0]).sum() + (c * weights[1]).sum()
+        return torch.autograd.grad(total, [*leaves, *layer.parameters()])
+
+    threads(count)
+    wanted = gradients(layers[1])
+    for _ in range(200):
+        for have, want in zip(gradients(layers[0]), wanted):
+            torch.testing.assert_close(have, want, rtol=0, atol=1e-9)
+
+
+@shared
 def test_a_team_that_is_smaller_than_asked_for(threads, monkeypatch):
     """The first member of each crew does its work alone; nobody waits for who never comes."""
     torch.manual_seed(0)

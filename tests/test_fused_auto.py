@@ -90,6 +90,27 @@ def test_steps_never_decide():
         assert len({dispatch.select(replace(asked, steps=t)) for t in (None, 1, 256, 9999)}) == 1
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"capability": (8, 0)}, {"capability": (12, 0)}, {"lengths": True}],
+    ids=str,
+)
+def test_nothing_is_said_of_what_was_not_measured(other):
+    lost = problem("lstm", hidden=256, batch=1)
+    assert choice.slower(lost)
+    assert choice.slower(replace(lost, **other)) is None
+    assert choice.slower(problem("lstm", hidden=256, batch=1, num_layers=2)) is None
+
+
+def test_fewer_multiprocessors_hold_less():
+    """Of what a whole device takes, a slice refuses some, so that auto goes on."""
+    whole = problem("lstm", torch.bfloat16, hidden=2048)
+    assert dispatch.select(replace(whole, processors=132)) == "fused"
+    slice_ = replace(whole, processors=60)
+    assert dispatch.select(slice_) == "cudnn"
+    assert "with 60 multiprocessors" in str(dispatch.explain(slice_))
+
+
 def test_regions_are_whole():
     for loss in choice.LOSSES:
         assert 0 < loss.hidden[0] <= loss.hidden[1]

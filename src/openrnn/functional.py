@@ -34,10 +34,14 @@ def _choose(
     batch: int | None,
     precision: str,
 ) -> str:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    capability = processors = None
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        capability, processors = (about.major, about.minor), about.multi_processor_count
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
         return_states, transform, batch=batch, generator=generator, precision=precision,
+        processors=processors,
     )  # fmt: skip
     return dispatch.select(problem, name)
 

@@ -16,7 +16,7 @@ from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, precision_of
 
 _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
@@ -44,10 +44,12 @@ class How(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _problem(how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool) -> Problem:
+def _problem(
+    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
+) -> Problem:
     return Problem(
         Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
-        how.return_states,
+        how.return_states, precision=precision,
     )  # fmt: skip
 
 
@@ -61,7 +63,9 @@ def _call(
     reset_states: Sequence[Tensor],
     seed: Tensor | None,
 ) -> Call:
-    problem = _problem(how, x.dtype, x.device.type, lengths is not None, reset is not None)
+    dtype, device = x.dtype, x.device.type
+    precision = precision_of(Spec.parse(how.spec), dtype, device)
+    problem = _problem(how, dtype, device, lengths is not None, reset is not None, precision)
     return Call(problem, x, list(states), list(params), lengths, reset, list(reset_states), seed)
 
 

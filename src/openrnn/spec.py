@@ -198,7 +198,8 @@ class Problem:
     """What one call asks of a network: everything by which a backend may refuse.
 
     Args:
-        device: the device's type, "cpu" or "cuda"; capability: its compute capability, on CUDA.
+        device: the device's type, "cpu" or "cuda"; capability: its compute capability, on CUDA;
+            processors: how many multiprocessors it has, where known.
         grad: the call keeps what backward needs.
         training: dropout between layers is on.
         transform: a `torch.func` transform or forward-mode differentiation is active.
@@ -223,6 +224,7 @@ class Problem:
     batch: int | None = None
     generator: bool = False
     precision: str = ""
+    processors: int | None = None
 
     def __post_init__(self) -> None:
         if not self.precision:

@@ -76,6 +76,8 @@ def main(job: str, out: str) -> None:
     engines = engines_of(wanted["against"], wanted["backend"])
     session = Session(wanted["device"], engines, wanted["seconds"])
     session.run(todo, Writer(Path(out), {"sources": "another commit"}), Console(stderr=True))
+    if session.ended:
+        raise SystemExit(session.ended)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        return self.error <= self.allowed
+        return math.isfinite(self.error) and self.error <= self.allowed
 
 
 @dataclass

@@ -72,6 +72,7 @@ def execute(options: Options) -> int:
         _begun(options, about)
         return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
     about["seconds"] = f"{options.seconds:g} for each engine in each mode"
+    about["against"], about["backend"] = ",".join(options.against) or "none", options.backend
     return _measure(options, device, about, old)
 
 
@@ -124,8 +125,11 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
         board.write(session.results, about, events)
     if session.ended:
         screen.print(session.ended)
-        code = code or (0 if "minutes" in session.ended else 1)
+        code = code or (0 if session.planned else 1)
     return code
+
+
+OPTIONS = ("seconds", "against", "backend")  # those by which a file's results are what they are
 
 
 def _begun(options: Options, about: Machine) -> list[Result]:
@@ -140,6 +144,10 @@ def _begun(options: Options, about: Machine) -> list[Result]:
         raise OpenRNNError(
             f"{path} is of another machine, {before.machine.get('name')}, this is {about['name']}"
         )
+    for option in OPTIONS:
+        was, now = before.machine.get(option, about.get(option)), about.get(option)
+        if was != now:
+            raise OpenRNNError(f"{path} was measured with {option} {was}, --resume with {now}")
     return list(before.results)
 
 

@@ -152,8 +152,10 @@ def read(path: Path) -> Record:
 
 
 def _text(path: Path) -> str:
+    """The whole lines of a file: the last one of a run that was killed may be half written."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        return text[: text.rfind("\n") + 1]
     except UnicodeDecodeError:
         raise OpenRNNError(f"{path} is not text: it is no file of openrnn bench") from None
 

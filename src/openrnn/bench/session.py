@@ -32,6 +32,7 @@ class Session:
     minutes: float | None = None
     results: list[Result] = field(default_factory=list)
     ended: str | None = None  # why it ended before its last row
+    planned: bool = False  # it ended as it was asked to
 
     def run(self, todo: Sequence[Todo], writer: Writer, screen: Console) -> None:
         """Measures the rows that have no result yet; what is measured is kept whatever happens."""
@@ -45,6 +46,7 @@ class Session:
                     if self.minutes is not None and monotonic() - begin > 60 * self.minutes:
                         self.ended = f"{self.minutes:g} minutes are over, {len(left) - place} rows"
                         self.ended += " are left: go on with --resume"
+                        self.planned = True
                         return
                     progress.update(task, description=f"{row.name} {precision}")
                     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """The backward time loop of one layer and direction, the same for every cell.
 
 `codegen.numba` takes the text after the first function of this file and puts another cell's
-constants and `derivative_row` above it; as it stands here the cell is rnn_tanh in float32.
+constants and `derivative_rows` above it; as it stands here the cell is rnn_tanh in float32.
 
 Rows of all steps are appended to chunk buffers; a full chunk is flushed: weight, bias and input
 gradients are products over its rows.
@@ -246,10 +246,11 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     mine = begin * SIZE
     for i in range(part, rows, parts):
         if length_of(job, start + i) == 0:
-            clear(carry_h, carry_s, width, other)
             b = row_of(job, start + i)
-            add_states(job, D_FINAL, b, carry_h, carry_s)
-            give_states(job, D_INITIAL, b, carry_h, carry_s)
+            d_h, d_s = carry_h + i * width * SIZE, carry_s + i * other * SIZE  # nobody else's
+            clear(d_h, d_s, width, other)
+            add_states(job, D_FINAL, b, d_h, d_s)
+            give_states(job, D_INITIAL, b, d_h, d_s)
 
     if part == 0:
         copy(bias, 0, 0, columns)

@@ -1,7 +1,7 @@
 """The forward time loop of one layer and direction, the same for every cell.
 
 `codegen.numba` takes the text after the first function of this file and puts another cell's
-constants and `step_row` above it; as it stands here the cell is rnn_tanh in float32.
+constants and `step_rows` above it; as it stands here the cell is rnn_tanh in float32.
 """
 
 from math import tanh

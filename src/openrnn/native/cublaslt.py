@@ -38,7 +38,8 @@ TYPES = {
 KINDS = {torch.float32: (0, 77), torch.float16: (2, 68), torch.bfloat16: (14, 68)}
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # of cublasLtMatmulDescAttributes_t
 _WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttributes_t
-_IN_FLOAT32 = 1 | 2  # split sums are added up in place or in float32, never in a 16-bit type
+# split sums are added up in float32 and always in one order; in place (1) it is the type of d
+_IN_FLOAT32 = 2
 MOST = 32 << 20  # bytes of workspace
 
 
@@ -121,7 +122,8 @@ class Plan:
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
         layouts: tuple[int, int, int, bool, bool], aligned: bool,
     ) -> None:  # fmt: skip
-        self._library, self._made = load(), list[tuple[str, int]]()
+        self._made = list[tuple[str, int]]()
+        self._library = load()
         kind, compute = KINDS[dtype]
         rows, columns, inner = sizes
         a, b, d, a_flipped, b_flipped = layouts

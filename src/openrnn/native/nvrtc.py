@@ -11,12 +11,12 @@ import json
 import os
 import re
 import struct
-import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, local
+from threading import Lock, get_ident, local
 from typing import Any
 
 import torch
@@ -125,14 +125,15 @@ def _read(path: Path, name: str, arch: str) -> Binary | None:
 def _write(path: Path, made: Binary) -> None:
     head = json.dumps(asdict(made.resources)).encode()
     body = head + b"\n" + made.code
+    # a rename is whole or not at all, however many processes write the same kernel
+    half = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a rename is whole or not at all, however many processes write the same kernel
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(hashlib.sha256(body).digest() + body)
-        os.replace(file.name, path)
+        half.write_bytes(hashlib.sha256(body).digest() + body)
+        half.replace(path)
     except OSError:  # a folder that cannot be written costs time, nothing else
-        return
+        with suppress(OSError):
+            half.unlink(missing_ok=True)
 
 
 def _compile(source: str, name: str, arch: str, title: str) -> Binary:

@@ -27,7 +27,8 @@ def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
 def lay(spec: Spec, named: dict[str, Tensor | None]) -> None:
     """Moves parameters into one new buffer in the order of `params.slots`.
 
-    Those are left alone that are not all plain, of one dtype, on one device and their shape.
+    Those are left alone that are not all plain, of one dtype, on one device and their shape, or
+    that lie so already.
     """
     laid = slots(spec)
     tensors = [tensor for slot in laid if (tensor := named.get(slot.name)) is not None]
@@ -37,7 +38,13 @@ def lay(spec: Spec, named: dict[str, Tensor | None]) -> None:
         return
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         return
-    with torch.no_grad():
+    start, size = tensors[0].data_ptr(), tensors[0].element_size()
+    if all(
+        tensor.data_ptr() == start + (slot.offset - laid[0].offset) * size
+        for slot, tensor in zip(laid, tensors)
+    ):
+        return
+    with torch.inference_mode(False), torch.no_grad():
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         for slot, tensor in zip(laid, tensors):
             tensor.data = flat.narrow(0, slot.offset, slot.size).view(slot.shape)

@@ -25,7 +25,7 @@ SMALL = {"lstm": (192, 128), "gru": (192, 128), "rnn_tanh": (384, 256), "rnn_rel
 _chosen: dict[str, str] = {}
 _lock = threading.Lock()
 _read = False
-TRIAL = 2  # counts how trials are made: what an earlier one found is not believed
+TRIAL = 3  # counts how trials are made: what an earlier one found is not believed
 
 
 def unfit(algorithm: str, problem: Problem) -> str | None:
@@ -66,6 +66,8 @@ def _key(problem: Problem, x: Tensor) -> str:
     what = "training" if problem.grad else "inference"
     sizes = "T<={} B<={}".format(*_classes(x))
     kind = str(problem.dtype).removeprefix("torch.")
+    if problem.dtype == torch.float32:
+        kind += f" {problem.precision}"
     return f"{plain} {kind} {what} {sizes} {where} trial {TRIAL}"
 
 

@@ -32,6 +32,8 @@ def compile_kernels(
 ) -> int:
     """Compiles the CUDA kernels of a layer into the cache; returns how many there are.
 
+    Left to the first call that asks for it is backward with gradients of `reset_state`.
+
     Args:
         module: a layer, such as `openrnn.LSTM`.
         dtype: of its tensors.
@@ -60,6 +62,8 @@ def compile_kernels(
         made.add(kernels.plain_binary("arrange", name, arch_of(found)))
     if grad:
         made.add(kernels.plain_binary("finish", name, arch_of(found)))
+    if grad and module.spec.drops(True):
+        made.add(kernels.plain_binary("dropout", name, arch_of(found)))
     for batch in batches:
         for kind, on in kinds.items():
             tiles = (batch + 7) // 8

@@ -72,10 +72,12 @@ class Fused(Backend):
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
         dtype = str(problem.dtype).removeprefix("torch.")
         asked = [plan.forward] + ([plan.backward] if problem.grad else [])
-        if not all(ask(cell, dtype, spec.hidden_size, 1, problem.capability) for ask in asked):
+        where = problem.capability, problem.processors
+        if not all(ask(cell, dtype, spec.hidden_size, 1, *where) for ask in asked):
             reasons.append(
                 f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel of "
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
+                + (f" with {problem.processors} multiprocessors" if problem.processors else "")
             )
         return reasons
 

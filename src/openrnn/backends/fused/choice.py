@@ -51,9 +51,15 @@ LOSSES = (
 def slower(problem: Problem) -> str | None:
     """Where a problem lies, in words, if cuDNN is faster there; None where not, or not measured.
 
-    With lengths and other biases cuDNN leaves its fast kernels, so plain calls alone are told.
+    Plain calls of one layer and direction alone are told: nothing else was measured, and with
+    lengths or other biases cuDNN leaves its fast kernels.
     """
     spec = problem.spec
-    if problem.batch is None or problem.lengths or spec.bias_mode != "double":
+    plain = (
+        problem.capability == (9, 0) and not problem.lengths and not problem.drops
+        and spec.chains == 1 and spec.bias_mode == "double" and spec.input_mode == "linear"
+        and spec.cell_clip is None
+    )  # fmt: skip
+    if problem.batch is None or not plain:
         return None
     return next((str(loss) for loss in LOSSES if loss.holds(problem, problem.batch)), None)

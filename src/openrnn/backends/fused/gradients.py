@@ -132,7 +132,9 @@ def _left(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
 
 
 def _matrix(tensor: Tensor) -> Matrix:
-    return Matrix(tensor.data_ptr(), tensor.stride(0))
+    # the stride of a single row says nothing: contiguous() leaves it as it was
+    rows, columns = tensor.shape
+    return Matrix(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
 def _recurrent(run: Run, y: Tensor, d_gates: Tensor) -> Tensor:
