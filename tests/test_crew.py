@@ -45,8 +45,11 @@ def call(layer, x, lengths=None):
 @pytest.mark.parametrize(
     ("count", "batch", "steps"), [(2, 1, 40), (4, 1, 3), (5, 2, 7), (6, 20, 5)]
 )
-@pytest.mark.parametrize("hidden", [250, 256])
-@pytest.mark.parametrize("cell", [cells.lstm, cells.gru, cells.peephole_lstm], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    ("cell", "hidden"),
+    [(cells.lstm, 256), (cells.lstm, 250), (cells.gru, 256), (cells.peephole_lstm, 250)],
+    ids=lambda value: getattr(value, "name", None),
+)
 def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths):
     """Outputs are those of one thread, bit by bit; sums over rows may be split otherwise."""
     torch.manual_seed(0)
@@ -89,7 +92,7 @@ def test_sequences_without_steps(threads, count, lengths):
 
     threads(count)
     wanted = gradients(layers[1])
-    for _ in range(200):
+    for _ in range(40):
         for have, want in zip(gradients(layers[0]), wanted):
             torch.testing.assert_close(have, want, rtol=0, atol=1e-9)
 
