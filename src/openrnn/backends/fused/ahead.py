@@ -42,6 +42,7 @@ def compile_kernels(
         capability: of the device; by default that of torch's current one. No device is needed.
 
     Raises:
+        ValueError: no capability, and no device that has one.
         CompileError: a kernel does not compile.
 
     Example:
@@ -49,6 +50,10 @@ def compile_kernels(
         >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
         True
     """
+    if capability is None and not torch.cuda.is_available():
+        raise ValueError(
+            "compile_kernels needs capability=(9, 0) or so: torch finds no CUDA device"
+        )
     found = capability or torch.cuda.get_device_capability()
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
     asked = {"lengths": lengths, "reset": reset, "every": return_states}
