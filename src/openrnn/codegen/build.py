@@ -6,7 +6,6 @@ kernel never meets an old binary. A folder that cannot be written costs time, no
 
 import hashlib
 import importlib.util
-import os
 import sys
 import tempfile
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any
 
 from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
+from openrnn.files import write_whole
 
 
 @lru_cache(maxsize=1)
@@ -56,10 +56,7 @@ def _load(source: str, title: str) -> Any:
     name = f"{title}_{digest}"
     path = folder() / f"{name}.py"
     if not path.exists():
-        # a rename is whole or not at all, however many processes write the same text
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(source)
-        os.replace(file.name, path)
+        write_whole(path, source.encode())
     spec = importlib.util.spec_from_file_location(f"openrnn_generated.{name}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import the generated kernel {path}")

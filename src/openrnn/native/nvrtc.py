@@ -8,7 +8,6 @@ import ctypes
 import hashlib
 import io
 import json
-import os
 import re
 import struct
 from contextlib import suppress
@@ -16,14 +15,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, get_ident, local
+from threading import Lock, local
 from typing import Any
 
 import torch
 
 from openrnn.errors import OpenRNNError
+from openrnn.files import write_whole
 
-OPTIONS = ("--std=c++17",)
+STANDARD = "c++17"
+OPTIONS = (f"--std={STANDARD}",)
 FORMAT = "2"  # of the files in the cache
 
 
@@ -125,22 +126,16 @@ def _read(path: Path, name: str, arch: str) -> Binary | None:
 def _write(path: Path, made: Binary) -> None:
     head = json.dumps(asdict(made.resources)).encode()
     body = head + b"\n" + made.code
-    # a rename is whole or not at all, however many processes write the same kernel
-    half = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_bytes(hashlib.sha256(body).digest() + body)
-        half.replace(path)
-    except OSError:  # a folder that cannot be written costs time, nothing else
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
+    # a folder that cannot be written costs time, nothing else
+    with suppress(OSError):
+        write_whole(path, hashlib.sha256(body).digest() + body)
 
 
 def _compile(source: str, name: str, arch: str, title: str) -> Binary:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = ProgramOptions(arch=arch, std="c++17")
+    options = ProgramOptions(arch=arch, std=STANDARD)
     try:
         code = Program(source, "c++", options).compile("cubin", logs=log).code
     except Exception as error:

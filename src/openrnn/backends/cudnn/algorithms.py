@@ -5,9 +5,8 @@ remembers the answer, in the process and in a file beside the generated kernels.
 """
 
 import json
-import os
-import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cudnn import trial
+from openrnn.files import write_whole
 from openrnn.native.cudnn.descriptors import ALGORITHMS
 from openrnn.native.cudnn.library import load
 from openrnn.spec import Problem, Spec
@@ -136,11 +136,6 @@ def _remember_file() -> None:
 
 def _write() -> None:
     """Adds to the file what this process has found; a folder that cannot be written costs time."""
-    path = _file()
-    try:
-        everything = {**_load_file(), **_chosen}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump(everything, file, indent=1, sort_keys=True)
-        os.replace(file.name, path)
-    except OSError:
-        return
+    everything = {**_load_file(), **_chosen}
+    with suppress(OSError):
+        write_whole(_file(), json.dumps(everything, indent=1, sort_keys=True).encode())

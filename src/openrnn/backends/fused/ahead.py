@@ -56,11 +56,7 @@ def compile_kernels(
         )
     found = capability or torch.cuda.get_device_capability()
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    asked = {"lengths": lengths, "reset": reset, "every": return_states}
-    flags = tuple(flag for flag, on in asked.items() if on)
-    kinds = {"forward": (*flags, "keep") if grad else flags}
-    if grad:
-        kinds["backward"] = flags
+    kinds = kernels.kinds(grad, lengths, reset, return_states)
     made = set()
     # weights are arranged for backward, and forward where H is padded
     if grad or module.spec.hidden_size % 8:

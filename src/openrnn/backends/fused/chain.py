@@ -65,7 +65,7 @@ class Chain:
         self.width = self.planes * self.units
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
-        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, Any]] = {}
+        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
     @cached_property
     def arrange(self) -> nvrtc.Kernel:
@@ -97,25 +97,23 @@ class Chain:
         )  # fmt: skip
         return out
 
-    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Forward]:
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
         """The forward kernel and its tiles; `flags` as FORWARD names them."""
-        found: tuple[nvrtc.Kernel, tiles.Forward]
-        found = self._kernel(kernels.forward, FORWARD, batch, flags)
-        return found
+        return self._kernel("forward", FORWARD, batch, flags)
 
-    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Backward]:
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
         """The backward kernel and its tiles; `flags` as BACKWARD names them."""
-        found: tuple[nvrtc.Kernel, tiles.Backward]
-        found = self._kernel(kernels.backward, BACKWARD, batch, flags)
-        return found
+        return self._kernel("backward", BACKWARD, batch, flags)
 
-    def _kernel(self, find: Any, names: tuple[str, ...], batch: int, flags: Flags) -> Any:
+    def _kernel(
+        self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
+    ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
         many = (batch + 7) // 8
-        key = (find, many, flags, kernels.PATIENCE)
+        key = (kind, many, flags, kernels.PATIENCE)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
-            found = find(self.cell, self.name, self.hidden, many, on, self.device)
+            found = kernels.kernel(kind, self.cell, self.name, self.hidden, many, on, self.device)
             self._kernels[key] = found
         return found
 

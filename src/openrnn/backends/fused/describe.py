@@ -17,11 +17,7 @@ def describe(problem: Problem) -> list[str]:
     if problem.capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    asked = {"lengths": problem.lengths, "reset": problem.reset, "every": problem.return_states}
-    flags = tuple(flag for flag, on in asked.items() if on)
-    kinds = {"forward": (*flags, "keep") if problem.grad else flags}
-    if problem.grad:
-        kinds["backward"] = flags
+    kinds = kernels.kinds(problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
     for kind, on in kinds.items():
         tiles = (batch + 7) // 8

@@ -1,10 +1,9 @@
 """Tiles of kernels whose clusters share R through L2: what fits, and a model of a step's time."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TypeVar
 
-from openrnn.backends.fused.limits import Limits, registers
+from openrnn.backends.fused.limits import Limits, filled, registers
 from openrnn.codegen.tiles import GridBackward, GridForward
 from openrnn.codegen.trace import Traced
 
@@ -48,22 +47,15 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
                     how = kind(
                         units, cluster, warps, per, tiles, 1, 0, clusters=clusters, k_warps=k_warps
                     )
-                    made = _filled(cell, dtype, how, limits.shared)
-                    if made is not None and made.feeds_all(cell, dtype):
-                        yield made
+                    if how.feeds_all(cell, dtype):
+                        yield from filled(cell, dtype, how, _free(cell, how), limits)
 
 
-def _filled(cell: Traced, dtype: str, how: How, shared: int) -> How | None:
-    """With as much of R in registers as they hold, if the rest fits shared memory."""
+def _free(cell: Traced, how: GridForward | GridBackward) -> int:
+    """Registers of a thread that are left for R."""
     rows = how.mma_rows(cell)
     sums = 4 * rows * how.tiles * max(1, 4 // max(1, rows * how.tiles))
-    free = registers(how.threads) - 66 - sums - 4 * how.tiles - 24 * (how.slots() - 1)
-    resident = max(0, min(how.pieces(cell, dtype), free // 8))
-    for stages in (4, 2):
-        made = replace(how, resident=resident, stages=stages)
-        if made.shared(cell, dtype) <= shared:
-            return made
-    return None
+    return registers(how.threads) - 66 - sums - 4 * how.tiles - 24 * (how.slots() - 1)
 
 
 def step_time(

@@ -72,6 +72,13 @@ def fitting(
             yield found
 
 
+def kinds(grad: bool, lengths: bool, reset: bool, every: bool) -> dict[str, Flags]:
+    """The kernels of a call that asks for such things, and the flags of each."""
+    asked = {"lengths": lengths, "reset": reset, "every": every}
+    flags = tuple(flag for flag, on in asked.items() if on)
+    return {"forward": (*flags, "keep"), "backward": flags} if grad else {"forward": flags}
+
+
 def best(*asked: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
     """The first of `fitting`, which takes the same; None where all spill."""
     return next(fitting(*asked), None)
@@ -82,6 +89,7 @@ def _kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
     patience: int,
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
+    """The first of `fitting` that the device holds, loaded."""
     about = torch.cuda.get_device_properties(device)
     capability = about.major, about.minor
     for made, how in fitting(
@@ -98,20 +106,11 @@ def _kernel(
     )
 
 
-def forward(
-    cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
-) -> tuple[nvrtc.Kernel, Forward]:
-    """The fastest forward kernel that spills nothing, for so many tiles of 8 rows."""
-    found: Any = _kernel("forward", cell, dtype, hidden, tiles, flags, device, PATIENCE)
-    return found  # type: ignore[no-any-return]
-
-
-def backward(
-    cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
-) -> tuple[nvrtc.Kernel, Backward]:
-    """The fastest backward kernel that spills nothing, for so many tiles of 8 rows."""
-    found: Any = _kernel("backward", cell, dtype, hidden, tiles, flags, device, PATIENCE)
-    return found  # type: ignore[no-any-return]
+def kernel(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
+) -> tuple[nvrtc.Kernel, Forward | Backward]:
+    """The fastest kernel of a kind that a device holds and that spills nothing, and its tiles."""
+    return _kernel(kind, cell, dtype, hidden, tiles, flags, device, PATIENCE)
 
 
 def launch(

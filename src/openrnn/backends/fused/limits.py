@@ -1,6 +1,13 @@
 """What an architecture gives a kernel: registers, shared memory, clusters of blocks."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.trace import Traced
+
+How = TypeVar("How", bound=Tiles)
 
 # bytes of shared memory that a block may take, and blocks of the largest cluster
 _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
@@ -44,3 +51,13 @@ def resident(cluster: int) -> int:
 def registers(threads: int) -> int:
     """Of a thread, in a block of so many: they are given to four warps at a time."""
     return min(255, 65536 // (-(-threads // 128) * 128) // 8 * 8)
+
+
+def filled(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> Iterator[How]:
+    """With as much of R in registers as `free` of them hold; nothing if the rest fits nowhere."""
+    most = max(0, min(how.pieces(cell, dtype), free // 8))
+    for stages in (4, 2):
+        made = replace(how, resident=most, stages=stages)
+        if made.shared(cell, dtype) <= limits.shared:
+            yield made
+            return

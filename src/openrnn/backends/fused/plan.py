@@ -5,18 +5,14 @@ multiprocessor; what they rest on stands in `docs/kernels.md`.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
-from typing import TypeVar
+from itertools import chain, product
 
 from openrnn.backends.fused import grid
-from openrnn.backends.fused.limits import Limits, registers, resident
+from openrnn.backends.fused.limits import Limits, filled, registers, resident
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
 from openrnn.codegen.trace import Traced
-
-How = TypeVar("How", bound=Tiles)
 
 # Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
 # takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
@@ -34,60 +30,39 @@ def padded(hidden: int) -> int:
     return -(-hidden // 8) * 8
 
 
-def _fitting(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> How | None:
-    """With as much of R in registers as `free` of them hold, if the rest fits shared memory."""
-    most = max(0, min(how.pieces(cell, dtype), free // 8))
-    for stages in (4, 2):
-        made = replace(how, resident=most, stages=stages)
-        if made.shared(cell, dtype) <= limits.shared:
-            return made
-    return None
-
-
-def forwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[Forward]:
-    """Every forward kernel that fits."""
-    units = padded(hidden)
-    groups = units // 8
+def _clusters(groups: int, limits: Limits) -> Iterator[tuple[int, int]]:
+    """Blocks of a cluster, and how many groups each owns at most."""
     for cluster in (1, 2, 4, 8, 16):
-        here = -(-groups // cluster)
-        if cluster > limits.cluster or cluster > groups:
-            continue
-        for per in (1, 2, 3, 4):
+        if cluster <= min(limits.cluster, groups):
+            yield cluster, -(-groups // cluster)
+
+
+def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Forward]:
+    """Every forward kernel of a block or cluster that fits."""
+    for cluster, here in _clusters(units // 8, limits):
+        for per, tiles, flight in product((1, 2, 3, 4), (1, 2, 4), (1, 2)):
             warps = -(-here // per)
             if warps > 16:
                 continue
-            for tiles in (1, 2, 4):
-                for flight in (1, 2):
-                    how = Forward(units, cluster, warps, per, tiles, flight, 0)
-                    rows = how.mma_rows(cell)
-                    sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
-                    extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
-                    free = registers(how.threads) - 62 - sums - extra
-                    fitting = _fitting(cell, dtype, how, free, limits)
-                    if fitting is not None:
-                        yield fitting
+            how = Forward(units, cluster, warps, per, tiles, flight, 0)
+            rows = how.mma_rows(cell)
+            sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
+            extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
+            free = registers(how.threads) - 62 - sums - extra
+            yield from filled(cell, dtype, how, free, limits)
 
 
-def backwards(cell: Traced, dtype: str, hidden: int, limits: Limits) -> Iterator[Backward]:
-    """Every backward kernel that fits."""
-    units = padded(hidden)
-    groups = units // 8
-    for cluster in (1, 2, 4, 8, 16):
-        here = -(-groups // cluster)
-        if cluster > limits.cluster or cluster > groups:
-            continue
-        for warps in (4, 8, 12, 16):
-            for tiles in (1, 2):
-                for flight in (1, 2):
-                    how = Backward(units, cluster, warps, here, tiles, flight, 0)
-                    slots = -(-here * tiles // warps)
-                    sums = 4 * how.mma_rows(cell) * tiles
-                    extra = 2 * slots * (len(kept(cell)) + flight * len(cell.states))
-                    extra += slots * (len(planes(cell)) + 2 * len(cell.unit_params))
-                    free = registers(how.threads) - 70 - sums - extra
-                    fitting = _fitting(cell, dtype, how, free, limits)
-                    if fitting is not None:
-                        yield fitting
+def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Backward]:
+    """Every backward kernel of a block or cluster that fits."""
+    for cluster, here in _clusters(units // 8, limits):
+        for warps, tiles, flight in product((4, 8, 12, 16), (1, 2), (1, 2)):
+            how = Backward(units, cluster, warps, here, tiles, flight, 0)
+            slots = how.slots()
+            sums = 4 * how.mma_rows(cell) * tiles
+            extra = 2 * slots * (len(kept(cell)) + flight * len(cell.states))
+            extra += slots * (len(planes(cell)) + 2 * len(cell.unit_params))
+            free = registers(how.threads) - 70 - sums - extra
+            yield from filled(cell, dtype, how, free, limits)
 
 
 def cycles(cell: Traced, dtype: str, how: Tiles) -> float:
@@ -144,10 +119,10 @@ def forward(
     processors: int | None = None,
 ) -> tuple[Forward, ...]:  # fmt: skip
     """The forward kernels that fit, fastest by the model first."""
-    limits = Limits.of(capability, processors)
+    units, limits = padded(hidden), Limits.of(capability, processors)
     fitting = chain(
-        forwards(cell, dtype, hidden, limits),
-        grid.fitting(GridForward, cell, dtype, padded(hidden), limits),
+        forwards(cell, dtype, units, limits),
+        grid.fitting(GridForward, cell, dtype, units, limits),
     )
     return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
 
@@ -158,9 +133,9 @@ def backward(
     processors: int | None = None,
 ) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit, fastest by the model first."""
-    limits = Limits.of(capability, processors)
+    units, limits = padded(hidden), Limits.of(capability, processors)
     fitting = chain(
-        backwards(cell, dtype, hidden, limits),
-        grid.fitting(GridBackward, cell, dtype, padded(hidden), limits),
+        backwards(cell, dtype, units, limits),
+        grid.fitting(GridBackward, cell, dtype, units, limits),
     )
     return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
