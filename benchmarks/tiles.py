@@ -77,8 +77,7 @@ def arguments(
         return torch.full(shape, -1, dtype=bits, device="cuda").view(dtype)
 
     units, gates, states = how.units, len(cell.gates), len(cell.states)
-    name = str(dtype).removeprefix("torch.")
-    record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell, name))
+    record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     sizes = (STEPS, batch, units, 0)
     if how.kind == "forward":

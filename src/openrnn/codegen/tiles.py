@@ -18,10 +18,10 @@ def kept(cell: Traced) -> tuple[str, ...]:
     return (*cell.kept, *(name for name in states if name in cell.derivative.reads))
 
 
-def record(cell: Traced, dtype: str) -> int:
-    """The values of a kept record: pairs where they are 16 bits wide, and never three."""
+def record(cell: Traced) -> int:
+    """The values of a kept record: never three beyond whole planes of four."""
     count = len(kept(cell))
-    return count + (count % 4 == 3 or (SIZES[dtype] == 2 and count % 4 == 1))
+    return count + (count % 4 == 3)
 
 
 def _share(count: int, among: int) -> int:
@@ -88,7 +88,7 @@ class Tiles(ABC):
 
     def stage(self, cell: Traced, dtype: str) -> int:
         """Bytes of the ring's entry of a slot."""
-        values = len(cell.gates) if self.kind == "forward" else 1 + record(cell, dtype)
+        values = len(cell.gates) if self.kind == "forward" else 1 + record(cell)
         return 64 * values * SIZES[dtype]
 
     def shared(self, cell: Traced, dtype: str) -> int:

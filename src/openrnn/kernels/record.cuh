@@ -4,7 +4,7 @@
 // lane's cells lie side by side, and a warp's are one run of memory.
 
 constexpr int WHOLE = KEPT / 4;  // planes of 4 values
-constexpr int REST = KEPT % 4 == 3 || (NARROW && KEPT % 4 == 1) ? KEPT % 4 + 1 : KEPT % 4;
+constexpr int REST = KEPT % 4 == 3 ? 4 : KEPT % 4;
 constexpr int RECORD = WHOLE * 4 + REST;
 
 // two cells side by side, VALUES of each from `first` on
@@ -15,8 +15,8 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
     #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
 #if NARROW
-        const float* pair = values[i * 2 / VALUES] + first + i * 2 % VALUES;
-        bits[i] = pack(pair[0], pair[1]);
+        bits[i] = pack(values[i * 2 / VALUES][first + i * 2 % VALUES],
+                       values[(i * 2 + 1) / VALUES][first + (i * 2 + 1) % VALUES]);
 #else
         bits[i] = __float_as_uint(values[i / VALUES][first + i % VALUES]);
 #endif
@@ -24,7 +24,9 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
     #pragma unroll
     for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
         word* place = reinterpret_cast<word*>(target) + i;
-        if (WORDS % 4 == 0)
+        if (WORDS == 1)
+            *place = bits[i];
+        else if (WORDS % 4 == 0)
             *reinterpret_cast<uint4*>(place) = make_uint4(bits[i], bits[i + 1], bits[i + 2], bits[i + 3]);
         else
             *reinterpret_cast<uint2*>(place) = make_uint2(bits[i], bits[i + 1]);
@@ -47,9 +49,12 @@ INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4
     #pragma unroll
     for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
         const word* place = reinterpret_cast<const word*>(source) + i;
-        const uint2 two = *reinterpret_cast<const uint2*>(place);
-        bits[i] = two.x, bits[i + 1] = two.y;
-        if (WORDS % 4 == 0) {
+        if (WORDS == 1) {
+            bits[i] = *place;
+        } else if (WORDS % 4 != 0) {
+            const uint2 two = *reinterpret_cast<const uint2*>(place);
+            bits[i] = two.x, bits[i + 1] = two.y;
+        } else {
             const uint4 four = *reinterpret_cast<const uint4*>(place);
             bits[i] = four.x, bits[i + 1] = four.y, bits[i + 2] = four.z, bits[i + 3] = four.w;
         }
@@ -57,9 +62,8 @@ INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4
     #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
 #if NARROW
-        float* pair = values[i * 2 / VALUES] + first + i * 2 % VALUES;
-        pair[0] = widen(stored(bits[i]));
-        pair[1] = widen(stored(bits[i] >> 16));
+        values[i * 2 / VALUES][first + i * 2 % VALUES] = widen(stored(bits[i]));
+        values[(i * 2 + 1) / VALUES][first + (i * 2 + 1) % VALUES] = widen(stored(bits[i] >> 16));
 #else
         values[i / VALUES][first + i % VALUES] = __uint_as_float(bits[i]);
 #endif

@@ -100,7 +100,7 @@ class Fused(Backend):
         from openrnn.backends.fused.chain import record
 
         spec, dtype = problem.spec, problem.dtype
-        size, units = record(spec, dtype), plan.padded(spec.hidden_size)
+        size, units = record(spec), plan.padded(spec.hidden_size)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
             shape = (steps, (batch + 7) // 8, units // 8, 64 * size)

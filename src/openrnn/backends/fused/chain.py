@@ -122,6 +122,6 @@ chain = lru_cache(maxsize=4096)(Chain)
 
 
 @lru_cache(maxsize=1024)
-def record(spec: Spec, dtype: torch.dtype) -> int:
+def record(spec: Spec) -> int:
     """The values of a kept record."""
-    return tiles.record(traced(spec), str(dtype).removeprefix("torch."))
+    return tiles.record(traced(spec))
