@@ -91,7 +91,7 @@ def test_a_grid_with_lengths_resets_and_states(grids, cell, hidden, batch, dtype
     def call(module, wide):
         leaves = [t.to(wide).detach().requires_grad_() for t in (x, *starts)]
         y, final = module(leaves[0], leaves[1:] if len(starts) > 1 else leaves[1], **given)
-        ends = final if len(starts) > 1 else (final,)
+        ends = final if isinstance(final, tuple) else (final,)
         generator = torch.Generator("cuda").manual_seed(0)
         total = sum(
             (out * torch.randn(out.shape, device="cuda", generator=generator).to(dtype)).sum()

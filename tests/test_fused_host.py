@@ -69,7 +69,7 @@ def test_products_of_every_layout(sizes, dtype):
                 Matrix(right.data_ptr(), right.shape[1], turned_b),
                 Matrix(out.data_ptr(), columns), add,
             )  # fmt: skip
-            error = (out.double() - add - want).norm() / want.norm()
+            error = (out.double() - float(add) - want).norm() / want.norm()
             assert error < (1e-3 if dtype == torch.float32 else 1e-2)
             found.append(out)
         assert torch.equal(found[0], found[2])
