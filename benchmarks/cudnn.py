@@ -13,7 +13,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from itertools import count
@@ -166,14 +166,15 @@ def worst(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
 
-def measure(shape: Shape) -> Iterator[dict[str, object]]:
+def measure(shape: Shape, precisions: Iterable[str] = PRECISIONS) -> Iterator[dict[str, object]]:
     """Rows of one shape: every precision, algorithm and mode."""
     torch.manual_seed(1)
     x = torch.randn(shape.T, shape.B, shape.I, device="cuda").bfloat16()
     width = shape.H * (2 if shape.both else 1)
     dy = torch.randn(shape.T, shape.B, width, device="cuda").bfloat16()
     exact = Side(make(shape, torch.float64, None), x.double(), dy.double()).both()
-    for precision, (dtype, setting, allowed) in PRECISIONS.items():
+    for precision in precisions:
+        dtype, setting, allowed = PRECISIONS[precision]
         if shape.T > LONG and precision in ("bf16", "ieee"):
             continue
         with products(setting):
@@ -277,14 +278,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rows", help="comma-separated beginnings of names; by default all")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="the others' rows stay")
     asked = parser.parse_args()
     console = Console(width=150)
-    rows: list[dict[str, object]] = []
+    precisions = asked.precisions.split(",")
+    before = json.loads(asked.json.read_text())["rows"] if asked.json and asked.json.exists() else []
+    rows: list[dict[str, object]] = [row for row in before if row["precision"] not in precisions]
     calls = list(overhead())
     for shape in SHAPES:
         if asked.rows is None or shape.name.startswith(tuple(asked.rows.split(","))):
             begin = time.perf_counter()
-            rows += measure(shape)
+            rows += measure(shape, precisions)
             torch.cuda.empty_cache()
             console.print(f"{shape.name}: {time.perf_counter() - begin:.1f} s")
             if asked.json:  # after every shape, so that a run that is cut short leaves what it has

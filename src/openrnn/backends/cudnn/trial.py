@@ -15,6 +15,9 @@ from openrnn.native.cudnn.handles import current
 from openrnn.params import size
 from openrnn.spec import Problem, Spec
 
+# cuDNN's persistent kernels approximate tanh and the sigmoid, whatever the products' precision:
+# by up to 1.3e-5 in float32, in every row of benchmarks/results/h200/cudnn.json
+ACTIVATIONS = 2.0**-15
 CHECKED = 64  # steps at most whose numbers are compared
 TIMED = 512  # steps at most that are timed: beyond them a call costs what its steps cost
 NUMBERS = 2**24  # states that a timed call computes at most, where it has more than CHECKED steps
@@ -84,13 +87,18 @@ def _run(plan: run.Plan, given: Given) -> list[Tensor]:
 
 
 def wrong(found: list[Tensor], exact: list[Tensor], fair: list[Tensor]) -> bool:
-    """Whether any tensor misses the exact one by more than thrice the standard algorithm."""
+    """Whether any tensor misses the exact one by more than thrice the standard algorithm.
+
+    In float32 it may miss by what torch.nn's own choice of algorithm misses: ACTIVATIONS.
+    """
     for have, want, usual in zip(found, exact, fair):
         scale = want.abs().max().item()
         allowed = 3 * (usual.double() - want).abs().max().item()
         # in float64 the standard algorithm is the exact one: what sums of many terms may differ by
         terms = 64.0 if have.dtype == torch.float64 else 4.0
         allowed += terms * torch.finfo(have.dtype).eps * scale
+        if have.dtype == torch.float32:
+            allowed += ACTIVATIONS * scale
         # nan compares false
         if not (have.double() - want).abs().max().item() <= allowed:
             return True
