@@ -275,7 +275,9 @@ def test_a_run_from_its_options_to_its_files(tiny_suite, tmp_path, capsys):
     assert len(read(files["a.jsonl"]).results) == 12
     show = ["bench", "--show", str(files["a.jsonl"]), "--compare", str(files["a.jsonl"])]
     assert cli.main(show) == 0
-    assert "0 of 6 times moved beyond noise" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "0 of 6 times moved beyond noise" in out
+    assert "noise: up to 5%, from run to run, or 2 standard errors of the ratio; ours alone" in out
 
 
 def check_board(folder):

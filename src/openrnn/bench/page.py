@@ -11,7 +11,15 @@ from openrnn.bench.jobs import NOTE
 from openrnn.bench.jobs import sheet as jobs_sheet
 from openrnn.bench.record import SCHEMA, Record
 from openrnn.bench.table import TIES, lines_of, summaries
-from openrnn.bench.words import Cell, Sheet, results_sheet, summary_cells
+from openrnn.bench.words import (
+    COUNTED,
+    COUNTED_NUMBERS,
+    Cell,
+    Sheet,
+    filled,
+    results_sheet,
+    summary_cells,
+)
 
 COMMAND = "openrnn bench --show benchmarks/results --page docs/benchmarks.md"
 Records = Sequence[tuple[Path, Record]]
@@ -34,6 +42,7 @@ METHOD = f"""## How it is measured
 - **Forward** is a call without gradients; **training** a call and the gradients of x and of every
   parameter.
 - **Ties.** {TIES[0].upper() + TIES[1:]}.
+  Files keep quartiles, not single repeats; what others disturbed is shown and not counted.
 - **torch.nn** is timed as its users call it, and replayed from a CUDA graph beside ours from one:
   the host's part of a call and the device's part apart. Rows that torch.nn has not are compared
   with what users run instead: PackedSequence for lengths, a loop of steps for resets, a Python
@@ -74,9 +83,6 @@ def write(place: Path, records: Records) -> None:
 
 
 def _headlines(records: Records) -> Iterator[str]:
-    heads = ("machine", "suite", "against", "precision", "mode", "rows", "mean", "least", "most",
-             "wins", "ties", "losses")  # fmt: skip
-    numbers = (False,) * 5 + (True, True, False, False) + (True,) * 3
     rows = []
     for _, record in records:
         lines = lines_of(record.results)
@@ -87,7 +93,8 @@ def _headlines(records: Records) -> Iterator[str]:
     if rows:
         yield "## All together"
         yield "Geometric means, with the least and the most of the rows beside them."
-        yield markdown.table(Sheet("", heads, numbers, tuple(rows)))
+        heads, numbers = ("machine", "suite", *COUNTED), (False, False, *COUNTED_NUMBERS)
+        yield markdown.table(filled(Sheet("", heads, numbers, tuple(rows))))
 
 
 def _section(path: Path, record: Record, place: Path) -> Iterator[str]:
