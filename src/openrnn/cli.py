@@ -14,6 +14,7 @@ import typer
 from openrnn import cells, dispatch
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
+from openrnn.bench.options import Options
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -203,7 +204,7 @@ def bench(
     peers = PEERS if against is None else _words(against.replace("none", ""))
     with refusing():
         return benchmark.execute(
-            benchmark.Options(
+            Options(
                 suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
                 seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
                 tensorboard, show or (), page, _counts(gpus),

@@ -80,9 +80,8 @@ def main(job: str, out: str) -> None:
         raise SystemExit(session.ended)
 
 
-@contextmanager
-def worktree(ref: str) -> Iterator[Path]:
-    """A folder with the files of a commit of this repository.
+def commit_of(ref: str) -> str:
+    """The commit that a name means.
 
     Raises:
         OpenRNNError: the package is not in a git repository, or there is no such commit.
@@ -92,6 +91,17 @@ def worktree(ref: str) -> Iterator[Path]:
     commit = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").stdout.strip()
     if not commit:
         raise OpenRNNError(f"--baseline: the repository has no commit {ref!r}")
+    return commit
+
+
+@contextmanager
+def worktree(ref: str) -> Iterator[Path]:
+    """A folder with the files of a commit of this repository.
+
+    Raises:
+        OpenRNNError: there is no such commit, or git cannot make the folder.
+    """
+    commit = commit_of(ref)
     with TemporaryDirectory() as place:
         folder = Path(place, "tree")
         made = _git("worktree", "add", "--detach", str(folder), commit)

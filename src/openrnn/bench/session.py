@@ -41,11 +41,12 @@ class Session:
         begin = monotonic()
         with _bar(screen) as progress:
             task = progress.add_task("", total=len(left))
+            place = 0
             try:
                 for place, (row, precision) in enumerate(left):
                     if self.minutes is not None and monotonic() - begin > 60 * self.minutes:
-                        self.ended = f"{self.minutes:g} minutes are over, {len(left) - place} rows"
-                        self.ended += " are left: go on with --resume"
+                        self.ended = f"{self.minutes:g} minutes are over, "
+                        self.ended += _rest(len(left) - place, writer)
                         self.planned = True
                         return
                     progress.update(task, description=f"{row.name} {precision}")
@@ -57,10 +58,18 @@ class Session:
                     progress.console.print(told(found), markup=False, soft_wrap=True)
                     progress.advance(task)
             except KeyboardInterrupt:
-                self.ended = "interrupted: what was measured is kept"
+                self.ended = f"interrupted, {_rest(len(left) - place, writer)}"
                 raise
             except DeviceLostError as error:
                 self.ended = str(error)
+
+
+def _rest(count: int, writer: Writer) -> str:
+    """What a run leaves that ends early, and how to go on."""
+    rows = f"{count} row{'s' * (count != 1)} left"
+    if writer.path is None:
+        return f"{rows}: with --json FILE a run could be gone on with"
+    return f"{rows}: what was measured is kept, go on with --resume --json {writer.path}"
 
 
 def _bar(screen: Console) -> Progress:
