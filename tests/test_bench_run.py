@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from openrnn import cells, cli
 from openrnn.bench import charts, command, jobs, page, profile, timer
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import Row, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
@@ -23,7 +23,7 @@ from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.measure import measure
 from openrnn.bench.record import files_of, read
-from openrnn.bench.suites import SUITES
+from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.table import Pair
 from openrnn.bench.task import Task
 from openrnn.errors import OpenRNNError
@@ -110,8 +110,20 @@ def test_the_comparison_is_bounded():
     task = bounded(
         Task(Row("long", "lstm", 3000, 40, 2, 512, modes=("forward",)), "float32", "cpu")
     )
-    assert (task.row.steps, task.row.batch) == (256, 32)
-    assert task.x.shape == (256, 32, 2)
+    assert (task.row.steps, task.row.batch) == (204, 40)
+    assert task.x.shape == (204, 40, 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_row_is_compared_at_the_batch_that_is_timed(device, monkeypatch):
+    """Tiles follow from the batch: at another one another kernel would be checked."""
+    monkeypatch.setattr(Task, "part", lambda _, *sizes: sizes)
+    for row in sized(rows_of("all"), device):
+        task = object.__new__(Task)
+        task.row, task.device = row, device
+        steps, batch = bounded(task)
+        assert batch == row.batch
+        assert steps >= min(row.steps, 16), row.name
 
 
 def test_a_gradient_that_is_zero_has_no_relative_error():
