@@ -1,6 +1,7 @@
 """`openrnn bench` from its options to its files: interruption, mistakes, other commits."""
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 import torch
 from bench_cases import MACHINE, QUICK, TINY, alone, one_thread  # noqa: F401
 
+import openrnn_command
 from openrnn import cli
-from openrnn.bench import baseline, charts, profile
+from openrnn.bench import baseline, charts, interrupt, profile
 from openrnn.bench.measure import measure
 from openrnn.bench.record import Writer, read
 from openrnn.bench.suites import SUITES
@@ -78,6 +80,37 @@ def test_ctrl_c_keeps_what_was_measured(tiny_suite, tmp_path, monkeypatch, capsy
     assert "tiny-5" not in out
     assert "interrupted, 2 rows left: what was measured is kept, go on with --resume" in err
     assert {one.row.name for one in read(path).results} == {"tiny-3"}
+
+
+def test_ctrl_c_inside_a_compiler_waits_for_its_end(tiny_suite, monkeypatch, capsys):
+    """There it may be lost, or what it kills may pass for a failure of the engine."""
+
+    def interrupted(row, *args):
+        signal.raise_signal(signal.SIGINT)
+        return measure(row, *args) if row.name == "tiny-3" else []
+
+    monkeypatch.setattr("openrnn.bench.session.measure", interrupted)
+    assert cli.main([*tiny_suite, "--against", "torch"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "nothing was measured\n"
+    assert "interrupted, 3 rows left" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), interrupt.deferred():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a second one does not wait
+        pytest.fail("it went on")
+
+
+def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("openrnn.bench.command.check", interrupted)
+    assert cli.main(["bench"]) == 130
+    assert capsys.readouterr().err.strip() == "openrnn: interrupted"
+    monkeypatch.setattr(cli, "main", interrupted)  # as if it came while modules are imported
+    assert openrnn_command.main() == 130
+    assert capsys.readouterr().err == "openrnn: interrupted\n"
 
 
 def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):

@@ -28,14 +28,17 @@ BOOT = """
 import importlib.util, sys
 source, bench, job, out = sys.argv[1:]
 sys.path.insert(0, source)
-import openrnn
-spec = importlib.util.spec_from_file_location(
-    "openrnn.bench", bench + "/__init__.py", submodule_search_locations=[bench]
-)
-openrnn.bench = sys.modules["openrnn.bench"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(openrnn.bench)
-from openrnn.bench.baseline import main
-main(job, out)
+try:
+    import openrnn
+    spec = importlib.util.spec_from_file_location(
+        "openrnn.bench", bench + "/__init__.py", submodule_search_locations=[bench]
+    )
+    openrnn.bench = sys.modules["openrnn.bench"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(openrnn.bench)
+    from openrnn.bench.baseline import main
+    main(job, out)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 
 

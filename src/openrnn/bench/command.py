@@ -92,6 +92,7 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
             session.results += found
     except KeyboardInterrupt:
         code = INTERRUPTED
+        session.ended = session.ended or "interrupted"
     _report(session.results, about, options, old)
     if events is not None:
         board.write(session.results, about, events)

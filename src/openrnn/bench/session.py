@@ -8,6 +8,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from openrnn.bench import interrupt
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.measure import DeviceLostError, measure
@@ -39,7 +40,7 @@ class Session:
         done = {(result.row, result.precision) for result in self.results}
         left = [(row, precision) for row, precision in todo if (row, precision) not in done]
         begin = monotonic()
-        with _bar(screen) as progress:
+        with _bar(screen) as progress, interrupt.deferred():
             task = progress.add_task("", total=len(left))
             place = 0
             try:
@@ -53,6 +54,7 @@ class Session:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the table shows which backend ran
                         found = measure(row, precision, self.device, self.engines, self.seconds)
+                    interrupt.check()
                     writer.add(found)
                     self.results += found
                     progress.console.print(told(found), markup=False, soft_wrap=True)
