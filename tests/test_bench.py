@@ -4,15 +4,26 @@ import json
 import math
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from bench_cases import MACHINE, TINY, result
 
-from openrnn.bench import compare, markdown, report
+from openrnn.bench import compare, markdown, page, report
 from openrnn.bench.cases import FEWEST, PRODUCTS, Row, cut, select, sized
 from openrnn.bench.engines import PEERS
 from openrnn.bench.jobs import JOBS, command, sheet
-from openrnn.bench.record import SCHEMA, Result, Trained, Writer, files_of, line, read, written
+from openrnn.bench.record import (
+    SCHEMA,
+    Record,
+    Result,
+    Trained,
+    Writer,
+    files_of,
+    line,
+    read,
+    written,
+)
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.table import faults, judged, lines_of, refusals, step_us, summaries
 from openrnn.bench.task import precision_of
@@ -278,6 +289,22 @@ def test_a_file_of_something_else(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OpenRNNError, match="is not text"):
         read(path)
+
+
+def test_the_page_goes_machine_by_machine_in_the_order_of_the_suites():
+    def record(machine, suite):
+        row = Row("a", "lstm", 10, 2, 4, 5, suite=suite)
+        found = (result(row=row), result(row=row, engine="torch", us=50.0))
+        return Path(f"{machine}/{suite}.jsonl"), Record({**MACHINE, "name": machine}, found)
+
+    records = [record("one", "users"), record("two", "custom"), record("two", "users")]
+    text = page.text(records, Path("page.md"))
+    assert [line for line in text.splitlines() if line.startswith("#")][1:-2] == [
+        "## All together", "### one", "### two", "## one: users (`users`)",
+        "## two: users (`users`)", "## two: custom (`custom`)",
+    ]  # fmt: skip
+    assert "| custom | torch.nn as called | float32 | forward | 1 | **0.50** |" in text
+    assert "(one/users-float32-ratio.png)" in text
 
 
 # the real job
