@@ -2,12 +2,17 @@
 
 import time
 
+import pytest
+import torch
+
+from openrnn.bench import timer
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine, Ready
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.record import Result
 
 TINY = Row("tiny", "lstm", 3, 2, 4, 5, suite="users")
+QUICK = 0.001  # seconds
 MACHINE = {"name": "a machine", "device": "cpu", "torch": "2", "threads": "2"}
 
 
@@ -56,3 +61,18 @@ def backward_times(factor):
 
 def fails(y):
     raise RuntimeError("\n  the kernel fell over\nand more")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Rows this small wait for threads more than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """As if no other process ran: else rows are measured again, and results depend on it."""
+    monkeypatch.setattr(timer, "foreign", lambda: None)

@@ -4,17 +4,28 @@ import json
 import math
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from bench_cases import MACHINE, TINY, result
 
-from openrnn.bench import compare, markdown, report
+from openrnn.bench import compare, markdown, page, report
 from openrnn.bench.cases import FEWEST, PRODUCTS, Row, cut, select, sized
 from openrnn.bench.engines import PEERS
 from openrnn.bench.jobs import JOBS, command, sheet
-from openrnn.bench.record import SCHEMA, Result, Trained, Writer, files_of, line, read, written
+from openrnn.bench.record import (
+    SCHEMA,
+    Record,
+    Result,
+    Trained,
+    Writer,
+    files_of,
+    line,
+    read,
+    written,
+)
 from openrnn.bench.suites import SUITES, rows_of
-from openrnn.bench.table import faults, lines_of, losses, refusals, step_us, summaries
+from openrnn.bench.table import faults, judged, lines_of, refusals, step_us, summaries
 from openrnn.bench.task import precision_of
 from openrnn.bench.words import TITLES, results_sheet, summary_sheet
 from openrnn.errors import OpenRNNError
@@ -108,26 +119,53 @@ def test_ratios_means_and_losses(lines):
     assert (torch.least.ours.row.name, torch.most.ours.row.name) == ("b", "a")
     # a graph is compared with ours from a graph, not with ours as called
     assert [pair.ratio for pair in graph.pairs] == [3.0]
-    assert [pair.ours.row.name for pair in losses(lines)] == ["b"]
+    assert [pair.ours.row.name for pair in judged(lines, "loss")] == ["b"]
     assert step_us(lines[0].results["torch"]) == 40.0
     assert [(bad.row.name, bad.status) for bad in faults(lines)] == [("d", "wrong")]
     assert refusals(lines) == {("torch", "no resets"): ["e"]}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "low", "high", "verdict"),
+    ("theirs", "spread", "repeats", "verdict"),
     [
-        (102.9, 102.9, 102.9, "tie"),  # within 3%
-        (104.0, 103.9, 104.1, "win"),
-        (96.0, 95.9, 96.1, "loss"),
-        (150.0, 100.5, 200.0, "tie"),  # the quartiles overlap
-        (150.0, 101.5, 200.0, "win"),
+        (101.9, 0.0, 1000, "tie"),  # within 2%, however well it is known
+        (102.5, 0.0, 1000, "win"),
+        (97.5, 0.0, 1000, "loss"),
+        (150.0, 1.5, 100, "win"),  # the quartiles overlap, the medians are known to 14%
+        (150.0, 1.5, 9, "tie"),  # and here to 46%
+        (50.0, 1.5, 100, "loss"),
+        (105.0, 0.2, 4, "tie"),
+        (105.0, 0.2, 100, "win"),
     ],
 )
-def test_pairs_too_close_to_call(theirs, low, high, verdict):
-    peer = result(engine="torch", us=theirs, low=low, high=high)
-    (line,) = lines_of([result(), peer])
+def test_pairs_too_close_to_call(theirs, spread, repeats, verdict):
+    """Two standard errors of the ratio, where ours has none; `spread` is the quartile range."""
+    low, high = theirs * (1 - spread / 2), theirs * (1 + spread / 2)
+    peer = result(engine="torch", us=theirs, low=low, high=high, repeats=repeats)
+    (line,) = lines_of([result(low=100.0, high=100.0), peer])
     assert line.pair("torch").verdict == verdict
+
+
+def test_what_was_disturbed_is_shown_and_not_counted():
+    loud = {"others": 0.2}
+    shaken = [
+        result("a", us=100.0), result("a", "torch", 200.0),
+        result("b", us=100.0), result("b", "torch", 10.0, **loud),
+        result("c", us=100.0, **loud), result("c", "torch", 900.0),
+        result("d", us=100.0, **loud), result("d", "loop", 900.0, **loud),
+    ]  # fmt: skip
+    lines = lines_of(shaken)
+    torch, loop = summaries(lines)
+    assert ([pair.ratio for pair in torch.pairs], torch.disturbed) == ([2.0], 2)
+    assert (loop.pairs, loop.disturbed) == ((), 1)
+    assert not judged(lines, "loss")
+    first, second = ([cell.text for cell in row] for row in summary_sheet(lines).rows)
+    assert first[3:] == ["1", "2.00", "2.00 a", "2.00 a", "1", "0", "0", "2"]
+    assert second[3:] == ["0", "-", "-", "-", "0", "0", "0", "1"]
+    assert [row[5].text for row in results_sheet(lines).rows] == ["2.00", "0.10 ~", "9.00 ~", "-"]
+    text = markdown.document(shaken, MACHINE)
+    assert "No loss; 3 disturbed, not counted." in text
+    assert "**" not in text
 
 
 def test_the_sheets_say_so(lines):
@@ -251,6 +289,22 @@ def test_a_file_of_something_else(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OpenRNNError, match="is not text"):
         read(path)
+
+
+def test_the_page_goes_machine_by_machine_in_the_order_of_the_suites():
+    def record(machine, suite):
+        row = Row("a", "lstm", 10, 2, 4, 5, suite=suite)
+        found = (result(row=row), result(row=row, engine="torch", us=50.0))
+        return Path(f"{machine}/{suite}.jsonl"), Record({**MACHINE, "name": machine}, found)
+
+    records = [record("one", "users"), record("two", "custom"), record("two", "users")]
+    text = page.text(records, Path("page.md"))
+    assert [line for line in text.splitlines() if line.startswith("#")][1:-2] == [
+        "## All together", "### one", "### two", "## one: users (`users`)",
+        "## two: users (`users`)", "## two: custom (`custom`)",
+    ]  # fmt: skip
+    assert "| custom | torch.nn as called | float32 | forward | 1 | **0.50** |" in text
+    assert "(one/users-float32-ratio.png)" in text
 
 
 # the real job

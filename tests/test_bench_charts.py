@@ -7,6 +7,7 @@ from bench_cases import result
 from openrnn.bench import charts
 from openrnn.bench.cases import Row
 from openrnn.bench.suites import SUITES
+from openrnn.bench.table import lines_of
 
 
 def fill(rows, precision="bfloat16"):
@@ -57,6 +58,16 @@ def test_a_chart_changes_with_its_numbers(tmp_path):
         path, *_ = charts.draw(found, tmp_path / str(place), "x")
         files.append(path.read_bytes())
     assert files[0] == files[1] != files[2]
+
+
+def test_what_was_disturbed_is_grey():
+    """Neither a loss nor a win is drawn of it."""
+    rows = [Row("a", "lstm", 10, 2, 4, 5, suite="users", modes=("forward",))]
+    found = [result(row=rows[0]), result(row=rows[0], engine="torch", us=50.0, others=0.2)]
+    axes = charts._ratios(lines_of(found)).axes[0]
+    assert {line.get_color() for line in axes.lines[:2]} == {charts.GREY}
+    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert labels == ["forward", "disturbed, not counted"]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_cases import TINY, Fake, backward_times, fails, slow
+from bench_cases import QUICK, TINY, Fake, alone, backward_times, fails, one_thread, slow  # noqa: F401
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
-from openrnn.bench import baseline, charts, command, jobs, page, profile, timer
-from openrnn.bench.cases import Row
+from openrnn.bench import charts, command, jobs, page, profile, timer
+from openrnn.bench.cases import Row, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
@@ -23,28 +23,12 @@ from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.measure import measure
 from openrnn.bench.record import files_of, read
-from openrnn.bench.suites import SUITES
+from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.table import Pair
 from openrnn.bench.task import Task
 from openrnn.errors import OpenRNNError
 
 ROOT = Path(__file__).parents[1]
-QUICK = 0.001  # seconds
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Rows this small wait for threads more than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """As if no other process ran: else rows are measured again, and results depend on it."""
-    monkeypatch.setattr(timer, "foreign", lambda: None)
 
 
 def by_engine(found, mode):
@@ -126,8 +110,20 @@ def test_the_comparison_is_bounded():
     task = bounded(
         Task(Row("long", "lstm", 3000, 40, 2, 512, modes=("forward",)), "float32", "cpu")
     )
-    assert (task.row.steps, task.row.batch) == (256, 32)
-    assert task.x.shape == (256, 32, 2)
+    assert (task.row.steps, task.row.batch) == (204, 40)
+    assert task.x.shape == (204, 40, 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_row_is_compared_at_the_batch_that_is_timed(device, monkeypatch):
+    """Tiles follow from the batch: at another one another kernel would be checked."""
+    monkeypatch.setattr(Task, "part", lambda _, *sizes: sizes)
+    for row in sized(rows_of("all"), device):
+        task = object.__new__(Task)
+        task.row, task.device = row, device
+        steps, batch = bounded(task)
+        assert batch == row.batch
+        assert steps >= min(row.steps, 16), row.name
 
 
 def test_a_gradient_that_is_zero_has_no_relative_error():
@@ -239,143 +235,6 @@ def test_gaps_are_where_nothing_ran():
     assert profile.gaps(spans) == [(2.0, "a", "b"), (3.0, "c", "d")]
     text = profile.summary(spans, "cuda")
     assert text == f"{25 / profile.CALLS:.1f} us a call, of which {5 / profile.CALLS:.1f} us idle"
-
-
-# the command
-
-
-@pytest.fixture
-def tiny_suite(monkeypatch):
-    rows = tuple(replace(TINY, name=f"tiny-{hidden}", hidden=hidden) for hidden in (3, 4, 5))
-    monkeypatch.setitem(SUITES, "users", rows)
-    return ["bench", "--device", "cpu", "--backend", "reference", "--seconds", str(QUICK)]
-
-
-def test_a_run_from_its_options_to_its_files(tiny_suite, tmp_path, capsys):
-    files = {name: tmp_path / name for name in ("a.jsonl", "a.md", "charts", "board")}
-    options = ["--rows", "tiny-3", "--rows", "tiny-5", "--against", "torch", "--json"]
-    options += [files["a.jsonl"], "--markdown", files["a.md"], "--charts", files["charts"]]
-    assert cli.main([*tiny_suite, *map(str, options), "--tensorboard", str(files["board"])]) == 0
-    out, err = capsys.readouterr()
-    assert "geometric mean of the ratios" in out
-    assert "torch.nn as called" in out
-    assert "tiny-3 (3x2x4x3) float32: forward" in err
-    record = read(files["a.jsonl"])
-    assert record.machine["device"] == "cpu"
-    assert [one.row.name for one in record.results] == ["tiny-3"] * 4 + ["tiny-5"] * 4
-    assert "| tiny-5 | 3x2x4x5 | float32 | training |" in files["a.md"].read_text()
-    assert [path.name for path in files["charts"].iterdir()] == ["a-users-float32-ratio.png"]
-    check_board(files["board"])
-    again = [*tiny_suite, "--json", str(files["a.jsonl"])]
-    assert cli.main(again) == 2
-    assert "is there already: go on with it by --resume" in capsys.readouterr().err
-    assert cli.main([*again, "--resume", "--against", "torch", "--minutes", "9"]) == 0
-    out, err = capsys.readouterr()
-    assert err.count("us a step") == 2  # the two modes of the row that was not measured
-    assert len(read(files["a.jsonl"]).results) == 12
-    show = ["bench", "--show", str(files["a.jsonl"]), "--compare", str(files["a.jsonl"])]
-    assert cli.main(show) == 0
-    assert "0 of 6 times moved beyond noise" in capsys.readouterr().out
-
-
-def check_board(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    tags = set(events.Tags()["scalars"])
-    assert {"us a step/tiny-3/float32/forward/torch", "ratio/tiny-5/float32/training/torch"} <= tags
-
-
-def test_ctrl_c_keeps_what_was_measured(tiny_suite, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "a.jsonl"
-
-    def interrupted(row, *args):
-        if row.name == "tiny-4":
-            raise KeyboardInterrupt
-        return measure(row, *args)
-
-    monkeypatch.setattr("openrnn.bench.session.measure", interrupted)
-    assert cli.main([*tiny_suite, "--against", "torch", "--json", str(path)]) == 130
-    out, err = capsys.readouterr()
-    assert "│ tiny-3" in out
-    assert "tiny-5" not in out
-    assert "interrupted: what was measured is kept" in err
-    assert {one.row.name for one in read(path).results} == {"tiny-3"}
-
-
-def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
-    path = tmp_path / "a.jsonl"
-    assert cli.main([*tiny_suite, "--against", "none", "--minutes", "0", "--json", str(path)]) == 0
-    out, err = capsys.readouterr()
-    assert "nothing was measured" in out
-    assert "0 minutes are over, 3 rows are left: go on with --resume" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--suite user", "suite must be one of users, deepbench, latency, scaling"),
-        ("--device tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
-        ("--device cuda", "device cuda: torch finds no CUDA device here"),
-        ("--dtype bf16", "dtype must be auto or of bfloat16, float16, tf32, float32"),
-        ("--dtype tf32", "dtype tf32 needs a CUDA device"),
-        ("--rows lmm", "no row matches 'lmm'; there are: isaac, "),
-        ("--against keras", "against must be of torch, graph, cudnn, packed, loop"),
-        ("--backend cudn", "backend must be auto or one of"),
-        ("--seconds 0", "seconds must be positive, got 0.0"),
-        ("--compare {tmp}/none", "{tmp}/none: No such file or directory"),
-        ("--show {tmp}/none", "there are no results at {tmp}/none"),
-        ("--page {tmp}/x.md", "--page is made of written results: name them with --show"),
-        ("--baseline nonsense --rows sb3 --minutes 0", "--baseline: the repository has no commit"),
-        ("--profile nothing", "no row matches 'nothing'"),
-        ("--suite train --gpus two", "gpus must be counts, as 1,2, got 'two'"),
-    ],
-)
-def test_mistakes_in_options(options, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    words = options.format(tmp=tmp_path).split()
-    if "--baseline" in words:
-        monkeypatch.setattr("openrnn.bench.session.Session.run", lambda *_: None)
-    assert cli.main(["bench", *words]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("openrnn: ")
-    assert says.format(tmp=tmp_path) in err
-    assert err.count("\n") == 1
-
-
-def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
-    monkeypatch.setattr(charts, "find_spec", lambda _: None)
-    assert cli.main(["bench", "--charts", "x"]) == 2
-    wanted = "charts need the package matplotlib: pip install 'openrnn[bench]'"
-    assert capsys.readouterr().err == f"openrnn: {wanted}\n"
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert cli.main(["bench", "--rows", "sb3", "--tensorboard", "x", "--device", "cpu"]) == 2
-    assert "--tensorboard needs the package tensorboard" in capsys.readouterr().err
-
-
-def test_a_row_is_profiled(tiny_suite, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(profile, "FOLDER", tmp_path)
-    assert cli.main([*tiny_suite, "--profile", "tiny-4"]) == 0
-    out = capfd.readouterr().out
-    assert "tiny-4 (3x2x4x4) float32 forward, reference, 5 calls" in out
-    assert "aten::linear" in out
-    assert "widest gaps" in out
-    for mode in TINY.modes:
-        trace = json.loads((tmp_path / f"tiny-4-float32-{mode}.trace.json").read_text())
-        assert trace["traceEvents"]
-
-
-def test_another_commit_runs_the_rows(tmp_path):
-    """This commit's own sources, from a worktree, in a process of their own."""
-    if baseline._git("rev-parse", "HEAD").returncode:
-        pytest.skip("the tests are not in a git repository")
-    trees = baseline._git("worktree", "list").stdout
-    found = baseline.measure_at("HEAD", [(TINY, "float32")], "cpu", ["torch"], "reference", QUICK)
-    assert {(one.engine, one.mode, one.status) for one in found} == {
-        (engine, mode, "ok") for engine in ("openrnn", "torch") for mode in TINY.modes
-    }
-    assert baseline._git("worktree", "list").stdout == trees
 
 
 # the real job and the page

@@ -1,6 +1,8 @@
 """`explain`: the same table from a layer, a spec or a problem; it prints and runs nothing."""
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,21 @@ def test_measures_if_asked(grad):
     assert row.details[-1].startswith(f"{what} of 7 steps of B 5: ")
     assert row.details[-1] in str(table)
     assert not any(other.details for other in table.rows if other is not row)
+
+
+def test_asks_and_measures_the_device_that_the_module_is_on(monkeypatch):
+    asked, about = [], types.SimpleNamespace(major=9, minor=0, multi_processor_count=60)
+    module = sys.modules["openrnn.explain"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda where: asked.append(where) or about
+    )
+    monkeypatch.setattr(module, "measured", lambda *given: asked.append(given[2]) or "measured")
+    table = openrnn.explain(
+        cells.lstm.spec(3, 4), device="cuda:1", backend="reference", measure=True, quiet=True
+    )
+    assert asked == [torch.device("cuda:1")] * 2
+    assert (table.problem.capability, table.problem.processors) == ((9, 0), 60)
 
 
 def test_quiet(capsys):

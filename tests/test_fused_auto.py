@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from openrnn import cells, dispatch
-from openrnn.backends.fused import choice
+from openrnn.backends.fused import choice, kernels
+from openrnn.backends.fused import describe as described
 from openrnn.spec import Problem
 
 HOPPER = (9, 0)
@@ -109,6 +110,13 @@ def test_fewer_multiprocessors_hold_less():
     slice_ = replace(whole, processors=60)
     assert dispatch.select(slice_) == "cudnn"
     assert "with 60 multiprocessors" in str(dispatch.explain(slice_))
+
+
+def test_what_is_described_is_planned_for_the_multiprocessors_there(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "best", lambda *given, **more: asked.append(more))
+    described.describe(replace(problem("lstm", torch.bfloat16, hidden=2048), processors=60))
+    assert {more["processors"] for more in asked} == {60}
 
 
 def test_regions_are_whole():

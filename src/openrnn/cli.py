@@ -14,6 +14,7 @@ import typer
 from openrnn import cells, dispatch
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
+from openrnn.bench.options import Options
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -201,14 +202,18 @@ def bench(
     compared with float64. Ctrl-C keeps what was measured.
     """
     peers = PEERS if against is None else _words(against.replace("none", ""))
-    with refusing():
-        return benchmark.execute(
-            benchmark.Options(
-                suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
-                seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
-                tensorboard, show or (), page, _counts(gpus),
-            )
-        )  # fmt: skip
+    try:
+        with refusing():
+            return benchmark.execute(
+                Options(
+                    suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
+                    seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
+                    tensorboard, show or (), page, _counts(gpus),
+                )
+            )  # fmt: skip
+    except KeyboardInterrupt:  # of which typer makes a code without a word
+        _say("openrnn: interrupted")
+        return benchmark.INTERRUPTED
 
 
 def _words(text: str) -> list[str]:

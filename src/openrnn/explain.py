@@ -64,7 +64,7 @@ def explain(
         'reference'
     """
     if isinstance(what, Problem):
-        problem, name = what, backend or "auto"
+        problem, name, where = what, backend or "auto", torch.device(what.device)
     else:
         layer = what if isinstance(what, Layer | CellModule) else None
         spec = _spec(what)
@@ -75,8 +75,10 @@ def explain(
         like = data if data is not None else next(iter(weights), None)
         where = torch.device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
+        processors = None
         if where.type == "cuda" and capability is None and torch.cuda.is_available():
-            capability = torch.cuda.get_device_capability(where)
+            about = torch.cuda.get_device_properties(where)
+            capability, processors = (about.major, about.minor), about.multi_processor_count
         if grad is None:
             leaves = weights if data is None else [data, *weights]
             keeps = layer is None or any(tensor.requires_grad for tensor in leaves)
@@ -85,27 +87,27 @@ def explain(
         name = backend or (layer.backend if layer else "auto")
         problem = Problem(
             spec, kind, where.type, capability, grad, trains, lengths, reset, return_states,
-            transform, steps, batch,
+            transform, steps, batch, processors=processors,
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
-        more = (measured(problem, table.chosen),) if measure else ()
+        more = (measured(problem, table.chosen, where),) if measure else ()
         table = dispatch.described(table, *more)
     if not quiet:
         print(table)  # what the function is for
     return table
 
 
-def measured(problem: Problem, backend: str) -> str:
+def measured(problem: Problem, backend: str, device: torch.device) -> str:
     """What a step of a problem takes on a backend: the median of calls, in words."""
     spec = problem.spec
-    kind: Any = {"device": problem.device, "dtype": problem.dtype}
+    kind: Any = {"device": device, "dtype": problem.dtype}
     steps, batch = problem.steps or STEPS, problem.batch or 1
     scale = spec.hidden_size**-0.5
     weights = [scale * (2 * torch.rand(slot.shape, **kind) - 1) for slot in module_slots(spec)]
     x = torch.randn(steps, batch, spec.input_size, **kind).requires_grad_(problem.grad)
     lengths = torch.full((batch,), steps) if problem.lengths else None
-    reset = torch.rand(steps, batch, device=problem.device) < 0.03 if problem.reset else None
+    reset = torch.rand(steps, batch, device=device) < 0.03 if problem.reset else None
     leaves = [tensor.requires_grad_(problem.grad) for tensor in (x, *weights)]
 
     def call() -> None:
@@ -116,7 +118,7 @@ def measured(problem: Problem, backend: str) -> str:
         if problem.grad:
             torch.autograd.grad(y, leaves, y.detach())
         if problem.device == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
 
     times = []
     with torch.set_grad_enabled(problem.grad):

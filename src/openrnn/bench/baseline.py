@@ -28,14 +28,17 @@ BOOT = """
 import importlib.util, sys
 source, bench, job, out = sys.argv[1:]
 sys.path.insert(0, source)
-import openrnn
-spec = importlib.util.spec_from_file_location(
-    "openrnn.bench", bench + "/__init__.py", submodule_search_locations=[bench]
-)
-openrnn.bench = sys.modules["openrnn.bench"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(openrnn.bench)
-from openrnn.bench.baseline import main
-main(job, out)
+try:
+    import openrnn
+    spec = importlib.util.spec_from_file_location(
+        "openrnn.bench", bench + "/__init__.py", submodule_search_locations=[bench]
+    )
+    openrnn.bench = sys.modules["openrnn.bench"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(openrnn.bench)
+    from openrnn.bench.baseline import main
+    main(job, out)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 
 
@@ -80,9 +83,8 @@ def main(job: str, out: str) -> None:
         raise SystemExit(session.ended)
 
 
-@contextmanager
-def worktree(ref: str) -> Iterator[Path]:
-    """A folder with the files of a commit of this repository.
+def commit_of(ref: str) -> str:
+    """The commit that a name means.
 
     Raises:
         OpenRNNError: the package is not in a git repository, or there is no such commit.
@@ -92,6 +94,17 @@ def worktree(ref: str) -> Iterator[Path]:
     commit = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").stdout.strip()
     if not commit:
         raise OpenRNNError(f"--baseline: the repository has no commit {ref!r}")
+    return commit
+
+
+@contextmanager
+def worktree(ref: str) -> Iterator[Path]:
+    """A folder with the files of a commit of this repository.
+
+    Raises:
+        OpenRNNError: there is no such commit, or git cannot make the folder.
+    """
+    commit = commit_of(ref)
     with TemporaryDirectory() as place:
         folder = Path(place, "tree")
         made = _git("worktree", "add", "--detach", str(folder), commit)

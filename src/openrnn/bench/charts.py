@@ -107,12 +107,12 @@ def _ratios(lines: list[Line]) -> "Figure":
             continue
         peers[line.row] = HEADS[pair.peer.engine]
         place = rows.index(line.row) + (0.17 if line.mode == "training" else -0.17)
-        colour = RED if pair.verdict == "loss" else COLOURS[line.mode]
+        colour = _colour(pair, line.mode)
         axes.plot([1, pair.ratio], [place, place], color=colour, lw=2.2, alpha=0.55, zorder=1)
         axes.plot([pair.ratio], [place], "o", color=colour, ms=5)
         graph = line.pair("graph")
         if graph:
-            edge = RED if graph.verdict == "loss" else COLOURS[line.mode]
+            edge = _colour(graph, line.mode)
             axes.plot([graph.ratio], [place], "o", mfc="white", mec=edge, ms=5, zorder=3)
     axes.set_yticks(range(len(rows)), [f"{row.name}  ({peers.get(row, '-')})" for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -129,13 +129,22 @@ def _ratios(lines: list[Line]) -> "Figure":
     return figure
 
 
+def _colour(pair: Pair, mode: str) -> str:
+    return {"loss": RED, "disturbed": GREY}.get(pair.verdict, COLOURS[mode])
+
+
 def _marks(lines: Sequence[Line]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     modes = dict.fromkeys(line.mode for line in lines)
     made = [Line2D([], [], color=COLOURS[mode], marker="o", label=mode) for mode in modes]
-    if any((pair := usual(line)) and pair.verdict == "loss" for line in lines):
-        made.append(Line2D([], [], color=RED, marker="o", label="we are slower"))
+    pairs = (pair for line in lines for pair in (usual(line), line.pair("graph")))
+    verdicts = {pair.verdict for pair in pairs if pair}
+    for verdict, colour, label in (
+        ("loss", RED, "we are slower"), ("disturbed", GREY, "disturbed, not counted"),
+    ):  # fmt: skip
+        if verdict in verdicts:
+            made.append(Line2D([], [], color=colour, marker="o", label=label))
     if any(line.pair("graph") for line in lines):
         label = "both from a CUDA graph"
         made.append(Line2D([], [], marker="o", mfc="white", mec=GREY, ls="", label=label))

@@ -11,13 +11,15 @@ from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.ours import plain
 from openrnn.bench.task import PRECISIONS, Task, products
 
-# the comparison of a long or wide row is bounded: steps, and states of all steps (memory)
-STEPS, STATES = 256, {"cpu": 2**22, "cuda": 2**26}
+# the comparison of a long or wide row is bounded: steps, and states of all steps (memory); before
+# so few steps are left, it is steps that are cut: a kernel's tiles are chosen by the batch
+STEPS, FEW, STATES = 256, 4, {"cpu": 2**22, "cuda": 2**26}
 RULE = (
     f"y and, in training, the gradients of x and of every parameter are compared with the "
-    f"reference in float64 on the same numbers, on the first {STEPS} steps at most (and fewer rows "
-    f"of the batch where memory asks for it); an engine is wrong where the norm of a difference, "
-    f"relative to the norm, exceeds "
+    f"reference in float64 on the same numbers, at the batch that is timed and on the first "
+    f"{STEPS} steps at most (fewer where memory asks for it, and only below {FEW} of them fewer "
+    f"rows of the batch; `checked` in the files); an engine is wrong where the norm of a "
+    f"difference, relative to the norm, exceeds "
     + ", ".join(f"{name} {kind.allowed:.0e}" for name, kind in PRECISIONS.items())
     + " and twice the error of the plain reference in the same precision"
 )
@@ -80,9 +82,9 @@ def outputs(ready: Ready, mode: str) -> dict[str, Tensor]:
 def bounded(task: Task) -> Task:
     """The part of a task on which engines are compared."""
     row = task.row
-    steps = min(row.steps, STEPS)
-    states = STATES["cpu" if task.device == "cpu" else "cuda"]
-    batch = min(row.batch, max(1, states // (steps * row.hidden * row.spec.chains)))
+    states = STATES["cpu" if task.device == "cpu" else "cuda"] // (row.hidden * row.spec.chains)
+    steps = min(row.steps, STEPS, max(FEW, states // row.batch))
+    batch = min(row.batch, max(1, states // steps))
     return task.part(steps, batch)
 
 

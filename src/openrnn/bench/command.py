@@ -1,17 +1,16 @@
 """`openrnn bench` from its options to its last line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from openrnn import dispatch
 from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page, profile, report
 from openrnn.bench.cases import Row, select, sized
 from openrnn.bench.compare import as_baseline
-from openrnn.bench.engines import PEERS, engines_of
+from openrnn.bench.engines import engines_of
+from openrnn.bench.options import Options, check, check_places
 from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
@@ -21,45 +20,14 @@ from openrnn.errors import OpenRNNError
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `openrnn bench` was asked for; see its help."""
-
-    suite: str = "users"
-    device: str = "auto"
-    dtype: Sequence[str] = ("auto",)
-    rows: Sequence[str] = ()
-    against: Sequence[str] = PEERS
-    backend: str = "auto"
-    seconds: float = 0.2
-    minutes: float | None = None
-    json: Path | None = None
-    resume: bool = False
-    markdown: Path | None = None
-    charts: Path | None = None
-    compare: Path | None = None
-    baseline: str | None = None
-    profile: str | None = None
-    tensorboard: Path | None = None
-    show: Sequence[Path] = ()
-    page: Path | None = None
-    gpus: Sequence[int] = (1,)
-
-
 def execute(options: Options) -> int:
     """Runs the command; returns 0, 130 after Ctrl-C, or 1 where the GPU was lost.
 
     Raises:
         ValueError, OpenRNNError: in one sentence, what was asked for and cannot be.
     """
-    dispatch.check_name(options.backend)
-    if not options.seconds > 0:
-        raise ValueError(f"seconds must be positive, got {options.seconds}")
-    if options.charts or options.page:
-        charts.need()
+    check(options)
     old = read(options.compare) if options.compare else None
-    if options.page and not options.show:
-        raise ValueError("--page is made of written results: name them with --show")
     if options.show:
         return _show(options, old)
     device = _device(options.device)
@@ -69,6 +37,9 @@ def execute(options: Options) -> int:
         return 0
     about = machine.describe(device)
     if options.suite == "train":
+        if device == "cpu" and tuple(options.gpus) != Options.gpus:
+            raise ValueError("--gpus needs a CUDA device")
+        check_places(options)
         _begun(options, about)
         return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
     about["seconds"] = f"{options.seconds:g} for each engine in each mode"
@@ -103,6 +74,7 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
     session = Session(
         device, engines_of(options.against, options.backend), options.seconds, options.minutes
     )
+    check_places(options)
     session.results = _begun(options, about)
     events = board.writer_of(options.tensorboard) if options.tensorboard else None
     screen = Console(stderr=True, highlight=False)
@@ -120,11 +92,14 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
             session.results += found
     except KeyboardInterrupt:
         code = INTERRUPTED
+        session.ended = session.ended or "interrupted"
     _report(session.results, about, options, old)
     if events is not None:
         board.write(session.results, about, events)
     if session.ended:
-        screen.print(session.ended)
+        if options.baseline:
+            session.ended += f"; {options.baseline} was not run"
+        screen.print(session.ended, markup=False, soft_wrap=True)
         code = code or (0 if session.planned else 1)
     return code
 
@@ -170,6 +145,8 @@ def _show(options: Options, old: Record | None) -> int:
     """What written files say: tables, charts, the page."""
     paths = list(files_of(options.show))
     records = [(path, read(path)) for path in paths]
+    _check_shown(options, paths)
+    check_places(options)
     if options.page:
         page.write(options.page, records)
         return 0
@@ -182,6 +159,14 @@ def _show(options: Options, old: Record | None) -> int:
         if record.trained:
             report.console().print(report.rendered(jobs.sheet(record.trained)))
     return 0
+
+
+def _check_shown(options: Options, paths: Sequence[Path]) -> None:
+    """Refuses to write what several files say over each other."""
+    if options.markdown and len(paths) > 1:
+        raise ValueError(f"--markdown is of one file of results, --show names {len(paths)}")
+    if options.charts and len({path.stem for path in paths}) < len(paths):
+        raise ValueError("--charts are named after their files, of which --show has two of a name")
 
 
 SUITE_NAMES = (*SUITES, "train", "all")

@@ -5,11 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from openrnn.bench.record import Machine, Result
-from openrnn.bench.table import GRAPHED, OURS, same
-from openrnn.bench.timer import DISTURBED
+from openrnn.bench.table import ERRORS, GRAPHED, OURS, quiet, same
 
-# quartiles of one run do not hold what changes from run to run: 5% on top of them
+# the spread of one run does not hold what changes from run to run
 BETWEEN = 0.05
+NOISE = (
+    f"noise: up to {100 * BETWEEN:.0f}%, from run to run, or {ERRORS} standard errors of the ratio"
+)
+DRIFT = "ours alone are told, each over the median by which its row's peers moved"
 MINE = (OURS, GRAPHED)
 ALIKE = ("device", "name", "threads", "torch", "cudnn", "driver_version")
 
@@ -63,11 +66,6 @@ def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tupl
         ]
     found = [pair for pair in pairs if pair.beyond]
     return sorted(found, key=lambda pair: max(pair.ratio, 1 / pair.ratio), reverse=True), len(pairs)
-
-
-def quiet(result: Result) -> bool:
-    """Whether it was timed, and no other process disturbed that."""
-    return result.us is not None and (result.others or 0.0) <= DISTURBED
 
 
 def differences(before: Machine, now: Machine) -> list[str]:

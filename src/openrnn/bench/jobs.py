@@ -70,6 +70,7 @@ def execute(
                     found.append(run)
     except KeyboardInterrupt:
         code = 130
+        screen.print(f"interrupted, {len(found)} runs are kept")
     out = report.console()
     out.print(report.rendered(sheet(found)))
     out.print(NOTE)

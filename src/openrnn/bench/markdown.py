@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from openrnn.bench.record import Machine, Result
 from openrnn.bench.table import TIES, Line, faults, lines_of
 from openrnn.bench.words import (
+    DISTURBED_NOTE,
     Cell,
     Sheet,
     fault_line,
     losses_sheet,
+    losses_title,
     refusal_lines,
     results_sheet,
     summary_sheet,
 )
 
-NOTES = f"Bold: we are slower. `=`: {TIES}. `~`: other processes took more than 5% of a core."
+NOTES = f"Bold: we are slower. `=`: {TIES}. `~`: {DISTURBED_NOTE}."
 
 
 def document(results: Sequence[Result], machine: Machine) -> str:
@@ -32,10 +34,10 @@ def sections(lines: Sequence[Line]) -> Iterator[str]:
         yield table(summary)
     lost = losses_sheet(lines)
     if lost.rows:
-        yield f"Losses, {len(lost.rows)}, the worst first:"
+        yield f"{losses_title(lines)}:"
         yield table(lost)
     elif summary.rows:
-        yield "No loss."
+        yield f"{losses_title(lines)}."
     found = [fault_line(result) for result in faults(lines)]
     found += [f"refused: {text}" for text in refusal_lines(lines)]
     if found:

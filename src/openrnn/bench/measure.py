@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from openrnn.bench import timer
+from openrnn.bench import interrupt, timer
 from openrnn.bench.cases import Row
 from openrnn.bench.check import Judge, bounded, outputs
 from openrnn.bench.engines.base import Engine, Ready
@@ -159,6 +159,7 @@ def reason_of(error: Exception) -> str:
     Raises:
         DeviceLostError: the failure is one after which the GPU answers no more.
     """
+    interrupt.check()  # a compiler's own processes end by the same Ctrl-C
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
         return "out of GPU memory"

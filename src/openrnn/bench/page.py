@@ -10,8 +10,17 @@ from openrnn.bench.check import RULE
 from openrnn.bench.jobs import NOTE
 from openrnn.bench.jobs import sheet as jobs_sheet
 from openrnn.bench.record import SCHEMA, Record
+from openrnn.bench.suites import SUITES
 from openrnn.bench.table import TIES, lines_of, summaries
-from openrnn.bench.words import Cell, Sheet, results_sheet, summary_cells
+from openrnn.bench.words import (
+    COUNTED,
+    COUNTED_NUMBERS,
+    Cell,
+    Sheet,
+    filled,
+    results_sheet,
+    summary_cells,
+)
 
 COMMAND = "openrnn bench --show benchmarks/results --page docs/benchmarks.md"
 Records = Sequence[tuple[Path, Record]]
@@ -34,6 +43,7 @@ METHOD = f"""## How it is measured
 - **Forward** is a call without gradients; **training** a call and the gradients of x and of every
   parameter.
 - **Ties.** {TIES[0].upper() + TIES[1:]}.
+  Files keep quartiles, not single repeats; what others disturbed is shown and not counted.
 - **torch.nn** is timed as its users call it, and replayed from a CUDA graph beside ours from one:
   the host's part of a call and the device's part apart. Rows that torch.nn has not are compared
   with what users run instead: PackedSequence for lengths, a loop of steps for resets, a Python
@@ -56,6 +66,7 @@ holds a new run against them."""
 
 def text(records: Records, place: Path) -> str:
     """The page, for a file at `place`: what stands in the records, and links relative to there."""
+    records = _ordered(records)
     parts = [INTRODUCTION, *_headlines(records)]
     for path, record in records:
         if record.results:
@@ -73,21 +84,36 @@ def write(place: Path, records: Records) -> None:
     place.write_text(text(records, place), encoding="utf-8")
 
 
+def _ordered(records: Records) -> Records:
+    """The files machine by machine, each in the order of the suites."""
+    machines = list(dict.fromkeys(record.machine["name"] for _, record in records))
+    suites = list(SUITES)
+
+    def place(item: tuple[Path, Record]) -> tuple[int, int]:
+        _, record = item
+        found = (suites.index(one.row.suite) for one in record.results if one.row.suite in suites)
+        return machines.index(record.machine["name"]), min(found, default=len(suites))
+
+    return sorted(records, key=place)
+
+
 def _headlines(records: Records) -> Iterator[str]:
-    heads = ("machine", "suite", "against", "precision", "mode", "rows", "mean", "least", "most",
-             "wins", "ties", "losses")  # fmt: skip
-    numbers = (False,) * 5 + (True, True, False, False) + (True,) * 3
-    rows = []
+    tables: dict[str, list[tuple[Cell, ...]]] = {}
     for _, record in records:
         lines = lines_of(record.results)
         for suite in dict.fromkeys(line.row.suite for line in lines):
             mine = [line for line in lines if line.row.suite == suite]
-            first = Cell(record.machine["name"]), Cell(suite)
-            rows += [(*first, *summary_cells(summary)) for summary in summaries(mine)]
-    if rows:
+            found = sorted(summaries(mine), key=lambda one: one.precision)
+            rows = [(Cell(suite), *summary_cells(summary)) for summary in found]
+            tables.setdefault(record.machine["name"], []).extend(rows)
+    if any(tables.values()):
         yield "## All together"
         yield "Geometric means, with the least and the most of the rows beside them."
-        yield markdown.table(Sheet("", heads, numbers, tuple(rows)))
+    for machine, rows in tables.items():
+        if rows:
+            yield f"### {machine}"
+            heads, numbers = ("suite", *COUNTED), (False, *COUNTED_NUMBERS)
+            yield markdown.table(filled(Sheet("", heads, numbers, tuple(rows))))
 
 
 def _section(path: Path, record: Record, place: Path) -> Iterator[str]:

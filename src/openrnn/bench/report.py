@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from openrnn.bench.compare import differences, moved
+from openrnn.bench.compare import DRIFT, NOISE, differences, moved
 from openrnn.bench.record import Machine, Record, Result
 from openrnn.bench.table import TIES, faults, lines_of
 from openrnn.bench.words import (
+    DISTURBED_NOTE,
     Sheet,
     fault_line,
     losses_sheet,
@@ -19,7 +20,14 @@ from openrnn.bench.words import (
     summary_sheet,
 )
 
-STYLES = {"win": "green", "loss": "bold red", "tie": "yellow", "fault": "bold red", "": ""}
+STYLES = {
+    "win": "green",
+    "loss": "bold red",
+    "tie": "yellow",
+    "disturbed": "dim",
+    "fault": "bold red",
+    "": "",
+}
 WIDTH = 140  # of a file or pipe
 
 
@@ -40,13 +48,13 @@ def show(results: Sequence[Result], machine: Machine, out: Console) -> None:
     if summary.rows:
         out.print(rendered(summary))
     lost = losses_sheet(lines)
-    out.print(rendered(lost) if lost.rows else Text("no loss"))
+    out.print(rendered(lost) if lost.rows else Text(lost.title))
     for result in faults(lines):
         out.print(Text(fault_line(result), style="bold red"))
     for text in refusal_lines(lines):
         out.print(Text(f"refused: {text}", style="dim"))
     out.print(Text(", ".join(f"{name} {text}" for name, text in machine.items()), style="dim"))
-    out.print(Text(f"= is {TIES}; ~ was disturbed by other processes", style="dim"))
+    out.print(Text(f"= is {TIES}; ~: {DISTURBED_NOTE}", style="dim"))
 
 
 def show_moved(old: Record, results: Sequence[Result], machine: Machine, out: Console) -> None:
@@ -61,6 +69,7 @@ def show_moved(old: Record, results: Sequence[Result], machine: Machine, out: Co
     if found:
         out.print(rendered(moved_sheet(found)))
     out.print(f"{len(found)} of {count} times moved beyond noise")
+    out.print(Text(NOISE if changes else f"{NOISE}; {DRIFT}", style="dim"))
 
 
 def rendered(sheet: Sheet) -> Table:

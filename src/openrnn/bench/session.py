@@ -8,6 +8,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from openrnn.bench import interrupt
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.measure import DeviceLostError, measure
@@ -39,28 +40,38 @@ class Session:
         done = {(result.row, result.precision) for result in self.results}
         left = [(row, precision) for row, precision in todo if (row, precision) not in done]
         begin = monotonic()
-        with _bar(screen) as progress:
+        with _bar(screen) as progress, interrupt.deferred():
             task = progress.add_task("", total=len(left))
+            place = 0
             try:
                 for place, (row, precision) in enumerate(left):
                     if self.minutes is not None and monotonic() - begin > 60 * self.minutes:
-                        self.ended = f"{self.minutes:g} minutes are over, {len(left) - place} rows"
-                        self.ended += " are left: go on with --resume"
+                        self.ended = f"{self.minutes:g} minutes are over, "
+                        self.ended += _rest(len(left) - place, writer)
                         self.planned = True
                         return
                     progress.update(task, description=f"{row.name} {precision}")
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the table shows which backend ran
                         found = measure(row, precision, self.device, self.engines, self.seconds)
+                    interrupt.check()
                     writer.add(found)
                     self.results += found
                     progress.console.print(told(found), markup=False, soft_wrap=True)
                     progress.advance(task)
             except KeyboardInterrupt:
-                self.ended = "interrupted: what was measured is kept"
+                self.ended = f"interrupted, {_rest(len(left) - place, writer)}"
                 raise
             except DeviceLostError as error:
                 self.ended = str(error)
+
+
+def _rest(count: int, writer: Writer) -> str:
+    """What a run leaves that ends early, and how to go on."""
+    rows = f"{count} row{'s' * (count != 1)} left"
+    if writer.path is None:
+        return f"{rows}: with --json FILE a run could be gone on with"
+    return f"{rows}: what was measured is kept, go on with --resume --json {writer.path}"
 
 
 def _bar(screen: Console) -> Progress:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from openrnn.bench.cases import Row
 from openrnn.bench.record import Result
+from openrnn.bench.timer import DISTURBED
 
 OURS, GRAPHED = "openrnn", "openrnn-graph"
-CLOSE = 0.03
+# the standard error of a median over the quartile range, of many values that are about normal
+SPREAD = 1.253 / 1.349
+CLOSE, ERRORS = 0.02, 2
 TIES = (
-    f"a tie where the medians are within {100 * CLOSE:.0f}% of each other or the quartile ranges "
-    "overlap"
+    f"a tie where the medians are within {100 * CLOSE:.0f}% of each other or {ERRORS} standard "
+    f"errors of their ratio (of a median: {SPREAD:.2f} quartile ranges / the root of the repeats)"
 )
 
 
@@ -33,7 +36,14 @@ class Pair:
         return same(self.ours, self.peer)
 
     @property
+    def disturbed(self) -> bool:
+        """Whether other processes disturbed either side: then it is shown and not counted."""
+        return not (quiet(self.ours) and quiet(self.peer))
+
+    @property
     def verdict(self) -> str:
+        if self.disturbed:
+            return "disturbed"
         return "tie" if self.tie else "win" if self.ratio > 1 else "loss"
 
 
@@ -60,12 +70,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Summary:
-    """Ours against a peer over the rows that both ran."""
+    """Ours against a peer over the rows that both ran undisturbed; how many others there are."""
 
     peer: str
     precision: str
     mode: str
     pairs: tuple[Pair, ...]
+    disturbed: int = 0
 
     @property
     def mean(self) -> float:
@@ -109,16 +120,17 @@ def summaries(lines: Sequence[Line]) -> Iterator[Summary]:
                 for line in lines
                 if (line.precision, line.mode) == (precision, mode)
             )
-            pairs = tuple(pair for pair in found if pair is not None)
+            pairs = [pair for pair in found if pair is not None]
+            calm = tuple(pair for pair in pairs if not pair.disturbed)
             if pairs:
-                yield Summary(peer, precision, mode, pairs)
+                yield Summary(peer, precision, mode, calm, len(pairs) - len(calm))
 
 
-def losses(lines: Sequence[Line]) -> list[Pair]:
-    """Every pair that we lose, the worst first."""
+def judged(lines: Sequence[Line], verdict: str) -> list[Pair]:
+    """Every pair of a verdict, the least ratio first."""
     pairs = (line.pair(peer) for line in lines for peer in peers_of(lines))
-    lost = [pair for pair in pairs if pair is not None and pair.verdict == "loss"]
-    return sorted(lost, key=lambda pair: pair.ratio)
+    found = [pair for pair in pairs if pair is not None and pair.verdict == verdict]
+    return sorted(found, key=lambda pair: pair.ratio)
 
 
 def faults(lines: Sequence[Line]) -> list[Result]:
@@ -140,15 +152,25 @@ def refusals(lines: Sequence[Line]) -> dict[tuple[str, str], list[str]]:
 
 
 def same(one: Result, two: Result) -> bool:
-    """Whether two times are too close to call."""
-    if abs(_us(one) / _us(two) - 1) <= CLOSE:
-        return True
-    return (one.low or 0) <= (two.high or 0) and (two.low or 0) <= (one.high or 0)
+    """Whether two times are too close to call; see `TIES`."""
+    doubt = ERRORS * math.hypot(_error(one), _error(two))
+    return abs(math.log(_us(one) / _us(two))) <= max(math.log1p(CLOSE), doubt)
+
+
+def quiet(result: Result) -> bool:
+    """Whether it was timed, and no other process disturbed that."""
+    return result.us is not None and (result.others or 0.0) <= DISTURBED
 
 
 def step_us(result: Result) -> float:
     """Microseconds a step."""
     return _us(result) / result.row.steps
+
+
+def _error(result: Result) -> float:
+    """The standard error of a median, relative to it."""
+    width = (result.high or 0.0) - (result.low or 0.0)
+    return SPREAD * width / _us(result) / math.sqrt(max(result.repeats, 1))
 
 
 def _us(result: Result) -> float:

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from openrnn.bench import interrupt
+
 Call = Callable[[], object]
 T = TypeVar("T")
 SAMPLE = 0.002  # seconds of the calls between two looks at the clock
@@ -73,6 +75,7 @@ def _samples(
 
 def sample(call: Call, count: int, device: str) -> float:
     """Microseconds of a call: the mean of `count` of them, by events on a GPU."""
+    interrupt.check()
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(count):
@@ -124,6 +127,7 @@ def foreign() -> float | None:
 
 def once(call: Callable[[], T], device: str) -> tuple[float, T]:
     """Seconds of one call, to the end of what it started, and what it returned."""
+    interrupt.check()
     start = time.perf_counter()
     found = call()
     if device != "cpu":

@@ -11,8 +11,9 @@ from openrnn.bench.table import (
     Line,
     Pair,
     Summary,
-    losses,
+    judged,
     peers_of,
+    quiet,
     refusals,
     step_us,
     summaries,
@@ -34,10 +35,20 @@ TITLES = {
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
 
+SIGNS = {"tie": " =", "disturbed": " ~"}
+DISTURBED_NOTE = (
+    f"other processes took more than {100 * DISTURBED:.0f}% of a core: shown, not counted"
+)
+COUNTED = (
+    "against", "precision", "mode", "rows", "mean", "least", "most", "wins", "ties", "losses",
+    "disturbed",
+)  # fmt: skip
+COUNTED_NUMBERS = (False,) * 3 + (True, True, False, False) + (True,) * 4
+
 
 @dataclass(frozen=True)
 class Cell:
-    """A word of a table and what it means: win, loss, tie, fault or nothing."""
+    """A word of a table and what it means: win, loss, tie, disturbed, fault or nothing."""
 
     text: str
     means: str = ""
@@ -60,10 +71,10 @@ def results_sheet(lines: Sequence[Line]) -> Sheet:
     heads = (*first, *(HEADS[peer] for peer in peers), "MiB", "first s")
     rows = tuple(tuple(_cells(line, peers)) for line in lines)
     numbers = (False,) * 4 + (True, False) + (True,) * (len(peers) + 2)
-    return _filled(Sheet("ratio: the other's time / openrnn's", heads, numbers, rows))
+    return filled(Sheet("ratio: the other's time / openrnn's", heads, numbers, rows))
 
 
-def _filled(sheet: Sheet) -> Sheet:
+def filled(sheet: Sheet) -> Sheet:
     """The sheet without the columns that say nothing."""
     keep = [
         place
@@ -93,9 +104,8 @@ def _cells(line: Line, peers: Sequence[str]) -> Iterator[Cell]:
 
 
 def ratio_cell(pair: Pair) -> Cell:
-    """A ratio; ties have a sign of their own."""
-    text = _amount(pair.ratio)
-    return Cell(f"{text} =" if pair.tie else text, pair.verdict)
+    """A ratio; ties and disturbed ones have signs of their own."""
+    return Cell(_amount(pair.ratio) + SIGNS.get(pair.verdict, ""), pair.verdict)
 
 
 def _state(result: Result | None) -> Cell:
@@ -105,29 +115,30 @@ def _state(result: Result | None) -> Cell:
 
 
 def _mark(result: Result) -> str:
-    return " ~" if (result.others or 0.0) > DISTURBED else ""
+    return "" if quiet(result) else SIGNS["disturbed"]
 
 
 def summary_sheet(lines: Sequence[Line]) -> Sheet:
     """Geometric means, with the least ratio and the losses beside them."""
-    heads = ("against", "precision", "mode", "rows", "mean", "least", "most", "wins", "ties",
-             "losses")  # fmt: skip
     rows = tuple(tuple(summary_cells(summary)) for summary in summaries(lines))
-    numbers = (False,) * 3 + (True, True, False, False) + (True,) * 3
-    return Sheet("geometric mean of the ratios", heads, numbers, rows)
+    return filled(Sheet("geometric mean of the ratios", COUNTED, COUNTED_NUMBERS, rows))
 
 
 def summary_cells(summary: Summary) -> Iterator[Cell]:
     """A row of the same."""
-    mean = summary.mean
     yield from map(Cell, (TITLES[summary.peer], summary.precision, summary.mode))
     yield Cell(str(len(summary.pairs)))
-    yield Cell(_amount(mean), "win" if mean > 1 else "loss")
-    for pair in (summary.least, summary.most):
-        yield Cell(f"{_amount(pair.ratio)} {pair.ours.row.name}", pair.verdict)
+    if summary.pairs:
+        mean = summary.mean
+        yield Cell(_amount(mean), "win" if mean > 1 else "loss")
+        for pair in (summary.least, summary.most):
+            yield Cell(f"{_amount(pair.ratio)} {pair.ours.row.name}", pair.verdict)
+    else:
+        yield from map(Cell, "---")
     for verdict in ("win", "tie", "loss"):
         count = summary.count(verdict)
         yield Cell(str(count), verdict if count else "")
+    yield Cell(str(summary.disturbed) if summary.disturbed else "-")
 
 
 def losses_sheet(lines: Sequence[Line]) -> Sheet:
@@ -149,9 +160,16 @@ def losses_sheet(lines: Sequence[Line]) -> Sheet:
             ratio_cell(pair),
             *(Cell(_amount(result.us or 0.0)) for result in (pair.ours, pair.peer)),
         )
-        for pair in losses(lines)
+        for pair in judged(lines, "loss")
     )
-    return Sheet("losses", heads, (False,) * 5 + (True,) * 3, rows)
+    return Sheet(losses_title(lines).lower(), heads, (False,) * 5 + (True,) * 3, rows)
+
+
+def losses_title(lines: Sequence[Line]) -> str:
+    """How many ratios are losses, and how many disturbed ones may be."""
+    lost, disturbed = len(judged(lines, "loss")), len(judged(lines, "disturbed"))
+    title = f"Losses, {lost}, the worst first" if lost else "No loss"
+    return f"{title}; {disturbed} disturbed, not counted" if disturbed else title
 
 
 def moved_sheet(moved: Sequence[Moved]) -> Sheet:

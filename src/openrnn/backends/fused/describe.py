@@ -21,7 +21,10 @@ def describe(problem: Problem) -> list[str]:
     lines = []
     for kind, on in kinds.items():
         tiles = (batch + 7) // 8
-        found = kernels.best(kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability)
+        found = kernels.best(
+            kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,
+            processors=problem.processors,
+        )  # fmt: skip
         if found is None:
             lines.append(f"{kind}: every kernel spills")
             continue
@@ -30,7 +33,7 @@ def describe(problem: Problem) -> list[str]:
         blocks = f"cluster of {how.cluster} blocks" if how.cluster > 1 else "block"
         if how.clusters > 1:
             blocks = f"grid of {how.clusters} x {blocks}"
-        limits = Limits.of(problem.capability)
+        limits = Limits.of(problem.capability, problem.processors)
         time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
         lines.append(
             f"{kind}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "

@@ -79,9 +79,9 @@ def kinds(grad: bool, lengths: bool, reset: bool, every: bool) -> dict[str, Flag
     return {"forward": (*flags, "keep"), "backward": flags} if grad else {"forward": flags}
 
 
-def best(*asked: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
+def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
     """The first of `fitting`, which takes the same; None where all spill."""
-    return next(fitting(*asked), None)
+    return next(fitting(*asked, **more), None)
 
 
 @lru_cache(maxsize=4096)

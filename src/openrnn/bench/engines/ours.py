@@ -55,11 +55,14 @@ class Cudnn(Engine):
 def problem(task: Task, mode: str) -> Problem:
     """What the row asks of the dispatcher."""
     row, device = task.row, torch.device(task.device)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    capability = processors = None
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        capability, processors = (about.major, about.minor), about.multi_processor_count
     return Problem(
         row.spec, PRECISIONS[task.precision].dtype, device.type, capability,
         grad=mode == "training", lengths=row.lengths, reset=row.resets > 0, steps=row.steps,
-        batch=row.batch,
+        batch=row.batch, processors=processors,
     )  # fmt: skip
 
 

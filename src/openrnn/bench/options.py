@@ -1,0 +1,135 @@
+"""What `openrnn bench` is asked for, and what of that cannot be, said before anything runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from openrnn import dispatch
+from openrnn.bench import baseline, charts
+from openrnn.bench.engines import PEERS
+from openrnn.errors import OpenRNNError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `openrnn bench` was asked for; see its help."""
+
+    suite: str = "users"
+    device: str = "auto"
+    dtype: Sequence[str] = ("auto",)
+    rows: Sequence[str] = ()
+    against: Sequence[str] = PEERS
+    backend: str = "auto"
+    seconds: float = 0.2
+    minutes: float | None = None
+    json: Path | None = None
+    resume: bool = False
+    markdown: Path | None = None
+    charts: Path | None = None
+    compare: Path | None = None
+    baseline: str | None = None
+    profile: str | None = None
+    tensorboard: Path | None = None
+    show: Sequence[Path] = ()
+    page: Path | None = None
+    gpus: Sequence[int] = (1,)
+
+
+# of what measures nothing, or something else: the only options that it takes
+TAKES = {
+    "--page": "show page",
+    "--show": "show markdown charts compare",
+    "--profile": "profile suite device dtype backend",
+    "--suite train": "suite device minutes gpus json resume",
+}
+FILES, FOLDERS = ("json", "markdown", "page"), ("charts", "tensorboard")
+
+
+def check(options: Options) -> None:
+    """Refuses what cannot be, and what would be without effect.
+
+    Raises:
+        ValueError, OpenRNNError: in one sentence.
+    """
+    dispatch.check_name(options.backend)
+    if not options.seconds > 0:
+        raise ValueError(f"seconds must be positive, got {options.seconds}")
+    if options.charts or options.page:
+        charts.need()
+    if options.page and not options.show:
+        raise ValueError("--page is made of written results: name them with --show")
+    _check_together(options)
+    if options.baseline:
+        baseline.commit_of(options.baseline)
+
+
+def _check_together(options: Options) -> None:
+    """Refuses options that what was asked for does not heed."""
+    asked = {
+        "--page": options.page is not None,
+        "--show": bool(options.show),
+        "--profile": options.profile is not None,
+        "--suite train": options.suite == "train",
+    }
+    given = _given(options)
+    kind = next((name for name, on in asked.items() if on), None)
+    if kind:
+        ignored = [name for name in given if name not in TAKES[kind].split()]
+        if ignored:
+            raise ValueError(
+                f"{kind} does not go with {', '.join(f'--{name}' for name in ignored)}"
+            )
+    elif "gpus" in given:
+        raise ValueError("--gpus is of --suite train alone")
+    if options.resume and options.json is None:
+        raise ValueError("--resume goes on with a file of results: name it with --json")
+
+
+def _given(options: Options) -> list[str]:
+    """The options that are not at their defaults."""
+
+    def plain(value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    return [
+        field.name
+        for field in fields(options)
+        if plain(getattr(options, field.name)) != plain(field.default)
+    ]
+
+
+def check_places(options: Options) -> None:
+    """Makes the folders that results go to and tries to write there, so that no result is lost.
+
+    Raises:
+        OpenRNNError: the system refuses one.
+    """
+    places: Mapping[str, Path | None] = {
+        name: getattr(options, name) for name in (*FILES, *FOLDERS)
+    }
+    for name, place in places.items():
+        if place is None:
+            continue
+        try:
+            if name in FOLDERS:
+                _try_folder(place)
+            else:
+                _try_file(place)
+        except OSError as error:
+            raise OpenRNNError(f"--{name} {place} cannot be written: {error.strerror}") from None
+
+
+def _try_folder(place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=place):
+        pass
+
+
+def _try_file(place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = not place.exists()
+    with place.open("a"):
+        pass
+    if new:
+        place.unlink()
