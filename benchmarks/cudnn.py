@@ -282,7 +282,9 @@ def main() -> None:
     asked = parser.parse_args()
     console = Console(width=150)
     precisions = asked.precisions.split(",")
-    before = json.loads(asked.json.read_text())["rows"] if asked.json and asked.json.exists() else []
+    before = (
+        json.loads(asked.json.read_text())["rows"] if asked.json and asked.json.exists() else []
+    )
     rows: list[dict[str, object]] = [row for row in before if row["precision"] not in precisions]
     calls = list(overhead())
     for shape in SHAPES:

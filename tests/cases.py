@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from openrnn import cells, dispatch, functional, params, reference
 from openrnn.cells import Cell
-from openrnn.spec import BIAS_MODES, Problem, Spec
+from openrnn.spec import BIAS_MODES, RECOMPUTE, Problem, Spec
 
 # the cells that the package ships, examples included; not those that tests and doctests define
 CELLS: dict[str, Cell] = {
@@ -458,6 +458,7 @@ def specs(draw: Any, cell: Cell, sizes: tuple[int, ...] = ODD) -> Spec:
         input_mode="skip" if skip else "linear",
         dropout=draw(st.sampled_from((0.0, 0.3, 1.0))) if layers > 1 else 0.0,
         cell_clip=CLIP if cell.takes_clip and draw(st.booleans()) else None,
+        recompute=draw(st.sampled_from(RECOMPUTE)),
     )  # fmt: skip
     narrower = [size for size in (1, 2, 7, 16, 33) if size < hidden]
     if narrower and not cells._reads_emitted(cell) and draw(st.booleans()):

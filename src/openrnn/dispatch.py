@@ -116,7 +116,12 @@ def described(table: Table, *more: str) -> Table:
     """The table with how the chosen backend would run, and more lines."""
     rows = []
     for row in table.rows:
-        lines = (*BACKENDS[row.backend].describe(table.problem), *more) if row.chosen else ()
+        lines: tuple[str, ...] = ()
+        if row.chosen:
+            backend = BACKENDS[row.backend]
+            lines = (*backend.describe(table.problem), *more)
+            if table.problem.spec.recompute != "none" and not backend.can.recompute:
+                lines = (*lines, "recompute without effect: it keeps all that backward reads")
         rows.append(replace(row, details=lines))
     return replace(table, rows=tuple(rows))
 

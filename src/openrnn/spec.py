@@ -16,6 +16,7 @@ BIAS_MODES = ("double", "input", "recurrent", "none")
 INPUT_MODES = ("linear", "skip")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
+RECOMPUTE = ("none", "gates")
 PRECISIONS = ("default", "ieee", "tf32")
 _SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 
@@ -38,6 +39,7 @@ class Spec:
         algorithm: of cuDNN, by name; "auto" leaves it to the backend.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call, instead of
             going on where the last call left it.
+        recompute: "none", or "gates": backward computes again what it can, to save memory.
 
     Attributes:
         text: the fields that differ from their defaults, as `name=value` words.
@@ -60,6 +62,7 @@ class Spec:
     precision: str = "default"
     algorithm: str = "auto"
     reset_dropout_state: bool = False
+    recompute: str = "none"
     # set once, because a compiler that traces a call reads them and cannot trace a cache
     text: str = field(init=False, repr=False, compare=False)
     state_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -91,6 +94,7 @@ class Spec:
             ("input_mode", INPUT_MODES),
             ("precision", PRECISIONS),
             ("algorithm", ALGORITHMS),
+            ("recompute", RECOMPUTE),
         ):
             if getattr(self, name) not in valid:
                 raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
@@ -175,7 +179,7 @@ def _parse(text: str) -> Spec:
             values[name] = float(word)
         elif name in ("bidirectional", "reset_dropout_state"):
             values[name] = word == "True"
-        elif name in ("cell", "bias_mode", "input_mode", "precision", "algorithm"):
+        elif name in ("cell", "bias_mode", "input_mode", "precision", "algorithm", "recompute"):
             values[name] = word
         else:
             values[name] = int(word)

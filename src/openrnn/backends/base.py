@@ -37,6 +37,7 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
+    recompute: bool = False  # it saves memory by it; the others keep all that backward reads
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 

@@ -41,6 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ vectors,  // [VECTORS, units]
     const wide* __restrict__ lengths, const wide* __restrict__ order,
     const unsigned char* __restrict__ reset,
+    const float* __restrict__ carried,   // [STATES, B, units] from the part before, or null
+    float* __restrict__ carry,           // for the part after, instead of d_initial; or null
     wide steps, wide batch, wide units, wide reverse,
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
@@ -104,8 +106,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
-                    const bool given = inside && b >= 0 && d_final[k];
-                    d_state[f][s][c][k] = given ? widen(d_final[k][wide(b) * units + unit]) : 0.0f;
+                    const wide at = wide(b) * units + unit;
+                    d_state[f][s][c][k] = !inside || b < 0 ? 0.0f
+                                          : carried        ? carried[k * batch * units + at]
+                                          : d_final[k]     ? widen(d_final[k][at])
+                                                           : 0.0f;
                     if (FRESH) d_start[f][s][c][k] = 0.0f;
                 }
             }
@@ -351,7 +356,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     const float found = d_state[f][s][c][k];
-                    if (d_initial[k]) d_initial[k][at] = narrow(replaced ? 0.0f : found);
+                    if (carry || d_initial[k])
+                        leave(carry, d_initial[k], k * batch * units, at, replaced ? 0.0f : found);
                     if (FRESH && d_fresh[k])
                         d_fresh[k][at] = narrow(d_start[f][s][c][k] + (replaced ? found : 0.0f));
                 }

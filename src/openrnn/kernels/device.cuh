@@ -48,6 +48,14 @@ INLINE stored narrow(float value) {
 #endif
 }
 
+// a state of unit and row `at`, the end of the call or, in full, what its next part begins with
+INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
+    if (carry)
+        carry[first + at] = value;
+    else
+        end[at] = narrow(value);
+}
+
 // what a product reads: tf32 where values are float32
 INLINE word rounded(word bits) {
 #if NARROW

@@ -46,6 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide* __restrict__ lengths,    // [B]
     const wide* __restrict__ order,      // [B]: rows by falling length
     const unsigned char* __restrict__ reset,  // [T, B]
+    const float* __restrict__ carried,   // [STATES, B, units] from the part before, or null
+    float* __restrict__ carry,           // for the part after, instead of final; or null
     wide steps, wide batch, wide units, wide reverse,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
@@ -71,9 +73,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         return RESET && !reverse && steps > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
     };
     auto first_state = [&](int k, wide b, wide unit) {
-        const stored *given = initial[k], *replacing = fresh[k];
-        const stored* source = starts_fresh(b) ? replacing : given;
-        return source ? widen(source[b * units + unit]) : 0.0f;
+        const wide at = b * units + unit;
+        const bool again = starts_fresh(b);
+        if (carried && !again) return carried[k * batch * units + at];
+        const stored* source = again ? fresh[k] : initial[k];
+        return source ? widen(source[at]) : 0.0f;
     };
     for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
         const int r = at / UNITS, unit = at % UNITS, b = rows[r];
@@ -343,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
                         if (b >= 0 && unit < units && first_group + j < end_group)
-                            final[k][wide(b) * units + unit] = narrow(state[f][j][n][c][k]);
+                            leave(carry, final[k], k * batch * units, wide(b) * units + unit,
+                                  state[f][j][n][c][k]);
                 }
 #if CLUSTER > 1
     await_cluster();  // no block leaves while another may still write to it

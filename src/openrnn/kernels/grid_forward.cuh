@@ -21,6 +21,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide* __restrict__ lengths,    // [B]
     const wide* __restrict__ order,      // [B]: rows by falling length
     const unsigned char* __restrict__ reset,  // [T, B]
+    const float* __restrict__ carried,   // [STATES, B, units] from the part before, or null
+    float* __restrict__ carry,           // for the part after, instead of final; or null
     wide steps, wide batch, wide units, wide reverse, wide first_of_launch,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
@@ -40,9 +42,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     // whether a row starts from fresh states: it is reset before its first step
     auto first_state = [&](int k, wide b, wide unit) {
         const bool again = RESET && !reverse && count > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
-        const stored *given = initial[k], *replacing = fresh[k];
-        const stored* source = again ? replacing : given;
-        return source ? widen(source[b * units + unit]) : 0.0f;
+        const wide at = b * units + unit;
+        if (carried && !again) return carried[k * batch * units + at];
+        const stored* source = again ? fresh[k] : initial[k];
+        return source ? widen(source[at]) : 0.0f;
     };
     constexpr int HERE = CHUNKS * CHUNK;  // of K, this block
     for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
@@ -233,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
                 if (slot.mine && b >= 0 && unit < units)
-                    final[k][wide(b) * units + unit] = narrow(state[s][c][k]);
+                    leave(carry, final[k], k * batch * units, wide(b) * units + unit, state[s][c][k]);
         }
 #if CLUSTER > 1
     await_cluster();  // no block leaves while another may still write to it

@@ -116,11 +116,12 @@ class Plan:
         sizes: rows and columns of d, and the columns of a.
         layouts: strides of a, b and d, then whether a and b are flipped.
         aligned: whether all three begin at multiples of 16 bytes, else at those of an element.
+        full: d is float32, whatever a and b are.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
-        layouts: tuple[int, int, int, bool, bool], aligned: bool,
+        layouts: tuple[int, int, int, bool, bool], aligned: bool, full: bool,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
@@ -135,7 +136,9 @@ class Plan:
         a_sizes = (rows, inner) if a_flipped else (inner, rows)
         self.b = self._make("MatrixLayout", kind, *b_sizes, b)
         self.a = self._make("MatrixLayout", kind, *a_sizes, a)
-        self.d = self._make("MatrixLayout", kind, columns, rows, d)
+        self.d = self._make(
+            "MatrixLayout", KINDS[torch.float32][0] if full else kind, columns, rows, d
+        )
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
@@ -175,16 +178,17 @@ _ONE = _ZERO + 4
 
 def multiply(
     dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, d: Matrix,
-    add: bool = False,
+    add: bool = False, full: bool = False,
 ) -> None:  # fmt: skip
     """d = a b, or d + a b, on torch's current stream; as exact as float32 sums, tf32 in float32.
 
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
+        full: d is float32.
     """
     aligned = (a.address | b.address | d.address) % 16 == 0
     plan = _plan(
-        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned
+        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full
     )
     space = None
     if plan.workspace:

@@ -53,6 +53,7 @@ class Layer(nn.Module):
         precision: str | None = None,
         algorithm: str = "auto",
         reset_dropout_state: bool = False,
+        recompute: str = "none",
     ) -> None:
         super().__init__()
         checks.torch_arguments(
@@ -72,7 +73,7 @@ class Layer(nn.Module):
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
             dropout=self.dropout, cell_clip=cells.bounds(cell_clip),
             precision=precision or "default", algorithm=algorithm,
-            reset_dropout_state=reset_dropout_state,
+            reset_dropout_state=reset_dropout_state, recompute=recompute,
         )  # fmt: skip
         cells.check(self._spec)
         slots = params.module_slots(self._spec)
@@ -381,6 +382,7 @@ class Layer(nn.Module):
             ("precision", "default"),
             ("algorithm", "auto"),
             ("reset_dropout_state", False),
+            ("recompute", "none"),
         ):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")

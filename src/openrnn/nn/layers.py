@@ -18,6 +18,8 @@ EXTRAS = """
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
         algorithm: of cuDNN, by name; "auto" measures once and takes the fastest with right numbers.
         reset_dropout_state: cuDNN's dropout starts anew from a fresh seed at each call.
+        recompute: "none", or "gates": backward computes gates again instead of keeping them, to
+            save memory (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says).
 
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final

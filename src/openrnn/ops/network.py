@@ -46,6 +46,7 @@ def spec(
     precision: str | None = None,
     algorithm: str = "auto",
     reset_dropout_state: bool = False,
+    recompute: str = "none",
 ) -> Spec:
     """The network that the operators here take; they also take that of any cell, `cell.spec(...)`.
 
@@ -61,6 +62,7 @@ def spec(
         algorithm: of cuDNN, "standard", "persist_static", "persist_dynamic" or
             "persist_static_small_h"; "auto" takes the fastest.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.
+        recompute: "none", or "gates": backward computes gates again, to save memory.
 
     Raises:
         ValueError: a word is unknown or a size impossible.
@@ -85,7 +87,7 @@ def spec(
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=float(dropout),
         cell_clip=cells.bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
-        reset_dropout_state=reset_dropout_state,
+        reset_dropout_state=reset_dropout_state, recompute=recompute,
     )  # fmt: skip
     cells.check(made)
     return made

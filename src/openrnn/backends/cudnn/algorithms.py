@@ -73,7 +73,7 @@ def _key(problem: Problem, x: Tensor) -> str:
 
 def _plain(spec: Spec) -> Spec:
     """The spec without what no algorithm's speed depends on."""
-    return spec.with_(dropout=0.0, algorithm="auto", reset_dropout_state=False)
+    return spec.with_(dropout=0.0, algorithm="auto", reset_dropout_state=False, recompute="none")
 
 
 _fast: dict[tuple[Any, ...], str] = {}

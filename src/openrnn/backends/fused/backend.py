@@ -48,6 +48,7 @@ class Fused(Backend):
         lengths=True,
         reset=True,
         return_states=True,
+        recompute=True,
     )
 
     def absent(self) -> str | None:
@@ -95,22 +96,25 @@ class Fused(Backend):
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain its records; after each lower layer its output."""
-        from openrnn.backends.fused import plan
-        from openrnn.backends.fused.chain import record
+        """For each chain its records or what its parts carry; of each lower layer its output."""
+        from openrnn.backends.fused.chain import chain
 
         spec, dtype = problem.spec, problem.dtype
-        size, units = record(spec), plan.padded(spec.hidden_size)
+        one = chain(spec, 0, dtype, 0)  # all are alike in this
+        held: TensorShape = one.records(steps, batch), dtype
+        if one.again:
+            number = one.parts(steps, batch, False)
+            held = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
-            shape = (steps, (batch + 7) // 8, units // 8, 64 * size)
-            kept += [(shape, dtype)] * spec.directions
+            kept += [held] * spec.directions
             if layer < spec.num_layers - 1:
                 kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
         return kept
 
     def forward(self, call: Call) -> Outputs:
-        from openrnn.backends.fused.run import Rows, Run, dropped
+        from openrnn.backends.fused.parts import Rows
+        from openrnn.backends.fused.run import Run, dropped
 
         problem, spec, x = call.problem, call.problem.spec, call.x
         steps, batch = x.shape[0], x.shape[1]
@@ -147,7 +151,8 @@ class Fused(Backend):
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
         from openrnn.backends.fused import gradients
-        from openrnn.backends.fused.run import Rows, Run, dropped
+        from openrnn.backends.fused.parts import Rows
+        from openrnn.backends.fused.run import Run, dropped
 
         spec, x = call.problem.spec, call.x
         if x.shape[0] == 0 or x.shape[1] == 0:

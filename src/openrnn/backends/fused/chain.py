@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused import kernels, parts, plan
 from openrnn.codegen import cuda, tiles
 from openrnn.native import nvrtc
 from openrnn.params import places
@@ -63,9 +63,20 @@ class Chain:
         self.left_word = nibbles(tuple(self.left.index(gate) for gate in self.plain))
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in self.plain))
         self.width = self.planes * self.units
+        self.again = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
+
+    def parts(self, steps: int, batch: int, whole: bool) -> int:
+        """In how many parts a call runs; `whole`: it cannot be parted."""
+        size = parts.SMALL if self.again else parts.FAST
+        row = self.width * self.dtype.itemsize
+        return 1 if whole else parts.count(size, steps, batch, row)
+
+    def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:
+        """The shape of what backward needs of so many steps."""
+        return steps, (batch + 7) // 8, self.units // 8, 64 * tiles.record(self.cell)
 
     @cached_property
     def arrange(self) -> nvrtc.Kernel:
@@ -119,9 +130,3 @@ class Chain:
 
 
 chain = lru_cache(maxsize=4096)(Chain)
-
-
-@lru_cache(maxsize=1024)
-def record(spec: Spec) -> int:
-    """The values of a kept record."""
-    return tiles.record(traced(spec))

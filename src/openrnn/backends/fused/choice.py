@@ -58,7 +58,7 @@ def slower(problem: Problem) -> str | None:
     plain = (
         problem.capability == (9, 0) and not problem.lengths and not problem.drops
         and spec.chains == 1 and spec.bias_mode == "double" and spec.input_mode == "linear"
-        and spec.cell_clip is None
+        and spec.cell_clip is None and spec.recompute == "none"
     )  # fmt: skip
     if problem.batch is None or not plain:
         return None

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.parts import Part
 from openrnn.backends.fused.run import Run, address, emptied, rows_of, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
@@ -17,98 +18,121 @@ def backward(
     run: Run,
     x: Tensor,
     y: Tensor,
-    kept: Tensor,
+    held: Tensor,
     dy: Tensor | None,
     states: tuple[Sequence[Tensor | None], ...],
     wants: tuple[bool, ...],
 ) -> tuple[Tensor | None, Found]:
     """dx, and the gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
-    `states` are the gradients of finals and all states, and where to put those of initial and
-    fresh ones; `wants` says for dx and each parameter whether it is needed.
+    `held` is what forward left; `states` are the gradients of finals and all states, and where to
+    put those of initial and fresh ones; `wants` says what is needed of dx and each parameter.
     """
-    chain = run.chain
-    hidden, units, planes = chain.hidden, chain.units, chain.planes
-    d_final, d_every, d_initial, d_fresh = states
+    chain, parts = run.chain, run.parts
     kernel, how = chain.backward(run.batch, (
         run.rows is not None, run.reset is not None,
-        any(state is not None for state in d_every), any(state is not None for state in d_fresh),
+        any(state is not None for state in states[1]),
+        any(state is not None for state in states[3]),
     ))  # fmt: skip
     # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
     weight = chain.arranged(run.w_hh, chain.right, True, True)
-    step = row = 0
-    if dy is not None:
-        dy = dy[..., run.direction * hidden : (run.direction + 1) * hidden]
-        if not chain.exact:
-            dy = pad(dy, (0, units - hidden))
-        elif dy.stride(-1) != 1 or not run.aligned(dy):
-            dy = whole(dy)
-        step, row, _ = dy.stride()
-    d_gates = x.new_empty((run.steps, run.batch, chain.width))
-    if how.clusters > 1:
-        emptied(d_gates)
-    elif run.rows is not None:
-        d_gates.zero_()
-    clusters = -(-run.batch // how.rows)
+    dy, step, row = _laid(run, dy)
+    room = x.new_empty((max(part.steps for part in parts), run.batch, chain.width))
+    pieces = -(-run.batch // how.rows) * how.tiles
     sums = x.new_empty(
-        (clusters * how.tiles, planes + chain.vectors, units), dtype=torch.float32
+        (len(parts) * pieces, chain.planes + chain.vectors, chain.units), dtype=torch.float32
     )  # fmt: skip
-    kernels.launch(
-        kernel, how, run.batch,
-        (weight.data_ptr(), kept.data_ptr(), address(dy), step, row, d_gates.data_ptr(),
-         sums.data_ptr(), address(run.vectors), *run.row_arguments(), run.steps, run.batch, hidden,
-         run.direction),
-        *run.states(d_final), *run.states(d_every), *run.states(d_initial), *run.states(d_fresh),
-    )  # fmt: skip
-    found: Found = [None] * (5 + chain.vectors)
-    dx = _inputs(run, x, d_gates) if wants[0] else None
+    dx = x.new_empty(x.shape) if wants[0] else None
+    left = right = None
     if run.w_ih is not None and wants[1]:
-        found[0] = _left(run, x, d_gates)
+        left = _Weight(run, chain.left_spans, x.shape[2])
     if wants[2]:
-        found[1] = _recurrent(run, y, d_gates)
+        right = _Weight(run, chain.right_spans, chain.hidden)
+    carried: Tensor | None = None
+    for number in reversed(range(len(parts))):  # as forward ran them
+        part = run.order[number]
+        here = slice(part.begin, part.end)
+        kept = run.records(number, x, held) if chain.again else held[here]
+        d_gates = room[: part.steps]
+        if how.clusters > 1:
+            emptied(d_gates)
+        elif part.rows is not None:
+            d_gates.zero_()
+        carry = run.carry() if number else None
+        kernels.launch(
+            kernel, how, run.batch,
+            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else dy[here]), step,
+             row, d_gates.data_ptr(), sums[number * pieces :].data_ptr(), address(run.vectors),
+             *run.shared(part, carried, carry)),
+            *run.states(states[0]), *run.states(states[1], part.begin), *run.states(states[2]),
+            *run.states(states[3]),
+        )  # fmt: skip
+        carried = carry
+        if dx is not None:
+            _inputs(run, dx[here], d_gates)
+        if left is not None:
+            inputs = rows_of(x[here])
+            left.add(Matrix(d_gates.data_ptr(), chain.width), _matrix(inputs), inputs.shape[0])
+        if right is not None:
+            _recurrent(run, part, y, d_gates, right)
+    found: Found = [None] * (5 + chain.vectors)
+    found[0] = None if left is None else left.finished()
+    found[1] = None if right is None else right.finished()
     _sums(run, sums, found, wants)
     return dx, found
 
 
-def _inputs(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
-    """dx (T, B, I): the gradients of the left side times the input matrix."""
-    chain, rows = run.chain, run.steps * run.batch
+def _laid(run: Run, dy: Tensor | None) -> tuple[Tensor | None, int, int]:
+    """This direction's part of dy as the kernel reads it, and its strides of steps and rows."""
+    chain = run.chain
+    if dy is None:
+        return None, 0, 0
+    dy = dy[..., run.direction * chain.hidden : (run.direction + 1) * chain.hidden]
+    if not chain.exact:
+        dy = pad(dy, (0, chain.units - chain.hidden))
+    elif dy.stride(-1) != 1 or not run.aligned(dy):
+        dy = whole(dy)
+    step, row, _ = dy.stride()
+    return dy, step, row
+
+
+def _inputs(run: Run, dx: Tensor, d_gates: Tensor) -> None:
+    """Writes dx (T, B, I): the gradients of the left side times the input matrix."""
+    chain = run.chain
     if run.w_ih is None:
         parts = d_gates[..., : chain.gates * chain.units].unflatten(-1, (chain.gates, chain.units))
-        found: Tensor = parts[..., : chain.hidden].sum(-2)
-        return found
-    weight = run.w_ih
-    if not chain.exact or len(chain.left_spans) > 1:
-        weight = chain.arranged(weight, chain.left, False, False)
-    dx = d_gates.new_empty(x.shape)
-    inner = x.shape[2]
+        torch.sum(parts[..., : chain.hidden], -2, out=dx)
+        return
+    inner = dx.shape[2]
     multiply(
-        chain.dtype, chain.device, (rows, inner, chain.gates * chain.units),
-        Matrix(d_gates.data_ptr(), chain.width), Matrix(weight.data_ptr(), inner),
+        chain.dtype, chain.device, (dx.shape[0] * run.batch, inner, chain.gates * chain.units),
+        Matrix(d_gates.data_ptr(), chain.width), Matrix(run.input_by_planes.data_ptr(), inner),
         Matrix(dx.data_ptr(), inner),
     )  # fmt: skip
-    return dx
 
 
 class _Weight:
-    """A gradient (G*H, N) to be: products write it gate by gate, from the order of planes."""
+    """A gradient (G*H, N) to be: products write it gate by gate, from the order of planes.
+
+    What several parts add up to is float32 until then.
+    """
 
     def __init__(self, run: Run, spans: list[tuple[int, int]], columns: int) -> None:
         self.chain, self.columns, self.spans = run.chain, columns, spans
-        height = self.chain.gates * self.chain.units
-        self.made = run.w_hh.new_empty((height, columns))
+        height, self.full = self.chain.gates * self.chain.units, len(run.parts) > 1
+        dtype = torch.float32 if self.full else self.chain.dtype
+        self.made = run.w_hh.new_empty((height, columns), dtype=dtype)
         self.written = False
 
     def add(self, gradients: Matrix, other: Matrix, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N)."""
-        chain, size, start = self.chain, self.made.element_size(), self.made.data_ptr()
-        done = 0
+        chain, size, start = self.chain, self.chain.dtype.itemsize, self.made.data_ptr()
+        done, row = 0, chain.units * self.columns * self.made.element_size()  # of a gate
         for a, b in self.spans:
             multiply(
                 chain.dtype, chain.device, ((b - a) * chain.units, self.columns, rows),
                 Matrix(gradients.address + done * chain.units * size, gradients.stride, True),
-                other, Matrix(start + a * chain.units * self.columns * size, self.columns),
-                self.written,
+                other, Matrix(start + a * row, self.columns), self.written, self.full,
             )  # fmt: skip
             done += b - a
         self.written = True
@@ -117,18 +141,11 @@ class _Weight:
         chain = self.chain
         if not self.written:
             self.made.zero_()
+        made = self.made.to(chain.dtype)
         if chain.exact:
-            return self.made
-        parts = self.made.view(chain.gates, chain.units, self.columns)[:, : chain.hidden]
+            return made
+        parts = made.view(chain.gates, chain.units, self.columns)[:, : chain.hidden]
         return parts.reshape(chain.gates * chain.hidden, self.columns)
-
-
-def _left(run: Run, x: Tensor, d_gates: Tensor) -> Tensor:
-    """The gradient of the input matrix."""
-    inputs = rows_of(x)
-    found = _Weight(run, run.chain.left_spans, inputs.shape[1])
-    found.add(Matrix(d_gates.data_ptr(), run.chain.width), _matrix(inputs), inputs.shape[0])
-    return found.finished()
 
 
 def _matrix(tensor: Tensor) -> Matrix:
@@ -137,32 +154,33 @@ def _matrix(tensor: Tensor) -> Matrix:
     return Matrix(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
-def _recurrent(run: Run, y: Tensor, d_gates: Tensor) -> Tensor:
-    """The gradient of R: the sum over steps of the right side's gradients times h before."""
+def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight) -> None:
+    """Adds to the gradient of R: the right side's gradients of a part times h before."""
     chain, call, batch, steps = run.chain, run.call, run.batch, run.steps
     reverse, width = run.direction == 1, chain.width
-    found = _Weight(run, chain.right_spans, chain.hidden)
     offset = width - chain.gates * chain.units
     replaced = _replaced(run)
-    if steps > 1:
-        # step t reads h of t - 1, in reverse of t + 1
+    # step t reads h of t - 1, in reverse of t + 1; the first reads the initial state
+    begin, end = (
+        (part.begin, min(part.end, steps - 1)) if reverse else (max(part.begin, 1), part.end)
+    )
+    if end > begin:
         size, start = y.element_size(), run.direction * chain.hidden
-        rows, step = (steps - 1) * batch, batch * y.stride(1)
-        before = Matrix(y.data_ptr() + (start + reverse * step) * size, y.stride(1))
+        other = begin + (1 if reverse else -1)
+        before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
         if replaced is not None:
-            h = (y[1:] if reverse else y[:-1])[..., start : start + chain.hidden]
-            h = h.masked_fill(replaced[1:, :, None], 0).contiguous()
+            h = y[other : other + end - begin, :, start : start + chain.hidden]
+            later = max(begin, other)
+            h = h.masked_fill(replaced[later : later + end - begin, :, None], 0).contiguous()
             before = Matrix(h.data_ptr(), chain.hidden)
-        later = d_gates.data_ptr() + (offset + (0 if reverse else batch * width)) * size
-        found.add(Matrix(later, width), before, rows)
+        at = d_gates.data_ptr() + (offset + (begin - part.begin) * batch * width) * size
+        found.add(Matrix(at, width), before, (end - begin) * batch)
     if call.states:
-        first = d_gates[-1 if reverse else 0, :, offset:]
-        if reverse and run.rows is not None:
-            last = (run.rows.lengths - 1).clamp(min=0)
-            first = d_gates[last, torch.arange(batch, device=y.device), offset:]
-        if replaced is not None and not reverse:
-            first = first.masked_fill(replaced[0][:, None], 0)
-        found.add(_matrix(first), _matrix(call.states[0][chain.index]), batch)
+        first = _first(run, part, d_gates[..., offset:])
+        if first is not None:
+            if replaced is not None and not reverse:
+                first = first.masked_fill(replaced[0][:, None], 0)
+            found.add(_matrix(first), _matrix(call.states[0][chain.index]), batch)
     if replaced is not None and call.reset_states:
         # the rows of all steps that read a fresh state, added up for each sequence
         taken, where = d_gates[..., offset:], replaced[..., None]
@@ -170,7 +188,18 @@ def _recurrent(run: Run, y: Tensor, d_gates: Tensor) -> Tensor:
             taken, where = taken[:-1], where[1:]
         gathered = taken.masked_fill(~where, 0).sum(0, dtype=torch.float32).to(y.dtype)
         found.add(_matrix(gathered), _matrix(call.reset_states[0][chain.index]), batch)
-    return found.finished()
+
+
+def _first(run: Run, part: Part, right: Tensor) -> Tensor | None:
+    """Of a part's gradients (T, B, G*units) those of each row's first step; None if it has none."""
+    if run.direction == 0:
+        return right[0] if part.begin == 0 else None
+    if run.rows is None:
+        return right[-1] if part.end == run.steps else None
+    last = run.rows.lengths - 1 - part.begin
+    beyond = (last < 0) | (last >= part.steps)
+    picked = right[last.clamp(0, part.steps - 1), torch.arange(run.batch, device=right.device)]
+    return picked.masked_fill(beyond[:, None], 0)
 
 
 def _replaced(run: Run) -> Tensor | None:

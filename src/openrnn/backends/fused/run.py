@@ -1,7 +1,7 @@
 """One layer and direction on the GPU: tensors to kernel arguments, and the input side's product."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from struct import pack, unpack
 
 import torch
@@ -12,6 +12,7 @@ from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.chain import Chain, chain
+from openrnn.backends.fused.parts import Part, Rows, split
 from openrnn.native.cublaslt import Matrix, multiply
 
 ALIGNED = 16  # bytes, of every row that a kernel copies
@@ -62,20 +63,6 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
     return out
 
 
-@dataclass
-class Rows:
-    """The batch rows by falling length; None where every row has all steps."""
-
-    lengths: Tensor
-    order: Tensor
-
-    @classmethod
-    def of(cls, lengths: Tensor | None) -> "Rows | None":
-        if lengths is None:
-            return None
-        return cls(lengths.contiguous(), lengths.argsort(descending=True, stable=True))
-
-
 class Run:
     """One layer and direction of a call."""
 
@@ -97,6 +84,9 @@ class Run:
         unit = [vector for vector in found[5:] if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
         self.reset = None if call.reset is None else call.reset.contiguous()
+        number = self.chain.parts(self.steps, self.batch, bool(call.reset_states))
+        self.parts = split(number, self.steps, rows, self.reset)
+        self.order = self.parts[::-1] if direction else self.parts  # that of forward
 
     def aligned(self, tensor: Tensor) -> bool:
         """Whether 16-byte copies of its rows may start where they do."""
@@ -105,37 +95,75 @@ class Run:
             stride * size % ALIGNED == 0 for stride in tensor.stride()[:-1]
         )
 
-    def states(self, group: Sequence[Tensor | None]) -> list[int]:
-        """Addresses of this chain's part of each state's tensor (L*D, ...), 0 where none is."""
+    def states(self, group: Sequence[Tensor | None], begin: int = 0) -> list[int]:
+        """Addresses of this chain's part of each state's tensor (L*D, ...), 0 where none is.
+
+        Of states of all steps (L*D, T, ...), those from `begin` on.
+        """
         index = self.chain.index
         if not group:
             return self.chain.nulls
         return [
             0 if state is None
-            else state.data_ptr() + index * state.stride(0) * state.element_size()
+            else state.data_ptr()
+            + (index * state.stride(0) + begin * state.stride(1)) * state.element_size()
             for state in group
         ]  # fmt: skip
 
-    def row_arguments(self) -> tuple[int, int, int]:
-        """Addresses of lengths, of the order of rows, and of the mask of resets."""
-        rows = self.rows
-        if rows is None:
-            return 0, 0, address(self.reset)
-        return rows.lengths.data_ptr(), rows.order.data_ptr(), address(self.reset)
+    def shared(
+        self, part: Part, carried: Tensor | None, carry: Tensor | None
+    ) -> tuple[int, int, int, int, int, int, int, int, int]:
+        """What both kernels take last before states: lengths, order, resets, carries and sizes."""
+        rows = part.rows
+        return (
+            0 if rows is None else rows.lengths.data_ptr(),
+            0 if rows is None else rows.order.data_ptr(),
+            address(part.reset), address(carried), address(carry),
+            part.steps, self.batch, self.chain.hidden, self.direction,
+        )  # fmt: skip
+
+    def carry(self) -> Tensor:
+        """Room for what one part leaves to the next: float32 (states, B, H)."""
+        size = (len(self.chain.nulls), self.batch, self.chain.hidden)
+        return self.w_hh.new_empty(size, dtype=torch.float32)
+
+    @cached_property
+    def _recurrent(self) -> Tensor:
+        """R as forward reads it, (G, units, units)."""
+        chain = self.chain
+        return whole(self.w_hh) if chain.exact else chain.arranged(
+            self.w_hh, chain.plain, False, True
+        )  # fmt: skip
+
+    @cached_property
+    def _input(self) -> Tensor | None:
+        """The input matrix (G*units, I)."""
+        chain, weight = self.chain, self.w_ih
+        if weight is None or chain.exact:
+            return weight
+        return chain.arranged(weight, chain.plain, False, False)
+
+    @cached_property
+    def input_by_planes(self) -> Tensor:
+        """The input matrix with gates in the order of planes."""
+        chain, weight = self.chain, self.w_ih
+        if weight is None:
+            raise ValueError("a skip input has no matrix")
+        if chain.exact and len(chain.left_spans) == 1:
+            return weight
+        return chain.arranged(weight, chain.left, False, False)
 
     def _left(self, x: Tensor) -> tuple[Tensor, int]:
-        """The input side of all steps, (T, B, G*units) or x itself, and the stride of gates."""
-        chain, weight = self.chain, self.w_ih
+        """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates."""
+        chain, weight = self.chain, self._input
         if weight is None:
             wide = x if chain.exact else pad(x, (0, chain.units - chain.hidden))
             plain = wide.stride(-1) == 1 and self.aligned(wide)
             return wide if plain else whole(wide), 0
-        if not chain.exact:
-            weight = chain.arranged(weight, chain.plain, False, False)
         inputs, width, inner = rows_of(x), chain.gates * chain.units, x.shape[2]
-        left = inputs.new_empty((self.steps, self.batch, width))
+        left = inputs.new_empty((*x.shape[:2], width))
         multiply(
-            chain.dtype, chain.device, (self.steps * self.batch, width, inner),
+            chain.dtype, chain.device, (inputs.shape[0], width, inner),
             Matrix(inputs.data_ptr(), inner), Matrix(weight.data_ptr(), inner, True),
             Matrix(left.data_ptr(), width),
         )  # fmt: skip
@@ -145,42 +173,75 @@ class Run:
         self,
         x: Tensor,
         y: Tensor,
-        kept: Tensor | None,
+        held: Tensor | None,
         finals: list[Tensor],
         every: list[Tensor],
     ) -> None:
-        """Writes this direction's part of y (T, B, D*H), what backward needs, and the states."""
+        """Writes this direction's part of y (T, B, D*H), what backward needs, and the states.
+
+        `held` are the records (T, ...), or with recompute what the parts leave to the next.
+        """
+        carried: Tensor | None = None
+        for number, part in enumerate(self.order):
+            last, kept = number == len(self.parts) - 1, None
+            carry = None if last else self.carry()
+            if held is not None and self.chain.again:
+                carry = None if last else held[number]
+            elif held is not None:
+                kept = held[part.begin : part.end]
+            here = slice(part.begin, part.end)
+            self._launch(part, x[here], y[here], kept, (carried, carry), finals, every)
+            carried = carry
+
+    def records(self, number: int, x: Tensor, held: Tensor) -> Tensor:
+        """What backward needs of the part that forward ran as this number, by running it again."""
+        part, chain = self.order[number], self.chain
+        x = x[part.begin : part.end]
+        shape = chain.records(part.steps, self.batch)
+        kept = x.new_empty(shape)
+        y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
+        carried = held[number - 1] if number else None
+        self._launch(part, x, y, kept, (carried, self.carry()), [], [])
+        return kept
+
+    def _launch(
+        self,
+        part: Part,
+        x: Tensor,
+        y: Tensor,
+        kept: Tensor | None,
+        carries: tuple[Tensor | None, Tensor | None],
+        finals: list[Tensor],
+        every: list[Tensor],
+    ) -> None:
+        """Runs one part; x, y and kept are those of its steps."""
         call, chain, hidden = self.call, self.chain, self.chain.hidden
-        flags = (self.rows is not None, self.reset is not None, bool(every), kept is not None)
+        flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
         kernel, how = chain.forward(self.batch, flags)
         left, gate = self._left(x)
         start, target = self.direction * hidden, y
         if not chain.exact:
-            fresh = torch.empty if self.rows is None else torch.zeros
-            target = fresh(self.steps, self.batch, chain.units, dtype=y.dtype, device=y.device)
+            fresh = torch.empty if part.rows is None else torch.zeros
+            target = fresh(part.steps, self.batch, chain.units, dtype=y.dtype, device=y.device)
             start = 0
-        if chain.exact:
-            weight = whole(self.w_hh)
-        else:
-            weight = chain.arranged(self.w_hh, chain.plain, False, True)
         left_step, left_row, _ = left.stride()
         step, row, _ = target.stride()
         mail: tuple[int, ...] = ()
         box: Tensor | None = None
         if how.clusters > 1:
-            if self.rows is None and self.reset is None:
+            if part.rows is None and self.reset is None:
                 emptied(target[..., start : start + chain.units])
             else:
-                box = emptied(y.new_empty(self.steps, self.batch, chain.units))
+                box = emptied(y.new_empty(part.steps, self.batch, chain.units))
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
-            (weight.data_ptr(), left.data_ptr(), left_step, left_row, gate,
+            (self._recurrent.data_ptr(), left.data_ptr(), left_step, left_row, gate,
              target.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
-             *self.row_arguments(), self.steps, self.batch, hidden, self.direction),
+             *self.shared(part, *carries)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
-            *self.states(every),
+            *self.states(every, part.begin),
         )  # fmt: skip
         if target is not y:
             here = y[..., self.direction * hidden : (self.direction + 1) * hidden]
