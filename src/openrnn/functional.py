@@ -33,7 +33,7 @@ def _choose(
     generator: bool,
     batch: int | None,
     precision: str,
-) -> str:
+) -> op.How:
     capability = processors = None
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
@@ -43,14 +43,14 @@ def _choose(
         return_states, transform, batch=batch, generator=generator, precision=precision,
         processors=processors,
     )  # fmt: skip
-    return dispatch.select(problem, name)
+    return op.How(text, dispatch.select(problem, name), grad, training, return_states)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 def _choose_in_graph(*values: Any) -> str:
-    """The same choice while a compiler traces: all its arguments are constants of the graph."""
+    """The backend while a compiler traces, where all that decides is constant."""
     text, _, dtype, device, *_ = values
-    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type))
+    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type)).backend
 
 
 def _size_class(x: Tensor) -> int | None:
@@ -112,18 +112,18 @@ def recurrent(
     seed = philox.draw(generator) if drops else None
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
-    text = spec.text
-    more: tuple[str, ...] = ()
-    if torch.compiler.is_compiling():
-        choose, transform = _choose_in_graph, False
-    else:
-        choose, transform = _choose, _transformed()
-        more = (precision_of(spec, x.dtype, x.device.type),)
-    name = choose(
-        text, backend, x.dtype, x.device, grad, drops, lengths is not None, reset is not None,
-        return_states, transform, drops and generator is not None, _size_class(x), *more,
+    asked = (
+        spec.text, backend, x.dtype, x.device, grad, drops, lengths is not None,
+        reset is not None, return_states,
     )  # fmt: skip
-    if name == "reference":
+    generated, size = drops and generator is not None, _size_class(x)
+    if torch.compiler.is_compiling():
+        name = _choose_in_graph(*asked, False, generated, size)
+        how = op.How(spec.text, name, grad, drops, return_states)
+    else:
+        precision = precision_of(spec, x.dtype, x.device.type)
+        how = _choose(*asked, _transformed(), generated, size, precision)
+    if how.backend == "reference":
         problem = Problem(
             spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
             reset is not None, return_states,
@@ -132,7 +132,6 @@ def recurrent(
             dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
         found = reference.run(Call(problem, x, states, list(params), lengths, reset, resets, seed))
         return found.y, tuple(found.finals), tuple(found.all_states)
-    how = op.How(text, name, grad, drops, return_states)
     out = op.run(how, x, states, params, lengths, reset, resets, seed)
     count = len(spec.states)
     every = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
@@ -222,11 +221,11 @@ def takes_packed(
     inputs = (x, *params, *(states or ()))
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
-    name = _choose(
+    how = _choose(
         spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
         drops and generator is not None, None, precision_of(spec, x.dtype, x.device.type),
     )  # fmt: skip
-    return dispatch.BACKENDS[name].packed
+    return dispatch.BACKENDS[how.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

@@ -37,7 +37,6 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
-    recompute: bool = False  # it saves memory by it; the others keep all that backward reads
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 
@@ -128,6 +127,7 @@ class Backend:
     name: str
     can: Capabilities
     packed = False  # it takes packed sequences (N, I) as they are, without padding
+    recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
     own_masks = False  # its dropout masks are not those of philox.py, so nothing can repeat them
 
     def absent(self) -> str | None:

@@ -150,7 +150,7 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
     if problem.drops:
         drop = dropout.states_of(handle, call) if forward else dropout.idle(handle)
     address = 0 if drop is None else drop.data_ptr()
-    math = run.math_of(spec, x.dtype)
+    math = run.math_of(x.dtype, problem.precision)
     turned = not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
     key = (problem, steps, batch, math, turned, address)
     if lengths is None:

@@ -100,7 +100,8 @@ def _plan(
     algorithm = algorithms.choose(chain.problem, x, short)
     layout = run.layout_of(x, algorithm)
     kind = Kind(
-        spec, x.dtype, run.math_of(spec, x.dtype), algorithm, short or layout != TIME_MAJOR,
+        spec, x.dtype, run.math_of(x.dtype, chain.problem.precision), algorithm,
+        short or layout != TIME_MAJOR,
         build=(x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None,
     )  # fmt: skip
     plan = run.Plan(

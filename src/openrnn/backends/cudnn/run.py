@@ -21,7 +21,6 @@ from openrnn.native.cudnn.descriptors import (
 )
 from openrnn.native.cudnn.handles import Handle, On
 from openrnn.params import size
-from openrnn.spec import Spec, precision_of
 
 LONGEST = 65535  # steps that a data descriptor takes
 PLANS = 256  # kept by a thread for each device
@@ -37,12 +36,11 @@ class Lengths(NamedTuple):
     steps: int  # T, as far as the descriptor is concerned
 
 
-def math_of(spec: Spec, dtype: torch.dtype) -> int:
-    """Which arithmetic products may use; "default" asks torch's setting for recurrent networks."""
+def math_of(dtype: torch.dtype, precision: str) -> int:
+    """Which arithmetic products may use; `precision` is a problem's."""
     if dtype in (torch.float16, torch.bfloat16):
         return TENSOR_MATH
-    ieee = dtype == torch.float32 and precision_of(spec, dtype, "cuda") == "ieee"
-    return FMA_MATH if ieee else DEFAULT_MATH
+    return FMA_MATH if dtype == torch.float32 and precision == "ieee" else DEFAULT_MATH
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from openrnn.errors import LibraryError
 from openrnn.native.cudnn.descriptors import TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
 from openrnn.params import size
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, precision_of
 
 # cuDNN's persistent kernels approximate tanh and the sigmoid, whatever the products' precision:
 # by up to 1.3e-5 in float32, in every row of benchmarks/results/h200/cudnn.json
@@ -70,7 +70,8 @@ def answer(
 def _plan(spec: Spec, x: Tensor, algorithm: str, grad: bool, build: bool = True) -> run.Plan:
     handle = current(x.device.index)
     place = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" and build else None
-    kind = Kind(spec, x.dtype, run.math_of(spec, x.dtype), algorithm, False, build=place)
+    math = run.math_of(x.dtype, precision_of(spec, x.dtype, "cuda"))
+    kind = Kind(spec, x.dtype, math, algorithm, False, build=place)
     return run.Plan(handle, kind, TIME_MAJOR, x.shape[0], x.shape[1], training=grad)
 
 

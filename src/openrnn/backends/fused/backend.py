@@ -34,6 +34,7 @@ class Fused(Backend):
     """Generated CUDA kernels: the recurrent matrix stays in registers for all steps."""
 
     name = "fused"
+    recomputes = True
     can = Capabilities(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32}),
@@ -48,7 +49,6 @@ class Fused(Backend):
         lengths=True,
         reset=True,
         return_states=True,
-        recompute=True,
     )
 
     def absent(self) -> str | None:
