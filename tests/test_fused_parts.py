@@ -117,3 +117,17 @@ def test_backends_without_it_say_so():
     table = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), quiet=True)
     assert "recompute without effect" in str(table)
     assert "recompute" not in str(openrnn.explain(openrnn.LSTM(8, 8), quiet=True))
+
+
+def test_recompute_needs_one_kernel_more():
+    from openrnn.backends.fused import kernels
+
+    plain, again = (cells.lstm.spec(8, 8, recompute=word) for word in ("none", "gates"))
+    assert kernels.kinds(plain, True, True, False, True) == [
+        ("forward", ("lengths", "every", "keep")), ("backward", ("lengths", "every")),
+    ]  # fmt: skip
+    assert kernels.kinds(again, True, True, False, True) == [
+        ("forward", ("lengths", "every")), ("forward", ("lengths", "keep")),
+        ("backward", ("lengths", "every")),
+    ]  # fmt: skip
+    assert kernels.kinds(again, False, False, False, False) == [("forward", ())]

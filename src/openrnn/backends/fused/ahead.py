@@ -56,7 +56,7 @@ def compile_kernels(
         )
     found = capability or torch.cuda.get_device_capability()
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    kinds = kernels.kinds(grad, lengths, reset, return_states)
+    kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states)
     made = set()
     # weights are arranged for backward, and forward where H is padded
     if grad or module.spec.hidden_size % 8:
@@ -66,7 +66,7 @@ def compile_kernels(
     if grad and module.spec.drops(True):
         made.add(kernels.plain_binary("dropout", name, arch_of(found)))
     for batch in batches:
-        for kind, on in kinds.items():
+        for kind, on in kinds:
             tiles = (batch + 7) // 8
             kernel = kernels.best(kind, cell, name, module.spec.hidden_size, tiles, on, found)
             if kernel is not None:

@@ -17,9 +17,9 @@ def describe(problem: Problem) -> list[str]:
     if problem.capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    kinds = kernels.kinds(problem.grad, problem.lengths, problem.reset, problem.return_states)
+    kinds = kernels.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
-    for kind, on in kinds.items():
+    for kind, on in kinds:
         tiles = (batch + 7) // 8
         found = kernels.best(
             kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,

@@ -15,6 +15,7 @@ from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
+from openrnn.spec import Spec
 
 How = TypeVar("How", bound=Tiles)
 Flags = tuple[str, ...]  # the names of those that are on
@@ -72,11 +73,18 @@ def fitting(
             yield found
 
 
-def kinds(grad: bool, lengths: bool, reset: bool, every: bool) -> dict[str, Flags]:
-    """The kernels of a call that asks for such things, and the flags of each."""
+def kinds(
+    spec: Spec, grad: bool, lengths: bool, reset: bool, every: bool
+) -> list[tuple[str, Flags]]:
+    """The kernels of a call that asks for such things: kind and flags of each."""
     asked = {"lengths": lengths, "reset": reset, "every": every}
     flags = tuple(flag for flag, on in asked.items() if on)
-    return {"forward": (*flags, "keep"), "backward": flags} if grad else {"forward": flags}
+    if not grad:
+        return [("forward", flags)]
+    if spec.recompute == "none":
+        return [("forward", (*flags, "keep")), ("backward", flags)]
+    again = tuple(flag for flag in flags if flag != "every")
+    return [("forward", flags), ("forward", (*again, "keep")), ("backward", flags)]
 
 
 def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
