@@ -39,6 +39,7 @@ class Chain:
 
     Attributes:
         units: H as the kernels see it, a multiple of 8.
+        record: the values of a kept record; again: they are computed again in backward.
         planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
         left, right: the gates in the order of the first and of the last planes.
         left_spans, right_spans: the same as spans of gates that follow each other.
@@ -63,6 +64,7 @@ class Chain:
         self.left_word = nibbles(tuple(self.left.index(gate) for gate in self.plain))
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in self.plain))
         self.width = self.planes * self.units
+        self.record = tiles.record(cell)
         self.again = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
@@ -76,7 +78,7 @@ class Chain:
 
     def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of what backward needs of so many steps."""
-        return steps, (batch + 7) // 8, self.units // 8, 64 * tiles.record(self.cell)
+        return steps, (batch + 7) // 8, self.units // 8, 64 * self.record
 
     @cached_property
     def arrange(self) -> nvrtc.Kernel:

@@ -42,6 +42,7 @@ def backward(
     sums = x.new_empty(
         (len(parts) * pieces, chain.planes + chain.vectors, chain.units), dtype=torch.float32
     )  # fmt: skip
+    piece = pieces * sums.stride(0) * sums.element_size()
     dx = x.new_empty(x.shape) if wants[0] else None
     left = right = None
     if run.w_ih is not None and wants[1]:
@@ -51,9 +52,8 @@ def backward(
     carried: Tensor | None = None
     for number in reversed(range(len(parts))):  # as forward ran them
         part = run.order[number]
-        here = slice(part.begin, part.end)
-        kept = run.records(number, x, held) if chain.again else held[here]
-        d_gates = room[: part.steps]
+        kept = run.records(number, x, held) if chain.again else part.of(held)
+        d_gates = room if part.steps == len(room) else room[: part.steps]
         if how.clusters > 1:
             emptied(d_gates)
         elif part.rows is not None:
@@ -61,17 +61,17 @@ def backward(
         carry = run.carry() if number else None
         kernels.launch(
             kernel, how, run.batch,
-            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else dy[here]), step,
-             row, d_gates.data_ptr(), sums[number * pieces :].data_ptr(), address(run.vectors),
+            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)), step,
+             row, d_gates.data_ptr(), sums.data_ptr() + number * piece, address(run.vectors),
              *run.shared(part, carried, carry)),
             *run.states(states[0]), *run.states(states[1], part.begin), *run.states(states[2]),
             *run.states(states[3]),
         )  # fmt: skip
         carried = carry
         if dx is not None:
-            _inputs(run, dx[here], d_gates)
+            _inputs(run, part.of(dx), d_gates)
         if left is not None:
-            inputs = rows_of(x[here])
+            inputs = rows_of(part.of(x))
             left.add(Matrix(d_gates.data_ptr(), chain.width), _matrix(inputs), inputs.shape[0])
         if right is not None:
             _recurrent(run, part, y, d_gates, right)

@@ -44,6 +44,11 @@ class Part(NamedTuple):
     def steps(self) -> int:
         return self.end - self.begin
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """These steps of a tensor (T, ...)."""
+        whole = self.end - self.begin == tensor.shape[0]  # the usual call: a slice costs its host
+        return tensor if whole else tensor[self.begin : self.end]
+
 
 def count(size: Size, steps: int, batch: int, row: int) -> int:
     """How many parts a call has; `row`: bytes of the gate gradients of a step of one sequence."""

@@ -188,15 +188,14 @@ class Run:
             if held is not None and self.chain.again:
                 carry = None if last else held[number]
             elif held is not None:
-                kept = held[part.begin : part.end]
-            here = slice(part.begin, part.end)
-            self._launch(part, x[here], y[here], kept, (carried, carry), finals, every)
+                kept = part.of(held)
+            self._launch(part, part.of(x), part.of(y), kept, (carried, carry), finals, every)
             carried = carry
 
     def records(self, number: int, x: Tensor, held: Tensor) -> Tensor:
         """What backward needs of the part that forward ran as this number, by running it again."""
         part, chain = self.order[number], self.chain
-        x = x[part.begin : part.end]
+        x = part.of(x)
         shape = chain.records(part.steps, self.batch)
         kept = x.new_empty(shape)
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
