@@ -84,14 +84,14 @@ def arguments(
         x, y = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
         box = (0,) if how.clusters > 1 else ()
         given = (weight.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), units, y.data_ptr(),
-                 y.stride(0), y.stride(1), *box, record.data_ptr(), *[0] * 6, *sizes)  # fmt: skip
+                 y.stride(0), y.stride(1), *box, record.data_ptr(), *[0] * 8, *sizes)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
         return [x, y, record, weight, *final], given, ends
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
     sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
     given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), dy.stride(0), dy.stride(1),
-             d_gates.data_ptr(), sums.data_ptr(), *[0] * 4, *sizes)  # fmt: skip
+             d_gates.data_ptr(), sums.data_ptr(), *[0] * 6, *sizes)  # fmt: skip
     return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
 
 

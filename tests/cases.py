@@ -337,17 +337,24 @@ def _orders() -> Iterator[Any]:
         yield mock.patch.object(reference, "linear", reordered)
 
 
-def _edges(case: Case, eps: float) -> Iterator[Case]:
-    """The case with its clip one rounding wider and narrower.
+def _kinks(case: Case, eps: float) -> Iterator[tuple[Any, Case]]:
+    """The reference with the clip's edges, or the corner of relu, a rounding off.
 
-    A state so near an edge is clipped in one honest answer and not in another, and the gradient
-    that passes it is then there or not.
+    A value so near a kink lies on one side of it in one honest answer and on the other in another,
+    and the gradient that passes is then there or not.
     """
     if case.spec.cell_clip is not None:
         low, high = case.spec.cell_clip
         for factor in (1 - eps, 1 + eps):
             clip = (low * factor, high * factor)
-            yield replace(case, spec=case.spec.with_(cell_clip=clip))
+            yield nullcontext(), replace(case, spec=case.spec.with_(cell_clip=clip))
+    if case.spec.cell == "rnn_relu":
+        for corner in (-eps / 2, eps / 2):
+
+            def relu(x: Tensor, corner: float = corner) -> Tensor:
+                return torch.where(x > corner, x, 0.0)
+
+            yield mock.patch.object(torch, "relu", relu), case
 
 
 class Tf32Linear(torch.autograd.Function):
@@ -401,8 +408,7 @@ class Oracle:
         orders = [*_orders()]
         if backend in TF32:
             orders.append(mock.patch.object(reference, "linear", _tf32_linear))
-        moved = [(nullcontext(), near) for near in _edges(case, eps)]
-        for order, near in [*((order, case) for order in orders), *moved]:
+        for order, near in [*((order, case) for order in orders), *_kinks(case, eps)]:
             with order:
                 plain = ask(near, inputs, "reference", narrow)
             for name, want in exact.items():

@@ -1,11 +1,21 @@
 """Long calls in parts: the steps fall into them once, and results stay what one launch gives."""
 
+import re
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
 from openrnn import cells
-from openrnn.backends.fused import chain, parts
+from openrnn.backends.base import Call, Cotangents, Needs
+from openrnn.backends.fused import chain, gradients, kernels, parts, run
+from openrnn.codegen import cuda, tiles
+from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.params import module_slots
+from openrnn.spec import Problem
 
 FAIR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 CELLS = (cells.lstm, cells.gru, cells.peephole_lstm)
@@ -23,20 +33,27 @@ def test_parts_cover_every_step_once():
         assert torch.equal(torch.cat([part.reset for part in found]), reset)
 
 
-@pytest.mark.parametrize("size", [parts.FAST, parts.SMALL])
-def test_small_calls_stay_whole_and_parts_are_neither_large_nor_short(size):
+@pytest.mark.parametrize(
+    ("counting", "least", "enough"),
+    [(parts.count, parts.LEAST, parts.ENOUGH),
+     (parts.count_again, parts.LEAST_AGAIN, parts.ENOUGH_AGAIN)],
+)  # fmt: skip
+def test_parts_are_neither_short_nor_large_for_nothing(counting, least, enough):
     row = 4 * 512 * 2
-    assert parts.count(size, size.large // (64 * row) - 1, 64, row) == 1
-    for steps, batch in ((1024, 128), (20_000, 4096), (33, 2**20)):
-        number = parts.count(size, steps, batch, row)
-        assert number == -(-steps // max(size.least, size.enough // (batch * row)))
+    assert counting(parts.ENOUGH_AGAIN // (64 * row) - 1, 64, row) == 1
+    assert counting(7, 0, row) == 1
+    for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
+        number = counting(steps, batch, row)
+        longest = max(part.steps for part in parts.split(number, steps, None, None))
+        assert longest >= min(steps, least / 2)
+        assert longest <= least + enough / (batch * row) or number == 1
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """Parts of five steps."""
-    for name in ("FAST", "SMALL"):
-        monkeypatch.setattr(parts, name, parts.Size(0, 1, 5))
+    for name in ("count", "count_again"):
+        monkeypatch.setattr(parts, name, lambda steps, batch, row: -(-steps // 5))
 
 
 @pytest.mark.gpu
@@ -52,10 +69,11 @@ def test_parts_give_what_one_launch_gives(tiny, monkeypatch, cell, hidden, dtype
     net = openrnn.Recurrent(cell, 12, hidden, 2, bidirectional=True, recompute=recompute, **where)
     x = torch.randn(steps, batch, 12, device="cuda", dtype=dtype)
     starts = [torch.randn(4, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
-    options = {
-        "lengths": torch.randint(0, steps + 1, (batch,), device="cuda"),
-        "reset": torch.rand(steps, batch, device="cuda") < 0.1,
-    }
+    lengths = torch.randint(0, steps + 1, (batch,), device="cuda")
+    lengths[:4] = torch.tensor([0, steps, 4, 5])  # none, all, and the edges of a part
+    reset = torch.rand(steps, batch, device="cuda") < 0.1
+    reset[4::5, ::3] = reset[5::5, 1::3] = True
+    options = {"lengths": lengths, "reset": reset}
     for given in ({}, {"return_states": True}, options, {"lengths": options["lengths"]}):
 
         def call(given=given):
@@ -69,8 +87,8 @@ def test_parts_give_what_one_launch_gives(tiny, monkeypatch, cell, hidden, dtype
 
         found = call()
         with monkeypatch.context() as whole:
-            for name in ("FAST", "SMALL"):
-                whole.setattr(parts, name, parts.Size(1 << 60, 1, 1))
+            for name in ("count", "count_again"):
+                whole.setattr(parts, name, lambda steps, batch, row: 1)
             wanted = call()
         for have, want in zip(found, wanted):
             assert (have - want).norm() <= FAIR[dtype] * want.norm()
@@ -98,19 +116,34 @@ def test_a_spec_names_its_recompute_and_refuses_other_words():
         openrnn.LSTM(8, 8, recompute="all")
 
 
-def test_the_reserve_shrinks_with_recompute():
-    """At T 1024, B 64, H 512: the states between eight parts in place of all records."""
-    from openrnn.dispatch import BACKENDS
-    from openrnn.spec import Problem
+@pytest.fixture
+def reserved():
+    """The reserve of an LSTM with so many units, as shapes and dtypes, for given T and B."""
+
+    def ask(steps, batch, recompute, hidden=512):
+        spec = cells.lstm.spec(hidden, hidden, recompute=recompute)
+        problem = Problem(spec, torch.bfloat16, "cuda", (9, 0), grad=True)
+        return BACKENDS["fused"].reserve(problem, steps, batch)
 
     chain.chain.cache_clear()
-    sizes = []
-    for recompute in ("none", "gates"):
-        spec = cells.lstm.spec(512, 512, recompute=recompute)
-        problem = Problem(spec, torch.bfloat16, "cuda", (9, 0), grad=True)
-        kept = BACKENDS["fused"].reserve(problem, 1024, 64)
-        sizes.append(sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in kept))
-    assert sizes == [1024 * 64 * 512 * 5 * 2, 7 * 2 * 64 * 512 * 4]
+    return ask
+
+
+def test_the_reserve_shrinks_with_recompute(reserved):
+    """At T 1024, B 64, H 512: the states between seven parts in place of all records."""
+    sizes = [
+        sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in reserved(1024, 64, word))
+        for word in ("none", "gates")
+    ]
+    assert sizes == [1024 * 64 * 512 * 5 * 2, 6 * 2 * 64 * 512 * 4]
+
+
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+def test_the_reserve_of_symbolic_sizes_meets_no_branch(reserved, recompute):
+    """So a graph that was made for some T and B serves all; one branch here would raise."""
+    sizes = ShapeEnv()
+    steps, batch = sizes.create_unbacked_symint(), sizes.create_unbacked_symint()
+    assert len(reserved(steps, batch, recompute)) == 1
 
 
 def test_backends_without_it_say_so():
@@ -120,8 +153,6 @@ def test_backends_without_it_say_so():
 
 
 def test_recompute_needs_one_kernel_more():
-    from openrnn.backends.fused import kernels
-
     plain, again = (cells.lstm.spec(8, 8, recompute=word) for word in ("none", "gates"))
     assert kernels.kinds(plain, True, True, False, True) == [
         ("forward", ("lengths", "every", "keep")), ("backward", ("lengths", "every")),
@@ -131,3 +162,49 @@ def test_recompute_needs_one_kernel_more():
         ("backward", ("lengths", "every")),
     ]  # fmt: skip
     assert kernels.kinds(again, False, False, False, False) == [("forward", ())]
+
+
+GRIDS = {
+    "forward": tiles.GridForward(64, 2, 4, 2, 1, 1, 8, clusters=2),
+    "backward": tiles.GridBackward(64, 2, 4, 2, 1, 1, 8, clusters=2),
+}
+CLUSTERS = {
+    "forward": tiles.Forward(64, 1, 8, 1, 1, 1, 4),
+    "backward": tiles.Backward(64, 1, 4, 8, 1, 1, 3),
+}
+
+
+@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
+def test_kernels_get_as_many_arguments_as_they_declare(monkeypatch, hows):
+    """A launch passes addresses in a row: one too few would shift all that follow."""
+    passed = {}
+
+    class Kernel:
+        threads, resident = 256, 64
+
+        def __init__(self, kind):
+            self.kind = kind
+
+        def launch(self, blocks, *arguments):
+            passed[self.kind] = len(arguments)
+
+    monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
+    monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    for module in (run, gradients):
+        monkeypatch.setattr(module, "multiply", lambda *_: None)
+    chain.chain.cache_clear()
+    spec, fused = cells.lstm.spec(64, 64), BACKENDS["fused"]
+    problem = Problem(spec, torch.float32, "cpu", grad=True)
+    weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
+    call = Call(problem, torch.randn(3, 5, 64), [], weights)
+    out = fused.forward(call)
+    needs = Needs(True, (), (True,) * len(weights), ())
+    fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
+    chain.chain.cache_clear()
+    for kind, states in (("forward", "STATE"), ("backward", "GRADIENT")):
+        source = cuda.source(trace(cells.lstm), "float32", hows[kind])
+        more = re.search(rf"#define {states}_ARGUMENTS (.*)", source)[1]
+        head = re.search(rf"void __launch_bounds__\(.*\) {kind}\(\n(.*?)\n\) {{", source, re.S)[1]
+        declared = re.sub(r"//.*", "", head).replace(f"{states}_ARGUMENTS", more)
+        assert passed[kind] == declared.count(",") + 1

@@ -103,7 +103,7 @@ class Fused(Backend):
         one = chain(spec, 0, dtype, 0)  # all are alike in this
         held: TensorShape = one.records(steps, batch), dtype
         if one.again:
-            number = one.parts(steps, batch, False)
+            number = one.parts(steps, batch, True)
             held = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):

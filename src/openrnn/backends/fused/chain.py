@@ -70,11 +70,10 @@ class Chain:
         self.name = str(dtype).removeprefix("torch.")
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
-    def parts(self, steps: int, batch: int, whole: bool) -> int:
-        """In how many parts a call runs; `whole`: it cannot be parted."""
-        size = parts.SMALL if self.again else parts.FAST
-        row = self.width * self.dtype.itemsize
-        return 1 if whole else parts.count(size, steps, batch, row)
+    def parts(self, steps: int, batch: int, again: bool) -> int:
+        """In how many parts a call runs; `again`: backward will compute gates once more."""
+        count = parts.count_again if again else parts.count
+        return count(steps, batch, self.width * self.dtype.itemsize)
 
     def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of what backward needs of so many steps."""

@@ -75,6 +75,7 @@ def backward(
             left.add(Matrix(d_gates.data_ptr(), chain.width), _matrix(inputs), inputs.shape[0])
         if right is not None:
             _recurrent(run, part, y, d_gates, right)
+        del kept  # before the next part's are made
     found: Found = [None] * (5 + chain.vectors)
     found[0] = None if left is None else left.finished()
     found[1] = None if right is None else right.finished()
@@ -159,7 +160,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
     chain, call, batch, steps = run.chain, run.call, run.batch, run.steps
     reverse, width = run.direction == 1, chain.width
     offset = width - chain.gates * chain.units
-    replaced = _replaced(run)
+    replaced = run.replaced
     # step t reads h of t - 1, in reverse of t + 1; the first reads the initial state
     begin, end = (
         (part.begin, min(part.end, steps - 1)) if reverse else (max(part.begin, 1), part.end)
@@ -200,14 +201,6 @@ def _first(run: Run, part: Part, right: Tensor) -> Tensor | None:
     beyond = (last < 0) | (last >= part.steps)
     picked = right[last.clamp(0, part.steps - 1), torch.arange(run.batch, device=right.device)]
     return picked.masked_fill(beyond[:, None], 0)
-
-
-def _replaced(run: Run) -> Tensor | None:
-    """Where (T, B) the state that step t reads was replaced; in reverse, that step t - 1 reads."""
-    if run.reset is None or run.rows is None:
-        return run.reset
-    steps = torch.arange(run.steps, device=run.reset.device)[:, None]
-    return run.reset & (steps < run.rows.lengths)
 
 
 def _sums(run: Run, sums: Tensor, found: Found, wants: tuple[bool, ...]) -> None:

@@ -5,18 +5,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+# Each part costs about 40 us more than its steps, as it loads R anew. On an H200 an LSTM in bf16 of
+# T 1024, B 64, H 512 was measured: docs/kernels.md.
+LARGE = 256 << 20  # bytes of gate gradients of all steps, from which on a call runs in parts
+ENOUGH = 44 << 20  # bytes of them that make a part
+LEAST = 128  # steps that make a part
 
-class Size(NamedTuple):
-    """When a call runs in parts, and how long they are."""
-
-    large: int  # bytes of gate gradients of all steps, from which on there are parts
-    enough: int  # bytes of them in a part
-    least: int  # steps of a part: each costs about 40 us more, as it loads R anew
-
-
-# H200, LSTM bf16 of T 1024 B 64 H 512: 0.59 of torch.nn's memory for 3% more time
-FAST = Size(256 << 20, 44 << 20, 128)
-SMALL = Size(32 << 20, 32 << 20, 32)  # with recompute: 0.34 of torch.nn's memory, 1.4 times FAST
+# with recompute, where memory comes first
+ENOUGH_AGAIN = 32 << 20
+LEAST_AGAIN = 32
 
 
 class Rows(NamedTuple):
@@ -50,17 +47,23 @@ class Part(NamedTuple):
         return tensor if whole else tensor[self.begin : self.end]
 
 
-def count(size: Size, steps: int, batch: int, row: int) -> int:
+def count(steps: int, batch: int, row: int) -> int:
     """How many parts a call has; `row`: bytes of the gate gradients of a step of one sequence."""
     step = batch * row
-    if steps * step < size.large:
+    if steps * step < LARGE:
         return 1
-    each = max(size.least, size.enough // step)
+    each = max(LEAST, ENOUGH // step)
+    return (steps + each - 1) // each
+
+
+def count_again(steps: int, batch: int, row: int) -> int:
+    """The same with recompute. The reserve has this size: symbolic T and B must meet no branch."""
+    each = LEAST_AGAIN + ENOUGH_AGAIN // (batch * row + 1)
     return (steps + each - 1) // each
 
 
 def split(number: int, steps: int, rows: Rows | None, reset: Tensor | None) -> list[Part]:
-    """That many parts, about as long as each other, in the order of time."""
+    """That many parts, which differ by a step at most, in the order of time."""
     if number == 1:
         return [Part(0, steps, rows, reset)]
     edges = [steps * part // number for part in range(number + 1)]

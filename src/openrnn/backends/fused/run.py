@@ -84,9 +84,19 @@ class Run:
         unit = [vector for vector in found[5:] if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
         self.reset = None if call.reset is None else call.reset.contiguous()
-        number = self.chain.parts(self.steps, self.batch, bool(call.reset_states))
+        again = self.chain.again and problem.grad
+        # the gradients of fresh states are added up inside one launch
+        number = 1 if call.reset_states else self.chain.parts(self.steps, self.batch, again)
         self.parts = split(number, self.steps, rows, self.reset)
         self.order = self.parts[::-1] if direction else self.parts  # that of forward
+
+    @cached_property
+    def replaced(self) -> Tensor | None:
+        """Where (T, B) the state that step t reads was replaced; in reverse, that t - 1 reads."""
+        if self.reset is None or self.rows is None:
+            return self.reset
+        steps = torch.arange(self.steps, device=self.reset.device)[:, None]
+        return self.reset & (steps < self.rows.lengths)
 
     def aligned(self, tensor: Tensor) -> bool:
         """Whether 16-byte copies of its rows may start where they do."""
@@ -184,11 +194,12 @@ class Run:
         carried: Tensor | None = None
         for number, part in enumerate(self.order):
             last, kept = number == len(self.parts) - 1, None
-            carry = None if last else self.carry()
+            carry: Tensor | None = None
             if held is not None and self.chain.again:
                 carry = None if last else held[number]
-            elif held is not None:
-                kept = part.of(held)
+            else:
+                carry = None if last else self.carry()
+                kept = None if held is None else part.of(held)
             self._launch(part, part.of(x), part.of(y), kept, (carried, carry), finals, every)
             carried = carry
 
@@ -200,6 +211,7 @@ class Run:
         kept = x.new_empty(shape)
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
+        # the last part's carry is nobody's: final states stand already
         self._launch(part, x, y, kept, (carried, self.carry()), [], [])
         return kept
 
@@ -213,7 +225,7 @@ class Run:
         finals: list[Tensor],
         every: list[Tensor],
     ) -> None:
-        """Runs one part; x, y and kept are those of its steps."""
+        """Runs one part; x, y and kept are those of its steps, finals and every those of all."""
         call, chain, hidden = self.call, self.chain, self.chain.hidden
         flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
         kernel, how = chain.forward(self.batch, flags)
