@@ -278,24 +278,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rows", help="comma-separated beginnings of names; by default all")
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="the others' rows stay")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="some of the default")
     asked = parser.parse_args()
     console = Console(width=150)
     precisions = asked.precisions.split(",")
-    before = (
-        json.loads(asked.json.read_text())["rows"] if asked.json and asked.json.exists() else []
-    )
-    rows: list[dict[str, object]] = [row for row in before if row["precision"] not in precisions]
+    if unknown := set(precisions) - set(PRECISIONS):
+        parser.error(f"--precisions takes {', '.join(PRECISIONS)}, got {', '.join(unknown)}")
+    shapes = [
+        shape for shape in SHAPES
+        if asked.rows is None or shape.name.startswith(tuple(asked.rows.split(",")))
+    ]  # fmt: skip
+    rows: list[dict[str, object]] = []
+    if asked.json and asked.json.exists():  # what is not measured now stays
+        names = {shape.name for shape in shapes}
+        rows = [
+            row for row in json.loads(asked.json.read_text())["rows"]
+            if row["name"] not in names or row["precision"] not in precisions
+        ]  # fmt: skip
     calls = list(overhead())
-    for shape in SHAPES:
-        if asked.rows is None or shape.name.startswith(tuple(asked.rows.split(","))):
-            begin = time.perf_counter()
-            rows += measure(shape, precisions)
-            torch.cuda.empty_cache()
-            console.print(f"{shape.name}: {time.perf_counter() - begin:.1f} s")
-            if asked.json:  # after every shape, so that a run that is cut short leaves what it has
-                found = {"machine": machine(), "overhead": calls, "rows": rows}
-                asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for shape in shapes:
+        begin = time.perf_counter()
+        rows += measure(shape, precisions)
+        torch.cuda.empty_cache()
+        console.print(f"{shape.name}: {time.perf_counter() - begin:.1f} s")
+        if asked.json:  # after every shape, so that a run that is cut short leaves what it has
+            found = {"machine": machine(), "overhead": calls, "rows": rows}
+            asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     console.print(table(rows))
     for call in calls:
         console.print(

@@ -264,7 +264,7 @@ def main() -> None:
         found = {"set": name, **measured(row, options.seconds)}
         shown = " ".join(map(str, row))
         if "refused" in found or "wrong" in found:
-            print(shown, found.get("refused", f"WRONG {found['error']:.0e}"), flush=True)
+            print(shown, found.get("refused") or f"WRONG {found['error']:.0e}", flush=True)
         else:
             found["ratios"] = ratios(found)
             times = [

@@ -150,6 +150,8 @@ def test_backends_without_it_say_so():
     table = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), quiet=True)
     assert "recompute without effect" in str(table)
     assert "recompute" not in str(openrnn.explain(openrnn.LSTM(8, 8), quiet=True))
+    inference = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), grad=False, quiet=True)
+    assert "without effect" not in str(inference)
 
 
 def test_recompute_needs_one_kernel_more():

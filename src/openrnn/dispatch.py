@@ -120,7 +120,8 @@ def described(table: Table, *more: str) -> Table:
         if row.chosen:
             backend = BACKENDS[row.backend]
             lines = (*backend.describe(table.problem), *more)
-            if table.problem.spec.recompute != "none" and not backend.recomputes:
+            asks = table.problem.grad and table.problem.spec.recompute != "none"
+            if asks and not backend.recomputes:
                 lines = (*lines, "recompute without effect: it keeps all that backward reads")
         rows.append(replace(row, details=lines))
     return replace(table, rows=tuple(rows))

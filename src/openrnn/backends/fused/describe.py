@@ -20,13 +20,14 @@ def describe(problem: Problem) -> list[str]:
     kinds = kernels.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
     for kind, on in kinds:
-        tiles = (batch + 7) // 8
+        tiles, again = (batch + 7) // 8, "keep" in on and spec.recompute != "none"
+        name = f"{kind} again" if again else kind
         found = kernels.best(
             kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,
             processors=problem.processors,
         )  # fmt: skip
         if found is None:
-            lines.append(f"{kind}: every kernel spills")
+            lines.append(f"{name}: every kernel spills")
             continue
         made, how = found
         groups = -(-batch // how.rows)
@@ -36,7 +37,7 @@ def describe(problem: Problem) -> list[str]:
         limits = Limits.of(problem.capability, problem.processors)
         time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
         lines.append(
-            f"{kind}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "
+            f"{name}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "
             f"{made.resources.registers} registers, {time:.2f} us a step by the model"
         )
     return lines

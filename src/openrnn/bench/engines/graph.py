@@ -1,6 +1,7 @@
 """Any engine replayed from a CUDA graph: the device alone, without the host's part of a call."""
 
 from collections.abc import Iterator
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Graph(Engine):
         return self.inner.refuses(task)
 
     def candidates(self, task: Task) -> Iterator[Ready]:
+        lengths = task.lengths
+        if lengths is not None:  # a capture reads nothing from the host
+            task = copy(task)
+            task.lengths = lengths.to(task.device)
         for ready in self.inner.candidates(task):
             yield Replayed(ready)
 
