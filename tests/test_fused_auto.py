@@ -36,7 +36,12 @@ def problem(cell="lstm", dtype=torch.float32, hidden=64, batch=16, grad=False, *
 @pytest.mark.parametrize(
     ("asked", "runs"),
     [
-        (problem(), "fused"),
+        (problem(), "cudnn"),
+        (problem(batch=256), "fused"),
+        (problem("gru"), "fused"),
+        (problem("lstm", torch.bfloat16, 1024, 256), "cudnn"),
+        (problem("gru", torch.float16, 1024, 256, grad=True), "cudnn"),
+        (problem("gru", torch.float16, 1024, 128, grad=True), "fused"),
         (problem(hidden=128, batch=1), "fused"),
         (problem(hidden=256, batch=1), "cudnn"),
         (problem(hidden=256, batch=2), "fused"),
@@ -133,9 +138,9 @@ def test_torch_s_precision_is_asked_at_each_call():
     before = rnn.fp32_precision
     try:
         rnn.fp32_precision = "tf32"
-        assert dispatch.select(problem("lstm", torch.float32)) == "fused"
+        assert dispatch.select(problem("gru", torch.float32)) == "fused"
         rnn.fp32_precision = "ieee"
-        assert dispatch.select(problem("lstm", torch.float32)) == "cudnn"
-        assert dispatch.select(problem("lstm", torch.float16)) == "fused"
+        assert dispatch.select(problem("gru", torch.float32)) == "cudnn"
+        assert dispatch.select(problem("gru", torch.float16)) == "fused"
     finally:
         rnn.fp32_precision = before

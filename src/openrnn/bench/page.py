@@ -10,7 +10,7 @@ from openrnn.bench.check import RULE
 from openrnn.bench.jobs import NOTE
 from openrnn.bench.jobs import sheet as jobs_sheet
 from openrnn.bench.record import SCHEMA, Record
-from openrnn.bench.suites import SUITES
+from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.table import TIES, lines_of, summaries
 from openrnn.bench.words import (
     COUNTED,
@@ -114,6 +114,28 @@ def _headlines(records: Records) -> Iterator[str]:
             yield f"### {machine}"
             heads, numbers = ("suite", *COUNTED), (False, *COUNTED_NUMBERS)
             yield markdown.table(filled(Sheet("", heads, numbers, tuple(rows))))
+        cut_short = [words for words in _cut_short(records) if words.startswith(f"{machine}: ")]
+        if cut_short:
+            yield "Not all rows were measured, and means are of those that were:\n" + "\n".join(
+                f"- {words.removeprefix(f'{machine}: ')}" for words in cut_short
+            )
+
+
+def _cut_short(records: Records) -> Iterator[str]:
+    """The suites of which a file has some rows only."""
+    for _, record in records:
+        for suite in dict.fromkeys(result.row.suite for result in record.results):
+            if suite not in SUITES:
+                continue
+            whole = len(rows_of(suite))
+            for precision in dict.fromkeys(result.precision for result in record.results):
+                names = {
+                    result.row.name for result in record.results
+                    if (result.row.suite, result.precision) == (suite, precision)
+                }  # fmt: skip
+                if 0 < len(names) < whole:
+                    name = record.machine["name"]
+                    yield f"{name}: {suite} in {precision}, {len(names)} of {whole} rows"
 
 
 def _section(path: Path, record: Record, place: Path) -> Iterator[str]:
