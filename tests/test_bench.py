@@ -305,6 +305,12 @@ def test_the_page_goes_machine_by_machine_in_the_order_of_the_suites():
     ]  # fmt: skip
     assert "| custom | torch.nn as called | float32 | forward | 1 | **0.50** |" in text
     assert "(one/users-float32-ratio.png)" in text
+    # of the suites' rows each of these files has one
+    assert [line for line in text.splitlines() if line.endswith(" rows")] == [
+        f"- users in float32, 1 of {len(sized(rows_of('users'), MACHINE['device']))} rows",
+        f"- users in float32, 1 of {len(sized(rows_of('users'), MACHINE['device']))} rows",
+        f"- custom in float32, 1 of {len(sized(rows_of('custom'), MACHINE['device']))} rows",
+    ]
 
 
 # the real job

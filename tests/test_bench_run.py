@@ -1,5 +1,6 @@
 """`openrnn bench` at work: engines checked and timed, interruption, options, the published page."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from openrnn.bench import charts, command, jobs, page, profile, timer
 from openrnn.bench.cases import Row, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of
+from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
+from openrnn.bench.engines.graph import Graph
 from openrnn.bench.engines.nn import Torch
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
@@ -70,6 +73,35 @@ def test_a_slow_engine_is_slow_and_a_wrong_one_is_not_timed():
     assert (training["refuses"].status, training["refuses"].reason) == ("refused", "it is Sunday")
     assert forward["openrnn"].checked == (3, 2)
     assert forward["openrnn"].error < 1e-6
+
+
+def test_a_graph_that_cannot_be_captured_whole_is_shown_as_failed():
+    """The check captures few steps; what fails at all of them must not end the run."""
+
+    class Late(Fake):
+        graphed = True
+
+        def candidates(self, task):
+            calls = itertools.count()
+            inner = next(iter(super().candidates(task)))
+            yield Ready(task, lambda: fails(None) if next(calls) else inner.call(), inner.leaves)
+
+    row = replace(TINY, modes=("forward",))
+    found = by_engine(
+        measure(row, "float32", "cpu", [Fake("openrnn"), Late("late")], QUICK), "forward"
+    )
+    assert found["openrnn"].status == "ok"
+    assert (found["late"].status, found["late"].us) == ("failed", None)
+    assert found["late"].reason == "RuntimeError: the kernel fell over"
+
+
+def test_a_graph_gets_its_lengths_on_the_device():
+    asked = []
+    inner = types.SimpleNamespace(title="x", candidates=lambda task: asked.append(task) or [])
+    task = types.SimpleNamespace(lengths=torch.tensor([3, 1]), device="meta")
+    assert list(Graph("graph", inner).candidates(task)) == []
+    assert asked[0].lengths.device.type == "meta"
+    assert task.lengths.device.type == "cpu"
 
 
 ROWS = [

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from openrnn.bench import charts, markdown
-from openrnn.bench.cases import CUT
+from openrnn.bench.cases import CUT, sized
 from openrnn.bench.check import RULE
 from openrnn.bench.jobs import NOTE
 from openrnn.bench.jobs import sheet as jobs_sheet
@@ -127,7 +127,7 @@ def _cut_short(records: Records) -> Iterator[str]:
         for suite in dict.fromkeys(result.row.suite for result in record.results):
             if suite not in SUITES:
                 continue
-            whole = len(rows_of(suite))
+            whole = len(sized(rows_of(suite), record.machine["device"]))
             for precision in dict.fromkeys(result.precision for result in record.results):
                 names = {
                     result.row.name for result in record.results
