@@ -39,7 +39,7 @@ class Spec:
         algorithm: of cuDNN, by name; "auto" leaves it to the backend.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call, instead of
             going on where the last call left it.
-        recompute: "none", or "gates": backward computes again what it can, to save memory.
+        recompute: "none", or "gates": backward computes gates again, to save memory.
 
     Attributes:
         text: the fields that differ from their defaults, as `name=value` words.

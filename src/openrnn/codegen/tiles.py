@@ -19,7 +19,7 @@ def kept(cell: Traced) -> tuple[str, ...]:
 
 
 def record(cell: Traced) -> int:
-    """The values of a kept record: never three beyond whole planes of four."""
+    """The values of a kept record: planes of four, then one, two or, where three are left, four."""
     count = len(kept(cell))
     return count + (count % 4 == 3)
 

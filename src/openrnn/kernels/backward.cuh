@@ -41,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ vectors,  // [VECTORS, units]
     const wide* __restrict__ lengths, const wide* __restrict__ order,
     const unsigned char* __restrict__ reset,
-    const float* __restrict__ carried,   // [STATES, B, units] from the part before, or null
-    float* __restrict__ carry,           // for the part after, instead of d_initial; or null
+    const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
+    float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
     wide steps, wide batch, wide units, wide reverse,
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {

@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide* __restrict__ lengths,    // [B]
     const wide* __restrict__ order,      // [B]: rows by falling length
     const unsigned char* __restrict__ reset,  // [T, B]
-    const float* __restrict__ carried,   // [STATES, B, units] from the part before, or null
-    float* __restrict__ carry,           // for the part after, instead of final; or null
+    const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
+    float* __restrict__ carry,           // for the part that runs next, instead of final; or null
     wide steps, wide batch, wide units, wide reverse,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {

@@ -29,10 +29,11 @@ def backward(
     put those of initial and fresh ones; `wants` says what is needed of dx and each parameter.
     """
     chain, parts = run.chain, run.parts
+    d_final, d_every, d_initial, d_fresh = states
     kernel, how = chain.backward(run.batch, (
         run.rows is not None, run.reset is not None,
-        any(state is not None for state in states[1]),
-        any(state is not None for state in states[3]),
+        any(state is not None for state in d_every),
+        any(state is not None for state in d_fresh),
     ))  # fmt: skip
     # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
     weight = chain.arranged(run.w_hh, chain.right, True, True)
@@ -64,8 +65,8 @@ def backward(
             (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)), step,
              row, d_gates.data_ptr(), sums.data_ptr() + number * piece, address(run.vectors),
              *run.shared(part, carried, carry)),
-            *run.states(states[0]), *run.states(states[1], part.begin), *run.states(states[2]),
-            *run.states(states[3]),
+            *run.states(d_final), *run.states(d_every, part.begin), *run.states(d_initial),
+            *run.states(d_fresh),
         )  # fmt: skip
         carried = carry
         if dx is not None:

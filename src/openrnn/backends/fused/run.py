@@ -138,7 +138,7 @@ class Run:
         return self.w_hh.new_empty(size, dtype=torch.float32)
 
     @cached_property
-    def _recurrent(self) -> Tensor:
+    def _matrix(self) -> Tensor:
         """R as forward reads it, (G, units, units)."""
         chain = self.chain
         return whole(self.w_hh) if chain.exact else chain.arranged(
@@ -247,7 +247,7 @@ class Run:
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
-            (self._recurrent.data_ptr(), left.data_ptr(), left_step, left_row, gate,
+            (self._matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
              target.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries)),
