@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import torch
 
 from openrnn.bench import timer
 from openrnn.bench.cases import Row
@@ -61,15 +60,6 @@ def backward_times(factor):
 
 def fails(y):
     raise RuntimeError("\n  the kernel fell over\nand more")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Rows this small wait for threads more than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,15 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(skip)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Networks this small wait for threads more than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fills every `torch.empty` with nan (bytes: 255), so that reading before writing fails."""

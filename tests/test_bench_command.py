@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_cases import MACHINE, QUICK, TINY, alone, one_thread  # noqa: F401
+from bench_cases import MACHINE, QUICK, TINY, alone  # noqa: F401
 
 import openrnn_command
 from openrnn import cli
@@ -16,6 +16,8 @@ from openrnn.bench import baseline, charts, interrupt, profile
 from openrnn.bench.measure import measure
 from openrnn.bench.record import Writer, read
 from openrnn.bench.suites import SUITES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_cases import QUICK, TINY, Fake, alone, backward_times, fails, one_thread, slow  # noqa: F401
+from bench_cases import QUICK, TINY, Fake, alone, backward_times, fails, slow  # noqa: F401
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
@@ -30,6 +30,8 @@ from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.table import Pair
 from openrnn.bench.task import Task
 from openrnn.errors import OpenRNNError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,13 +20,7 @@ TINY = (
 ).split()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small wait for threads more than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
