@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 import torch
@@ -176,37 +177,86 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
-def test_kernels_get_as_many_arguments_as_they_declare(monkeypatch, hows):
-    """A launch passes addresses in a row: one too few would shift all that follow."""
-    passed = {}
+@pytest.fixture
+def launched(monkeypatch):
+    """A training step without a device: what each launch was given, by kind, in order."""
 
-    class Kernel:
-        threads, resident = 256, 64
+    def step(hows, spec, steps=3, **given):
+        found = []
 
-        def __init__(self, kind):
-            self.kind = kind
+        class Kernel:
+            threads, resident = 256, 64
 
-        def launch(self, blocks, *arguments):
-            passed[self.kind] = len(arguments)
+            def __init__(self, kind):
+                self.kind = kind
 
-    monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
-    monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
+            def launch(self, blocks, *arguments):
+                found.append((self.kind, arguments))
+
+        monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
+        monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
+        chain.chain.cache_clear()
+        problem = Problem(
+            spec,
+            torch.float32,
+            "cpu",
+            grad=True,
+            lengths="lengths" in given,
+            reset="reset" in given,
+        )
+        weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
+        call = Call(problem, torch.randn(steps, 5, 64), [], weights, **given)
+        fused = BACKENDS["fused"]
+        out = fused.forward(call)
+        shapes = fused.reserve(problem, steps, 5)
+        assert [(tuple(kept.shape), kept.dtype) for kept in out.reserve] == shapes
+        needs = Needs(True, (), (True,) * len(weights), ())
+        fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
+        chain.chain.cache_clear()
+        return [(kind, arguments) for kind, arguments in found if kind != "plain"]
+
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     for module in (run, gradients):
         monkeypatch.setattr(module, "multiply", lambda *_: None)
-    chain.chain.cache_clear()
-    spec, fused = cells.lstm.spec(64, 64), BACKENDS["fused"]
-    problem = Problem(spec, torch.float32, "cpu", grad=True)
-    weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
-    call = Call(problem, torch.randn(3, 5, 64), [], weights)
-    out = fused.forward(call)
-    needs = Needs(True, (), (True,) * len(weights), ())
-    fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
-    chain.chain.cache_clear()
+    return step
+
+
+@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
+def test_kernels_get_as_many_arguments_as_they_declare(launched, hows):
+    """A launch passes addresses in a row: one too few would shift all that follow."""
+    passed = {kind: len(arguments) for kind, arguments in launched(hows, cells.lstm.spec(64, 64))}
     for kind, states in (("forward", "STATE"), ("backward", "GRADIENT")):
         source = cuda.source(trace(cells.lstm), "float32", hows[kind])
         more = re.search(rf"#define {states}_ARGUMENTS (.*)", source)[1]
         head = re.search(rf"void __launch_bounds__\(.*\) {kind}\(\n(.*?)\n\) {{", source, re.S)[1]
         declared = re.sub(r"//.*", "", head).replace(f"{states}_ARGUMENTS", more)
         assert passed[kind] == declared.count(",") + 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
+def test_parts_hand_on_their_states(launched, tiny, recompute, given):
+    """Each part of a direction begins with what the one that ran before it left."""
+    options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
+    spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
+    found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
+    # of each launch: what it takes and leaves, its steps and its direction
+    carries = [(kind, *arguments[-14:-11], arguments[-9]) for kind, arguments in found]
+
+    def chained(launches):
+        assert launches[0][1] == 0
+        assert launches[-1][2] == 0
+        assert all(left[2] == right[1] != 0 for left, right in pairwise(launches))
+        assert [launch[3] for launch in launches] == [4, 4, 4]
+
+    forward = [launch for launch in carries if launch[0] == "forward"]
+    backward = [launch for launch in carries if launch[0] == "backward"]
+    for direction in (0, 1):
+        chained(forward[3 * direction : 3 * direction + 3])
+        chained(backward[3 * direction : 3 * direction + 3])
+        assert {launch[4] for launch in forward[3 * direction : 3 * direction + 3]} == {direction}
+    again = forward[6:]
+    assert len(again) == (6 if recompute == "gates" else 0)
+    for launch, before in zip(again, [*forward[2::-1], *forward[5:2:-1]]):
+        assert launch[1] == before[1]
+        assert launch[4] == before[4]
