@@ -1,0 +1,132 @@
+"""What follows the reverse time loop: products over all steps, part by part; no device needed."""
+
+import ctypes
+from contextlib import nullcontext
+
+import numpy
+import pytest
+import torch
+
+from openrnn import cells
+from openrnn.backends.base import Call, Cotangents, Needs
+from openrnn.backends.fused import chain, gradients, kernels, parts, run
+from openrnn.codegen import tiles
+from openrnn.dispatch import BACKENDS
+from openrnn.params import module_slots
+from openrnn.spec import Problem
+
+STEPS, BATCH, WIDTH = 11, 4, 6
+HOWS = {
+    "forward": tiles.Forward(16, 1, 2, 1, 1, 1, 4),
+    "backward": tiles.Backward(16, 1, 4, 2, 1, 1, 3),
+}
+
+
+def at(address, shape, stride=None):
+    """The float32 numbers that lie there, row by row."""
+    stride = stride or shape[-1]
+    count = (shape[0] - 1) * stride + shape[1]
+    raw = numpy.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+    return torch.as_strided(torch.from_numpy(raw), shape, (stride, 1))
+
+
+def multiply(dtype, device, sizes, a, b, d, add=False, full=False):
+    """The product as cuBLASLt is asked for it."""
+    rows, columns, inner = sizes
+    left = at(a.address, (inner, rows) if a.flipped else (rows, inner), a.stride)
+    right = at(b.address, (columns, inner) if b.flipped else (inner, columns), b.stride)
+    out = at(d.address, (rows, columns), d.stride)
+    product = (left.T if a.flipped else left) @ (right.T if b.flipped else right)
+    out.copy_(out + product if add else product)
+
+
+class Kernel:
+    """A launch that leaves given gate gradients, those of its steps, and arranges nothing."""
+
+    threads, resident = 256, 64
+
+    def __init__(self, kind, left):
+        self.kind, self.left = kind, left
+
+    def launch(self, blocks, *arguments):
+        if self.kind == "backward":
+            steps, d_gates = arguments[-12], arguments[5]
+            at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
+                self.left.next(steps).reshape(steps * BATCH, -1)
+            )
+
+
+class Given:
+    """Gate gradients (T, B, G*H) that parts take in the order in which backward runs them."""
+
+    def __init__(self, values, reverse):
+        self.values, self.reverse, self.shape = values, reverse, values.shape
+
+    def next(self, steps):
+        taken = self.values[:steps] if self.reverse else self.values[-steps:]
+        self.values = self.values[steps:] if self.reverse else self.values[:-steps]
+        return taken
+
+
+@pytest.mark.parametrize("number", [1, 3, 11])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
+def test_products_of_parts_are_those_of_all_steps(monkeypatch, masks, starts, reverse, number):
+    """dx, dW and dR of one direction, against sums written out step by step."""
+    torch.manual_seed(0)
+    hidden = 16
+    spec = cells.lstm.spec(WIDTH, hidden, bidirectional=True, bias_mode="none")
+    given = {"lengths": torch.tensor([11, 0, 4, 7]), "reset": torch.rand(STEPS, BATCH) < 0.3}
+    given = {name: given[name] for name in masks}
+    lengths = given.get("lengths", torch.full((BATCH,), STEPS))
+    live = torch.arange(STEPS)[:, None] < lengths
+    d_gates = torch.randn(STEPS, BATCH, 4 * hidden) * live[..., None]
+    x = torch.randn(STEPS, BATCH, WIDTH)
+    y = torch.randn(STEPS, BATCH, 2 * hidden) * live[..., None]
+    states = [torch.randn(2, BATCH, hidden) for _ in "hc"] if starts else []
+    weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
+    directions = iter(
+        Given(d_gates if way == reverse else torch.zeros_like(d_gates), way)
+        for way in (False, True)
+    )
+
+    monkeypatch.setattr(parts, "count", lambda *_: number)
+    monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain", None))
+
+    def kernel(kind, *_):
+        return Kernel(kind, next(directions) if kind == "backward" else None), HOWS[kind]
+
+    monkeypatch.setattr(kernels, "kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(gradients, "multiply", multiply)
+    monkeypatch.setattr(run, "multiply", multiply)
+    chain.chain.cache_clear()
+    problem = Problem(spec, torch.float32, "cpu", grad=True, **dict.fromkeys(masks, True))
+    call = Call(problem, x, states, weights, **given)
+    reserve = [
+        torch.zeros(shape, dtype=dtype)
+        for shape, dtype in BACKENDS["fused"].reserve(problem, STEPS, BATCH)
+    ]
+    needs = Needs(True, (True,) * len(states), (True,) * len(weights), ())
+    found = BACKENDS["fused"].backward(call, y, reserve, Cotangents(y, [None, None], []), needs)
+    chain.chain.cache_clear()
+
+    d_input, d_recurrent = torch.zeros(4 * hidden, WIDTH), torch.zeros(4 * hidden, hidden)
+    place = 2 if reverse else 0
+    h = y[..., hidden:] if reverse else y[..., :hidden]
+    reset = given.get("reset", torch.zeros(STEPS, BATCH, dtype=torch.bool))
+    for b in range(BATCH):
+        for t in range(int(lengths[b])):
+            d_input += torch.outer(d_gates[t, b], x[t, b])
+            other = t + 1 if reverse else t - 1
+            if 0 <= other < lengths[b]:
+                before = h[other, b] * (not reset[max(t, other), b])
+            elif starts:
+                before = states[0][int(reverse), b] * (reverse or not reset[0, b])
+            else:
+                continue
+            d_recurrent += torch.outer(d_gates[t, b], before)
+    torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.params[place], d_input, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.params[place + 1], d_recurrent, rtol=1e-4, atol=1e-4)
