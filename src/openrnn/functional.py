@@ -190,13 +190,14 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             raise ValueError(
                 f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
             )
-    if x.is_cuda and not lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+    crosses = x.is_cuda and not lengths.is_cuda and not torch.compiler.is_compiling()
+    if crosses and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "lengths on the host cannot be copied during the capture of a CUDA graph, "
             "pass them on the device"
         )
     there = lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
-    if x.is_cuda and not lengths.is_cuda and not torch.compiler.is_compiling():
+    if crosses:
         remember_host(there, lengths)
     return there
 
