@@ -1,7 +1,7 @@
 """`docs/benchmarks.md`, made of result files and of nothing else."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from openrnn.bench import charts, markdown
@@ -114,28 +114,24 @@ def _headlines(records: Records) -> Iterator[str]:
             yield f"### {machine}"
             heads, numbers = ("suite", *COUNTED), (False, *COUNTED_NUMBERS)
             yield markdown.table(filled(Sheet("", heads, numbers, tuple(rows))))
-        cut_short = [words for words in _cut_short(records) if words.startswith(f"{machine}: ")]
-        if cut_short:
+        missing = list(_missing([one for _, one in records if one.machine["name"] == machine]))
+        if missing:
             yield "Not all rows were measured, and means are of those that were:\n" + "\n".join(
-                f"- {words.removeprefix(f'{machine}: ')}" for words in cut_short
+                missing
             )
 
 
-def _cut_short(records: Records) -> Iterator[str]:
+def _missing(records: Iterable[Record]) -> Iterator[str]:
     """The suites of which a file has some rows only."""
-    for _, record in records:
-        for suite in dict.fromkeys(result.row.suite for result in record.results):
-            if suite not in SUITES:
-                continue
-            whole = len(sized(rows_of(suite), record.machine["device"]))
-            for precision in dict.fromkeys(result.precision for result in record.results):
-                names = {
-                    result.row.name for result in record.results
-                    if (result.row.suite, result.precision) == (suite, precision)
-                }  # fmt: skip
-                if 0 < len(names) < whole:
-                    name = record.machine["name"]
-                    yield f"{name}: {suite} in {precision}, {len(names)} of {whole} rows"
+    for record in records:
+        names: dict[tuple[str, str], set[str]] = {}
+        for result in record.results:
+            names.setdefault((result.row.suite, result.precision), set()).add(result.row.name)
+        for (suite, precision), found in names.items():
+            rows = rows_of(suite) if suite in SUITES else ()
+            whole = len(sized(rows, record.machine["device"]))
+            if len(found) < whole:
+                yield f"- {suite} in {precision}, {len(found)} of {whole} rows"
 
 
 def _section(path: Path, record: Record, place: Path) -> Iterator[str]:

@@ -191,15 +191,13 @@ class Run:
 
         `held` are the records (T, ...), or with recompute what the parts leave to the next.
         """
+        records, states = (None, held) if self.chain.again else (held, None)
         carried: Tensor | None = None
         for number, part in enumerate(self.order):
-            last, kept = number == len(self.parts) - 1, None
+            kept = None if records is None else part.of(records)
             carry: Tensor | None = None
-            if held is not None and self.chain.again:
-                carry = None if last else held[number]
-            else:
-                carry = None if last else self.carry()
-                kept = None if held is None else part.of(held)
+            if number < len(self.parts) - 1:
+                carry = self.carry() if states is None else states[number]
             self._launch(part, part.of(x), part.of(y), kept, (carried, carry), finals, every)
             carried = carry
 
