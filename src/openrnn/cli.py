@@ -14,6 +14,7 @@ import typer
 from openrnn import cells, dispatch
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
+from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Options
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
@@ -213,7 +214,7 @@ def bench(
             )  # fmt: skip
     except KeyboardInterrupt:  # of which typer makes a code without a word
         _say("openrnn: interrupted")
-        return benchmark.INTERRUPTED
+        return INTERRUPTED
 
 
 def _words(text: str) -> list[str]:
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = command.main(arguments, prog_name="openrnn", standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
-            return 130
+            return INTERRUPTED
         except Exception as error:
             sentence = _sentence(error)
             if sentence is None:

@@ -4,6 +4,8 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+import torch
+
 from openrnn import cells
 from openrnn.backends.base import Backend
 from openrnn.backends.cpu import Cpu
@@ -65,6 +67,14 @@ class Table:
             lines.append(f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {row.verdict}")
             lines += [f"  {'':<{width}}  {line}" for line in row.details]
         return "\n".join([str(self.problem), *lines])
+
+
+def place_of(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
+    """What a problem says of a device: compute capability and multiprocessors, None but on CUDA."""
+    if device.type != "cuda":
+        return None, None
+    about = torch.cuda.get_device_properties(device)
+    return (about.major, about.minor), about.multi_processor_count
 
 
 def check_name(name: str) -> None:

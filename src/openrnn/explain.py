@@ -76,9 +76,8 @@ def explain(
         where = torch.device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
         processors = None
-        if where.type == "cuda" and capability is None and torch.cuda.is_available():
-            about = torch.cuda.get_device_properties(where)
-            capability, processors = (about.major, about.minor), about.multi_processor_count
+        if capability is None and torch.cuda.is_available():
+            capability, processors = dispatch.place_of(where)
         if grad is None:
             leaves = weights if data is None else [data, *weights]
             keeps = layer is None or any(tensor.requires_grad for tensor in leaves)

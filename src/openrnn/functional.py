@@ -34,10 +34,7 @@ def _choose(
     batch: int | None,
     precision: str,
 ) -> op.How:
-    capability = processors = None
-    if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        capability, processors = (about.major, about.minor), about.multi_processor_count
+    capability, processors = dispatch.place_of(device)
     problem = Problem(
         Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
         return_states, transform, batch=batch, generator=generator, precision=precision,

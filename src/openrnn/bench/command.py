@@ -10,14 +10,13 @@ from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page
 from openrnn.bench.cases import Row, select, sized
 from openrnn.bench.compare import as_baseline
 from openrnn.bench.engines import engines_of
+from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Options, check, check_places
 from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.task import precision_of
 from openrnn.errors import OpenRNNError
-
-INTERRUPTED = 130
 
 
 def execute(options: Options) -> int:

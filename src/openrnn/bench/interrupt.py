@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
 
+INTERRUPTED = 130  # what the shell calls a program that Ctrl-C ended
 _pressed = Event()
 
 

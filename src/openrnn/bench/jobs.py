@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from openrnn.bench import report
+from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.record import Machine, Trained, Writer, read
 from openrnn.bench.words import Cell, Sheet
 from openrnn.errors import OpenRNNError
@@ -69,7 +70,7 @@ def execute(
                     writer.add([run])
                     found.append(run)
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
         screen.print(f"interrupted, {len(found)} runs are kept")
     out = report.console()
     out.print(report.rendered(sheet(found)))

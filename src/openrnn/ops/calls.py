@@ -243,11 +243,11 @@ def forward(
     fresh = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
     weights = _weights(params, spec, x)
     drops = spec.drops(is_training)
+    capability, processors = dispatch.place_of(x.device)
     problem = Problem(
-        spec, x.dtype, x.device.type,
-        torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
-        is_training, drops, lengths is not None, reset is not None, return_states,
-        generator=drops and generator is not None,
+        spec, x.dtype, x.device.type, capability, is_training, drops, lengths is not None,
+        reset is not None, return_states, generator=drops and generator is not None,
+        processors=processors,
     )  # fmt: skip
     name = dispatch.select(problem, backend)
     if backend == "auto" and name == "reference":

@@ -56,7 +56,7 @@ def problem(task: Task, mode: str) -> Problem:
     """What the row asks of the dispatcher."""
     row, device = task.row, torch.device(task.device)
     capability = processors = None
-    if device.type == "cuda":
+    if device.type == "cuda":  # not dispatch.place_of: older sources run under this, --baseline
         about = torch.cuda.get_device_properties(device)
         capability, processors = (about.major, about.minor), about.multi_processor_count
     return Problem(
