@@ -305,6 +305,7 @@ def test_operators_keep_their_word(gpu, options, grad):
         [torch.randn(spec.chains, 3, w, device=gpu, requires_grad=grad) for w in spec.state_sizes],
         [weight.detach().requires_grad_(grad) for weight in lstm.weights()],
         torch.tensor([4, 0, 2], device=gpu), None, [], None, spec.text, "cudnn", grad, False, False,
+        "tf32",
     )  # fmt: skip
     torch.library.opcheck(
         torch.ops.openrnn.forward, args,

@@ -36,6 +36,7 @@ def inputs(backend, grad, kind="LSTM", extras=True, **options):
         grad,
         bool(spec.dropout),
         extras,
+        "tf32",
     )
 
 
@@ -60,7 +61,7 @@ def test_backward_keeps_its_word(backend, case):
     args = inputs(backend, True, **case)
     with torch.no_grad():
         out = torch.ops.openrnn.forward(*args)
-    *tensors, spec, _, _, training, every = args
+    *tensors, spec, _, _, training, every, precision = args
     visible = 1 + len(openrnn.Spec.parse(spec).states) * (2 if every else 1)
     grads = [torch.randn_like(tensor) for tensor in out[:visible]]
     count = 1 + len(args[1]) + len(args[2]) + len(args[5])
@@ -76,6 +77,7 @@ def test_backward_keeps_its_word(backend, case):
             backend,
             training,
             every,
+            precision,
             needs,
         ),
     )

@@ -40,19 +40,20 @@ def _choose(
         return_states, transform, batch=batch, generator=generator, precision=precision,
         processors=processors,
     )  # fmt: skip
-    return op.How(text, dispatch.select(problem, name), grad, training, return_states)
+    return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
-def _choose_in_graph(*values: Any) -> str:
-    """The backend while a compiler traces, where all that decides is constant."""
+def _choose_in_graph(*values: Any) -> tuple[str, str]:
+    """Backend and precision while a compiler traces, where all that decides is constant."""
     text, _, dtype, device, *_ = values
-    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type)).backend
+    how = _choose(*values, precision_of(Spec.parse(text), dtype, device.type))
+    return how.backend, how.precision
 
 
 def _size_class(x: Tensor) -> int | None:
     """B up to the next power of two, where it may decide which of two backends is faster."""
-    if not x.is_cuda or x.dim() != 3 or torch.compiler.is_compiling():
+    if not x.is_cuda or x.dim() != 3:
         return None
     return 1 << max(0, x.shape[1] - 1).bit_length()
 
@@ -113,19 +114,19 @@ def recurrent(
         spec.text, backend, x.dtype, x.device, grad, drops, lengths is not None,
         reset is not None, return_states,
     )  # fmt: skip
-    generated, size = drops and generator is not None, _size_class(x)
-    if torch.compiler.is_compiling():
-        name = _choose_in_graph(*asked, False, generated, size)
-        how = op.How(spec.text, name, grad, drops, return_states)
+    generated, compiling = drops and generator is not None, torch.compiler.is_compiling()
+    if compiling:
+        name, precision = _choose_in_graph(*asked, False, generated, None)
+        how = op.How(spec.text, name, grad, drops, return_states, precision)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
-        how = _choose(*asked, _transformed(), generated, size, precision)
+        how = _choose(*asked, _transformed(), generated, _size_class(x), precision)
     if how.backend == "reference":
         problem = Problem(
             spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
             reset is not None, return_states,
         )  # fmt: skip
-        if backend == "auto" and not torch.compiler.is_compiling():
+        if backend == "auto" and not compiling:
             dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
         found = reference.run(Call(problem, x, states, list(params), lengths, reset, resets, seed))
         return found.y, tuple(found.finals), tuple(found.all_states)
@@ -193,10 +194,12 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             "lengths on the host cannot be copied during the capture of a CUDA graph, "
             "pass them on the device"
         )
-    there = lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
-    if crosses:
-        remember_host(there, lengths)
-    return there
+    if crosses:  # from pinned memory, so that nobody waits for the stream; in bounds, as seen above
+        host = lengths.to(torch.int64)
+        there = host.pin_memory().to(x.device, non_blocking=True)
+        remember_host(there, host)
+        return there
+    return lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
 
 
 def check_reset(reset: Tensor, x: Tensor) -> Tensor:

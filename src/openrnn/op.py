@@ -16,7 +16,7 @@ from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
-from openrnn.spec import Problem, Spec, precision_of
+from openrnn.spec import Problem, Spec
 
 _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
@@ -24,12 +24,12 @@ _INPUTS = (
 )
 _LIBRARY = torch.library.Library("openrnn", "DEF")
 _LIBRARY.define(
-    f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states)"
-    " -> Tensor[]"
+    f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states, "
+    "str precision) -> Tensor[]"
 )
 _LIBRARY.define(
     f"backward({_INPUTS}, Tensor y, Tensor[] reserve, Tensor[] grads, str spec, str backend, "
-    "bool training, bool return_states, bool[] needs) -> Tensor[]"
+    "bool training, bool return_states, str precision, bool[] needs) -> Tensor[]"
 )
 
 
@@ -41,15 +41,16 @@ class How(NamedTuple):
     grad: bool
     training: bool
     return_states: bool
+    precision: str  # of float32 products, for backward the one of its forward
 
 
 @lru_cache(maxsize=4096)
 def _problem(
-    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
+    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool
 ) -> Problem:
     return Problem(
         Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
-        how.return_states, precision=precision,
+        how.return_states, precision=how.precision,
     )  # fmt: skip
 
 
@@ -63,9 +64,7 @@ def _call(
     reset_states: Sequence[Tensor],
     seed: Tensor | None,
 ) -> Call:
-    dtype, device = x.dtype, x.device.type
-    precision = precision_of(Spec.parse(how.spec), dtype, device)
-    problem = _problem(how, dtype, device, lengths is not None, reset is not None, precision)
+    problem = _problem(how, x.dtype, x.device.type, lengths is not None, reset is not None)
     return Call(problem, x, list(states), list(params), lengths, reset, list(reset_states), seed)
 
 
@@ -79,14 +78,14 @@ def _eager(how: How, *inputs: Any) -> list[Tensor]:
 
 
 def _forward(*args: Any) -> list[Tensor]:
-    *tensors, spec, backend, grad, training, return_states = args
+    *tensors, spec, backend, grad, training, return_states, precision = args
     with torch.no_grad():
-        return _eager(How(spec, backend, grad, training, return_states), *tensors)
+        return _eager(How(spec, backend, grad, training, return_states, precision), *tensors)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
-    x, states, *others, spec, backend, grad, training, return_states = args
-    how = How(spec, backend, grad, training, return_states)
+    x, states, *others, spec, backend, grad, training, return_states, precision = args
+    how = How(spec, backend, grad, training, return_states, precision)
     call = _call(how, x, states, *others)
     network = call.problem.spec
     steps, batch = x.shape[0], x.shape[1]
@@ -102,8 +101,8 @@ def _forward_fake(*args: Any) -> list[Tensor]:
 
 
 def _backward(*args: Any) -> list[Tensor]:
-    *tensors, y, reserve, grads, spec, backend, training, return_states, needs = args
-    how = How(spec, backend, True, training, return_states)
+    *tensors, y, reserve, grads, spec, backend, training, return_states, precision, needs = args
+    how = How(spec, backend, True, training, return_states, precision)
     with torch.no_grad():
         found = _eager_backward(how, tensors, y, list(reserve), grads, needs, last=False)
     return [grad for grad in found if grad is not None]
@@ -200,7 +199,7 @@ def _fast_backward(
     found = iter(
         run(
             *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
-            list(wanted),
+            how.precision, list(wanted),
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
@@ -237,8 +236,8 @@ def tracing() -> bool:
 
 
 def _autograd(*args: Any) -> list[Tensor]:
-    *inputs, spec, backend, grad, training, return_states = args
-    how = How(spec, backend, grad, training, return_states)
+    *inputs, spec, backend, grad, training, return_states, precision = args
+    how = How(spec, backend, grad, training, return_states, precision)
     if grad and torch.is_grad_enabled():
         return list(recurrence(how, *inputs))
     with torch._C._AutoDispatchBelowAutograd():

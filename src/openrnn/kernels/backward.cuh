@@ -167,11 +167,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 
     // whether the states after step i were replaced, and whether they came from it at all
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    auto reset_after = [&](int i, int b) {
+    auto reset_after = [&](int i, int b, int length) {
         const int t = first + way * i + (reverse ? 0 : 1);
-        return i < count && t < length_at(b) && reset[t * batch + b];
+        return byte_at(reset, t * batch + b, i < count && t < length);
     };
-    bool resets[FLIGHT][SLOTS][2];
+    word resets[FLIGHT][SLOTS][2];
     int length[FLIGHT][SLOTS][2];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -181,9 +181,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int c = 0; c < 2; ++c) {
                 const Slot slot = slot_of(s);
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
-                if (RESET) resets[f][s][c] = reset_after(0, b);
                 const bool inside = (first_group + slot.group) * 8 + of8 < units;
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
+                if (RESET) resets[f][s][c] = reset_after(0, b, length[f][s][c]);
             }
 
 #if CLUSTER > 1
@@ -227,9 +227,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 #pragma unroll
                 for (int c = 0; RESET && c < 2; ++c) {
                     const Slot slot = slot_of(s);
-                    again[s][c] = resets[f][s][c];
+                    again[s][c] = seen(resets[f][s][c]);
                     const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
-                    resets[f][s][c] = reset_after(i + 1, b);
+                    resets[f][s][c] = reset_after(i + 1, b, length[f][s][c]);
                 }
             }
             copy_inputs(i + STAGES - 1, f);

@@ -115,12 +115,36 @@ INLINE Pair pair_of(const stored* source) {
 #endif
 }
 
+// A byte of a mask, 0 outside, asked for a step ahead of `seen`: no branch follows the load, and as
+// the compiler may not look at the byte before, nobody waits for it.
+INLINE word byte_at(const unsigned char* mask, wide place, bool inside) {
+    word found;
+    asm volatile("{ .reg .pred inside; setp.ne.u32 inside, %2, 0; mov.u32 %0, 0;"
+                 " @inside ld.global.u8 %0, [%1]; }"
+                 : "=r"(found) : "l"(mask + place), "r"(word(inside)) : "memory");
+    return found;
+}
+
+INLINE bool seen(word byte) {
+    asm volatile("" : "+r"(byte));
+    return byte != 0;
+}
+
 // units `unit` and the next of a row of states (B, units), zeros where there is none
 INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units) {
     stored pair[2] = {0, 0};
     if (states && unit < units) pair[0] = states[row * units + unit];
     if (states && unit + 1 < units) pair[1] = states[row * units + unit + 1];
     return pair_of(pair);
+}
+
+// a cell's states become the fresh ones (B, units), zeros where there are none
+template <int N>
+INLINE void begin_again(float (&states)[N], const stored* const (&fresh)[N], wide row, wide unit,
+                        wide units) {
+    #pragma unroll
+    for (int k = 0; k < N; ++k)
+        states[k] = fresh[k] && unit < units ? widen(fresh[k][row * units + unit]) : 0.0f;
 }
 
 INLINE void keep(stored* target, Pair pair) {

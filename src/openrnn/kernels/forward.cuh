@@ -148,15 +148,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 
     // this lane's row of each tile, and its places in y and in what is kept: they move with time
     const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
-    int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {}, resets[FLIGHT][TILES] = {};
+    int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
+    word resets[FLIGHT][TILES] = {};
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
     auto reset_after = [&](int i, int f, int n) {  // whether the states are replaced after step i
         const int t = reverse ? count - 1 - i : i + 1, b = row[f][n];
-        return b >= 0 && i < count && t < (LENGTHS ? length[f][n] : count) &&
-               reset[t * batch + b];
+        const bool inside = b >= 0 && i < count && t < (LENGTHS ? length[f][n] : count);
+        return byte_at(reset, t * batch + b, inside);
     };
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -248,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 live_rows[n] = ~0u;
                 if (LENGTHS) live_rows[n] = __ballot_sync(~0u, t < length[f][n]);
                 if (RESET) {
-                    reset_rows[n] = __ballot_sync(~0u, resets[f][n]);
+                    reset_rows[n] = __ballot_sync(~0u, seen(resets[f][n]));
                     resets[f][n] = reset_after(i + 1, f, n);
                 }
             }
@@ -290,20 +291,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         }
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
-                            float next = live ? after[k] : before[k];
-                            if (k == 0) sent[c] = inside ? next : 0.0f;
-                            if (RESET && reset_rows[n] >> (column * 4) & 1) {
-                                const wide b = rows[f * ROWS + n * 8 + column];
-                                const wide unit = group * 8 + of8;
-                                next = fresh[k] && unit < units ? widen(fresh[k][b * units + unit]) : 0.0f;
-                            }
-                            before[k] = next;
+                            if (live) before[k] = after[k];
+                            if (k == 0) sent[c] = inside ? before[k] : 0.0f;
                         }
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
                     Pair letter = hidden_pair;
-                    if (RESET && reset_rows[n] >> (of8 * 4) & 1)
-                        letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
+                    if (RESET && reset_rows[n]) {  // the same for the whole warp, and seldom
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            const int column = of4 * 2 + c;
+                            if (reset_rows[n] >> (column * 4) & 1)
+                                begin_again(state[f][j][n][c], fresh, rows[f * ROWS + n * 8 + column],
+                                            group * 8 + of8, units);
+                        }
+                        if (reset_rows[n] >> (of8 * 4) & 1)
+                            letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
+                    }
                     letter = operand(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
                     const int piece = NARROW ? group : group * 2 + (of4 >> 1);

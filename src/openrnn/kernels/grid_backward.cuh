@@ -46,14 +46,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    auto reset_after = [&](int i, int b) {
+    auto reset_after = [&](int i, int b, int length) {
         const int t = first + way * i + (reverse ? 0 : 1);
-        return i < count && t < length_at(b) && reset[t * batch + b];
+        return byte_at(reset, t * batch + b, i < count && t < length);
     };
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
-    bool mine[SLOTS], resets[SLOTS][2], dy_here[SLOTS], record_here[SLOTS];
+    bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
+    word resets[SLOTS][2];
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
@@ -74,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = slot.mine ? tile_rows[of4 * 2 + c] : -1;
-            if (RESET) resets[s][c] = reset_after(0, b);
             length[s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
+            if (RESET) resets[s][c] = reset_after(0, b, length[s][c]);
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
                 const wide at = wide(b) * units + unit;
@@ -160,13 +161,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float (&d_here)[STATES] = d_state[s][c];
                 const wide b = rows[slot.tile * 8 + of4 * 2 + c];
                 if (RESET) {
-                    if (resets[s][c])
+                    if (seen(resets[s][c]))
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
                             if (FRESH) d_start[s][c][k] += d_here[k];
                             d_here[k] = 0.0f;
                         }
-                    resets[s][c] = reset_after(i + 1, int(b));
+                    resets[s][c] = reset_after(i + 1, int(b), length[s][c]);
                 }
                 const bool live = t < length[s][c];
                 float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];

@@ -66,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
-    int row[SLOTS] = {}, length[SLOTS] = {}, resets[SLOTS] = {};
+    int row[SLOTS] = {}, length[SLOTS] = {};
+    word resets[SLOTS] = {};
     stored *output[SLOTS], *letter_at[SLOTS], *record[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
     stored* const box = mail ? mail : y;
@@ -77,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
     auto reset_after = [&](int i, int s) {  // whether the states are replaced after step i
         const int t = reverse ? count - 1 - i : i + 1, b = row[s];
-        return b >= 0 && i < count && t < (LENGTHS ? length[s] : count) && reset[t * batch + b];
+        const bool inside = b >= 0 && i < count && t < (LENGTHS ? length[s] : count);
+        return byte_at(reset, t * batch + b, inside);
     };
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
@@ -177,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             word live_rows = ~0u, reset_rows = 0;  // bit 4r of row r
             if (LENGTHS) live_rows = __ballot_sync(~0u, t < length[s]);
             if (RESET) {
-                reset_rows = __ballot_sync(~0u, resets[s]);
+                reset_rows = __ballot_sync(~0u, seen(resets[s]));
                 resets[s] = reset_after(i + 1, s);
             }
             float sums[GATES][2];
@@ -207,17 +209,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         every[k][(t * batch + b) * units + unit] = narrow(after[k]);
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
-                    float next = live ? after[k] : before[k];
-                    if (k == 0) sent[c] = unit < units ? next : 0.0f;
-                    if (RESET && reset_rows >> (column * 4) & 1)
-                        next = fresh[k] && unit < units ? widen(fresh[k][b * units + unit]) : 0.0f;
-                    before[k] = next;
+                    if (live) before[k] = after[k];
+                    if (k == 0) sent[c] = unit < units ? before[k] : 0.0f;
                 }
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
             Pair letter = hidden_pair;
-            if (RESET && reset_rows >> (of8 * 4) & 1)
-                letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
+            if (RESET && reset_rows) {  // the same for the whole warp, and seldom
+                #pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int column = of4 * 2 + c;
+                    if (reset_rows >> (column * 4) & 1)
+                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + column], group * 8 + of8,
+                                    units);
+                }
+                if (reset_rows >> (of8 * 4) & 1)
+                    letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
+            }
             const bool live = live_rows >> (of8 * 4) & 1;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
             if (row[s] >= 0 && mail && live) keep(output[s], hidden_pair);

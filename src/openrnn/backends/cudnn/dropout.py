@@ -13,7 +13,8 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.native.cudnn.descriptors import begin_dropout, dropout_bytes, forget
-from openrnn.native.cudnn.handles import Handle, On
+from openrnn.native.cudnn.handles import Handle
+from openrnn.native.device import On
 
 _BACKWARD = -1  # in place of a stream: backward reads the masks from the reserve and draws nothing
 

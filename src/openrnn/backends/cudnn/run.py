@@ -19,7 +19,8 @@ from openrnn.native.cudnn.descriptors import (
     network,
     space_bytes,
 )
-from openrnn.native.cudnn.handles import Handle, On
+from openrnn.native.cudnn.handles import Handle
+from openrnn.native.device import On
 from openrnn.params import size
 
 LONGEST = 65535  # steps that a data descriptor takes
@@ -63,11 +64,9 @@ def _laid(tensor: Tensor, layout: int) -> Tensor:
     return (tensor.transpose(0, 1) if layout == BATCH_MAJOR else tensor).contiguous()
 
 
-def _fresh(like: Tensor, layout: int, width: int, zero: bool = False) -> tuple[Tensor, Tensor]:
-    """A new sequence in the layout of another: as it lies in memory, and as (T, B, width)."""
-    shape = (*like.shape[:-1], width)
-    made = like.new_zeros(shape) if zero else like.new_empty(shape)
-    return made, made.transpose(0, 1) if layout == BATCH_MAJOR else made
+def _seen(made: Tensor, layout: int) -> Tensor:
+    """A sequence as (T, B, ...) that lies in memory in this order."""
+    return made.transpose(0, 1) if layout == BATCH_MAJOR else made
 
 
 def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
@@ -88,13 +87,16 @@ class Plan:
     Attributes:
         width: of y.
         weights, work, reserve: the sizes in bytes of weight space, workspace and reserve.
-        states_like, work_like, reserve_like: what `torch.empty_like`, the quickest way to fresh
-            memory, takes for final states, workspace and reserve; they hold none themselves.
+        states_like, work_like, reserve_like, y_like: what `torch.empty_like`, the quickest way to
+            fresh memory, takes for final states, workspace, reserve and y (as it lies in memory,
+            not of packed sequences); they hold none themselves.
+
+    Its network runs inside `with plan:`, where the plan's device is the current one.
     """
 
     __slots__ = (
-        "handle", "kept", "kind", "layout", "network", "reserve", "reserve_like", "shapes",
-        "states_like", "weights", "width", "work", "work_like",
+        "elsewhere", "handle", "kept", "kind", "layout", "network", "reserve", "reserve_like",
+        "shapes", "states_like", "weights", "width", "work", "work_like", "y_like",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +116,7 @@ class Plan:
         bare = kind.spec.with_(algorithm="auto", precision="default", reset_dropout_state=False)
         kind = kind._replace(spec=bare)
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
+        self.elsewhere: On | None = None  # inside `with`, where another device was current
         spec = kind.spec
         self.width = spec.directions * spec.output_size
         self.weights = size(spec) * kind.dtype.itemsize
@@ -136,12 +139,21 @@ class Plan:
             byte = number.view(torch.uint8)[:1]
             self.work_like = byte.expand(self.work)
             self.reserve_like = byte.expand(self.reserve)
+            order = (batch, steps) if layout == BATCH_MAJOR else (steps, batch)
+            self.y_like = None if layout == PACKED else number.expand(*order, self.width)
             number.untyped_storage().resize_(0)
 
     def __enter__(self) -> "Plan":
+        # asked here: at T = 1 one more object with a `with` of its own is felt
+        if torch._C._cuda_getDevice() != self.handle.device:
+            self.elsewhere = On(self.handle.device)
+            self.elsewhere.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.__exit__(None, None, None)
+            self.elsewhere = None
         if not self.kept:
             self.shapes.close()
 
@@ -175,26 +187,26 @@ def forward(
     handle, shapes, layout = plan.handle, plan.shapes, plan.layout
     x = _laid(x, layout)
     states = [state.contiguous() for state in states]
-    y_raw, y = _fresh(x, layout, plan.width)
+    like = plan.y_like
+    y = x.new_empty(x.shape[0], plan.width) if like is None else torch.empty_like(like)
     finals = [torch.empty_like(like) for like in plan.states_like]
-    with On(handle.device):
-        workspace = torch.empty_like(plan.work_like)
-        reserve = torch.empty_like(plan.reserve_like) if plan.reserve else None
-        handle.library.cudnnRNNForward(
-            handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
-            shapes.x, x.data_ptr(), shapes.y, y_raw.data_ptr(),
-            shapes.h, _at(states, 0), finals[0].data_ptr(),
-            shapes.c, _at(states, 1), _at(finals, 1),
-            *weights, plan.work, workspace.data_ptr(),
-            plan.reserve, None if reserve is None else reserve.data_ptr(),
-        )  # fmt: skip
+    workspace = torch.empty_like(plan.work_like)
+    reserve = torch.empty_like(plan.reserve_like) if plan.reserve else None
+    handle.library.cudnnRNNForward(
+        handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
+        shapes.x, x.data_ptr(), shapes.y, y.data_ptr(),
+        shapes.h, _at(states, 0), finals[0].data_ptr(),
+        shapes.c, _at(states, 1), _at(finals, 1),
+        *weights, plan.work, workspace.data_ptr(),
+        plan.reserve, None if reserve is None else reserve.data_ptr(),
+    )  # fmt: skip
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         finals = [
             torch.where(empty, states[place] if states else 0, final)
             for place, final in enumerate(finals)
         ]
-    return y, finals, reserve
+    return _seen(y, layout), finals, reserve
 
 
 def backward(
@@ -211,36 +223,35 @@ def backward(
     d_weights: Tensor | None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """dx and the gradients of the wanted states; adds to d_weights; overwrites the reserve."""
-    handle, spec, shapes, layout = plan.handle, plan.kind.spec, plan.shapes, plan.layout
+    handle, shapes, layout = plan.handle, plan.shapes, plan.layout
     dy = torch.zeros_like(y) if dy is None else dy
     x, y, dy = _laid(x, layout), _laid(y, layout), _laid(dy, layout)
     # what lies past the lengths cuDNN does not write
-    dx_raw, dx = _fresh(x, layout, spec.input_size, zero=lengths is not None)
+    dx = torch.empty_like(x) if lengths is None else torch.zeros_like(x)
     states = [state.contiguous() for state in states]
     d_ends = [None if grad is None else grad.contiguous() for grad in d_finals]
     d_states: list[Tensor | None] = [
         torch.empty_like(state) if want else None for state, want in zip(states, wanted)
     ]
-    with On(handle.device):
-        workspace = torch.empty_like(plan.work_like)
-        spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
-        handle.library.cudnnRNNBackwardData_v8(
-            handle.pointer, plan.network.pointer, None,
-            shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx_raw.data_ptr(),
-            shapes.h, _at(states, 0), _at(d_ends, 0), _at(d_states, 0),
-            shapes.c, _at(states, 1), _at(d_ends, 1), _at(d_states, 1),
-            *weights, *spaces,
+    workspace = torch.empty_like(plan.work_like)
+    spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
+    handle.library.cudnnRNNBackwardData_v8(
+        handle.pointer, plan.network.pointer, None,
+        shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx.data_ptr(),
+        shapes.h, _at(states, 0), _at(d_ends, 0), _at(d_states, 0),
+        shapes.c, _at(states, 1), _at(d_ends, 1), _at(d_states, 1),
+        *weights, *spaces,
+    )  # fmt: skip
+    if d_weights is not None:
+        handle.library.cudnnRNNBackwardWeights_v8(
+            handle.pointer, plan.network.pointer, ADD, None,
+            shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
+            weights[0], d_weights.data_ptr(), *spaces,
         )  # fmt: skip
-        if d_weights is not None:
-            handle.library.cudnnRNNBackwardWeights_v8(
-                handle.pointer, plan.network.pointer, ADD, None,
-                shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
-                weights[0], d_weights.data_ptr(), *spaces,
-            )  # fmt: skip
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         for place, grad in enumerate(d_states):
             if grad is not None:
                 end = d_finals[place]
                 d_states[place] = torch.where(empty, 0 if end is None else end, grad)
-    return dx, d_states
+    return _seen(dx, layout), d_states

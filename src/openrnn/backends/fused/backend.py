@@ -23,6 +23,7 @@ from openrnn.backends.base import (
 )
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
+from openrnn.native.device import On
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -96,7 +97,10 @@ class Fused(Backend):
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain its records or what its parts carry; of each lower layer its output."""
+        """For each chain its records or what its parts carry; of each lower layer its output.
+
+        Last, with lengths, the order of the rows.
+        """
         from openrnn.backends.fused.chain import chain
 
         spec, dtype = problem.spec, problem.dtype
@@ -110,10 +114,12 @@ class Fused(Backend):
             kept += [held] * spec.directions
             if layer < spec.num_layers - 1:
                 kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
+        if problem.lengths:
+            kept.append(((batch,), torch.int64))
         return kept
 
     def forward(self, call: Call) -> Outputs:
-        from openrnn.backends.fused.parts import Rows
+        from openrnn.backends.fused.ragged import ordered
         from openrnn.backends.fused.run import Run, dropped
 
         problem, spec, x = call.problem, call.problem.spec, call.x
@@ -133,9 +139,9 @@ class Fused(Backend):
             kinds = self.reserve(problem, steps, batch)
             reserve = [x.new_empty(shape, dtype=kind) for shape, kind in kinds]
         width = spec.directions * spec.hidden_size
-        rows = Rows.of(call.lengths)
         kept = iter(_by_layer(spec, reserve))
-        with torch.cuda.device(x.device):
+        with On(x.device.index):
+            rows = ordered(call.lengths, reserve[-1] if reserve else None)
             for layer in range(spec.num_layers):
                 held, _ = next(kept, ([None] * spec.directions, None))
                 y = fresh(steps, batch, width)
@@ -151,7 +157,7 @@ class Fused(Backend):
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
         from openrnn.backends.fused import gradients
-        from openrnn.backends.fused.parts import Rows
+        from openrnn.backends.fused.ragged import Rows
         from openrnn.backends.fused.run import Run, dropped
 
         spec, x = call.problem.spec, call.x
@@ -167,11 +173,11 @@ class Fused(Backend):
         ]
         states = d_finals, d_every, d_states, d_fresh
         d_params: list[Tensor | None] = [None] * len(call.params)
-        rows = Rows.of(call.lengths)
+        rows = None if call.lengths is None else Rows(call.lengths.contiguous(), reserve[-1])
         kept = _by_layer(spec, reserve)
         dy = grads.y
         dx = None
-        with torch.cuda.device(x.device):
+        with On(x.device.index):
             for layer in reversed(range(spec.num_layers)):
                 held, output = kept[layer]
                 output = y if output is None else output
@@ -212,13 +218,11 @@ def _laid_out(call: Call) -> Call:
 
 def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
     """What a layer read: x, or the masked output of the layer below."""
+    from openrnn.backends.fused.ragged import trimmed
     from openrnn.backends.fused.run import dropped
 
     if layer == 0:
-        if call.lengths is None:
-            return call.x
-        steps = torch.arange(call.x.shape[0], device=call.x.device)[:, None]
-        return call.x.masked_fill((steps >= call.lengths)[..., None], 0)  # it may hold nan
+        return call.x if call.lengths is None else trimmed(call.x, call.lengths)
     output = kept[layer - 1][1]
     if output is None:
         raise ValueError(f"the reserve lacks the output of layer {layer - 1}")

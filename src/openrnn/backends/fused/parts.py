@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from openrnn.backends.fused.ragged import Rows
+
 # Each part costs about 40 us more than its steps, as it loads R anew. On an H200 an LSTM in bf16 of
 # T 1024, B 64, H 512 was measured: docs/kernels.md.
 LARGE = 256 << 20  # bytes of gate gradients of all steps, from which on a call runs in parts
@@ -14,19 +16,6 @@ LEAST = 128  # steps that make a part
 # with recompute, where memory comes first
 ENOUGH_AGAIN = 32 << 20
 LEAST_AGAIN = 32
-
-
-class Rows(NamedTuple):
-    """The batch rows by falling length; None stands for rows that all have all steps."""
-
-    lengths: Tensor
-    order: Tensor
-
-    @classmethod
-    def of(cls, lengths: Tensor | None) -> "Rows | None":
-        if lengths is None:
-            return None
-        return cls(lengths.contiguous(), lengths.argsort(descending=True, stable=True))
 
 
 class Part(NamedTuple):

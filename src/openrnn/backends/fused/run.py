@@ -12,7 +12,8 @@ from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.chain import Chain, chain
-from openrnn.backends.fused.parts import Part, Rows, split
+from openrnn.backends.fused.parts import Part, split
+from openrnn.backends.fused.ragged import Rows
 from openrnn.native.cublaslt import Matrix, multiply
 
 ALIGNED = 16  # bytes, of every row that a kernel copies

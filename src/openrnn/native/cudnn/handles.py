@@ -7,13 +7,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from types import TracebackType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from openrnn.native.cudnn.library import Library, load
+from openrnn.native.device import On
 
 
 class Closable(Protocol):
@@ -70,30 +70,6 @@ class Handle:
         # at the end of the interpreter modules may be gone, and with them what close needs
         if getattr(self, "pointer", None) is not None and not _over:
             self.close()
-
-
-class On:
-    """Makes a device current inside `with`; cheap where it already is."""
-
-    __slots__ = ("before", "device")
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-
-    def __enter__(self) -> None:
-        # torch.cuda.current_device without its look whether CUDA has begun
-        self.before: int = torch._C._cuda_getDevice()
-        if self.before != self.device:
-            torch.cuda.set_device(self.device)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.before != self.device:
-            torch.cuda.set_device(self.before)
 
 
 class _Last:

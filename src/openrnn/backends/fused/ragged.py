@@ -1,0 +1,53 @@
+"""What lengths need on the GPU, each in one launch: an order of the rows, inputs cut at their ends."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.fused import kernels
+
+RANKED = 8192  # rows up to which counting, B * B comparisons, is quicker than sorting
+PIECE = 16  # bytes that a thread copies
+
+
+class Rows(NamedTuple):
+    """The batch rows by falling length; None stands for rows that all have all steps."""
+
+    lengths: Tensor
+    order: Tensor
+
+
+def ordered(lengths: Tensor | None, order: Tensor | None) -> Rows | None:
+    """The rows by falling length, equal ones in their order; `order` is room for that."""
+    if lengths is None:
+        return None
+    lengths = lengths.contiguous()
+    if order is None:
+        order = torch.empty_like(lengths)
+    batch = len(lengths)
+    if batch > RANKED:
+        order.copy_(lengths.argsort(descending=True, stable=True))
+    else:
+        kernel = kernels.plain("rank", "float32", lengths.device.index or 0)
+        kernel.launch(-(-batch // kernel.threads), lengths.data_ptr(), order.data_ptr(), batch)
+    return Rows(lengths, order)
+
+
+def trimmed(x: Tensor, lengths: Tensor) -> Tensor:
+    """x (T, B, I) with zeros past the lengths, dense."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    lengths = lengths.contiguous()
+    steps, batch, width = x.shape
+    out = x.new_empty(x.shape)
+    step, row, _ = x.stride()
+    size = x.element_size()
+    whole = (x.data_ptr() | width * size | step * size | row * size) % PIECE == 0
+    pieces = width * size // PIECE if whole else width
+    kernel = kernels.plain("trim", str(x.dtype).removeprefix("torch."), x.device.index or 0)
+    kernel.launch(
+        -(-steps * batch * pieces // kernel.threads), x.data_ptr(), out.data_ptr(),
+        lengths.data_ptr(), steps, batch, width, step, row, pieces,
+    )  # fmt: skip
+    return out
