@@ -173,6 +173,25 @@ def test_more_steps_than_cudnn_takes(gpu, cell, monkeypatch):
 
 
 @on_gpu
+def test_backward_keeps_the_precision_of_its_forward(gpu):
+    """Whatever torch's setting has become in between: the reserve is of that arithmetic."""
+    torch.manual_seed(0)
+    lstm = openrnn.LSTM(96, 96, device=gpu, backend="cudnn", algorithm="standard")
+    x = torch.randn(9, 5, 96, device=gpu, requires_grad=True)
+    setting = torch.backends.cudnn.rnn
+
+    def grads(before, after):
+        setting.fp32_precision = before
+        y = lstm(x)[0]
+        setting.fp32_precision = after
+        return torch.cat([g.flatten() for g in torch.autograd.grad(y.sum(), [x, *lstm.weights()])])
+
+    exact = grads("ieee", "ieee")
+    assert torch.equal(grads("ieee", "tf32"), exact)
+    assert not torch.equal(grads("tf32", "tf32"), exact)
+
+
+@on_gpu
 def test_70000_steps(gpu):
     spec = cells.gru.spec(2, 3, bidirectional=True, precision="ieee")
     x = torch.randn(70_000, 2, 2, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from cases import CELLS
 
 import openrnn
-from openrnn.backends.fused import kernels
+from openrnn.backends.fused import kernels, ragged
 from openrnn.backends.fused.chain import nibbles, spans
 from openrnn.codegen import cuda
 from openrnn.native import nvrtc
@@ -73,6 +73,38 @@ def test_products_of_every_layout(sizes, dtype):
             assert error < (1e-3 if dtype == torch.float32 else 1e-2)
             found.append(out)
         assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 7, 256, 257, 5000, ragged.RANKED + 1])
+def test_rows_go_by_falling_length(batch):
+    """As a stable sort has them, for lengths of which many are equal."""
+    lengths = torch.randint(0, 50, (batch,), device="cuda")
+    want = lengths.argsort(descending=True, stable=True)
+    assert torch.equal(ragged.ordered(lengths, None).order, want)
+    room = torch.full_like(lengths, -1)
+    assert ragged.ordered(lengths, room).order is room
+    assert torch.equal(room, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [1, 8, 37, 256])
+def test_inputs_end_with_their_rows(width, dtype):
+    """Of every layout; nan past the ends does not come through."""
+    lengths = torch.tensor([0, 9, 4, 9, 1], device="cuda")
+    ended = torch.arange(9, device="cuda")[:, None] >= lengths
+    x = torch.randn(9, 5, width, device="cuda", dtype=dtype)
+    x[ended] = math.nan
+    want = x.masked_fill(ended[..., None], 0)
+    wide = torch.zeros(9, 5, width + 3, device="cuda", dtype=dtype)[..., 1 : 1 + width]
+    for given in (
+        x,
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        wide.copy_(x),
+    ):
+        assert torch.equal(ragged.trimmed(given, lengths), want)
 
 
 @pytest.mark.gpu

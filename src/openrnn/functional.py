@@ -43,12 +43,15 @@ def _choose(
     return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 def _choose_in_graph(*values: Any) -> tuple[str, str]:
     """Backend and precision while a compiler traces, where all that decides is constant."""
     text, _, dtype, device, *_ = values
     how = _choose(*values, precision_of(Spec.parse(text), dtype, device.type))
     return how.backend, how.precision
+
+
+# what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
+_choose_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _size_class(x: Tensor) -> int | None:

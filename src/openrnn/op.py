@@ -45,9 +45,7 @@ class How(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _problem(
-    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool
-) -> Problem:
+def _problem(how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool) -> Problem:
     return Problem(
         Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
         how.return_states, precision=how.precision,

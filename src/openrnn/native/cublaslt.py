@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from openrnn.errors import LibraryError
+from openrnn.native.device import template
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
 SIGNATURES = {
@@ -154,6 +155,11 @@ class Plan:
         if count.value == 0:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
         self.algorithm, self.workspace = ctypes.addressof(self._found), int(self._found[8])
+        self.handle, self.run = _handle(device), self._library.cublasLtMatmul
+        self.space_like = None
+        if self.workspace:
+            where = torch.device("cuda", device)
+            self.space_like = template((self.workspace,), torch.uint8, where)
 
     def _make(self, kind: str, *arguments: int) -> int:
         made = ctypes.c_void_p()
@@ -190,11 +196,9 @@ def multiply(
     plan = _plan(
         dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full
     )
-    space = None
-    if plan.workspace:
-        space = torch.empty(plan.workspace, dtype=torch.uint8, device=f"cuda:{device}")
-    load().cublasLtMatmul(
-        _handle(device), plan.product, _ONE, b.address, plan.b, a.address, plan.a,
+    space = None if plan.space_like is None else torch.empty_like(plan.space_like)
+    plan.run(
+        plan.handle, plan.product, _ONE, b.address, plan.b, a.address, plan.a,
         _ONE if add else _ZERO, d.address, plan.d, d.address, plan.d, plan.algorithm,
         0 if space is None else space.data_ptr(), plan.workspace,
         torch._C._cuda_getCurrentRawStream(device),

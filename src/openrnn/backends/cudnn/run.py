@@ -20,7 +20,7 @@ from openrnn.native.cudnn.descriptors import (
     space_bytes,
 )
 from openrnn.native.cudnn.handles import Handle
-from openrnn.native.device import On
+from openrnn.native.device import On, template
 from openrnn.params import size
 
 LONGEST = 65535  # steps that a data descriptor takes
@@ -131,17 +131,16 @@ class Plan:
                 raise
         self.work = sizes[0]
         self.reserve = max(sizes[1], least) if training else 0
-        with torch.inference_mode(False):
-            number = torch.empty(1, dtype=kind.dtype, device=torch.device("cuda", handle.device))
-            self.states_like = [
-                number.expand(spec.chains, batch, width) for width in spec.state_sizes
-            ]
-            byte = number.view(torch.uint8)[:1]
-            self.work_like = byte.expand(self.work)
-            self.reserve_like = byte.expand(self.reserve)
-            order = (batch, steps) if layout == BATCH_MAJOR else (steps, batch)
-            self.y_like = None if layout == PACKED else number.expand(*order, self.width)
-            number.untyped_storage().resize_(0)
+        device = torch.device("cuda", handle.device)
+        self.states_like = [
+            template((spec.chains, batch, width), kind.dtype, device) for width in spec.state_sizes
+        ]
+        self.work_like = template((self.work,), torch.uint8, device)
+        self.reserve_like = template((self.reserve,), torch.uint8, device)
+        order = (batch, steps) if layout == BATCH_MAJOR else (steps, batch)
+        self.y_like = (
+            None if layout == PACKED else template((*order, self.width), kind.dtype, device)
+        )
 
     def __enter__(self) -> "Plan":
         # asked here: at T = 1 one more object with a `with` of its own is felt

@@ -21,6 +21,11 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
+from openrnn.backends.fused import choice, gradients, plan
+from openrnn.backends.fused.chain import chain
+from openrnn.backends.fused.describe import describe
+from openrnn.backends.fused.ragged import Rows, ordered, trimmed
+from openrnn.backends.fused.run import Run, dropped
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
@@ -58,8 +63,6 @@ class Fused(Backend):
         return nvrtc.absent() or cublaslt.absent()
 
     def refusals(self, problem: Problem) -> list[str]:
-        from openrnn.backends.fused import plan
-
         reasons = super().refusals(problem)
         spec = problem.spec
         if problem.dtype == torch.float32 and problem.precision == "ieee":
@@ -85,15 +88,11 @@ class Fused(Backend):
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
-        from openrnn.backends.fused import choice
-
         where = choice.slower(problem)
         return Faster("cudnn", where) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
         """Variant, tiles, registers and the expected time of each kernel."""
-        from openrnn.backends.fused.describe import describe
-
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
@@ -101,8 +100,6 @@ class Fused(Backend):
 
         Last, with lengths, the order of the rows.
         """
-        from openrnn.backends.fused.chain import chain
-
         spec, dtype = problem.spec, problem.dtype
         one = chain(spec, 0, dtype, 0)  # all are alike in this
         held: TensorShape = one.records(steps, batch), dtype
@@ -119,9 +116,6 @@ class Fused(Backend):
         return kept
 
     def forward(self, call: Call) -> Outputs:
-        from openrnn.backends.fused.ragged import ordered
-        from openrnn.backends.fused.run import Run, dropped
-
         problem, spec, x = call.problem, call.problem.spec, call.x
         steps, batch = x.shape[0], x.shape[1]
         if steps == 0 or batch == 0:
@@ -156,10 +150,6 @@ class Fused(Backend):
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
-        from openrnn.backends.fused import gradients
-        from openrnn.backends.fused.ragged import Rows
-        from openrnn.backends.fused.run import Run, dropped
-
         spec, x = call.problem.spec, call.x
         if x.shape[0] == 0 or x.shape[1] == 0:
             return nothing_back(call, grads, needs)
@@ -218,9 +208,6 @@ def _laid_out(call: Call) -> Call:
 
 def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
     """What a layer read: x, or the masked output of the layer below."""
-    from openrnn.backends.fused.ragged import trimmed
-    from openrnn.backends.fused.run import dropped
-
     if layer == 0:
         return call.x if call.lengths is None else trimmed(call.x, call.lengths)
     output = kept[layer - 1][1]

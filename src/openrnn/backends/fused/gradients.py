@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.parts import Part
-from openrnn.backends.fused.run import Run, address, emptied, rows_of, whole
+from openrnn.backends.fused.run import Run, address, emptied, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -72,8 +72,10 @@ def backward(
         if dx is not None:
             _inputs(run, part.of(dx), d_gates)
         if left is not None:
-            inputs = rows_of(part.of(x))
-            left.add(Matrix(d_gates.data_ptr(), chain.width), _matrix(inputs), inputs.shape[0])
+            inputs = part.of(x).contiguous()
+            steps, batch, inner = inputs.shape
+            other = Matrix(inputs.data_ptr(), inner)
+            left.add(Matrix(d_gates.data_ptr(), chain.width), other, steps * batch)
         if right is not None:
             _recurrent(run, part, y, d_gates, right)
         del kept  # before the next part's are made
@@ -89,7 +91,8 @@ def _laid(run: Run, dy: Tensor | None) -> tuple[Tensor | None, int, int]:
     chain = run.chain
     if dy is None:
         return None, 0, 0
-    dy = dy[..., run.direction * chain.hidden : (run.direction + 1) * chain.hidden]
+    if chain.spec.directions > 1:
+        dy = dy[..., run.direction * chain.hidden : (run.direction + 1) * chain.hidden]
     if not chain.exact:
         dy = pad(dy, (0, chain.units - chain.hidden))
     elif dy.stride(-1) != 1 or not run.aligned(dy):

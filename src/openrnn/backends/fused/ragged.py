@@ -1,4 +1,4 @@
-"""What lengths need on the GPU, each in one launch: an order of the rows, inputs cut at their ends."""
+"""What lengths need on the GPU, a launch each: rows in order, inputs cut off at their ends."""
 
 from typing import NamedTuple
 

@@ -37,12 +37,6 @@ def emptied(mailbox: Tensor) -> Tensor:
     return mailbox
 
 
-def rows_of(tensor: Tensor) -> Tensor:
-    """A tensor (..., N) as a dense matrix (rows, N)."""
-    flat = tensor.reshape(-1, tensor.shape[-1])
-    return flat if flat.is_contiguous() else flat.contiguous()
-
-
 def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
     """The output of a layer (T, B, D*H), or its gradient, with the layer's mask on it."""
     if not call.problem.drops:
@@ -74,16 +68,16 @@ class Run:
         self.chain: Chain = chain(spec, layer * spec.directions + direction, x.dtype, device)
         self.call, self.rows, self.direction = call, rows, direction
         self.steps, self.batch = x.shape[0], x.shape[1]
-        found = [None if place is None else call.params[place] for place in self.chain.places]
-        self.w_ih, w_hh, self.b_ih, self.b_hh = (
-            value if value is None or value.is_contiguous() else value.contiguous()
-            for value in found[:4]
-        )
+        params = call.params
+        self.w_ih, w_hh, self.b_ih, self.b_hh, _, *vectors = [
+            None if place is None else params[place].contiguous() for place in self.chain.places
+        ]
         if w_hh is None:
             raise ValueError("a network without a recurrent matrix")
         self.w_hh: Tensor = w_hh
-        unit = [vector for vector in found[5:] if vector is not None]
+        unit = [vector for vector in vectors if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
+        self._forward_weights: tuple[Tensor, Tensor | None] | None = None
         self.reset = None if call.reset is None else call.reset.contiguous()
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
@@ -138,21 +132,20 @@ class Run:
         size = (len(self.chain.nulls), self.batch, self.chain.hidden)
         return self.w_hh.new_empty(size, dtype=torch.float32)
 
-    @cached_property
-    def _matrix(self) -> Tensor:
-        """R as forward reads it, (G, units, units)."""
-        chain = self.chain
-        return whole(self.w_hh) if chain.exact else chain.arranged(
-            self.w_hh, chain.plain, False, True
-        )  # fmt: skip
-
-    @cached_property
-    def _input(self) -> Tensor | None:
-        """The input matrix (G*units, I)."""
-        chain, weight = self.chain, self.w_ih
-        if weight is None or chain.exact:
-            return weight
-        return chain.arranged(weight, chain.plain, False, False)
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        """R (G, units, units) and the input matrix (G*units, I) as forward reads them."""
+        found = self._forward_weights
+        if found is None:
+            chain, weight = self.chain, self.w_ih
+            if chain.exact:
+                found = whole(self.w_hh), weight
+            else:
+                matrix = chain.arranged(self.w_hh, chain.plain, False, True)
+                if weight is not None:
+                    weight = chain.arranged(weight, chain.plain, False, False)
+                found = matrix, weight
+            self._forward_weights = found
+        return found
 
     @cached_property
     def input_by_planes(self) -> Tensor:
@@ -164,18 +157,19 @@ class Run:
             return weight
         return chain.arranged(weight, chain.left, False, False)
 
-    def _left(self, x: Tensor) -> tuple[Tensor, int]:
+    def _left(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, int]:
         """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates."""
-        chain, weight = self.chain, self._input
+        chain = self.chain
         if weight is None:
             wide = x if chain.exact else pad(x, (0, chain.units - chain.hidden))
             plain = wide.stride(-1) == 1 and self.aligned(wide)
             return wide if plain else whole(wide), 0
-        inputs, width, inner = rows_of(x), chain.gates * chain.units, x.shape[2]
-        left = inputs.new_empty((*x.shape[:2], width))
+        x, width = x.contiguous(), chain.gates * chain.units
+        steps, batch, inner = x.shape
+        left = x.new_empty(steps, batch, width)
         multiply(
-            chain.dtype, chain.device, (inputs.shape[0], width, inner),
-            Matrix(inputs.data_ptr(), inner), Matrix(weight.data_ptr(), inner, True),
+            chain.dtype, chain.device, (steps * batch, width, inner),
+            Matrix(x.data_ptr(), inner), Matrix(weight.data_ptr(), inner, True),
             Matrix(left.data_ptr(), width),
         )  # fmt: skip
         return left, chain.units
@@ -228,7 +222,8 @@ class Run:
         call, chain, hidden = self.call, self.chain, self.chain.hidden
         flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
         kernel, how = chain.forward(self.batch, flags)
-        left, gate = self._left(x)
+        matrix, weight = self._weights()
+        left, gate = self._left(x, weight)
         start, target = self.direction * hidden, y
         if not chain.exact:
             fresh = torch.empty if part.rows is None else torch.zeros
@@ -246,7 +241,7 @@ class Run:
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
-            (self._matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
+            (matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
              target.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries)),
