@@ -52,15 +52,25 @@ def name(device: str) -> str:
 def _gpu() -> Iterator[tuple[str, str]]:
     yield "cuda", str(torch.version.cuda)
     yield "cudnn", str(torch.backends.cudnn.version())
-    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
-    shown = _output(command)
-    if shown:
-        values = shown.splitlines()[torch.cuda.current_device()].split(", ")
-        yield from zip(QUERY.split(","), values)
+    yield from zip(QUERY.split(","), ask_gpu(QUERY))
+
+
+def ask_gpu(query: str) -> list[str]:
+    """What nvidia-smi says of torch's current device; nothing without it."""
+    # by its name, as CUDA_VISIBLE_DEVICES changes torch's numbers and not nvidia-smi's
+    which = f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    shown = _output(["nvidia-smi", which, f"--query-gpu={query}", "--format=csv,noheader"])
+    return shown.split(", ") if shown else []
 
 
 def _commit() -> str:
-    """The commit of the sources, with a mark where they were changed since; empty outside git."""
+    """The commit of the sources, with a mark where they were changed since; empty outside git.
+
+    OPENRNN_COMMIT in the environment says it for sources that were sent without their history.
+    """
+    told = os.environ.get("OPENRNN_COMMIT")
+    if told:
+        return told
     here = str(Path(__file__).parent)
     commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
     changed = commit and _output(["git", "-C", here, "status", "--porcelain", "."])

@@ -3,7 +3,6 @@
 import gc
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from openrnn.bench import interrupt
+from openrnn.bench.machine import ask_gpu
 
 Call = Callable[[], object]
 T = TypeVar("T")
@@ -149,9 +149,8 @@ def peak(call: Call, device: str) -> float | None:
 
 def clock() -> int | None:
     """The GPU's clock in MHz, from nvidia-smi; None without one."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    found = ask_gpu("clocks.sm")
     try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10)
-        return int(found.stdout.split()[0])
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return int(found[0].split()[0])
+    except (ValueError, IndexError):
         return None

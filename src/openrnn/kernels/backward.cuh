@@ -165,13 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
 
-    // whether the states after step i were replaced, and whether they came from it at all
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    auto reset_after = [&](int i, int b, int length) {
-        const int t = first + way * i + (reverse ? 0 : 1);
-        return byte_at(reset, t * batch + b, i < count && t < length);
-    };
-    word resets[FLIGHT][SLOTS][2];
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
+    word resets[FLIGHT][SLOTS];  // of 32 steps in the row lane / 4
     int length[FLIGHT][SLOTS][2];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -183,7 +179,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
                 const bool inside = (first_group + slot.group) * 8 + of8 < units;
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
-                if (RESET) resets[f][s][c] = reset_after(0, b, length[f][s][c]);
             }
 
 #if CLUSTER > 1
@@ -218,18 +213,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
             float d_out[SLOTS][2], values[SLOTS][2][KEPT + 4];
-            bool again[SLOTS][2];
+            word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const unsigned char* stage = shared + stage_of(s, i, f);
                 read_records(stage + DY_BYTES, lane, values[s]);
                 read_sides<1>(stage, lane, &d_out[s]);
-                #pragma unroll
-                for (int c = 0; RESET && c < 2; ++c) {
-                    const Slot slot = slot_of(s);
-                    again[s][c] = seen(resets[f][s][c]);
-                    const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
-                    resets[f][s][c] = reset_after(i + 1, b, length[f][s][c]);
+                if (RESET) {
+                    if (i % 32 == 0) {
+                        const int b = rows[f * ROWS + slot_of(s).tile * 8 + of8];
+                        resets[f][s] = resets_from(reset, batch, b, length_at(b), reverse ? t : t + 1,
+                                                   way, of4);
+                    }
+                    again[s] = __ballot_sync(~0u, resets[f][s] >> (i % 32) & 1);
                 }
             }
             copy_inputs(i + STAGES - 1, f);
@@ -254,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     float (&d_here)[STATES] = d_state[f][s][c];
-                    if (RESET && again[s][c]) {
+                    if (RESET && again[s] & mine_of[c]) {
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
                             if (FRESH) d_start[f][s][c][k] += d_here[k];

@@ -115,19 +115,20 @@ INLINE Pair pair_of(const stored* source) {
 #endif
 }
 
-// A byte of a mask, 0 outside, asked for a step ahead of `seen`: no branch follows the load, and as
-// the compiler may not look at the byte before, nobody waits for it.
-INLINE word byte_at(const unsigned char* mask, wide place, bool inside) {
-    word found;
-    asm volatile("{ .reg .pred inside; setp.ne.u32 inside, %2, 0; mov.u32 %0, 0;"
-                 " @inside ld.global.u8 %0, [%1]; }"
-                 : "=r"(found) : "l"(mask + place), "r"(word(inside)) : "memory");
-    return found;
-}
-
-INLINE bool seen(word byte) {
-    asm volatile("" : "+r"(byte));
-    return byte != 0;
+// The resets of a row at 32 times from `t` on, or back, as bits; none outside [0, end). The four lanes
+// of a row read eight each: who looked at one a step would wait for memory at each step.
+INLINE word resets_from(const unsigned char* reset, wide batch, int row, int end, int t, int way,
+                        int of4) {
+    word found[8] = {}, bits = 0;
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        const int time = t + way * (of4 * 8 + k);
+        if (unsigned(time) < unsigned(end)) found[k] = reset[time * batch + row];
+    }
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) bits |= word(found[k] != 0) << (of4 * 8 + k);
+    bits |= __shfl_xor_sync(~0u, bits, 1);
+    return bits | __shfl_xor_sync(~0u, bits, 2);
 }
 
 // units `unit` and the next of a row of states (B, units), zeros where there is none
@@ -136,6 +137,15 @@ INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units)
     if (states && unit < units) pair[0] = states[row * units + unit];
     if (states && unit + 1 < units) pair[1] = states[row * units + unit + 1];
     return pair_of(pair);
+}
+
+// whether any fresh state is given, other than zeros
+template <int N>
+INLINE bool begins_with_some(const stored* const (&fresh)[N]) {
+    bool some = false;
+    #pragma unroll
+    for (int k = 0; k < N; ++k) some = some || fresh[k];
+    return some;
 }
 
 // a cell's states become the fresh ones (B, units), zeros where there are none
@@ -306,7 +316,7 @@ INLINE void await(word mailbox, word phase) {
     while (true) {
 #endif
         asm volatile("{\n.reg .pred here;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 here, [%1], %2;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 here, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, here;\n}" : "=r"(here) : "r"(mailbox), "r"(phase)
                      : "memory");
         if (here) return;

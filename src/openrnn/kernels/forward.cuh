@@ -149,23 +149,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     // this lane's row of each tile, and its places in y and in what is kept: they move with time
     const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
-    word resets[FLIGHT][TILES] = {};
+    word resets[FLIGHT][TILES] = {};  // of 32 steps
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
-    auto reset_after = [&](int i, int f, int n) {  // whether the states are replaced after step i
-        const int t = reverse ? count - 1 - i : i + 1, b = row[f][n];
-        const bool inside = b >= 0 && i < count && t < (LENGTHS ? length[f][n] : count);
-        return byte_at(reset, t * batch + b, inside);
-    };
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
+    const bool chosen = begins_with_some(fresh);
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
-            if (RESET) resets[f][n] = reset_after(0, f, n);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
@@ -248,9 +244,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             for (int n = 0; n < TILES; ++n) {
                 live_rows[n] = ~0u;
                 if (LENGTHS) live_rows[n] = __ballot_sync(~0u, t < length[f][n]);
-                if (RESET) {
-                    reset_rows[n] = __ballot_sync(~0u, seen(resets[f][n]));
-                    resets[f][n] = reset_after(i + 1, f, n);
+                if (RESET) {  // after a step those of the next one count, in reverse its own
+                    const int end = LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count;
+                    if (i % 32 == 0)
+                        resets[f][n] = resets_from(reset, batch, row[f][n], end,
+                                                   reverse ? t : t + 1, way, of4);
+                    reset_rows[n] = __ballot_sync(~0u, resets[f][n] >> (i % 32) & 1);
                 }
             }
 #if CLUSTER > 1
@@ -297,15 +296,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
                     Pair letter = hidden_pair;
-                    if (RESET && reset_rows[n]) {  // the same for the whole warp, and seldom
+                    if (RESET) {
                         #pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const int column = of4 * 2 + c;
-                            if (reset_rows[n] >> (column * 4) & 1)
-                                begin_again(state[f][j][n][c], fresh, rows[f * ROWS + n * 8 + column],
-                                            group * 8 + of8, units);
-                        }
-                        if (reset_rows[n] >> (of8 * 4) & 1)
+                        for (int c = 0; c < 2; ++c)
+                            #pragma unroll
+                            for (int k = 0; k < STATES; ++k)
+                                if (reset_rows[n] & mine_of[c]) state[f][j][n][c][k] = 0.0f;
+                        if (reset_rows[n] & whole_of) letter = {};
+                    }
+                    if (RESET && chosen && reset_rows[n]) {  // one way for the whole warp
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c)
+                            if (reset_rows[n] & mine_of[c])
+                                begin_again(state[f][j][n][c], fresh,
+                                            rows[f * ROWS + n * 8 + of4 * 2 + c], group * 8 + of8, units);
+                        if (reset_rows[n] & whole_of)
                             letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
                     }
                     letter = operand(letter);

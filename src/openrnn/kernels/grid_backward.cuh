@@ -46,15 +46,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    auto reset_after = [&](int i, int b, int length) {
-        const int t = first + way * i + (reverse ? 0 : 1);
-        return byte_at(reset, t * batch + b, i < count && t < length);
-    };
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
-    word resets[SLOTS][2];
+    word resets[SLOTS] = {};  // of 32 steps in the row lane / 4
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
@@ -76,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int c = 0; c < 2; ++c) {
             const int b = slot.mine ? tile_rows[of4 * 2 + c] : -1;
             length[s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
-            if (RESET) resets[s][c] = reset_after(0, b, length[s][c]);
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
                 const wide at = wide(b) * units + unit;
@@ -155,20 +151,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 d_state[s][1][0] += found[0][1];
             }
             if (i == count) continue;
+            word again = 0;  // whether what came after the step began anew: bit 4r of row r
+            if (RESET) {
+                if (i % 32 == 0) {
+                    const int b = rows[slot.tile * 8 + of8];
+                    resets[s] = resets_from(reset, batch, b, length_at(b), reverse ? t : t + 1, way,
+                                            of4);
+                }
+                again = __ballot_sync(~0u, resets[s] >> (i % 32) & 1);
+            }
             float d_gate[2][PLANES] = {};
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float (&d_here)[STATES] = d_state[s][c];
                 const wide b = rows[slot.tile * 8 + of4 * 2 + c];
-                if (RESET) {
-                    if (seen(resets[s][c]))
-                        #pragma unroll
-                        for (int k = 0; k < STATES; ++k) {
-                            if (FRESH) d_start[s][c][k] += d_here[k];
-                            d_here[k] = 0.0f;
-                        }
-                    resets[s][c] = reset_after(i + 1, int(b), length[s][c]);
-                }
+                if (RESET && again & mine_of[c])
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k) {
+                        if (FRESH) d_start[s][c][k] += d_here[k];
+                        d_here[k] = 0.0f;
+                    }
                 const bool live = t < length[s][c];
                 float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
                 #pragma unroll

@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
-    word resets[SLOTS] = {};
+    word resets[SLOTS] = {};  // of 32 steps
     stored *output[SLOTS], *letter_at[SLOTS], *record[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
     stored* const box = mail ? mail : y;
@@ -76,11 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide box_move = way * box_step;
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
-    auto reset_after = [&](int i, int s) {  // whether the states are replaced after step i
-        const int t = reverse ? count - 1 - i : i + 1, b = row[s];
-        const bool inside = b >= 0 && i < count && t < (LENGTHS ? length[s] : count);
-        return byte_at(reset, t * batch + b, inside);
-    };
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
+    const bool chosen = begins_with_some(fresh);
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -110,7 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
-        if (RESET) resets[s] = reset_after(0, s);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
@@ -178,9 +174,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const int group = here.first_group + slot.group;
             word live_rows = ~0u, reset_rows = 0;  // bit 4r of row r
             if (LENGTHS) live_rows = __ballot_sync(~0u, t < length[s]);
-            if (RESET) {
-                reset_rows = __ballot_sync(~0u, seen(resets[s]));
-                resets[s] = reset_after(i + 1, s);
+            if (RESET) {  // after a step those of the next one count, in reverse its own
+                const int end = LENGTHS ? length[s] : row[s] < 0 ? 0 : count;
+                if (i % 32 == 0)
+                    resets[s] = resets_from(reset, batch, row[s], end, reverse ? t : t + 1, way, of4);
+                reset_rows = __ballot_sync(~0u, resets[s] >> (i % 32) & 1);
             }
             float sums[GATES][2];
             #pragma unroll
@@ -215,15 +213,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
             Pair letter = hidden_pair;
-            if (RESET && reset_rows) {  // the same for the whole warp, and seldom
+            if (RESET) {
                 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int column = of4 * 2 + c;
-                    if (reset_rows >> (column * 4) & 1)
-                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + column], group * 8 + of8,
-                                    units);
-                }
-                if (reset_rows >> (of8 * 4) & 1)
+                for (int c = 0; c < 2; ++c)
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k)
+                        if (reset_rows & mine_of[c]) state[s][c][k] = 0.0f;
+                if (reset_rows & whole_of) letter = {};
+            }
+            if (RESET && chosen && reset_rows) {  // one way for the whole warp
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    if (reset_rows & mine_of[c])
+                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + of4 * 2 + c],
+                                    group * 8 + of8, units);
+                if (reset_rows & whole_of)
                     letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
             }
             const bool live = live_rows >> (of8 * 4) & 1;
