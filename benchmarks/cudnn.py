@@ -296,14 +296,19 @@ def main() -> None:
             if row["name"] not in names or row["precision"] not in precisions
         ]  # fmt: skip
     calls = list(overhead())
+
+    def write() -> None:  # after every shape, so that a run that is cut short leaves what it has
+        if asked.json:
+            found = {"machine": machine(), "overhead": calls, "rows": rows}
+            asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    write()
     for shape in shapes:
         begin = time.perf_counter()
         rows += measure(shape, precisions)
         torch.cuda.empty_cache()
         console.print(f"{shape.name}: {time.perf_counter() - begin:.1f} s")
-        if asked.json:  # after every shape, so that a run that is cut short leaves what it has
-            found = {"machine": machine(), "overhead": calls, "rows": rows}
-            asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write()
     console.print(table(rows))
     for call in calls:
         console.print(

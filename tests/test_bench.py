@@ -323,21 +323,23 @@ def test_jobs_are_compared_with_torch_and_with_one_gpu():
             ("openrnn", 1, 3e6), ("torch", 1, 2e6), ("openrnn", 2, 5.4e6), ("torch", 2, 4e6),
         )
     ]  # fmt: skip
-    shown = [[cell.text for cell in row][-4:] for row in sheet(runs).rows]
+    steps = f"{TRAINED.steps:,}"
+    shown = [[cell.text for cell in row][-5:] for row in sheet(runs).rows]
     assert shown == [
-        ["3", "1.50", "-", "2.500"], ["2", "1.00", "-", "2.500"],
-        ["5.4", "1.35", "90%", "2.500"], ["4", "1.00", "100%", "2.500"],
+        ["3", "1.50", "-", steps, "2.500"], ["2", "1.00", "-", steps, "2.500"],
+        ["5.4", "1.35", "90%", steps, "2.500"], ["4", "1.00", "100%", steps, "2.500"],
     ]  # fmt: skip
 
 
 def test_the_command_of_a_job(tmp_path):
-    words = command(JOBS["cuda"][0], "torch", "cuda", 2, 0.5, tmp_path)
+    words = command(JOBS["cuda"][0], "torch", "cuda", 2, {"minutes": 0.5}, tmp_path)
     text = " ".join(map(str, words))
     assert "-m torch.distributed.run --standalone --nproc-per-node=2 -m openrnn.cli train" in text
     assert "--model torch --layers 2 --hidden 1024" in text
     assert "--batch 256" in text  # the batch of one GPU twice
+    assert text.endswith("--minutes 0.5")
     assert "torch.distributed" not in " ".join(
-        command(JOBS["cuda"][0], "openrnn", "cuda", 1, 0.5, tmp_path)
+        command(JOBS["cuda"][0], "openrnn", "cuda", 1, {"steps": 2}, tmp_path)
     )
 
 

@@ -15,10 +15,10 @@ from bench_cases import QUICK, TINY, Fake, alone, backward_times, fails, slow  #
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
-from openrnn.bench import charts, command, jobs, page, profile, timer
+from openrnn.bench import charts, check, command, jobs, page, profile, timer
 from openrnn.bench.cases import Row, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
-from openrnn.bench.engines import engines_of
+from openrnn.bench.engines import engines_of, ours
 from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.graph import Graph
@@ -96,6 +96,33 @@ def test_a_graph_that_cannot_be_captured_whole_is_shown_as_failed():
     assert found["openrnn"].status == "ok"
     assert (found["late"].status, found["late"].us) == ("failed", None)
     assert found["late"].reason == "RuntimeError: the kernel fell over"
+
+
+def test_a_way_that_fails_at_full_size_leaves_the_others(monkeypatch):
+    monkeypatch.setattr(check, "STEPS", 3)
+
+    class Two(Fake):
+        def candidates(self, task):
+            for name, most in (("short", 3), ("any", 100)):
+                inner = next(iter(super().candidates(task)))
+                call = (lambda: fails(None)) if task.row.steps > most else inner.call
+                yield Ready(task, call, inner.leaves, dict.fromkeys(task.row.modes, name))
+
+    found = measure(replace(TINY, steps=7), "float32", "cpu", [Two("two")], QUICK)
+    assert {(one.status, one.chosen, one.checked) for one in found} == {("ok", "any", (3, 2))}
+
+
+def test_what_is_timed_is_what_was_compared(monkeypatch):
+    """A part of a long row has the same ways of cuDNN as the row."""
+    monkeypatch.setattr(ours, "_ready", lambda task, _, name: types.SimpleNamespace(name=name))
+    for steps in (300, ours.LONG + 1):
+        task = Task(replace(TINY, steps=steps), "float32", "cpu")
+        whole, part = (
+            [ready.name for ready in ours.Cudnn().candidates(some)]
+            for some in (task, task.part(256, 2))
+        )
+        assert whole == part
+        assert ("persist_dynamic" in whole) == (steps <= ours.LONG)
 
 
 def test_a_graph_gets_its_lengths_on_the_device():
@@ -276,11 +303,12 @@ def test_gaps_are_where_nothing_ran():
 
 
 def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
-    real = subprocess.run
+    real, budgets = subprocess.run, []
 
     def run(words, **options):
         if "--out" not in words:
             return real(words, **options)
+        budgets.append(words[-2:])
         folder = Path(words[words.index("--out") + 1])
         folder.mkdir()
         scores = {"steps": 9, "bytes_per_s": 5.0, "bits_per_byte": 2.0, "backend": "torch.nn"}
@@ -291,6 +319,7 @@ def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
     path = tmp_path / "train.jsonl"
     arguments = ["bench", "--suite", "train", "--device", "cpu", "--json", str(path)]
     assert cli.main([*arguments, "--minutes", "0.1"]) == 0
+    assert budgets == 2 * [["--steps", "2"], ["--minutes", "0.1"]]
     found = read(path).trained
     assert [(one.model, one.bytes_per_s, one.steps) for one in found] == [
         ("openrnn", 5.0, 9), ("torch", 5.0, 9),

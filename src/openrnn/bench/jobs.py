@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from openrnn.bench.words import Cell, Sheet
 from openrnn.errors import OpenRNNError
 
 MODELS = ("openrnn", "torch")
+WARM = 2  # steps
 NOTE = (
     "the same corpus (the sources of Python's standard library), seed, optimiser and learning rate "
     "for both; torch.nn's state runs on across files, ours is set back at each"
@@ -81,18 +82,23 @@ def execute(
 def train(job: Job, model: str, device: str, gpus: int, minutes: float) -> Trained:
     """One run as a process of its own, or as several under torchrun.
 
+    A run of a few steps goes before it, so that no kernel is compiled in the time that counts.
+
     Raises:
         OpenRNNError: it failed.
     """
     with TemporaryDirectory() as place:
         folder = Path(place, "run")
-        done = subprocess.run(
-            command(job, model, device, gpus, minutes, folder), capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            raise OpenRNNError(f"openrnn train of {job.name} with {model}'s layers failed: {last}")
+        for budget, out in (({"steps": WARM}, Path(place, "warm")), ({"minutes": minutes}, folder)):
+            done = subprocess.run(
+                command(job, model, device, gpus, budget, out), capture_output=True, text=True,
+                check=False,
+            )  # fmt: skip
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+                raise OpenRNNError(
+                    f"openrnn train of {job.name} with {model}'s layers failed: {last}"
+                )
         scores: dict[str, Any] = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     return Trained(
         job.name, model, gpus, job.layers, job.hidden, job.batch * max(gpus, 1), job.bptt,
@@ -102,7 +108,7 @@ def train(job: Job, model: str, device: str, gpus: int, minutes: float) -> Train
 
 
 def command(
-    job: Job, model: str, device: str, gpus: int, minutes: float, folder: Path
+    job: Job, model: str, device: str, gpus: int, budget: Mapping[str, float], folder: Path
 ) -> list[str]:
     """The command line; each GPU has the batch of the job, so the whole batch grows with them."""
     program = [sys.executable, "-m"]
@@ -111,7 +117,7 @@ def command(
     options = {
         "model": model, "layers": job.layers, "hidden": job.hidden, "embed": job.hidden // 2,
         "batch": job.batch * max(gpus, 1), "bptt": job.bptt, "dtype": job.dtype,
-        "minutes": minutes, "device": device, "out": folder, "lr": 2e-3,
+        "device": device, "out": folder, "lr": 2e-3, **budget,
     }  # fmt: skip
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     return [*program, "openrnn.cli", "train", "--quiet", *words]
@@ -120,8 +126,8 @@ def command(
 def sheet(runs: Sequence[Trained]) -> Sheet:
     """Every run beside torch.nn's, and what several GPUs bring."""
     heads = ("job", "layers", "GPUs", "dtype", "minutes", "backend", "MB a second", "x torch.nn",
-             "efficiency", "bits a byte")  # fmt: skip
-    numbers = (False, False, True, False, True, False, True, True, True, True)
+             "efficiency", "steps", "bits a byte")  # fmt: skip
+    numbers = (False, False, True, False, True, False, True, True, True, True, True)
     return Sheet("openrnn train", heads, numbers, tuple(tuple(_cells(run, runs)) for run in runs))
 
 
@@ -134,6 +140,7 @@ def _cells(run: Trained, runs: Sequence[Trained]) -> Iterator[Cell]:
     yield Cell("-" if ratio is None else f"{ratio:.2f}", means)
     one = _over(run, runs, model=run.model, gpus=1)
     yield Cell("-" if one is None or run.gpus < 2 else f"{100 * one / run.gpus:.0f}%")
+    yield Cell(f"{run.steps:,}")
     yield Cell(f"{run.bits_per_byte:.3f}")
 
 

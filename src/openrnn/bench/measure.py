@@ -1,6 +1,6 @@
 """One row: every engine checked, then timed in turn with the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -79,10 +79,13 @@ def _checked(engine: Engine, task: Task, part: Task, judge: Judge) -> _Entry:
         entry.settle(row.modes, blank, "refused", refusal)
         return entry
     try:
-        whole = iter(engine.candidates(task))
-        for small in engine.candidates(part):
-            large = small if part is task else next(whole)
-            _compare(entry, small, large, judge, blank)
+        if part is task:
+            for ready in engine.candidates(task):
+                _compare(entry, ready, ready, judge, blank)
+        else:
+            ways = zip(engine.candidates(part), engine.candidates(task), strict=True)
+            for small, large in ways:
+                _compare(entry, small, large, judge, blank)
     except Exception as error:
         modes = [mode for mode in row.modes if not entry.ready.get(mode)]
         entry.settle(modes, blank, "failed", reason_of(error))
@@ -145,13 +148,24 @@ def _completed(result: Result, timing: timer.Timing, memory: float | None) -> Re
 
 
 def _fastest(candidates: Sequence[_Right], mode: str, device: str) -> _Right:
-    """The candidate of the least time, each tried twice."""
+    """The candidate of the least time, each tried twice; one that fails at this size is left out.
+
+    Raises:
+        Exception: what the last candidate raised, where all fail.
+    """
     if len(candidates) == 1:
         return candidates[0]
-    times: Mapping[int, float] = {
-        place: min(timer.sample(partial(right.ready.run, mode), 1, device) for _ in range(2))
-        for place, right in enumerate(candidates)
-    }
+    times: dict[int, float] = {}
+    failure: Exception | None = None
+    for place, right in enumerate(candidates):
+        call = partial(right.ready.run, mode)
+        try:
+            times[place] = min(timer.sample(call, 1, device) for _ in range(2))
+        except Exception as error:
+            reason_of(error)  # which ends everything where the GPU is lost
+            failure = error
+    if failure is not None and not times:
+        raise failure
     return candidates[min(times, key=lambda place: times[place])]
 
 

@@ -69,10 +69,12 @@ class Task:
         weights: parameters under torch's names.
         lengths (B,) on the host, falling nowhere in particular, the longest T; or None.
         reset (T, B) bool or None.
+        whole: the row that is timed, of which `row` may be a part.
     """
 
     def __init__(self, row: Row, precision: str, device: str) -> None:
         self.row, self.precision, self.device = row, precision, device
+        self.whole = row
         generator = torch.Generator().manual_seed(zlib.crc32(f"{row.suite} {row.name}".encode()))
         width = row.hidden * row.spec.directions
         self.x = self._give(torch.randn(row.steps, row.batch, row.inputs, generator=generator))
@@ -99,7 +101,7 @@ class Task:
         if (steps, batch) == (self.row.steps, self.row.batch):
             return self
         made = object.__new__(Task)
-        made.row = replace(self.row, steps=steps, batch=batch)
+        made.row, made.whole = replace(self.row, steps=steps, batch=batch), self.whole
         made.precision, made.device, made.weights = self.precision, self.device, self.weights
         made.x, made.dy = (t[:steps, :batch].contiguous() for t in (self.x, self.dy))
         made.lengths = None if self.lengths is None else self.lengths[:batch].clamp(max=steps)
@@ -110,6 +112,7 @@ class Task:
         """The same numbers in float64."""
         made = object.__new__(Task)
         made.row, made.precision, made.device = self.row, "float64", self.device
+        made.whole = self.whole
         made.x, made.dy = self.x.double(), self.dy.double()
         made.weights = {name: weight.double() for name, weight in self.weights.items()}
         made.lengths, made.reset = self.lengths, self.reset

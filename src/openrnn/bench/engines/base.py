@@ -61,7 +61,10 @@ class Engine:
         raise NotImplementedError
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        """The task by this engine, in each way it has; the fastest right one counts."""
+        """The task by this engine, in each way it has; the fastest right one counts.
+
+        A part of a task has the same ways in the same order.
+        """
         raise NotImplementedError
 
 

@@ -46,7 +46,7 @@ class Cudnn(Engine):
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         for algorithm in ALGORITHMS[1:]:
-            if algorithm != "persist_dynamic" or task.row.steps <= LONG:
+            if algorithm != "persist_dynamic" or task.whole.steps <= LONG:
                 made = _ready(task, "cudnn", algorithm)
                 made.chosen = dict.fromkeys(task.row.modes, algorithm)
                 yield made
