@@ -146,14 +146,36 @@ def test_what_fits_nowhere_is_refused():
 
 
 @compiles
+def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
+    """On idle cores more is compiled than is wanted; from the cache nothing is."""
+    cell, limits = trace(cells.lstm), Limits.of((9, 0))
+    how = replace(plan.forward(cell, "bfloat16", 1024, 128, (9, 0), 132)[0], keep=True)
+    asked = cell, "bfloat16", how, "sm_90", limits.shared
+    found = []
+    for cores in (1, 16):
+        monkeypatch.setattr(kernels, "usable_cores", lambda cores=cores: cores)
+        for file in folder.glob("*"):
+            file.unlink()
+        kernels.binary.cache_clear()
+        made, tried = kernels.unspilled(*asked)
+        found.append((made.resources, tried))
+        assert len(list(folder.glob("*"))) >= 2  # what spilled, and what did not
+    assert found[0] == found[1]
+    monkeypatch.setattr(kernels, "ThreadPoolExecutor", None)
+    kernels.binary.cache_clear()
+    again, same = kernels.unspilled(*asked)
+    assert (again.code, same) == (made.code, tried)
+
+
+@compiles
 def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
     cell, how = trace(cells.rnn_tanh), tiles.Forward(8, 1, 1, 1, 1, 1, 1)
     made = kernels.binary(cell, "bfloat16", how, "sm_90")
     (path,) = folder.iterdir()
-    content = path.read_bytes()
+    content, written = path.read_bytes(), path.stat().st_mtime_ns
     kernels.binary.cache_clear()
     assert kernels.binary(cell, "bfloat16", how, "sm_90").code == made.code
-    assert path.stat().st_mtime_ns == path.stat().st_mtime_ns
+    assert path.stat().st_mtime_ns == written
     for damaged in (b"", content[:-1], content[:40] + b"x" + content[41:]):
         path.write_bytes(damaged)
         kernels.binary.cache_clear()

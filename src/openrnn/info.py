@@ -1,6 +1,5 @@
 """What is here: versions, devices, threads, and each backend or the reason why it is not."""
 
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from openrnn.cores import usable_cores
 from openrnn.dispatch import BACKENDS
 
 PACKAGES = ("torch", "numpy", "numba", "safetensors", "tensorboard", "cuda-core")
@@ -37,8 +37,7 @@ def _version(name: str) -> str:
 
 
 def _devices() -> Iterator[tuple[str, str]]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield "cpu", f"{cores} cores for this process, {torch.get_num_threads()} torch threads"
+    yield "cpu", f"{usable_cores()} cores for this process, {torch.get_num_threads()} torch threads"
     for place in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         found = torch.cuda.get_device_properties(place)
         memory = f"{found.total_memory / 2**30:.0f} GiB"

@@ -1,7 +1,6 @@
 """The processes of one run: one alone, or those that torchrun started."""
 
 import hashlib
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from openrnn.cores import usable_cores
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def join(device: str) -> Iterator[Workers]:
                 raise ValueError(f"device cuda: {here} processes on this machine, and {count} GPUs")
             workers = replace(workers, device=torch.device("cuda", dist.get_node_local_rank(0)))
             torch.cuda.set_device(workers.device)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, (cores or 1) // here))
+        torch.set_num_threads(max(1, usable_cores() // here))
         yield workers
         # a process whose peer leaves first is at times ended by gloo, with no exception to catch
         dist.barrier()

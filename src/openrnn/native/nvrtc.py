@@ -101,15 +101,35 @@ def binary(
         folder: where binaries are kept.
         macros: defined before the source.
     """
-    source = "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
-    words = "\n".join((FORMAT, source, name, arch, *OPTIONS, _version()))
-    digest = hashlib.sha256(words.encode()).hexdigest()
-    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
+    source = _defined(source, macros)
+    path = _place(source, name, arch, title, folder)
     found = _read(path, name, arch)
     if found is None:
         found = _compile(source, name, arch, title)
         _write(path, found)
     return found
+
+
+def kept(
+    source: str,
+    name: str,
+    arch: str,
+    title: str,
+    folder: Path,
+    macros: tuple[tuple[str, int], ...] = (),
+) -> bool:
+    """Whether `binary` would find this in the cache."""
+    return _place(_defined(source, macros), name, arch, title, folder).exists()
+
+
+def _defined(source: str, macros: tuple[tuple[str, int], ...]) -> str:
+    return "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
+
+
+def _place(source: str, name: str, arch: str, title: str, folder: Path) -> Path:
+    words = "\n".join((FORMAT, source, name, arch, *OPTIONS, _version()))
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
 
 
 def _read(path: Path, name: str, arch: str) -> Binary | None:

@@ -1,6 +1,8 @@
 """From tiles to a kernel that is ready to launch: source, binary without spills, loaded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -13,6 +15,7 @@ from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import build, cuda
 from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
+from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
 from openrnn.spec import Spec
@@ -29,13 +32,18 @@ PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it take
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
 
 
-@lru_cache(maxsize=4096)
-def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
-    """A compiled kernel."""
+def _asked(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> tuple[Any, ...]:
+    """A kernel as `nvrtc` is asked for it."""
     source = cuda.source(cell, dtype, how)
     macros = (("PATIENCE", patience),) if patience else ()
     title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
-    return nvrtc.binary(source, how.kind, arch, title, build.folder() / "cubins", macros)
+    return source, how.kind, arch, title, build.folder() / "cubins", macros
+
+
+@lru_cache(maxsize=4096)
+def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
+    """A compiled kernel."""
+    return nvrtc.binary(*_asked(cell, dtype, how, arch, patience))
 
 
 def unspilled(
@@ -43,16 +51,45 @@ def unspilled(
 ) -> tuple[nvrtc.Binary, How] | None:
     """The kernel with as much of R in registers as needs no spill; None where that is not near.
 
-    The model of `plan` says how much fits, the compiler knows.
+    The model of `plan` says how much fits, the compiler knows. What is not in the cache is compiled
+    on idle cores together with what would be tried next: a try takes a second or two.
     """
-    for stages, less in product(dict.fromkeys((how.stages, 2)), (0, 2, 5)):
-        tried = replace(how, resident=max(0, how.resident - less), stages=stages)
-        if tried.shared(cell, dtype) > shared:
-            continue
-        made = binary(cell, dtype, tried, arch, patience)
-        if not made.resources.spilled:
+    tries = [
+        tried
+        for stages, less in product(dict.fromkeys((how.stages, 2)), (0, 2, 5))
+        if (tried := replace(how, resident=max(0, how.resident - less), stages=stages)).shared(
+            cell, dtype
+        ) <= shared
+    ]  # fmt: skip
+
+    def made_of(tried: How) -> nvrtc.Binary:
+        return binary(cell, dtype, tried, arch, patience)
+
+    while tries and nvrtc.kept(*_asked(cell, dtype, tries[0], arch, patience)):
+        tried = tries.pop(0)
+        if not (made := made_of(tried)).resources.spilled:
             return made, tried
+    with _compiling(made_of, tries) as found:
+        for tried, made in zip(tries, found):
+            if not made.resources.spilled:
+                return made, tried
     return None
+
+
+@contextmanager
+def _compiling(
+    make: Callable[[How], nvrtc.Binary], tries: Sequence[How]
+) -> Iterator[Iterable[nvrtc.Binary]]:
+    """The tries made, in their order, by half the cores; at the end the rest is left."""
+    threads = min(len(tries), usable_cores() // 2)
+    if threads < 2:
+        yield map(make, tries)
+        return
+    pool = ThreadPoolExecutor(threads)  # not kept: a fork would copy it without its threads
+    try:
+        yield pool.map(make, tries)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def fitting(
