@@ -1,6 +1,9 @@
 """The CUDA kernels as they can be judged without a GPU: sources, binaries, tiles, the cache."""
 
 import itertools
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -151,7 +154,14 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
     cell, limits = trace(cells.lstm), Limits.of((9, 0))
     how = replace(plan.forward(cell, "bfloat16", 1024, 128, (9, 0), 132)[0], keep=True)
     asked = cell, "bfloat16", how, "sm_90", limits.shared
-    found = []
+    found, pools = [], []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, threads):
+            pools.append(threads)
+            super().__init__(threads)
+
+    monkeypatch.setattr(kernels, "ThreadPoolExecutor", Pool)
     for cores in (1, 16):
         monkeypatch.setattr(kernels, "usable_cores", lambda cores=cores: cores)
         for file in folder.glob("*"):
@@ -161,10 +171,33 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
         found.append((made.resources, tried))
         assert len(list(folder.glob("*"))) >= 2  # what spilled, and what did not
     assert found[0] == found[1]
-    monkeypatch.setattr(kernels, "ThreadPoolExecutor", None)
+    assert pools == [kernels.TOGETHER]
     kernels.binary.cache_clear()
     again, same = kernels.unspilled(*asked)
     assert (again.code, same) == (made.code, tried)
+    assert pools == [kernels.TOGETHER]
+
+
+@compiles
+def test_threads_do_not_race_for_the_compiler_s_import():
+    """In a process whose first kernel is compiled among others."""
+    words = """
+import pathlib, tempfile
+from dataclasses import replace
+from openrnn import cells
+from openrnn.backends.fused import kernels, plan
+from openrnn.codegen.trace import trace
+with tempfile.TemporaryDirectory() as place:
+    kernels.build.folder = lambda: pathlib.Path(place)
+    kernels.usable_cores, kernels.TOGETHER = lambda: 32, 6
+    how = plan.forward(trace(cells.lstm), "bfloat16", 1024, 128, (9, 0), 132)[0]
+    asked = replace(how, keep=True)  # the second try is wanted, the first spills
+    assert kernels.unspilled(trace(cells.lstm), "bfloat16", asked, "sm_90", 232448)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @compiles

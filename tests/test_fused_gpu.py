@@ -125,6 +125,17 @@ def test_a_captured_graph_replays_the_same_bits(hidden):
         assert torch.equal(have, want)
 
 
+def test_lengths_on_the_host_may_be_refilled_after_the_call():
+    """Though their copy to the device has not run yet."""
+    layer = openrnn.LSTM(8, 8, device="cuda", backend="fused")
+    x, lengths = torch.randn(5, 3, 8, device="cuda"), torch.tensor([5, 1, 3]).pin_memory()
+    want = layer(x, lengths=lengths.cuda())[0]
+    torch.cuda._sleep(10**8)
+    found = layer(x, lengths=lengths)[0]
+    lengths.fill_(5)
+    assert torch.equal(found, want)
+
+
 @pytest.mark.parametrize("hidden", [256, 1024])
 def test_streams_do_not_meet(hidden):
     """Calls on four streams at once give what they give alone."""

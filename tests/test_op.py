@@ -5,7 +5,7 @@ import torch
 from cases import ON_CPU
 
 import openrnn
-from openrnn import dispatch, functional
+from openrnn import dispatch, functional, op
 
 # the reference is ordinary autograd code and not behind the operator
 FAST = [name for name in ON_CPU if name != "reference"]
@@ -155,3 +155,21 @@ def test_states_that_do_not_fit_reach_no_kernel():
         functional.recurrent(layer.spec, x, layer.weights(), [h])
     with pytest.raises(ValueError, match=r"shape \(1, batch, 2\), got \(1, 1, 5\)"):
         functional.recurrent(layer.spec, x, layer.weights(), [h, wide])
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_graph_asks_for_the_precision_when_it_runs(monkeypatch, grad):
+    """An eager call knows it from its layer, and its backward from it."""
+    asked = []
+    monkeypatch.setattr(op, "precision_of", lambda *_: asked.append(0) or "tf32")
+    layer = openrnn.LSTM(5, 6, backend="cpu").requires_grad_(grad)
+    compiled, x = torch.compile(layer, fullgraph=True, backend="eager"), torch.randn(4, 3, 5)
+    compiled(x)
+    asked.clear()
+    compiled(x)
+    assert asked
+    asked.clear()
+    y = layer(x)[0]
+    if grad:
+        y.sum().backward()
+    assert not asked

@@ -43,11 +43,10 @@ def _choose(
     return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
 
-def _choose_in_graph(*values: Any) -> tuple[str, str]:
-    """Backend and precision while a compiler traces, where all that decides is constant."""
+def _choose_in_graph(*values: Any) -> str:
+    """The backend while a compiler traces, where all that decides is constant."""
     text, _, dtype, device, *_ = values
-    how = _choose(*values, precision_of(Spec.parse(text), dtype, device.type))
-    return how.backend, how.precision
+    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type)).backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -119,8 +118,8 @@ def recurrent(
     )  # fmt: skip
     generated, compiling = drops and generator is not None, torch.compiler.is_compiling()
     if compiling:
-        name, precision = _choose_in_graph(*asked, False, generated, None)
-        how = op.How(spec.text, name, grad, drops, return_states, precision)
+        name = _choose_in_graph(*asked, False, generated, None)
+        how = op.How(spec.text, name, grad, drops, return_states, op.AS_SET)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
         how = _choose(*asked, _transformed(), generated, _size_class(x), precision)
@@ -197,9 +196,10 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             "lengths on the host cannot be copied during the capture of a CUDA graph, "
             "pass them on the device"
         )
-    if crosses:  # from pinned memory, so that nobody waits for the stream; in bounds, as seen above
-        host = lengths.to(torch.int64)
-        there = host.pin_memory().to(x.device, non_blocking=True)
+    if crosses:
+        # from pinned memory nobody waits for the stream; of our own, as the caller may refill his
+        host = torch.empty(lengths.shape, dtype=torch.int64, pin_memory=True).copy_(lengths)
+        there = host.to(x.device, non_blocking=True)
         remember_host(there, host)
         return there
     return lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])

@@ -16,7 +16,7 @@ from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, precision_of
 
 _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
@@ -33,6 +33,9 @@ _LIBRARY.define(
 )
 
 
+AS_SET = ""  # the precision that torch's setting asks for when an operator runs
+
+
 class How(NamedTuple):
     """The constants of one call, as they cross the operator."""
 
@@ -41,14 +44,20 @@ class How(NamedTuple):
     grad: bool
     training: bool
     return_states: bool
-    precision: str  # of float32 products, for backward the one of its forward
+    precision: str  # of float32 products, for backward that of its forward
+
+    def recorded(self) -> "How":
+        """As a graph records it, which serves whatever precision is set when it runs."""
+        return self._replace(precision=AS_SET)
 
 
 @lru_cache(maxsize=4096)
-def _problem(how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool) -> Problem:
+def _problem(
+    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
+) -> Problem:
     return Problem(
         Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
-        how.return_states, precision=how.precision,
+        how.return_states, precision=precision,
     )  # fmt: skip
 
 
@@ -62,7 +71,9 @@ def _call(
     reset_states: Sequence[Tensor],
     seed: Tensor | None,
 ) -> Call:
-    problem = _problem(how, x.dtype, x.device.type, lengths is not None, reset is not None)
+    dtype, device = x.dtype, x.device.type
+    precision = how.precision or precision_of(Spec.parse(how.spec), dtype, device)
+    problem = _problem(how, dtype, device, lengths is not None, reset is not None, precision)
     return Call(problem, x, list(states), list(params), lengths, reset, list(reset_states), seed)
 
 
@@ -146,7 +157,11 @@ class Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         inputs = _unflatten(counts, tensors)
         traced = watched(inputs[0])
-        out = torch.ops.openrnn.forward(*inputs, *how) if traced else _eager(how, *inputs)
+        if traced:
+            how = how.recorded()
+            out = torch.ops.openrnn.forward(*inputs, *how)
+        else:
+            out = _eager(how, *inputs)
         ctx.how, ctx.counts = how, counts
         spec = Spec.parse(how.spec)
         ctx.visible = 1 + len(spec.states) * (2 if how.return_states else 1)
@@ -270,7 +285,7 @@ def recurrence(
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
     if torch.compiler.is_compiling() or tracing() or (not how.grad and watched(inputs[0])):
-        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
+        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
         return found
     if how.grad:
         return recurrence(how, *inputs)

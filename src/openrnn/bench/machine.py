@@ -57,6 +57,8 @@ def _gpu() -> Iterator[tuple[str, str]]:
 
 def ask_gpu(query: str) -> list[str]:
     """What nvidia-smi says of torch's current device; nothing without it."""
+    if not torch.cuda.is_available():
+        return []
     # by its name, as CUDA_VISIBLE_DEVICES changes torch's numbers and not nvidia-smi's
     which = f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     shown = _output(["nvidia-smi", which, f"--query-gpu={query}", "--format=csv,noheader"])
@@ -64,13 +66,7 @@ def ask_gpu(query: str) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit of the sources, with a mark where they were changed since; empty outside git.
-
-    OPENRNN_COMMIT in the environment says it for sources that were sent without their history.
-    """
-    told = os.environ.get("OPENRNN_COMMIT")
-    if told:
-        return told
+    """The commit of the sources, with a mark where they were changed since; empty outside git."""
     here = str(Path(__file__).parent)
     commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
     changed = commit and _output(["git", "-C", here, "status", "--porcelain", "."])

@@ -163,7 +163,7 @@ def _fastest(candidates: Sequence[_Right], mode: str, device: str) -> _Right:
             times[place] = min(timer.sample(call, 1, device) for _ in range(2))
         except Exception as error:
             reason_of(error)  # which ends everything where the GPU is lost
-            failure = error
+            failure = error.with_traceback(None)  # whose frames hold what the others need
     if failure is not None and not times:
         raise failure
     return candidates[min(times, key=lambda place: times[place])]

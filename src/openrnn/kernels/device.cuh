@@ -307,7 +307,9 @@ INLINE void send(word target, uint4 value, word mailbox) {
                  "r"(value.z), "r"(value.w), "r"(mailbox) : "memory");
 }
 
-// waits for the letter of a phase; `patience` 0 waits for ever, as only a tested kernel may
+// Waits for the letter of a phase; PATIENCE 0 waits for ever, as only a tested kernel may. The scope
+// is the block's, as where CUTLASS waits for other blocks' copies: what comes lies in its own shared
+// memory. That of the cluster would empty L1 at each step.
 INLINE void await(word mailbox, word phase) {
     word here = 0;
 #if PATIENCE

@@ -1,6 +1,6 @@
 """Which GPU is the current one, and the quickest way to fresh memory on it."""
 
-from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,24 +16,21 @@ def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
 
 
 class On:
-    """Makes a device current inside `with`; cheap where it already is."""
+    """`torch.cuda.device`, but cheap where the device is the current one already."""
 
-    __slots__ = ("before", "device")
+    __slots__ = ("device", "elsewhere")
 
     def __init__(self, device: int) -> None:
         self.device = device
+        self.elsewhere: torch.cuda.device | None = None
 
     def __enter__(self) -> None:
         # torch.cuda.current_device without its look whether CUDA has begun
-        self.before: int = torch._C._cuda_getDevice()
-        if self.before != self.device:
-            torch.cuda.set_device(self.device)
+        if torch._C._cuda_getDevice() != self.device:
+            self.elsewhere = torch.cuda.device(self.device)
+            self.elsewhere.__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.before != self.device:
-            torch.cuda.set_device(self.before)
+    def __exit__(self, *error: Any) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.__exit__(*error)
+            self.elsewhere = None

@@ -26,6 +26,7 @@ from openrnn.files import write_whole
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
 FORMAT = "2"  # of the files in the cache
+CONFIGS = 1024  # sizes and streams of launches that a kernel remembers
 
 
 class CompileError(OpenRNNError, RuntimeError):
@@ -108,6 +109,11 @@ def binary(
         found = _compile(source, name, arch, title)
         _write(path, found)
     return found
+
+
+def prepare() -> None:
+    """Imports the compiler, which several threads must not do at a time."""
+    from cuda.core import Program, ProgramOptions  # noqa: F401
 
 
 def kept(
@@ -269,6 +275,8 @@ class Kernel:
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         config = self._configs.get((clusters, stream))
         if config is None:
+            if len(self._configs) == CONFIGS:
+                self._configs.clear()
             config = self._configs[clusters, stream] = self._config(clusters, stream)
         found = getattr(self._arguments, "found", None)
         if found is None:

@@ -105,7 +105,9 @@ def _decide(problem: Problem, x: Tensor) -> str:
                 # nothing can be timed inside a graph; kept for this process, not written down
                 _chosen[key] = "standard"
             else:
-                _chosen[key] = trial.fastest(_plain(problem.spec), problem, x, names)
+                # in the problem's precision, whatever torch's setting is by now
+                plain = _plain(problem.spec).with_(precision=problem.precision)
+                _chosen[key] = trial.fastest(plain, problem, x, names)
                 _write()
         return _chosen[key]
 

@@ -36,10 +36,11 @@ class Loss(NamedTuple):
         return f"H {span(*self.hidden)}, B {span(*self.batch)}, {dtype[self.dtype]}, {grads}"
 
 
-# H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/results/h200, and for the
-# tanh RNN fused-choice.json. Here are those where cuDNN's best correct algorithm (in bfloat16
-# torch.nn) needs at most 0.95 of our time, with that share; between measured H the border lies
-# halfway, B is a class up to a power of two, and beyond the measured nothing is said.
+# H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/results/h200, for the
+# tanh RNN fused-choice.json, and for that with relu, T 50, deepbench.jsonl. Here are those where
+# cuDNN's best correct algorithm (in bfloat16 torch.nn) needs at most 0.95 of our time, with that
+# share; between measured H the border lies halfway, B is a class up to a power of two, and beyond
+# the measured nothing is said.
 LOSSES = (
     Loss(("lstm", "gru"), torch.float32, (192, 512), (1, 1), (False,)),  # 0.77 to 0.85
     Loss(("lstm",), torch.float32, (64, 96), (1, 128), (False,)),  # 0.91 to 0.93
@@ -48,6 +49,7 @@ LOSSES = (
     Loss(("gru",), torch.float16, (384, 640), (1, 1), (False,)),  # 0.92 and 0.95
     Loss(("lstm", "gru"), torch.float16, (832, 1024), (129, 256), (False, True)),  # 0.74 to 0.81
     Loss(("lstm", "gru"), torch.bfloat16, (832, 1024), (129, 256), (False, True)),  # 0.72 to 0.79
+    Loss(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
 )
 
 

@@ -30,6 +30,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
+TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
 def _asked(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> tuple[Any, ...]:
@@ -80,11 +81,12 @@ def unspilled(
 def _compiling(
     make: Callable[[How], nvrtc.Binary], tries: Sequence[How]
 ) -> Iterator[Iterable[nvrtc.Binary]]:
-    """The tries made, in their order, by half the cores; at the end the rest is left."""
-    threads = min(len(tries), usable_cores() // 2)
+    """The tries made, in their order, some at a time; at the end none is waited for."""
+    threads = min(len(tries), usable_cores() // 2, TOGETHER)
     if threads < 2:
         yield map(make, tries)
         return
+    nvrtc.prepare()
     pool = ThreadPoolExecutor(threads)  # not kept: a fork would copy it without its threads
     try:
         yield pool.map(make, tries)
@@ -176,7 +178,7 @@ def launch(
 
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
-    """A compiled kernel that no cell changes: "dropout", "arrange" or "finish"."""
+    """A compiled kernel that no cell changes: a name is that of its file in `kernels/`."""
     source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
     return nvrtc.binary(source, name, arch, f"{name}-{dtype}", folder)
 

@@ -29,6 +29,7 @@ def ordered(lengths: Tensor | None, order: Tensor | None) -> Rows | None:
     if batch > RANKED:
         order.copy_(lengths.argsort(descending=True, stable=True))
     else:
+        # it knows no dtype: float32 stands for all
         kernel = kernels.plain("rank", "float32", lengths.device.index or 0)
         kernel.launch(-(-batch // kernel.threads), lengths.data_ptr(), order.data_ptr(), batch)
     return Rows(lengths, order)
