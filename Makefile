@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/openrnn train --minutes 2.5 --out runs/demo
-	$(BIN)/openrnn sample runs/demo --prompt "def " --length 400
+	$(BIN)/openrnn sample runs/demo --prompt "class " --length 400
 
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal

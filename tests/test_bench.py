@@ -201,8 +201,11 @@ def test_only_ours_beyond_noise_and_drift_has_moved(capsys):
     assert compare.moved(before, now(150.0, 300.0), steady=True)[0] == []  # the machine moved
     (slower,), _ = compare.moved(before, now(150.0, 200.0), steady=True)
     assert slower.ratio == pytest.approx(2 / 3)
-    (faster,), _ = compare.moved(before, now(100.0, 400.0), steady=True)
-    assert faster.ratio == pytest.approx(2.0)
+    (faster,), _ = compare.moved(before, now(50.0, 220.0), steady=True)
+    assert faster.ratio == pytest.approx(2.0)  # as it stands, whatever its peer did
+    assert compare.moved(before, now(100.0, 400.0), steady=True)[0] == []  # one peer's noise
+    assert compare.moved(before, now(115.0, 100.0), steady=True)[0][0].ratio < 1
+    assert compare.moved(before, now(80.0, 100.0), steady=True)[0] == []
     wide = [result(us=100.0, low=60.0, high=160.0), result(engine="torch", us=200.0)]
     assert compare.moved(wide, now(150.0, 200.0), steady=True)[0] == []
     loud = [replace(one, others=0.2) for one in now(150.0, 200.0)]

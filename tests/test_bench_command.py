@@ -1,6 +1,7 @@
 """`openrnn bench` from its options to its files: interruption, mistakes, other commits."""
 
 import json
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -159,6 +160,7 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--gpus 2", "--gpus is of --suite train alone"),
         ("--resume", "--resume goes on with a file of results: name it with --json"),
         ("--profile nothing", "no row matches 'nothing'"),
+        ("--minutes -1", "minutes must be 0 or more, got -1"),
         ("--suite train --gpus two", "gpus must be counts, as 1,2, got 'two'"),
     ],
 )
@@ -208,3 +210,16 @@ def test_another_commit_runs_the_rows(tmp_path):
         (engine, mode, "ok") for engine in ("openrnn", "torch") for mode in TINY.modes
     }
     assert baseline._git("worktree", "list").stdout == trees
+
+
+def test_rows_that_are_cut_are_named_and_near_names_told(capsys):
+    arguments = ["bench", "--device", "cpu", "--against", "none", "--minutes", "0"]
+    assert cli.main([*arguments, "--rows", "haste-64-512", "--rows", "haste-128-512"]) == 0
+    err = capsys.readouterr().err
+    assert "1 of 2 rows are cut to size, 1 more became like another one and are left out" in err
+    assert cli.main([*arguments, "--rows", "haste-32-64"]) == 0
+    assert "cut to size" not in capsys.readouterr().err
+    assert cli.main([*arguments, "--suite", "deepbench", "--rows", "lstm-512-b17-t25"]) == 2
+    said = capsys.readouterr().err
+    assert "no row matches 'lstm-512-b17-t25'; there are: lstm-512-b1" in said
+    assert re.search(r", and \d+ others\n$", said)

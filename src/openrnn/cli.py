@@ -80,7 +80,7 @@ def train(
     """Train a byte-level language model; Ctrl-C saves, --resume goes on bit for bit.
 
     About 5% of the files are held out, chosen by their paths. Of a folder are read all regular
-    files that are not hidden, not binary and not under __pycache__. Under torchrun the processes
+    files that are not hidden, not binary and not under `__pycache__`. Under torchrun the processes
     share the streams of the batch.
     """
     named = {
@@ -168,8 +168,15 @@ def explain(
             spec, _dtype(dtype), where, _capability(capability), grad=training, training=training,
             lengths=lengths, reset=reset, steps=steps, batch=batch,
         )  # fmt: skip
-        explain_problem(problem, backend=backend)
-    return 0
+        table = explain_problem(problem, backend=backend)
+    gone = {name: backend.absent() for name, backend in dispatch.BACKENDS.items()}
+    # what refuses for nothing but its own absence, before what would run here
+    there = next((row.backend for row in table.rows if row.reasons == (gone[row.backend],)), None)
+    if there:
+        typer.echo(f"{there} would take this, were it not absent here")
+    elif table.chosen is None:
+        typer.echo("no backend takes this")
+    return 0 if there or table.chosen else 1
 
 
 @app.command()
@@ -178,7 +185,10 @@ def bench(
     suite: Annotated[str, typer.Option(help=", ".join(benchmark.SUITE_NAMES))] = "users",
     device: Device = "auto",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16, tf32, float32, several with commas, or auto")
+        str,
+        typer.Option(
+            help="bfloat16, float16, tf32, float32, float64, several with commas, or auto"
+        ),
     ] = "auto",
     rows: Annotated[list[str] | None, _option("rows by pattern, as 'lm-*'; again for more")] = None,
     against: Annotated[str | None, _option("peers, with commas, or none", ",".join(PEERS))] = None,

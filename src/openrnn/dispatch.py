@@ -45,7 +45,7 @@ class Row:
         return self.passed_over or "could run, comes later in the order of preference"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Every backend's answer to a problem; prints itself."""
 
@@ -59,6 +59,9 @@ class Table:
     @property
     def refused(self) -> dict[str, list[str]]:
         return {row.backend: list(row.reasons) for row in self.rows if row.reasons}
+
+    def __repr__(self) -> str:
+        return f"<openrnn.dispatch.Table: {self.chosen or 'nothing'} runs it>"
 
     def __str__(self) -> str:
         width = max(len(row.backend) for row in self.rows)

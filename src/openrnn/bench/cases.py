@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from openrnn.cells import lookup
@@ -9,6 +10,8 @@ from openrnn.spec import Spec
 
 MODES = ("forward", "training")
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+MANY, NEAR = 40, 5  # names that a message lists; of more the nearest
 
 # what a CPU run is cut to: multiplications of one forward pass, and the fewest steps of a cut row
 PRODUCTS, FEWEST = 2e9, 16
@@ -105,8 +108,11 @@ def select(rows: Sequence[Row], globs: Sequence[str]) -> list[Row]:
     """
     for glob in globs:
         if not any(fnmatchcase(row.name, glob) for row in rows):
-            names = ", ".join(row.name for row in rows)
-            raise ValueError(f"no row matches {glob!r}; there are: {names}")
+            names = list(dict.fromkeys(row.name for row in rows))
+            near = get_close_matches(glob, names, NEAR) if len(names) > MANY else names
+            there = f"there are: {', '.join(near)}" if near else "none has a name like it"
+            there += f", and {len(names) - len(near)} others" if near and near != names else ""
+            raise ValueError(f"no row matches {glob!r}; {there}")
     return [row for row in rows if not globs or _matches(row.name, globs)]
 
 

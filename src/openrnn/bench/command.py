@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page, profile, report
-from openrnn.bench.cases import Row, select, sized
+from openrnn.bench.cases import CUT, Row, select, sized
 from openrnn.bench.compare import as_baseline
 from openrnn.bench.engines import engines_of
 from openrnn.bench.interrupt import INTERRUPTED
@@ -79,6 +79,9 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
     screen = Console(stderr=True, highlight=False)
     writer = Writer(options.json, about)
     code = 0
+    told = _cut(options, device)
+    if told:
+        screen.print(told, markup=False, soft_wrap=True)
     try:
         session.run(todo, writer, screen)
         if options.baseline and session.ended is None:
@@ -101,6 +104,18 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
         screen.print(session.ended, markup=False, soft_wrap=True)
         code = code or (0 if session.planned else 1)
     return code
+
+
+def _cut(options: Options, device: str) -> str:
+    """What of the rows asked for is cut to the device's size; nothing where none is."""
+    asked = select(rows_of(options.suite), options.rows)
+    kept = sized(asked, device)
+    changed = sum(row not in asked for row in kept)
+    if not changed and len(kept) == len(asked):
+        return ""
+    left = len(asked) - len(kept)
+    alike = f", {left} more became like another one and are left out" if left else ""
+    return f"{changed} of {len(asked)} rows are cut to size{alike}: {CUT}"
 
 
 OPTIONS = ("seconds", "against", "backend")  # those by which a file's results are what they are

@@ -12,7 +12,7 @@ BETWEEN = 0.05
 NOISE = (
     f"noise: up to {100 * BETWEEN:.0f}%, from run to run, or {ERRORS} standard errors of the ratio"
 )
-DRIFT = "ours alone are told, each over the median by which its row's peers moved"
+DRIFT = "ours alone are told, where they moved more than their row's peers, whose machine it is too"
 MINE = (OURS, GRAPHED)
 ALIKE = ("device", "name", "threads", "torch", "cudnn", "driver_version")
 
@@ -28,16 +28,24 @@ class Moved:
     @property
     def ratio(self) -> float:
         """Above 1 it became faster."""
-        return (self.before.us or 0.0) / (self.now.us or 1.0) / self.drift
+        return (self.before.us or 0.0) / (self.now.us or 1.0)
 
     @property
     def beyond(self) -> bool:
-        """Whether that is more than noise."""
+        """Whether that is more than noise, as it stands and beside what its peers did."""
+        alone, beside = self._noticed(1.0), self._noticed(self.drift)
+        return alone == beside != 0
+
+    def _noticed(self, drift: float) -> int:
+        """1 where it became faster than by this factor, beyond noise, -1 where slower, else 0."""
         us, low, high = (
-            (t or 0.0) / self.drift for t in (self.before.us, self.before.low, self.before.high)
+            (t or 0.0) / drift for t in (self.before.us, self.before.low, self.before.high)
         )
+        ratio = self.ratio / drift
         scaled = replace(self.before, us=us, low=low, high=high)
-        return abs(self.ratio - 1) > BETWEEN and not same(scaled, self.now)
+        if abs(ratio - 1) <= BETWEEN or same(scaled, self.now):
+            return 0
+        return 1 if ratio > 1 else -1
 
 
 def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tuple[list[Moved], int]:

@@ -66,7 +66,8 @@ def execute(
                 for model in MODELS:
                     if (job.name, model, count) in done:
                         continue
-                    screen.print(f"{job.name}, {model}, {count} GPUs: {minutes:g} minutes")
+                    where = f"{count} GPU{'s' * (count > 1)}" if count else "the CPU"
+                    screen.print(f"{job.name}, {model}, {where}: {minutes:g} minutes")
                     run = train(job, model, device, count, minutes)
                     writer.add([run])
                     found.append(run)

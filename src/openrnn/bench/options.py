@@ -55,6 +55,8 @@ def check(options: Options) -> None:
     dispatch.check_name(options.backend)
     if not options.seconds > 0:
         raise ValueError(f"seconds must be positive, got {options.seconds}")
+    if options.minutes is not None and not options.minutes >= 0:
+        raise ValueError(f"minutes must be 0 or more, got {options.minutes}")
     if options.charts or options.page:
         charts.need()
     if options.page and not options.show:

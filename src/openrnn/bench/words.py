@@ -169,6 +169,8 @@ def losses_title(lines: Sequence[Line]) -> str:
     """How many ratios are losses, and how many disturbed ones may be."""
     lost, disturbed = len(judged(lines, "loss")), len(judged(lines, "disturbed"))
     title = f"Losses, {lost}, the worst first" if lost else "No loss"
+    if not any(judged(lines, verdict) for verdict in ("win", "tie", "loss")):
+        title = "Nothing to compare"
     return f"{title}; {disturbed} disturbed, not counted" if disturbed else title
 
 

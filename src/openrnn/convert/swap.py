@@ -41,7 +41,7 @@ class Row:
     note: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conversion:
     """What `convert` did; prints itself as a table.
 
@@ -64,13 +64,18 @@ class Conversion:
         back = "torch" if self.to == "openrnn" else "openrnn"
         return _convert(self.model, back, {}, {id(module): had for module, had in self._swapped})
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<openrnn.convert.Conversion: {self._title()}>"
+
+    def _title(self) -> str:
         count = sum(row.swapped for row in self.rows)
-        title = f"{count} of {len(self.rows)} recurrent modules turned into those of {self.to}"
+        return f"{count} of {len(self.rows)} recurrent modules turned into those of {self.to}"
+
+    def __str__(self) -> str:
         cells = [(row.path or "(the model itself)", row.kind, row.note) for row in self.rows]
         widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
         lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
-        return "\n".join([title, *lines])
+        return "\n".join([self._title(), *lines])
 
 
 def convert(
