@@ -225,14 +225,14 @@ def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
 def test_a_folder_that_cannot_be_written_costs_only_time(folder):
     source = 'extern "C" __global__ void k() {}'
     folder.write_bytes(b"a file where the folder should be")
-    assert nvrtc.binary(source, "k", "sm_90", "title", folder).code
-    assert nvrtc.binary(source, "k", "sm_90", "title", folder / "below").code
+    assert nvrtc.binary(nvrtc.Wanted(source, "k", "sm_90", "title", folder)).code
+    assert nvrtc.binary(nvrtc.Wanted(source, "k", "sm_90", "title", folder / "below")).code
 
 
 @compiles
 def test_an_error_shows_cell_options_and_log(tmp_path):
     with pytest.raises(nvrtc.CompileError, match=r"(?s)my kernel .*sm_90.*c\+\+17.*nonsense"):
-        nvrtc.binary("nonsense", "k", "sm_90", "my kernel", tmp_path)
+        nvrtc.binary(nvrtc.Wanted("nonsense", "k", "sm_90", "my kernel", tmp_path))
 
 
 def test_the_source_keeps_names():

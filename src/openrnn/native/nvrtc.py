@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,15 +84,8 @@ def _version() -> str:
     return f"{major}.{minor}"
 
 
-def binary(
-    source: str,
-    name: str,
-    arch: str,
-    title: str,
-    folder: Path,
-    macros: tuple[tuple[str, int], ...] = (),
-) -> Binary:
-    """The kernel `name` of a source, from the cache or compiled.
+class Wanted(NamedTuple):
+    """A kernel to be made.
 
     Args:
         source: CUDA C++ without includes.
@@ -100,13 +93,28 @@ def binary(
         arch: such as `sm_90`.
         title: what the kernel is, for messages and file names.
         folder: where binaries are kept.
-        macros: defined before the source.
     """
-    source = _defined(source, macros)
-    path = _place(source, name, arch, title, folder)
-    found = _read(path, name, arch)
+
+    source: str
+    name: str
+    arch: str
+    title: str
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """Where its binary is kept."""
+        words = "\n".join((FORMAT, self.source, self.name, self.arch, *OPTIONS, _version()))
+        digest = hashlib.sha256(words.encode()).hexdigest()
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', self.title)}-{digest[:24]}"
+
+
+def binary(wanted: Wanted) -> Binary:
+    """The kernel, from the cache or compiled."""
+    path = wanted.path
+    found = _read(path, wanted.name, wanted.arch)
     if found is None:
-        found = _compile(source, name, arch, title)
+        found = _compile(wanted)
         _write(path, found)
     return found
 
@@ -114,28 +122,6 @@ def binary(
 def prepare() -> None:
     """Imports the compiler, which several threads must not do at a time."""
     from cuda.core import Program, ProgramOptions  # noqa: F401
-
-
-def kept(
-    source: str,
-    name: str,
-    arch: str,
-    title: str,
-    folder: Path,
-    macros: tuple[tuple[str, int], ...] = (),
-) -> bool:
-    """Whether `binary` would find this in the cache."""
-    return _place(_defined(source, macros), name, arch, title, folder).exists()
-
-
-def _defined(source: str, macros: tuple[tuple[str, int], ...]) -> str:
-    return "".join(f"#define {macro} {value}\n" for macro, value in macros) + source
-
-
-def _place(source: str, name: str, arch: str, title: str, folder: Path) -> Path:
-    words = "\n".join((FORMAT, source, name, arch, *OPTIONS, _version()))
-    digest = hashlib.sha256(words.encode()).hexdigest()
-    return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', title)}-{digest[:24]}"
 
 
 def _read(path: Path, name: str, arch: str) -> Binary | None:
@@ -157,19 +143,19 @@ def _write(path: Path, made: Binary) -> None:
         write_whole(path, hashlib.sha256(body).digest() + body)
 
 
-def _compile(source: str, name: str, arch: str, title: str) -> Binary:
+def _compile(wanted: Wanted) -> Binary:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = ProgramOptions(arch=arch, std=STANDARD)
+    options = ProgramOptions(arch=wanted.arch, std=STANDARD)
     try:
-        code = Program(source, "c++", options).compile("cubin", logs=log).code
+        code = Program(wanted.source, "c++", options).compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(
-            f"{title} does not compile for {arch} ({' '.join(OPTIONS)}, NVRTC {_version()}):\n"
-            f"{error}\n{log.getvalue()}"
+            f"{wanted.title} does not compile for {wanted.arch} "
+            f"({' '.join(OPTIONS)}, NVRTC {_version()}):\n{error}\n{log.getvalue()}"
         ) from error
-    return Binary(name, arch, bytes(code), _resources(bytes(code)))
+    return Binary(wanted.name, wanted.arch, bytes(code), _resources(bytes(code)))
 
 
 # attributes in a cubin's section .nv.info: symbol and value, 4 bytes each, behind a 4-byte head

@@ -33,18 +33,18 @@ TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
 TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
-def _asked(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> tuple[Any, ...]:
+def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> nvrtc.Wanted:
     """A kernel as `nvrtc` is asked for it."""
-    source = cuda.source(cell, dtype, how)
-    macros = (("PATIENCE", patience),) if patience else ()
+    head = f"#define PATIENCE {patience}\n" if patience else ""
     title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
-    return source, how.kind, arch, title, build.folder() / "cubins", macros
+    source = head + cuda.source(cell, dtype, how)
+    return nvrtc.Wanted(source, how.kind, arch, title, build.folder() / "cubins")
 
 
 @lru_cache(maxsize=4096)
 def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
     """A compiled kernel."""
-    return nvrtc.binary(*_asked(cell, dtype, how, arch, patience))
+    return nvrtc.binary(_wanted(cell, dtype, how, arch, patience))
 
 
 def unspilled(
@@ -66,7 +66,7 @@ def unspilled(
     def made_of(tried: How) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, patience)
 
-    while tries and nvrtc.kept(*_asked(cell, dtype, tries[0], arch, patience)):
+    while tries and _wanted(cell, dtype, tries[0], arch, patience).path.exists():
         tried = tries.pop(0)
         if not (made := made_of(tried)).resources.spilled:
             return made, tried
@@ -180,7 +180,7 @@ def launch(
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
     """A compiled kernel that no cell changes: a name is that of its file in `kernels/`."""
     source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
-    return nvrtc.binary(source, name, arch, f"{name}-{dtype}", folder)
+    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}", folder))
 
 
 @lru_cache(maxsize=256)
