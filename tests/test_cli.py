@@ -123,6 +123,8 @@ def test_a_run_is_not_overwritten(trained, folder, tmp_path, capsys):
     before = checkpoint.path_in(out).read_bytes()
     says = fails(capsys, "train", *TINY, "--steps", 3, "--corpus", folder, "--out", out)
     assert f"--resume {out}" in says
+    words = ("--cell", "mine.py", "--corpus", folder, "--out", out)
+    assert "path.py:name" in fails(capsys, "train", *words)  # told before the folder's
     train = ["train", "--quiet", "--resume", str(out), "--steps"]
     assert cli.main([*train, "7", "--out", str(tmp_path / "b")]) == 0
     assert checkpoint.path_in(out).read_bytes() == before
@@ -294,6 +296,8 @@ def test_explain_asks_a_single_backend(capsys):
     ("arguments", "says"),
     [
         ("--cell foo", "no cell 'foo'"),
+        ("--cell mine.py", "a cell of a file is asked for as path.py:name, got mine.py"),
+        ("--clip -1", "cell_clip must not be negative, got -1.0"),
         ("--hidden 0", "hidden_size must be greater than zero, got 0"),
         ("--cell gru --clip 1", "cell_clip needs a cell that clips a state, gru has none"),
         ("--proj 9 --hidden 8", "proj_size must be 0 (none) or smaller"),

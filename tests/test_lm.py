@@ -108,6 +108,7 @@ def test_of_a_single_file_the_end_is_held_out(tmp_path):
     data = bytes(range(256)) * 4
     (tmp_path / "one").write_bytes(data)
     found = corpus.read(str(tmp_path / "one"))
+    assert found.files == 1
     assert files_of(found.train) + files_of(found.held_out) == [data[:973], data[973:]]
 
 

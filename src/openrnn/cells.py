@@ -290,6 +290,8 @@ def bounds(clip: Any) -> tuple[float, float] | None:
     if clip is None:
         return None
     symmetric = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+    if symmetric and clip < 0:
+        raise ValueError(f"cell_clip must not be negative, got {clip}")
     ends = (-float(clip), float(clip)) if symmetric else clip
     pair = isinstance(ends, tuple | list) and len(ends) == 2
     if not pair or not all(isinstance(end, numbers.Real) for end in ends):

@@ -51,6 +51,7 @@ class Corpus:
     train: Part
     held_out: Part
     fingerprint: str
+    files: int
 
 
 def read(path: str | None) -> Corpus:
@@ -129,7 +130,7 @@ def _split(blobs: list[tuple[str, bytes]]) -> Corpus:
         )
     else:
         train, held_out = _join(kept), _join(held)
-    return Corpus(train, held_out, _fingerprint(train, held_out))
+    return Corpus(train, held_out, _fingerprint(train, held_out), len(blobs))
 
 
 def _join(blobs: list[bytes]) -> Part:

@@ -53,10 +53,10 @@ def execute(job: Job) -> int:
             else:
                 snapshot = checkpoint.read(checkpoint.path_in(job.resume))
                 config = Config.parse(snapshot[1].get("config")).resumed(job.given)
-            path = _claim(job)
             workers = stack.enter_context(join(config.device))
             run = Run(config, read(config.corpus), workers)
             stack.callback(run.release)
+            path = _claim(job)  # last: what is wrong beside a folder in use is told first
         if snapshot is not None:
             run.restore(*snapshot)
         number, scores = _train(job, run, path)
@@ -111,12 +111,11 @@ def _train(job: Job, run: Run, path: Path) -> tuple[int, evaluate.Scores | None]
 def _head(run: Run) -> str:
     config, corpus = run.config, run.corpus
     size = sum(parameter.numel() for parameter in run.model.parameters())
-    files = len(corpus.train.starts) + len(corpus.held_out.starts)
     return (
         f"{config.cell}, {config.layers} x {config.hidden}, {size:,} parameters, "
         f"{chosen(run)} backend on {run.workers.device.type}; "
         f"{len(corpus.train.data):,} bytes to train on, {len(corpus.held_out.data):,} held out, "
-        f"{files:,} files"
+        f"{corpus.files:,} file{'s' * (corpus.files != 1)}"
     )
 
 

@@ -134,6 +134,8 @@ def find(cell: str) -> Cell:
         CellError: there is no such cell, or its file fails.
     """
     if not own_cell(cell):
+        if cell.endswith(".py"):
+            raise CellError(f"a cell of a file is asked for as path.py:name, got {cell}")
         return cells.lookup(cell)
     file, _, name = cell.rpartition(":")
     if not Path(file).is_file():
