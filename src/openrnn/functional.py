@@ -119,7 +119,7 @@ def recurrent(
     generated, compiling = drops and generator is not None, torch.compiler.is_compiling()
     if compiling:
         name = _choose_in_graph(*asked, False, generated, None)
-        how = op.How(spec.text, name, grad, drops, return_states, op.AS_SET)
+        how = op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
         how = _choose(*asked, _transformed(), generated, _size_class(x), precision)

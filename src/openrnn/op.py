@@ -44,7 +44,7 @@ class How(NamedTuple):
     grad: bool
     training: bool
     return_states: bool
-    precision: str  # of float32 products, for backward that of its forward
+    precision: str = AS_SET  # of float32 products, for backward that of its forward
 
     def recorded(self) -> "How":
         """As a graph records it, which serves whatever precision is set when it runs."""

@@ -110,10 +110,9 @@ def _cut(options: Options, device: str) -> str:
     """What of the rows asked for is cut to the device's size; nothing where none is."""
     asked = select(rows_of(options.suite), options.rows)
     kept = sized(asked, device)
-    changed = sum(row not in asked for row in kept)
-    if not changed and len(kept) == len(asked):
+    changed, left = len(set(kept) - set(asked)), len(asked) - len(kept)
+    if not changed and not left:
         return ""
-    left = len(asked) - len(kept)
     alike = f", {left} more became like another one and are left out" if left else ""
     return f"{changed} of {len(asked)} rows are cut to size{alike}: {CUT}"
 

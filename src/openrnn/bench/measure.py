@@ -1,6 +1,6 @@
 """One row: every engine checked, then timed in turn with the others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -79,13 +79,13 @@ def _checked(engine: Engine, task: Task, part: Task, judge: Judge) -> _Entry:
         entry.settle(row.modes, blank, "refused", refusal)
         return entry
     try:
-        if part is task:
-            for ready in engine.candidates(task):
-                _compare(entry, ready, ready, judge, blank)
-        else:
-            ways = zip(engine.candidates(part), engine.candidates(task), strict=True)
-            for small, large in ways:
-                _compare(entry, small, large, judge, blank)
+        # of a task that is compared whole there is one set of ways: a second would take memory
+        smalls = engine.candidates(part)
+        ways: Iterable[tuple[Ready, Ready]] = ((one, one) for one in smalls)
+        if part is not task:
+            ways = zip(smalls, engine.candidates(task), strict=True)
+        for small, large in ways:
+            _compare(entry, small, large, judge, blank)
     except Exception as error:
         modes = [mode for mode in row.modes if not entry.ready.get(mode)]
         entry.settle(modes, blank, "failed", reason_of(error))

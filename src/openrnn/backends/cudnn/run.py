@@ -95,8 +95,8 @@ class Plan:
     """
 
     __slots__ = (
-        "elsewhere", "handle", "kept", "kind", "layout", "network", "reserve", "reserve_like",
-        "shapes", "states_like", "weights", "width", "work", "work_like", "y_like",
+        "handle", "here", "kept", "kind", "layout", "network", "reserve", "reserve_like", "shapes",
+        "states_like", "weights", "width", "work", "work_like", "y_like",
     )  # fmt: skip
 
     def __init__(
@@ -116,11 +116,11 @@ class Plan:
         bare = kind.spec.with_(algorithm="auto", precision="default", reset_dropout_state=False)
         kind = kind._replace(spec=bare)
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
-        self.elsewhere: On | None = None  # inside `with`, where another device was current
+        self.here = On(handle.device)  # made once: at T = 1 another object a call is felt
         spec = kind.spec
         self.width = spec.directions * spec.output_size
         self.weights = size(spec) * kind.dtype.itemsize
-        with On(handle.device):
+        with self.here:
             self.network = network(handle, kind, states)
             host = _full(steps, batch) if host is None else host
             self.shapes = Shapes(handle.library, kind, layout, steps, batch, host)
@@ -143,16 +143,11 @@ class Plan:
         )
 
     def __enter__(self) -> "Plan":
-        # asked here: at T = 1 one more object with a `with` of its own is felt
-        if torch._C._cuda_getDevice() != self.handle.device:
-            self.elsewhere = On(self.handle.device)
-            self.elsewhere.__enter__()
+        self.here.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.elsewhere is not None:
-            self.elsewhere.__exit__(None, None, None)
-            self.elsewhere = None
+        self.here.__exit__(*error)
         if not self.kept:
             self.shapes.close()
 

@@ -77,7 +77,6 @@ class Run:
         self.w_hh: Tensor = w_hh
         unit = [vector for vector in vectors if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
-        self._forward_weights: tuple[Tensor, Tensor | None] | None = None
         self.reset = None if call.reset is None else call.reset.contiguous()
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
@@ -132,20 +131,15 @@ class Run:
         size = (len(self.chain.nulls), self.batch, self.chain.hidden)
         return self.w_hh.new_empty(size, dtype=torch.float32)
 
+    @cached_property
     def _weights(self) -> tuple[Tensor, Tensor | None]:
         """R (G, units, units) and the input matrix (G*units, I) as forward reads them."""
-        found = self._forward_weights
-        if found is None:
-            chain, weight = self.chain, self.w_ih
-            if chain.exact:
-                found = whole(self.w_hh), weight
-            else:
-                matrix = chain.arranged(self.w_hh, chain.plain, False, True)
-                if weight is not None:
-                    weight = chain.arranged(weight, chain.plain, False, False)
-                found = matrix, weight
-            self._forward_weights = found
-        return found
+        chain, weight = self.chain, self.w_ih
+        if chain.exact:
+            return whole(self.w_hh), weight
+        if weight is not None:
+            weight = chain.arranged(weight, chain.plain, False, False)
+        return chain.arranged(self.w_hh, chain.plain, False, True), weight
 
     @cached_property
     def input_by_planes(self) -> Tensor:
@@ -222,7 +216,7 @@ class Run:
         call, chain, hidden = self.call, self.chain, self.chain.hidden
         flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
         kernel, how = chain.forward(self.batch, flags)
-        matrix, weight = self._weights()
+        matrix, weight = self._weights
         left, gate = self._left(x, weight)
         start, target = self.direction * hidden, y
         if not chain.exact:
