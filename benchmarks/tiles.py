@@ -7,12 +7,14 @@ looked at: tests/test_fused_gpu.py does that. What the models in `backends/fused
 
 import argparse
 import json
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from itertools import product
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openrnn import cells
-from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused import kernels, measured, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
 from openrnn.codegen.tiles import Tiles
@@ -43,14 +45,25 @@ class Job(NamedTuple):
 
 
 def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[Job]:
-    """The plan's first kernels, two at most of the same exchange; with what training keeps."""
+    """The plan's first kernels, grids and others, that its model takes for half as fast or more.
+
+    Two at most are of the same exchange; with what training keeps.
+    """
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     rank: Callable[..., tuple[Tiles, ...]] = KINDS[kind]
-    for how in rank(trace(getattr(cells, job.cell)), job.dtype, hidden, batch, job.capability):
-        key = (how.cluster, how.clusters, how.tiles, how.flight)
-        if seen[key] < 2 and len(found) < most:
+    cell, limits = trace(getattr(cells, job.cell)), Limits.of(job.capability)
+    batch = -(-batch // 8) * 8  # as the backend asks
+    ranked = rank(cell, job.dtype, hidden, batch, job.capability)
+    times = {how: plan.time_of(cell, job.dtype, how, batch, limits) for how in ranked}
+    for how in ranked:
+        if times[how] > 2 * min(times.values()):
+            continue
+        key = (how.cluster, how.clusters, how.tiles, how.flight, how.wgmma)
+        grid = (how.clusters > 1,)
+        if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
+            seen[grid] += 1
             on = {"keep": True} if kind == "forward" else {}
             found.append(job._replace(how=replace(how, **on)))
     return found
@@ -120,7 +133,26 @@ def timed(job: Job, batch: int) -> float | None:
 def said(how: Tiles) -> str:
     """Tiles in a few letters: clusters x blocks, warps, tiles, turns, pieces in registers."""
     grid = f"{how.clusters}x" if how.clusters > 1 else ""
-    return f"{grid}{how.cluster} w{how.warps} t{how.tiles} f{how.flight} r{how.resident}"
+    kind = " wgmma" if how.wgmma else ""
+    return f"{grid}{how.cluster} w{how.warps} t{how.tiles} f{how.flight} r{how.resident}{kind}"
+
+
+def lines_of(paths: Sequence[Path]) -> str:
+    """The lines of `backends/fused/measured.csv`, from what `--json` wrote; later files win."""
+    best: dict[tuple[str, int, int, int, int], tuple[float, dict[str, int]]] = {}
+    for path in paths:
+        here: dict[tuple[str, int, int, int, int], tuple[float, dict[str, int]]] = {}
+        for row in json.loads(path.read_text())["rows"]:
+            how, gates = row["how"], len(trace(getattr(cells, row["cell"])).gates)
+            size = tiles.SIZES[row["dtype"]]
+            key = row["kind"], gates, size, how["units"], -(-row["B"] // 8)
+            here[key] = min(here.get(key, (math.inf, {})), (row["us"], how), key=itemgetter(0))
+        best |= here
+    lines = [",".join((*measured.SIZE, *measured.SHAPE, "us"))]
+    for key, (time, how) in sorted(best.items()):
+        shape = (int(how.get(name, 1)) for name in measured.SHAPE)
+        lines.append(",".join(map(str, (*key, *shape, f"{time:.2f}"))))
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -130,9 +162,16 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=tiles.SIZES)
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256, 512, 1024])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--most", type=int, default=8, help="kernels of a row")
+    parser.add_argument(
+        "--most", type=int, default=8, help="kernels of a row, grids and others each"
+    )
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", metavar="JSON",
+                        help="print measured.csv by these files, and time nothing")  # fmt: skip
     asked = parser.parse_args()
+    if asked.table:
+        print(lines_of(asked.table), end="")
+        return
     if not torch.cuda.is_available():
         raise SystemExit("kernels are timed on a CUDA device, and torch finds none")
     capability = torch.cuda.get_device_capability()

@@ -12,7 +12,7 @@ from cases import CELLS
 
 import openrnn
 from openrnn import cells, codegen
-from openrnn.backends.fused import Fused, kernels, plan
+from openrnn.backends.fused import Fused, kernels, measured, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
 from openrnn.codegen.trace import trace
@@ -124,6 +124,38 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             assert max(counts) <= how.per
 
 
+MEASURED = {4: cells.lstm, 3: cells.gru, 1: cells.rnn_tanh}  # by gates
+WHOLE = (9, 0), 132  # the device that was measured
+
+
+@pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
+def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
+    kind, gates, width, units = size
+    dtype = {2: "float16", 4: "float32"}[width]
+    rank = plan.forward if kind == "forward" else plan.backward
+    rows = measured.table()[size]
+    for number, shape in rows:
+        found = rank(trace(MEASURED[gates]), dtype, units, 8 * number, *WHOLE)
+        assert measured.shape_of(found[0]) == shape
+        assert measured.shape_of(found[1]) != shape
+    between = rank(trace(MEASURED[gates]), dtype, units, 8 * rows[-1][0] - 15, *WHOLE)
+    assert measured.shape_of(between[0]) == rows[-1][1]
+
+
+def test_other_devices_and_sizes_have_the_model(monkeypatch):
+    cell = trace(cells.lstm)
+    asked = [((9, 0), 132, 512), ((9, 0), 114, 512), ((10, 0), None, 512), ((9, 0), 132, 520)]
+
+    def found():
+        plan.forward.cache_clear()
+        return [plan.forward(cell, "float16", h, 64, *device)[0] for *device, h in asked]
+
+    here = found()
+    monkeypatch.setattr(measured, "table", dict)
+    assert [a == b for a, b in zip(here, found())] == [False, True, True, True]
+    plan.forward.cache_clear()
+
+
 def test_a_slice_of_a_device_gets_smaller_grids():
     cell = trace(cells.lstm)
     for processors in (132, 114, 66):
@@ -152,8 +184,9 @@ def test_what_fits_nowhere_is_refused():
 def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
     """On idle cores more is compiled than is wanted; from the cache nothing is."""
     cell, limits = trace(cells.lstm), Limits.of((9, 0))
-    how = replace(plan.forward(cell, "bfloat16", 1024, 128, (9, 0), 132)[0], keep=True)
-    asked = cell, "bfloat16", how, "sm_90", limits.shared
+    # more of R in registers than there are
+    how = tiles.GridForward(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, keep=True)
+    asked = cell, "bfloat16", how, "sm_90a", limits.shared
     found, pools = [], []
 
     class Pool(ThreadPoolExecutor):
@@ -183,16 +216,16 @@ def test_threads_do_not_race_for_the_compiler_s_import():
     """In a process whose first kernel is compiled among others."""
     words = """
 import pathlib, tempfile
-from dataclasses import replace
 from openrnn import cells
-from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused import kernels
+from openrnn.codegen import tiles
 from openrnn.codegen.trace import trace
 with tempfile.TemporaryDirectory() as place:
     kernels.build.folder = lambda: pathlib.Path(place)
     kernels.usable_cores, kernels.TOGETHER = lambda: 32, 6
-    how = plan.forward(trace(cells.lstm), "bfloat16", 1024, 128, (9, 0), 132)[0]
-    asked = replace(how, keep=True)  # the second try is wanted, the first spills
-    assert kernels.unspilled(trace(cells.lstm), "bfloat16", asked, "sm_90", 232448)
+    # the first try spills
+    how = tiles.GridForward(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, keep=True)
+    assert kernels.unspilled(trace(cells.lstm), "bfloat16", how, "sm_90a", 232448)
 """
     done = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, text=True, check=False

@@ -9,6 +9,7 @@ import openrnn
 from openrnn import cells, dispatch
 from openrnn.backends.fused import kernels, plan
 from openrnn.backends.fused.chain import chain
+from openrnn.codegen.trace import trace
 
 pytestmark = pytest.mark.gpu
 
@@ -55,29 +56,42 @@ def test_sizes(cell, hidden, batch, steps, dtype):
         assert torch.equal(have, again)
 
 
-@pytest.fixture
-def grids(monkeypatch):
-    """Only kernels whose clusters share R through L2, whatever the size."""
+FAMILIES = {
+    "grid": lambda how: how.clusters > 1 and not how.wgmma,
+    "wgmma": lambda how: how.clusters == 1 and how.wgmma,
+    "wgmma-grid": lambda how: how.clusters > 1 and how.wgmma,
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(monkeypatch, request):
+    """Only such kernels, whatever the size: many tiles, or a large R, are what they are for."""
+    if "wgmma" in request.param and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
 
     def forget():
         kernels._kernel.cache_clear()
         chain.cache_clear()
 
     def only(rank, *asked):
-        return tuple(how for how in rank(*asked) if how.clusters > 1)
+        return tuple(filter(FAMILIES[request.param], rank(*asked)))
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))
     forget()
-    yield
+    yield request.param
     forget()
 
 
 @pytest.mark.parametrize("dtype", FAIR, ids=str)
-@pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (200, 17), (333, 130)])
+@pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (72, 41), (200, 17), (333, 130)])
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
-def test_a_grid_with_lengths_resets_and_states(grids, cell, hidden, batch, dtype):
+def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
     """What test_backends asks of small sizes, which clusters and single blocks run there."""
+    kinds = plan.forward, plan.backward
+    name = str(dtype).removeprefix("torch.")
+    if not all(kind(trace(cell), name, hidden, batch, (9, 0), 132) for kind in kinds):
+        pytest.skip("no such kernel holds this size")
     net = layer(cell, hidden, dtype, bidirectional=True)
     exact = openrnn.Recurrent(cell, 24, hidden, bidirectional=True, backend="reference").cuda()
     exact.load_state_dict(net.state_dict())

@@ -38,6 +38,7 @@ class Tiles(ABC):
         per: groups of 8 units, see each kind.
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
         resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
+        wgmma: four warps multiply together.
         lengths, reset, every: what the kernel knows to do.
     """
 
@@ -49,6 +50,7 @@ class Tiles(ABC):
     flight: int
     resident: int
     stages: int = 4
+    wgmma: bool = False
     lengths: bool = False
     reset: bool = False
     every: bool = False

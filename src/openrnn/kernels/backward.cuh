@@ -63,25 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     open_mailboxes<FLIGHT * 2>(mailboxes, letter);
     if (LENGTHS) steps = lengths[order[first_row]];
 
-    // R^T as A operands: rows are units of the whole layer, K this block's gates
-    Matrix matrix;
-    unsigned char* const others = shared + AT_WEIGHTS + warp * MATRIX_BYTES + lane * 16;
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-            uint4 half[2] = {};
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int group = (warp * MMA_ROWS + m) * 2 + h;
-                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = first_group * 8 + k % OWN;
-                if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
-                    half[h] = *reinterpret_cast<const uint4*>(
-                        weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
-            }
-            hold(matrix, others, m, s, half[0], half[1]);
-        }
-
     // a slot is a group of this block in one tile: two cells a lane
     struct Slot { int group, tile; bool mine; };
     auto slot_of = [&](int s) {
@@ -160,6 +141,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
         commit_copies();
     };
+    // R^T as A operands: rows are units of the whole layer, K this block's gates
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            uint4 half[2] = {};
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int group = (warp * MMA_ROWS + m) * 2 + h;
+                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = first_group * 8 + k % OWN;
+                if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
+                    half[h] = *reinterpret_cast<const uint4*>(
+                        weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
+            }
+            hold(matrix, others, m, s, half[0], half[1]);
+        }
+
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll
@@ -295,10 +295,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             }
             __syncthreads();
             // dh = R^T dr, this block's part of all units; nobody waits for warps without units
-            if (CLUSTER > 1 && warp * MMA_ROWS * 2 >= GROUPS) continue;
+            if (CLUSTER > 1 && !WGMMA && warp * MMA_ROWS * 2 >= GROUPS) continue;
             Sums sums_of_rows = {};
             product(sums_of_rows, matrix, others,
-                    shared + AT_GATES + f * GATE_ROWS + place_of(of4, 0, of8));
+                    shared + AT_GATES + f * GATE_ROWS + start_of(of4, of8));
             // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {

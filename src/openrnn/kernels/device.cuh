@@ -283,6 +283,11 @@ INLINE void await_cluster() {
                      : "memory");
 }
 
+// the four warps of a warpgroup have come here
+INLINE void await_warpgroup(int number) {
+    asm volatile("barrier.sync %0, 128;" ::"r"(number + 1) : "memory");
+}
+
 // one thread says how many bytes the next letter has
 INLINE void expect(word mailbox, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mailbox),

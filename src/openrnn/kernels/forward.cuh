@@ -92,25 +92,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
     }
 
-    // R as the A operands of this warp: the first RESIDENT slices of K in registers
-    Matrix matrix;
-    unsigned char* const others = shared + AT_WEIGHTS + warp * MATRIX_BYTES + lane * 16;
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-            uint4 half[2] = {};
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
-                const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
-                if (j < PER_WARP && group < end_group && k < UNITS)
-                    half[h] = *reinterpret_cast<const uint4*>(
-                        weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
-            }
-            hold(matrix, others, m, s, half[0], half[1]);
-        }
-
     float from_x[PER_WARP][GATES], from_r[PER_WARP][GATES], vector[PER_WARP][VECTORS + 1];
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j) {
@@ -196,6 +177,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         commit_copies();
     };
+    // R as the A operands of this warp: the first RESIDENT slices of K in registers
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            uint4 half[2] = {};
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
+                const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
+                if (j < PER_WARP && group < end_group && k < UNITS)
+                    half[h] = *reinterpret_cast<const uint4*>(
+                        weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
+            }
+            hold(matrix, others, m, s, half[0], half[1]);
+        }
+
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll
@@ -212,8 +212,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     __syncthreads();
 #endif
 
-    // a warp without units sends nothing, so nobody would wait for it to see each letter
-    const int turns = CLUSTER > 1 && first_group >= end_group ? 0 : count;
+    // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
+    // warpgroup multiplies with it, the others of that wait.
+    const bool idle = CLUSTER > 1 && !WGMMA && first_group >= end_group;
+    constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_HERE;
+    const int turns = idle ? 0 : count;
     for (int i = 0; i < turns; ++i) {
         const int t = first + way * i, now = i & 1;
         #pragma unroll
@@ -257,10 +260,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 await(mailboxes + (f * 2 + now) * 8, word((i - 1) >> 1) & 1);
                 if (threadIdx.x == 0) expect(mailboxes + (f * 2 + now) * 8, LETTER);
             }
+            if (UNEVEN) await_warpgroup(warp >> 2);
 #endif
             // r = R h
             product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * HIDDEN_BYTES +
-                                              place_of(of4, 0, of8));
+                                              start_of(of4, of8));
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll

@@ -166,11 +166,11 @@ INLINE void load_matrix(const Place& here, Matrix& matrix, unsigned char* others
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
                               unsigned char* shared, word mailboxes, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
-    if (m_warp * MMA_ROWS * 2 >= here.groups * EACH) return;
+    if (!WGMMA && m_warp * MMA_ROWS * 2 >= here.groups * EACH) return;
     Sums sums = {};
     product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
                                       k_warp * (SLICES * 4 * CHUNK_BYTES) +
-                                      place_of(here.of4, 0, here.of8));
+                                      start_of(here.of4, here.of8));
     const bool odd = here.of4 & 1;
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m) {

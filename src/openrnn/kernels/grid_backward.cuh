@@ -41,10 +41,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     if (LENGTHS) steps = lengths[order[here.first_row]];
     const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
 
-    Matrix matrix;
-    unsigned char* const others = shared + AT_WEIGHTS + here.warp * MATRIX_BYTES + lane * 16;
-    load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
-
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
@@ -109,6 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
         commit_copies();
     };
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
+
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
 #if CLUSTER > 1

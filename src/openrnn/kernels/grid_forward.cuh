@@ -59,11 +59,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         reinterpret_cast<word*>(place)[k % CHUNK] = rounded(__float_as_uint(value));
 #endif
     }
-    Matrix matrix;
-    unsigned char* const others = shared + AT_WEIGHTS + here.warp * MATRIX_BYTES + lane * 16;
-    load_matrix(here, matrix, others, weight,
-                [&](int group, int gate) { return gate * UNITS + group * 8; });
-
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
@@ -143,6 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
         commit_copies();
     };
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    load_matrix(here, matrix, others, weight,
+                [&](int group, int gate) { return gate * UNITS + group * 8; });
+
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
 #if CLUSTER > 1

@@ -72,8 +72,8 @@ def absent() -> str | None:
 
 
 def arch_of(capability: tuple[int, int]) -> str:
-    """The architecture that a compute capability is compiled for."""
-    return f"sm_{capability[0]}{capability[1]}"
+    """The architecture that a compute capability is compiled for; 9.0 with what only it has."""
+    return f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
 
 
 @lru_cache(maxsize=1)

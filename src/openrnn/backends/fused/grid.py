@@ -12,11 +12,14 @@ How = TypeVar("How", GridForward, GridBackward)
 # Cycles of an H200's multiprocessor, fitted to 298 kernels timed alone (median errors 4% and 8%):
 # of a step with its way through L2, what a cluster adds and each doubling of it; then for each mma
 # of a quarter of a multiprocessor, 128 bytes of shared memory, look at L2 a thread, byte that all
-# blocks fetch, byte of sums' parts in shared memory and between blocks, slot of a warp and quarter.
+# blocks fetch, byte of sums' parts in shared memory and between blocks, slot of a warp and quarter;
+# with wgmma, all of it by a factor.
 _FORWARD = {"step": 1909, "cluster": 137, "double": 0, "mma": 0.33, "load": 1.09, "look": 98.7,
-            "l2": 0, "part": 0.057, "byte": 0.039, "slot": 217, "cell": 0}  # fmt: skip
+            "l2": 0, "part": 0.057, "byte": 0.039, "slot": 217, "cell": 0,
+            "wgmma": 1.32}  # fmt: skip
 _BACKWARD = {"step": 903, "cluster": 903, "double": 189, "mma": 1.4, "load": 1.6, "look": 97.6,
-             "l2": 0.00004, "part": 0.056, "byte": 0.056, "slot": 0, "cell": 8.6}  # fmt: skip
+             "l2": 0.00004, "part": 0.056, "byte": 0.056, "slot": 0, "cell": 8.6,
+             "wgmma": 1.28}  # fmt: skip
 
 
 def _splits(groups: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
@@ -39,14 +42,19 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
     for cluster, clusters, per in _splits(units // 8, limits):
         blocks = (per * each + 1) // 2  # of 16 rows
         for k_warps in (1, 2, 4, 8):
-            for m_warps in sorted({-(-blocks // rows) for rows in (1, 2, 3, 4)}):
+            fewest = {-(-blocks // rows) for rows in (1, 2, 3, 4)}
+            for m_warps in sorted(fewest | {-(-warps // 4) * 4 for warps in fewest}):
                 warps = m_warps * k_warps
                 if not 4 <= warps <= 16:
                     continue
-                for tiles in (1, 2, 4, 8):
+                kinds = [(tiles, False) for tiles in (1, 2, 4, 8)]
+                if limits.wgmma and m_warps % 4 == 0:
+                    kinds += [(tiles, True) for tiles in (2, 3, 4, 8)]
+                for tiles, together in kinds:
                     how = kind(
-                        units, cluster, warps, per, tiles, 1, 0, clusters=clusters, k_warps=k_warps
-                    )
+                        units, cluster, warps, per, tiles, 1, 0, clusters=clusters,
+                        k_warps=k_warps, wgmma=together,
+                    )  # fmt: skip
                     if how.feeds_all(cell, dtype):
                         yield from filled(cell, dtype, how, _free(cell, how), limits)
 
@@ -69,7 +77,9 @@ def step_time(
     fetched = min(how.rows, batch) * slices * how.k_warps * 64
     blocks = how.cluster * how.clusters * min(groups, -(-batch // how.rows))
     parts = -(-how.per * how.tiles // how.cluster) * how.cluster * how.k_warps * each * 256
-    loads = how.warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8) + fetched / 32
+    readers = how.warps / 4 if how.wgmma else how.warps  # four that multiply together read once
+    loads = readers * slices * how.tiles * 4 + how.warps * (pieces - how.resident) * 8
+    loads += fetched / 32
     found = (
         cost["step"] + pieces * how.tiles * 2 * quarter * cost["mma"] + loads * cost["load"]
         + fetched / 16 / how.threads * cost["look"] + fetched * blocks * cost["l2"]
@@ -78,4 +88,5 @@ def step_time(
     if how.cluster > 1:
         found += cost["cluster"] + cost["double"] * (how.cluster.bit_length() - 1)
         found += parts * cost["byte"]
+    found *= cost["wgmma"] if how.wgmma else 1
     return found * -(-batch // (how.rows * groups))

@@ -27,11 +27,13 @@ class Limits:
         shared: bytes of shared memory of a block.
         cluster: blocks of the largest cluster.
         places: blocks of a cluster, and how many such clusters may share R.
+        wgmma: four warps may multiply together.
     """
 
     shared: int
     cluster: int
     places: tuple[tuple[int, int], ...]
+    wgmma: bool
 
     @classmethod
     def of(cls, capability: tuple[int, int], processors: int | None = None) -> "Limits":
@@ -40,7 +42,8 @@ class Limits:
         if processors is not None and places:
             whole = places[0][1]
             places = tuple((size, count * processors // whole) for size, count in places)
-        return cls(shared * 1024, _CLUSTER.get(capability[0], 1), places)
+        cluster = _CLUSTER.get(capability[0], 1)
+        return cls(shared * 1024, cluster, places, capability == (9, 0))
 
 
 def resident(cluster: int) -> int:

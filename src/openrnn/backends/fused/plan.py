@@ -1,6 +1,7 @@
 """Which tiles a kernel has: what fits a block and a cluster, and a model of how long a step takes.
 
-Never keyed on T, on B only by the number of tiles. The model's times are cycles of one
+Never keyed on T, on B only by the number of tiles. Of sizes that were measured `measured` knows the
+fastest tiles; for all others the model chooses. Its times are cycles of one
 multiprocessor; what they rest on stands in `docs/kernels.md`.
 """
 
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain, product
 
-from openrnn.backends.fused import grid
+from openrnn.backends.fused import grid, measured
 from openrnn.backends.fused.limits import Limits, filled, registers, resident
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
@@ -17,11 +18,13 @@ from openrnn.codegen.trace import Traced
 # Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
 # takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
 # quarter of a multiprocessor, 128 bytes of shared memory, cell function of two cells a lane and
-# value it reads or gives, byte exchanged, and what float32 functions take more.
+# value it reads or gives, byte exchanged, and what float32 functions take more. Where wgmma is
+# used, all of it by a factor.
 _FORWARD = {"step": 219, "cluster": 249, "double": 13, "chain": 0, "mma": 6.7, "load": 0.67,
-            "cell": 48, "value": 35, "byte": 0.044, "wide": 148}  # fmt: skip
+            "cell": 48, "value": 35, "byte": 0.044, "wide": 148, "wgmma": 1.27}  # fmt: skip
 _BACKWARD = {"step": 392, "cluster": 0, "double": 5, "chain": 5.5, "mma": 5, "load": 1.05,
-             "cell": 120, "value": 32, "byte": 0.068, "wide": 231}  # fmt: skip
+             "cell": 120, "value": 32, "byte": 0.068, "wide": 231, "wgmma": 1.17}  # fmt: skip
+_WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # of one wgmma for each tile of 8 rows, and at least
 HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
 
 
@@ -50,13 +53,26 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
             extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
             free = registers(how.threads) - 62 - sums - extra
             yield from filled(cell, dtype, how, free, limits)
+        if not limits.wgmma:
+            continue
+        for per, tiles in product((1, 2, 3, 4), (2, 3, 4, 8)):
+            warps = -(-here // (4 * per)) * 4
+            # a warpgroup without any units would wait for nobody
+            if warps > 16 or units // 8 // cluster <= (warps - 4) * per:
+                continue
+            how = Forward(units, cluster, warps, per, tiles, 1, 0, wgmma=True)
+            extra = 2 * per * tiles * (len(cell.states) + len(cell.gates) // 2)
+            taken = 62 + 4 * how.mma_rows(cell) * tiles + extra + 8 * per * tiles
+            yield from filled(cell, dtype, how, registers(how.threads) - taken, limits)
 
 
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Backward]:
     """Every backward kernel of a block or cluster that fits."""
     for cluster, here in _clusters(units // 8, limits):
-        for warps, tiles, flight in product((4, 8, 12, 16), (1, 2), (1, 2)):
-            how = Backward(units, cluster, warps, here, tiles, flight, 0)
+        kinds = [(tiles, flight, False) for tiles, flight in product((1, 2), (1, 2))]
+        kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]
+        for warps, (tiles, flight, together) in product((4, 8, 12, 16), kinds):
+            how = Backward(units, cluster, warps, here, tiles, flight, 0, wgmma=together)
             slots = how.slots()
             sums = 4 * how.mma_rows(cell) * tiles
             extra = 2 * slots * (len(kept(cell)) + flight * len(cell.states))
@@ -76,16 +92,21 @@ def cycles(cell: Traced, dtype: str, how: Tiles) -> float:
         cost, cells = _BACKWARD, -(-how.per * how.tiles // how.warps)
         values = len(kept(cell)) + len(planes(cell))
         exchanged = how.cluster * how.per * how.tiles * 256
-    loads = how.warps * (slices * how.tiles * 4 + (pieces - how.resident) * 8)
+    # four warps that multiply together read their operand once
+    readers = how.warps / 4 if how.wgmma else how.warps
+    loads = readers * slices * how.tiles * 4 + how.warps * (pieces - how.resident) * 8
+    products = how.tiles * (cost["chain"] + 2 * quarter * cost["mma"])
+    if how.wgmma:
+        products = 2 * quarter * max(_WGMMA_TILE * how.tiles, _WGMMA_LEAST)
     wide = cost["wide"] if SIZES[dtype] == 4 else 0
     found = (
-        cost["step"] + pieces * how.tiles * (cost["chain"] + 2 * quarter * cost["mma"])
-        + loads * cost["load"] + cells * (quarter * (cost["cell"] + wide) + values * cost["value"])
+        cost["step"] + pieces * products + loads * cost["load"]
+        + cells * (quarter * (cost["cell"] + wide) + values * cost["value"])
     )  # fmt: skip
     if how.cluster > 1:
         found += cost["cluster"] + cost["double"] * (how.cluster.bit_length() - 1)
         found += cost["byte"] * exchanged
-    return found
+    return found * cost["wgmma"] if how.wgmma else found
 
 
 def _together(cell: Traced, dtype: str, how: Tiles) -> int:
@@ -118,13 +139,14 @@ def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None,
 ) -> tuple[Forward, ...]:  # fmt: skip
-    """The forward kernels that fit, fastest by the model first."""
+    """The forward kernels that fit: the fastest if it was measured, then by the model."""
     units, limits = padded(hidden), Limits.of(capability, processors)
-    fitting = chain(
+    fitting: Iterator[Forward] = chain(
         forwards(cell, dtype, units, limits),
         grid.fitting(GridForward, cell, dtype, units, limits),
     )
-    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
+    ranked = sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits))
+    return tuple(measured.fastest_first(ranked, cell, dtype, batch, capability, processors))
 
 
 @lru_cache(maxsize=4096)
@@ -132,10 +154,11 @@ def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None,
 ) -> tuple[Backward, ...]:  # fmt: skip
-    """The backward kernels that fit, fastest by the model first."""
+    """The backward kernels that fit: the fastest if it was measured, then by the model."""
     units, limits = padded(hidden), Limits.of(capability, processors)
-    fitting = chain(
+    fitting: Iterator[Backward] = chain(
         backwards(cell, dtype, units, limits),
         grid.fitting(GridBackward, cell, dtype, units, limits),
     )
-    return tuple(sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits)))
+    ranked = sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits))
+    return tuple(measured.fastest_first(ranked, cell, dtype, batch, capability, processors))
