@@ -7,10 +7,12 @@ import threading
 import pytest
 import torch
 from cases import CELLS
+from torch.nn.functional import pad
 
 import openrnn
+from openrnn import cells
 from openrnn.backends.fused import kernels, ragged
-from openrnn.backends.fused.chain import nibbles, spans
+from openrnn.backends.fused.chain import chain, nibbles, spans
 from openrnn.codegen import cuda
 from openrnn.native import nvrtc
 from openrnn.native.cublaslt import Matrix, multiply
@@ -78,6 +80,26 @@ def test_products_of_every_layout(sizes, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [1, 6, 13, 64])
+def test_products_at_once_write_where_each_belongs(width, dtype):
+    """One left side, several right ones, and results with room between them."""
+    rows, inner, count, apart = 37, 19, 4, width + 3
+    left = torch.randn(rows, inner, device="cuda").to(dtype)
+    right = torch.randn(count, width, inner, device="cuda").to(dtype)
+    out = torch.full((rows, count, apart), 7.0, device="cuda", dtype=dtype)
+    multiply(
+        dtype, 0, (rows, width, inner), Matrix(left.data_ptr(), inner),
+        Matrix(right.data_ptr(), inner, True, width * inner),
+        Matrix(out.data_ptr(), count * apart, False, apart), count=count,
+    )  # fmt: skip
+    want = torch.einsum("ri,cwi->rcw", left.double(), right.double())
+    error = (out[..., :width].double() - want).norm() / want.norm()
+    assert error < (1e-3 if dtype == torch.float32 else 1e-2)
+    assert (out[..., width:] == 7).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 7, 256, 257, 5000, ragged.RANKED + 1])
 def test_rows_go_by_falling_length(batch):
     """As a stable sort has them, for lengths of which many are equal."""
@@ -119,9 +141,7 @@ def test_a_thread_without_a_context_may_launch_first():
 
     def launch():
         try:
-            kernel.launch(
-                1, matrix.data_ptr(), out.data_ptr(), 1, 3, 2, 1, 3, 2, 0, 1, 3, 0, nibbles((0,))
-            )
+            kernel.launch(1, matrix.data_ptr(), out.data_ptr(), 2, 2, 3, 3, 1, nibbles((0,)), True)
         except nvrtc.LaunchError as error:
             wrong.append(str(error))
 
@@ -130,6 +150,22 @@ def test_a_thread_without_a_context_may_launch_first():
     thread.join()
     assert not wrong
     assert torch.equal(out, matrix.t())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [1, 31, 40, 97])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_weights_are_arranged(hidden, dtype):
+    """Gates in any order, rows up to a multiple of 8 of units, turned or not."""
+    one = chain(cells.gru.spec(11, hidden), 0, dtype, torch.cuda.current_device())
+    units, order = one.units, (2, 0, 1)
+    for columns, turned in ((11, False), (hidden, True)):
+        matrix = torch.randn(3 * hidden, columns, device="cuda", dtype=dtype)
+        rows = matrix.unflatten(0, (3, hidden))[list(order)]
+        across = units if turned else columns
+        want = pad(rows, (0, across - columns, 0, units - hidden))
+        want = want.permute(2, 0, 1) if turned else want
+        assert torch.equal(one.arranged(matrix, order, turned), want)
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
@@ -30,18 +31,29 @@ def at(address, shape, stride=None):
     return torch.as_strided(torch.from_numpy(raw), shape, (stride, 1))
 
 
-def multiply(dtype, device, sizes, a, b, d, add=False, full=False):
-    """The product as cuBLASLt is asked for it."""
+def multiply(dtype, device, sizes, a, b, d, add=False, full=False, count=1):
+    """The products as cuBLASLt is asked for them."""
     rows, columns, inner = sizes
-    left = at(a.address, (inner, rows) if a.flipped else (rows, inner), a.stride)
-    right = at(b.address, (columns, inner) if b.flipped else (inner, columns), b.stride)
-    out = at(d.address, (rows, columns), d.stride)
-    product = (left.T if a.flipped else left) @ (right.T if b.flipped else right)
-    out.copy_(out + product if add else product)
+    for number in range(count):
+        starts = [matrix.address + 4 * number * matrix.apart for matrix in (a, b, d)]
+        left = at(starts[0], (inner, rows) if a.flipped else (rows, inner), a.stride)
+        right = at(starts[1], (columns, inner) if b.flipped else (inner, columns), b.stride)
+        out = at(starts[2], (rows, columns), d.stride)
+        product = (left.T if a.flipped else left) @ (right.T if b.flipped else right)
+        out.copy_(out + product if add else product)
+
+
+def arrange(source, target, units, hidden, across, columns, gates, order, turned):
+    """What arrange.cuh does."""
+    matrix = at(source, (gates * hidden, columns)).unflatten(0, (gates, hidden))
+    taken = matrix[[order >> 4 * gate & 15 for gate in range(gates)]]
+    wide = pad(taken, (0, across - columns, 0, units - hidden))
+    made = wide.permute(2, 0, 1) if turned else wide
+    at(target, (1, made.numel()))[0].copy_(made.flatten())
 
 
 class Kernel:
-    """A launch that leaves given gate gradients, those of its steps, and arranges nothing."""
+    """A launch that leaves given gate gradients, those of its steps, or arranges weights."""
 
     threads, resident = 256, 64
 
@@ -49,6 +61,8 @@ class Kernel:
         self.kind, self.left = kind, left
 
     def launch(self, blocks, *arguments):
+        if self.kind == "arrange":
+            arrange(*arguments)
         if self.kind == "backward":
             steps, d_gates = arguments[-12], arguments[5]
             at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
@@ -72,10 +86,12 @@ class Given:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
-def test_products_of_parts_are_those_of_all_steps(monkeypatch, masks, starts, reverse, number):
-    """dx, dW and dR of one direction, against sums written out step by step."""
+@pytest.mark.parametrize("hidden", [16, 13])
+def test_products_of_parts_are_those_of_all_steps(
+    monkeypatch, hidden, masks, starts, reverse, number
+):
+    """dx, dW and dR of one direction, against sums written out step by step; H padded to 16."""
     torch.manual_seed(0)
-    hidden = 16
     spec = cells.lstm.spec(WIDTH, hidden, bidirectional=True, bias_mode="none")
     given = {"lengths": torch.tensor([11, 0, 4, 7]), "reset": torch.rand(STEPS, BATCH) < 0.3}
     given = {name: given[name] for name in masks}
@@ -86,13 +102,13 @@ def test_products_of_parts_are_those_of_all_steps(monkeypatch, masks, starts, re
     y = torch.randn(STEPS, BATCH, 2 * hidden) * live[..., None]
     states = [torch.randn(2, BATCH, hidden) for _ in "hc"] if starts else []
     weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
+    padded = pad(d_gates.unflatten(-1, (4, hidden)), (0, 16 - hidden)).flatten(-2)
     directions = iter(
-        Given(d_gates if way == reverse else torch.zeros_like(d_gates), way)
-        for way in (False, True)
+        Given(padded if way == reverse else torch.zeros_like(padded), way) for way in (False, True)
     )
 
     monkeypatch.setattr(parts, "count", lambda *_: number)
-    monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain", None))
+    monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
 
     def kernel(kind, *_):
         return Kernel(kind, next(directions) if kind == "backward" else None), HOWS[kind]

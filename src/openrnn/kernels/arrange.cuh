@@ -1,21 +1,35 @@
-// A matrix of weights in another order of axes and gates, with zeros up to a multiple of 8 units.
+// A matrix of weights with gates in another order, turned or not, with zeros up to a multiple of 8 units.
 
 #include "device.cuh"
 
-// out[i, j, k] = matrix[i * step0 + j * step1 + k * step2] inside the limits, 0 outside; i or j, as
-// `gates` says, counts gates, and `order` names with 4 bits each the gate that stands at its places
+constexpr int TILE = 32, LINES = 8;  // a block of 256 threads moves 32 x 32 values, 8 rows at a time
+
+// From matrix [gates, hidden, columns] to out [gates, units, columns] or, turned, [wide_columns,
+// gates, units]; `order` names with 4 bits each the gate that stands at its places.
 extern "C" __global__ void arrange(
     const stored* __restrict__ matrix,
-    stored* __restrict__ out,          // [size0, size1, size2]
-    wide size0, wide size1, wide size2, wide limit0, wide limit1, wide limit2,
-    wide step0, wide step1, wide step2, wide gates, wide order
+    stored* __restrict__ out,
+    wide units, wide hidden, wide wide_columns, wide columns, wide gates, wide order, wide turned
 ) {
-    const wide number = wide(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (number >= size0 * size1 * size2) return;
-    wide i = number / (size1 * size2), j = number / size2 % size1;
-    const wide k = number % size2;
-    const bool inside = i < limit0 && j < limit1 && k < limit2;
-    if (gates == 0) i = (order >> (4 * i)) & 15;
-    else j = (order >> (4 * j)) & 15;
-    out[number] = inside ? matrix[i * step0 + j * step1 + k * step2] : stored(0);
+    __shared__ stored tile[TILE][TILE + 1];
+    const wide across = (wide_columns + TILE - 1) / TILE, down = (units + TILE - 1) / TILE;
+    const wide first_column = blockIdx.x % across * TILE, first_unit = blockIdx.x / across % down * TILE;
+    const wide gate = blockIdx.x / across / down, from = order >> (4 * gate) & 15;
+    const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
+    #pragma unroll
+    for (int line = y; line < TILE; line += LINES) {
+        const wide unit = first_unit + line, column = first_column + x;
+        const bool inside = unit < hidden && column < columns;
+        tile[line][x] = inside ? matrix[(from * hidden + unit) * columns + column] : stored(0);
+    }
+    __syncthreads();
+    #pragma unroll
+    for (int line = y; line < TILE; line += LINES) {
+        const wide unit = first_unit + (turned ? x : line), column = first_column + (turned ? line : x);
+        if (unit >= units || column >= wide_columns) continue;
+        if (turned)
+            out[(column * gates + gate) * units + unit] = tile[x][line];
+        else
+            out[(gate * units + unit) * columns + column] = tile[line][x];
+    }
 }

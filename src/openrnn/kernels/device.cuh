@@ -165,6 +165,43 @@ INLINE void keep(stored* target, Pair pair) {
 #endif
 }
 
+// A pair into a row of y: PADDED, H is no multiple of 8, and what is past it has no place there.
+INLINE void keep_inside(stored* target, Pair pair, wide unit, wide units) {
+#if PADDED
+#if NARROW
+    const stored first = stored(pair.bits), second = stored(pair.bits >> 16);
+#else
+    const stored first = pair.low, second = pair.high;
+#endif
+    if (unit + 1 < units && units % 2 == 0) return keep(target, pair);
+    if (unit < units) target[0] = first;
+    if (unit + 1 < units) target[1] = second;
+#else
+    keep(target, pair);
+#endif
+}
+
+// 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
+INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide units) {
+#if PADDED
+    const stored* const row = matrix + (gate * units + unit) * units;
+    stored found[CHUNK];
+    word words[4];
+    #pragma unroll
+    for (int i = 0; i < CHUNK; ++i) found[i] = unit < units && k + i < units ? row[k + i] : stored(0);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i)
+#if NARROW
+        words[i] = word(found[2 * i]) | word(found[2 * i + 1]) << 16;
+#else
+        words[i] = __float_as_uint(found[i]);
+#endif
+    return make_uint4(words[0], words[1], words[2], words[3]);
+#else
+    return *reinterpret_cast<const uint4*>(matrix + (wide(gate) * UNITS + unit) * UNITS + k);
+#endif
+}
+
 // a pair as a product reads it
 INLINE Pair operand(Pair pair) {
 #if NARROW
@@ -350,44 +387,4 @@ INLINE void number_rows(int* rows, wide first, wide batch, const wide* order) {
     }
 }
 
-// functions of a cell's graph, in float32; those that choose keep nan
-
-#define LOG2_E 1.4426950408889634f
-
-INLINE float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-INLINE float inverse(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-INLINE float hyperbolic(float x) {
-#if NARROW
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    // off by 2e-7 at most, where tf32 products are off by 1e-4
-    return 1.0f - 2.0f * inverse(1.0f + power_of_2(2.0f * LOG2_E * x));
-#endif
-}
-
-INLINE float logistic(float x) {
-#if NARROW
-    return 0.5f * hyperbolic(0.5f * x) + 0.5f;
-#else
-    return inverse(1.0f + power_of_2(-LOG2_E * x));
-#endif
-}
-
-INLINE float exponential(float x) { return power_of_2(LOG2_E * x); }
-INLINE float inverse_of(float x) { return 1.0f / x; }
-INLINE float logsigmoid(float x) { return fminf(x, 0.0f) - log1pf(exponential(-fabsf(x))); }
-INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
-INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
-INLINE float sign(float x) { return float(x > 0.0f) - float(x < 0.0f); }
+#include "functions.cuh"

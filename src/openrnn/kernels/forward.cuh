@@ -34,7 +34,7 @@ constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
-    const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
+    const stored* __restrict__ weight,   // [GATES, units, units]
     const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
     wide x_step, wide x_row, wide x_gate,
     stored* __restrict__ y,              // [T, B, UNITS]
@@ -190,8 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
                 const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
                 if (j < PER_WARP && group < end_group && k < UNITS)
-                    half[h] = *reinterpret_cast<const uint4*>(
-                        weight + (wide(gate) * UNITS + group * 8 + of8) * UNITS + k);
+                    half[h] = chunk_of(weight, gate, group * 8 + of8, k, units);
             }
             hold(matrix, others, m, s, half[0], half[1]);
         }
@@ -335,7 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         keep(reinterpret_cast<stored*>(shared + there) + of4 % SHARERS * 2, letter);
 #endif
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
-                    if (mine && live && row[f][n] >= 0) keep(output[f][n] + j * 8, hidden_pair);
+                    if (mine && live && row[f][n] >= 0)
+                        keep_inside(output[f][n] + j * 8, hidden_pair, group * 8 + of4 * 2, units);
                     if (KEEP && mine && first_row + f * ROWS + n * 8 < batch)
                         keep_records(record[f][n] + j * (64 * RECORD), rest, values);
                 }

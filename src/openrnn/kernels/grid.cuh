@@ -139,10 +139,9 @@ INLINE void fetch(const Place& here, const stored* from, wide row_stride, const 
     }
 }
 
-// this warp's rows of the cluster's part of the matrix; row_of(group, which): its first in memory
-template <class RowOf>
-INLINE void load_matrix(const Place& here, Matrix& matrix, unsigned char* others,
-                        const stored* weight, RowOf row_of) {
+// this warp's rows of the cluster's part of the matrix; load(group, which, k): 16 bytes of this lane's
+template <class Load>
+INLINE void load_matrix(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
@@ -154,9 +153,7 @@ INLINE void load_matrix(const Place& here, Matrix& matrix, unsigned char* others
                 const int number = (m_warp * MMA_ROWS + m) * 2 + h;
                 const int group = number / EACH, which = number % EACH;
                 const int k = (here.first_chunk() + (k_warp * SLICES + s) * 4 + here.of4) * CHUNK;
-                if (group < here.groups && k < K)
-                    half[h] = *reinterpret_cast<const uint4*>(
-                        weight + wide(row_of(here.first_group + group, which) + here.of8) * K + k);
+                if (group < here.groups && k < K) half[h] = load(here.first_group + group, which, k);
             }
             hold(matrix, others, m, s, half[0], half[1]);
         }

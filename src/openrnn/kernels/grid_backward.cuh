@@ -107,7 +107,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     };
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
-    load_matrix(here, matrix, others, weight, [&](int group, int) { return group * 8; });
+    load_matrix(here, matrix, others, [&](int group, int, int k) {
+        return *reinterpret_cast<const uint4*>(weight + wide(group * 8 + of8) * K + k);
+    });
 
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);

@@ -8,7 +8,7 @@ constexpr int GATE_BYTES = 64 * SIZE;
 constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
-    const stored* __restrict__ weight,   // [GATES, UNITS, UNITS]
+    const stored* __restrict__ weight,   // [GATES, units, units]
     const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
     wide x_step, wide x_row, wide x_gate,
     stored* __restrict__ y,              // [T, B, UNITS]
@@ -140,8 +140,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     };
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
-    load_matrix(here, matrix, others, weight,
-                [&](int group, int gate) { return gate * UNITS + group * 8; });
+    load_matrix(here, matrix, others, [&](int group, int gate, int k) {
+        return chunk_of(weight, gate, group * 8 + of8, k, units);
+    });
 
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
@@ -232,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
             const bool live = live_rows >> (of8 * 4) & 1;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
-            if (row[s] >= 0 && mail && live) keep(output[s], hidden_pair);
+            if (row[s] >= 0 && mail && live)
+                keep_inside(output[s], hidden_pair, group * 8 + of4 * 2, units);
             if (recorded[s]) keep_records(record[s], rest, values);
             output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
         }

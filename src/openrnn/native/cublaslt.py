@@ -21,6 +21,7 @@ SIGNATURES = {
     "cublasLtMatmulDescSetAttribute": "pipz",
     "cublasLtMatrixLayoutCreate": "pizzl",
     "cublasLtMatrixLayoutDestroy": "p",
+    "cublasLtMatrixLayoutSetAttribute": "pipz",
     "cublasLtMatmulPreferenceCreate": "p",
     "cublasLtMatmulPreferenceSetAttribute": "pipz",
     "cublasLtMatmulPreferenceDestroy": "p",
@@ -39,6 +40,7 @@ TYPES = {
 KINDS = {torch.float32: (0, 77), torch.float16: (2, 68), torch.bfloat16: (14, 68)}
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # of cublasLtMatmulDescAttributes_t
 _WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttributes_t
+_COUNT, _APART = 5, 6  # of cublasLtMatrixLayoutAttribute_t
 # split sums are added up in float32 and always in one order; in place (1) it is the type of d
 _IN_FLOAT32 = 2
 MOST = 32 << 20  # bytes of workspace
@@ -103,11 +105,15 @@ def _handle(device: int) -> int:
 
 
 class Matrix(NamedTuple):
-    """Where a matrix lies: the elements from one row to the next, or, if `flipped`, column."""
+    """Where a matrix lies: the elements from one row to the next, or, if `flipped`, column.
+
+    `apart`: elements from it to the next one, where several are multiplied at once.
+    """
 
     address: int
     stride: int
     flipped: bool = False
+    apart: int = 0
 
 
 class Plan:
@@ -118,11 +124,14 @@ class Plan:
         layouts: strides of a, b and d, then whether a and b are flipped.
         aligned: whether all three begin at multiples of 16 bytes, else at those of an element.
         full: d is float32, whatever a and b are.
+        aparts: of several products at once, how far those of a, b and d are apart.
+        count: of such products.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
         layouts: tuple[int, int, int, bool, bool], aligned: bool, full: bool,
+        aparts: tuple[int, int, int], count: int,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
@@ -140,6 +149,10 @@ class Plan:
         self.d = self._make(
             "MatrixLayout", KINDS[torch.float32][0] if full else kind, columns, rows, d
         )
+        if count > 1:
+            for layout, apart in zip((self.a, self.b, self.d), aparts):
+                self._set("MatrixLayout", layout, _COUNT, ctypes.c_int32(count))
+                self._set("MatrixLayout", layout, _APART, ctypes.c_int64(apart))
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
@@ -147,12 +160,12 @@ class Plan:
         for matrix in range(4):
             self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
         # cublasLtMatmulHeuristicResult_t: the algorithm in 64 bytes, then bytes of workspace
-        self._found, count = (ctypes.c_uint64 * 12)(), ctypes.c_int32()
+        self._found, found = (ctypes.c_uint64 * 12)(), ctypes.c_int32()
         self._library.cublasLtMatmulAlgoGetHeuristic(
             _handle(device), self.product, self.b, self.a, self.d, self.d, wish, 1,
-            ctypes.addressof(self._found), ctypes.addressof(count),
+            ctypes.addressof(self._found), ctypes.addressof(found),
         )  # fmt: skip
-        if count.value == 0:
+        if found.value == 0:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
         self.algorithm, self.workspace = ctypes.addressof(self._found), int(self._found[8])
         self.handle, self.run = _handle(device), self._library.cublasLtMatmul
@@ -184,18 +197,21 @@ _ONE = _ZERO + 4
 
 def multiply(
     dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, d: Matrix,
-    add: bool = False, full: bool = False,
+    add: bool = False, full: bool = False, count: int = 1,
 ) -> None:  # fmt: skip
     """d = a b, or d + a b, on torch's current stream; as exact as float32 sums, tf32 in float32.
 
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
         full: d is float32.
+        count: of such products at once, of matrices that lie `apart` from each other.
     """
-    aligned = (a.address | b.address | d.address) % 16 == 0
+    # what lies apart may begin anywhere
+    aligned = (a.address | b.address | d.address) % 16 == 0 and count == 1
     plan = _plan(
-        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full
-    )
+        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full,
+        (a.apart, b.apart, d.apart), count,
+    )  # fmt: skip
     space = None if plan.space_like is None else torch.empty_like(plan.space_like)
     plan.run(
         plan.handle, plan.product, _ONE, b.address, plan.b, a.address, plan.a,

@@ -58,10 +58,8 @@ def compile_kernels(
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
     kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states)
     made = set()
-    # weights are arranged for backward, and forward where H is padded
-    if grad or module.spec.hidden_size % 8:
-        made.add(kernels.plain_binary("arrange", name, arch_of(found)))
     if grad:
+        made.add(kernels.plain_binary("arrange", name, arch_of(found)))
         made.add(kernels.plain_binary("finish", name, arch_of(found)))
     if lengths:
         made.add(kernels.plain_binary("rank", "float32", arch_of(found)))

@@ -17,6 +17,7 @@ from openrnn.spec import Spec
 Flags = tuple[bool, ...]
 FORWARD = ("lengths", "reset", "every", "keep")  # the flags of a kernel, in their order
 BACKWARD = ("lengths", "reset", "every", "fresh")
+TILE = 32  # rows and columns that a block of arrange.cuh moves
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -59,10 +60,9 @@ class Chain:
         self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
         self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
         self.planes = len(cuda.planes(cell))
-        self.plain = tuple(range(self.gates))
         self.left_spans, self.right_spans = spans(self.left), spans(self.right)
-        self.left_word = nibbles(tuple(self.left.index(gate) for gate in self.plain))
-        self.right_word = nibbles(tuple(self.right.index(gate) for gate in self.plain))
+        self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
+        self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
         self.width = self.planes * self.units
         self.record = tiles.record(cell)
         self.again = spec.recompute == "gates"
@@ -89,23 +89,17 @@ class Chain:
         """The kernel that makes gradients of biases and unit vectors from their sums."""
         return kernels.plain("finish", self.name, self.device)
 
-    def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool, wide: bool) -> Tensor:
+    def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
 
-        `turned`: as (N, G, units). `wide`: N are units, too.
+        `turned`: as (units, G, units), where N are units, too.
         """
-        gates, hidden, units = self.gates, self.hidden, self.units
-        columns = matrix.shape[1]
-        padded = units if wide else columns
-        sizes, limits = (gates, units, padded), (gates, hidden, columns)
-        steps, axis = (hidden * columns, columns, 1), 0
-        if turned:
-            sizes, limits = (padded, gates, units), (columns, gates, hidden)
-            steps, axis = (1, hidden * columns, columns), 1
-        out = matrix.new_empty(sizes)
+        gates, units, columns = self.gates, self.units, matrix.shape[1]
+        across = units if turned else columns
+        out = matrix.new_empty((units, gates, units) if turned else (gates, units, columns))
         self.arrange.launch(
-            -(-padded * gates * units // 256), matrix.data_ptr(), out.data_ptr(), *sizes, *limits,
-            *steps, axis, nibbles(order),
+            gates * (-(-units // TILE) * -(-across // TILE)), matrix.data_ptr(), out.data_ptr(),
+            units, self.hidden, across, columns, gates, nibbles(order), turned,
         )  # fmt: skip
         return out
 

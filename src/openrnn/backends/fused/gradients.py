@@ -36,7 +36,7 @@ def backward(
         any(state is not None for state in d_fresh),
     ))  # fmt: skip
     # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
-    weight = chain.arranged(run.w_hh, chain.right, True, True)
+    weight = chain.arranged(run.w_hh, chain.right, True)
     dy, step, row = _laid(run, dy)
     room = x.new_empty((max(part.steps for part in parts), run.batch, chain.width))
     pieces = -(-run.batch // how.rows) * how.tiles
@@ -124,33 +124,31 @@ class _Weight:
 
     def __init__(self, run: Run, spans: list[tuple[int, int]], columns: int) -> None:
         self.chain, self.columns, self.spans = run.chain, columns, spans
-        height, self.full = self.chain.gates * self.chain.units, len(run.parts) > 1
+        height, self.full = self.chain.gates * self.chain.hidden, len(run.parts) > 1
         dtype = torch.float32 if self.full else self.chain.dtype
         self.made = run.w_hh.new_empty((height, columns), dtype=dtype)
         self.written = False
 
     def add(self, gradients: Matrix, other: Matrix, rows: int) -> None:
-        """Adds gradients^T (G*units, rows) times other (rows, N)."""
+        """Adds gradients^T (G*units, rows) times other (rows, N), without what is padding."""
         chain, size, start = self.chain, self.chain.dtype.itemsize, self.made.data_ptr()
-        done, row = 0, chain.units * self.columns * self.made.element_size()  # of a gate
+        done, gate = 0, chain.hidden * self.columns  # elements
         for a, b in self.spans:
+            height, count = ((b - a) * chain.hidden, 1) if chain.exact else (chain.hidden, b - a)
+            at = gradients.address + done * chain.units * size
             multiply(
-                chain.dtype, chain.device, ((b - a) * chain.units, self.columns, rows),
-                Matrix(gradients.address + done * chain.units * size, gradients.stride, True),
-                other, Matrix(start + a * row, self.columns), self.written, self.full,
+                chain.dtype, chain.device, (height, self.columns, rows),
+                Matrix(at, gradients.stride, True, chain.units), other,
+                Matrix(start + a * gate * self.made.element_size(), self.columns, False, gate),
+                self.written, self.full, count,
             )  # fmt: skip
             done += b - a
         self.written = True
 
     def finished(self) -> Tensor:
-        chain = self.chain
         if not self.written:
             self.made.zero_()
-        made = self.made.to(chain.dtype)
-        if chain.exact:
-            return made
-        parts = made.view(chain.gates, chain.units, self.columns)[:, : chain.hidden]
-        return parts.reshape(chain.gates * chain.hidden, self.columns)
+        return self.made.to(self.chain.dtype)
 
 
 def _matrix(tensor: Tensor) -> Matrix:

@@ -106,7 +106,9 @@ def fitting(
     rank: Callable[..., tuple[Forward | Backward, ...]]
     rank = plan.forward if kind == "forward" else plan.backward
     for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
-        asked = replace(how, **dict.fromkeys(flags, True))  # type: ignore[arg-type]
+        on = dict.fromkeys(flags, True)
+        padded = kind == "forward" and how.units > hidden  # backward's R is made anew anyway
+        asked = replace(how, padded=padded, **on)  # type: ignore[arg-type]
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
             yield found

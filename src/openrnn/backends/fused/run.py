@@ -132,14 +132,9 @@ class Run:
         return self.w_hh.new_empty(size, dtype=torch.float32)
 
     @cached_property
-    def _weights(self) -> tuple[Tensor, Tensor | None]:
-        """R (G, units, units) and the input matrix (G*units, I) as forward reads them."""
-        chain, weight = self.chain, self.w_ih
-        if chain.exact:
-            return whole(self.w_hh), weight
-        if weight is not None:
-            weight = chain.arranged(weight, chain.plain, False, False)
-        return chain.arranged(self.w_hh, chain.plain, False, True), weight
+    def _matrix(self) -> Tensor:
+        """R (G*H, H) as forward reads it."""
+        return whole(self.w_hh) if self.chain.exact else self.w_hh
 
     @cached_property
     def input_by_planes(self) -> Tensor:
@@ -149,11 +144,14 @@ class Run:
             raise ValueError("a skip input has no matrix")
         if chain.exact and len(chain.left_spans) == 1:
             return weight
-        return chain.arranged(weight, chain.left, False, False)
+        return chain.arranged(weight, chain.left, False)
 
-    def _left(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, int]:
-        """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates."""
-        chain = self.chain
+    def _left(self, x: Tensor) -> tuple[Tensor, int]:
+        """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates.
+
+        What stands between H and the next multiple of 8 is no number: kernels use none of it.
+        """
+        chain, weight = self.chain, self.w_ih
         if weight is None:
             wide = x if chain.exact else pad(x, (0, chain.units - chain.hidden))
             plain = wide.stride(-1) == 1 and self.aligned(wide)
@@ -161,10 +159,11 @@ class Run:
         x, width = x.contiguous(), chain.gates * chain.units
         steps, batch, inner = x.shape
         left = x.new_empty(steps, batch, width)
+        columns, count = (width, 1) if chain.exact else (chain.hidden, chain.gates)
         multiply(
-            chain.dtype, chain.device, (steps * batch, width, inner),
-            Matrix(x.data_ptr(), inner), Matrix(weight.data_ptr(), inner, True),
-            Matrix(left.data_ptr(), width),
+            chain.dtype, chain.device, (steps * batch, columns, inner), Matrix(x.data_ptr(), inner),
+            Matrix(weight.data_ptr(), inner, True, columns * inner),
+            Matrix(left.data_ptr(), width, False, chain.units), count=count,
         )  # fmt: skip
         return left, chain.units
 
@@ -216,32 +215,24 @@ class Run:
         call, chain, hidden = self.call, self.chain, self.chain.hidden
         flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
         kernel, how = chain.forward(self.batch, flags)
-        matrix, weight = self._weights
-        left, gate = self._left(x, weight)
-        start, target = self.direction * hidden, y
-        if not chain.exact:
-            fresh = torch.empty if part.rows is None else torch.zeros
-            target = fresh(part.steps, self.batch, chain.units, dtype=y.dtype, device=y.device)
-            start = 0
+        left, gate = self._left(x)
+        start = self.direction * hidden
         left_step, left_row, _ = left.stride()
-        step, row, _ = target.stride()
+        step, row, _ = y.stride()
         mail: tuple[int, ...] = ()
         box: Tensor | None = None
         if how.clusters > 1:
-            if part.rows is None and self.reset is None:
-                emptied(target[..., start : start + chain.units])
+            if part.rows is None and self.reset is None and chain.exact:
+                emptied(y[..., start : start + hidden])
             else:
                 box = emptied(y.new_empty(part.steps, self.batch, chain.units))
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
-            (matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
-             target.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
+            (self._matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
+             y.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
             *self.states(every, part.begin),
         )  # fmt: skip
-        if target is not y:
-            here = y[..., self.direction * hidden : (self.direction + 1) * hidden]
-            here.copy_(target[..., :hidden])
