@@ -2,7 +2,8 @@
 
 For each row it compiles the plan's first choices of each kind, times one launch of T steps by
 events, and prints what the plan would pick beside the fastest. Inputs are random, results are not
-looked at: tests/test_fused_gpu.py does that. What the models in `backends/fused` were fitted to.
+looked at: tests/test_fused_gpu.py does that. `--table` prints `backends/fused/measured.csv` from such
+times; the models beside it were fitted to them.
 """
 
 import argparse
@@ -208,7 +209,8 @@ def main() -> None:
             for key, all_ in found.items()
             for time, how in all_
         ]
-        asked.json.write_text(json.dumps({"machine": machine(), "rows": kept}, indent=1))
+        lines = ",\n".join(map(json.dumps, kept))
+        asked.json.write_text(f'{{"machine": {json.dumps(machine())}, "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":
