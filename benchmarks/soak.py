@@ -21,7 +21,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def problem(dice: random.Random) -> Callable[[], list[torch.Tensor]]:
     """A call of random cell, type, sizes and features, with the same numbers each time."""
-    hidden = dice.choice((1, 7, 24, 64, 100, 128, 200, 256, 384, 1024))
+    hidden = dice.choice((1, 7, 24, 64, 100, 128, 200, 256, 384, 512, 1024))
     steps, batch = dice.randint(1, 80), dice.choice((1, 3, 8, 17, 64, 130))
     dtype = dice.choice(DTYPES)
     layer = openrnn.Recurrent(

@@ -2,7 +2,7 @@
 
 For each row it compiles the plan's first choices of each kind, times one launch of T steps by
 events, and prints what the plan would pick beside the fastest. Inputs are random, results are not
-looked at: tests/test_fused_gpu.py does that. `--table` prints `backends/fused/measured.csv` from such
+looked at: tests/test_fused_gpu.py does that. `--table` prints `backends/fused/measured.csv` by such
 times; the models beside it were fitted to them.
 """
 
