@@ -181,20 +181,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             }
 
+    // places in shared memory that a step reads and writes: its time is how many instructions it has
+    const int begin = held(start_of(of4, of8));
+    int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS];
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = slot_of(s);
+        own_parts[s] = held((slot.tile * BLOCK_GROUPS + slot.group) * 256 + of8 * 32 + of4 * 8);
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            const int k = gate * OWN + slot.group * 8 + of4 * 2;
+            const int place = AT_GATES + place_of(k / CHUNK, slot.tile, of8) + k % CHUNK * SIZE;
+            // where the pattern of places repeats from gate to gate, one is enough
+            const bool same = OWN / CHUNK % 4 == 0 && gate > 0;
+            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK) * CHUNK_BYTES : held(place);
+        }
+    }
+#if CLUSTER > 1
+    word owners[MMA_ROWS];
+#endif
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m) {
+        // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
+        const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
+        const int owner = owner_of(group), its = group - first_group_of(owner);
+        target[m] = held(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
+                         (of4 >> 1) * 16);
+#if CLUSTER > 1
+        owners[m] = held(remote(mailboxes, owner));
+#endif
+    }
+    int parts_now = 0, box_now = 0;  // of this step: the halves of parts change places
+
 #if CLUSTER > 1
     await_cluster();
 #else
     __syncthreads();
 #endif
 
-    // the parts of dh that the blocks found in the step before
-    auto add_parts = [&](int f, int now) {
+    // the parts of dh that the blocks found in the step before, which stand in the other half
+    auto add_parts = [&](int f, int half) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = slot_of(s);
             if (!slot.mine) continue;
-            const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + (f * 2 + now) * PARTS) +
-                                 (slot.tile * BLOCK_GROUPS + slot.group) * 64 + of8 * 8 + of4 * 2;
+            const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + f * (2 * PARTS) +
+                                                                half + own_parts[s]);
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float found = 0.0f;
@@ -230,12 +262,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             }
             copy_inputs(i + STAGES - 1, f);
             if (i > 0) {
-                const int before = (i - 1) & 1;
 #if CLUSTER > 1
-                await(mailboxes + (f * 2 + before) * 8, word((i - 1) >> 1) & 1);
-                if (threadIdx.x == 0) expect(mailboxes + (f * 2 + before) * 8, letter);
+                const word mailbox = mailboxes + f * 16 + (8 - box_now);
+                await(mailbox, word((i - 1) >> 1) & 1);
+                if (threadIdx.x == 0) expect(mailbox, letter);
 #endif
-                add_parts(f, before);
+                add_parts(f, PARTS - parts_now);
             }
 #if CLUSTER > 1 && PATIENCE
             // Gates are written over what the step before read. Its letters order the two, each
@@ -280,14 +312,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     }
                 }
                 if (slot.mine) {
-                    unsigned char* const mine = shared + AT_GATES + f * GATE_ROWS;
                     #pragma unroll
                     for (int p = 0; p < PLANES; ++p) {
                         const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
-                        const int k = (p - RIGHT) * OWN + slot.group * 8 + of4 * 2;
                         if (p >= RIGHT)
-                            keep(reinterpret_cast<stored*>(mine + place_of(k / CHUNK, slot.tile, of8)) +
-                                 k % CHUNK, operand(pair));
+                            keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS +
+                                                           own_gates[s][p >= RIGHT ? p - RIGHT : 0]),
+                                 operand(pair));
                         if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
                     }
                     d_gate_at[f][s] += gates_move;
@@ -298,23 +329,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (CLUSTER > 1 && !WGMMA && warp * MMA_ROWS * 2 >= GROUPS) continue;
             Sums sums_of_rows = {};
             product(sums_of_rows, matrix, others,
-                    shared + AT_GATES + f * GATE_ROWS + start_of(of4, of8));
-            // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
+                    shared + AT_GATES + f * GATE_ROWS + begin);
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {
                 const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
-                const int owner = owner_of(group), its = group - first_group_of(owner);
+                const bool some = WARPS * MMA_ROWS * 2 <= GROUPS || group < GROUPS;
                 #pragma unroll
                 for (int n = 0; n < TILES; ++n) {
                     const float4 chunk = halved(sums_of_rows, m, n, of4 & 1);
-                    const int there = AT_PARTS + (f * 2 + (i & 1)) * PARTS +
-                        ((block * TILES + n) * BLOCK_GROUPS + its) * 256 + of8 * 32 +
-                        (of4 >> 1) * 16;
-                    if (group >= GROUPS) continue;
+                    const int there = target[m] + parts_now + f * (2 * PARTS) + n * (BLOCK_GROUPS * 256);
+                    if (!some) continue;
 #if CLUSTER > 1
-                    const word base = remote(mailboxes, owner);
-                    send(base + there, *reinterpret_cast<const uint4*>(&chunk),
-                         base + (f * 2 + (i & 1)) * 8);
+                    send(owners[m] + there, *reinterpret_cast<const uint4*>(&chunk),
+                         owners[m] + f * 16 + box_now);
 #else
                     *reinterpret_cast<float4*>(shared + there) = chunk;
 #endif
@@ -324,16 +351,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             __syncthreads();
 #endif
         }
+        parts_now = PARTS - parts_now, box_now = 8 - box_now;
     }
 
     if (count > 0)
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
-            const int before = (count - 1) & 1;
 #if CLUSTER > 1
-            await(mailboxes + (f * 2 + before) * 8, word((count - 1) >> 1) & 1);
+            await(mailboxes + f * 16 + (8 - box_now), word((count - 1) >> 1) & 1);
 #endif
-            add_parts(f, before);
+            add_parts(f, PARTS - parts_now);
         }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {

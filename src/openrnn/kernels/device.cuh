@@ -120,10 +120,12 @@ INLINE Pair pair_of(const stored* source) {
 INLINE word resets_from(const unsigned char* reset, wide batch, int row, int end, int t, int way,
                         int of4) {
     word found[8] = {}, bits = 0;
+    const int first = t + way * of4 * 8;
+    const unsigned char* place = reset + first * batch + row;
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
-        const int time = t + way * (of4 * 8 + k);
-        if (unsigned(time) < unsigned(end)) found[k] = reset[time * batch + row];
+        if (unsigned(first + way * k) < unsigned(end)) found[k] = *place;
+        place += way * batch;
     }
     #pragma unroll
     for (int k = 0; k < 8; ++k) bits |= word(found[k] != 0) << (of4 * 8 + k);
@@ -211,6 +213,9 @@ INLINE Pair operand(Pair pair) {
             __uint_as_float(rounded(__float_as_uint(pair.high)))};
 #endif
 }
+
+// The same value, which the compiler cannot compute anew at each step instead of holding it.
+INLINE int held(int value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
 
 INLINE word shared_address(const void* place) {
     return word(__cvta_generic_to_shared(place));

@@ -135,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide tiles = (batch + 7) / 8;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
-    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
+    const word mine_of[2] = {word(held(1 << of4 * 8)), word(held(1 << (of4 * 8 + 4)))};
+    const word whole_of = held(1 << of8 * 4);
     const bool chosen = begins_with_some(fresh);
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -200,12 +201,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
 
+    // places in shared memory that a step reads and writes: beside the last, its time is how many
+    // instructions it has
+    const int begin = held(start_of(of4, of8));
+    int own_place[PER_WARP];
+    #pragma unroll
+    for (int j = 0; j < PER_WARP; ++j) {
+        const int group = first_group + j, piece = NARROW ? group : group * 2 + (of4 >> 1);
+        own_place[j] = held(place_of(piece, 0, of8));
+    }
+    int read_at = AT_HIDDEN, write_at = AT_HIDDEN + HIDDEN_BYTES;  // the halves of h change places
+    int read_box = 0, write_box = 8;
 #if CLUSTER > 1
     constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
     word peers[SENDS];
     #pragma unroll
     for (int i = 0; i < SENDS; ++i)
-        peers[i] = remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER);
+        peers[i] = held(remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER));
     await_cluster();
 #else
     __syncthreads();
@@ -217,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_HERE;
     const int turns = idle ? 0 : count;
     for (int i = 0; i < turns; ++i) {
-        const int t = first + way * i, now = i & 1;
+        const int t = first + way * i;
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
@@ -256,14 +268,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
 #if CLUSTER > 1
             if (i > 0) {
-                await(mailboxes + (f * 2 + now) * 8, word((i - 1) >> 1) & 1);
-                if (threadIdx.x == 0) expect(mailboxes + (f * 2 + now) * 8, LETTER);
+                await(mailboxes + f * 16 + read_box, word((i - 1) >> 1) & 1);
+                if (threadIdx.x == 0) expect(mailboxes + f * 16 + read_box, LETTER);
             }
             if (UNEVEN) await_warpgroup(warp >> 2);
 #endif
             // r = R h
-            product(sums, matrix, others, shared + AT_HIDDEN + (f * 2 + now) * HIDDEN_BYTES +
-                                              start_of(of4, of8));
+            product(sums, matrix, others, shared + f * (2 * HIDDEN_BYTES) + read_at + begin);
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
@@ -318,16 +329,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
                     letter = operand(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
-                    const int piece = NARROW ? group : group * 2 + (of4 >> 1);
-                    const int there = AT_HIDDEN + (f * 2 + 1 - now) * HIDDEN_BYTES +
-                                      place_of(piece, n, of8);
+                    const int there = write_at + own_place[j] + f * (2 * HIDDEN_BYTES) + n * 128;
 #if CLUSTER > 1
                     const uint4 chunk = gathered(letter, lane);
                     if (mine && i + 1 < count) {
                         #pragma unroll
                         for (int p = 0; p < SENDS; ++p)
                             if (CLUSTER % SHARERS == 0 || lane % SHARERS + p * SHARERS < CLUSTER)
-                                send(peers[p] + there, chunk, peers[p] + (f * 2 + 1 - now) * 8);
+                                send(peers[p] + there, chunk, peers[p] + f * 16 + write_box);
                     }
 #else
                     if (mine)
@@ -345,6 +354,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #if CLUSTER == 1
         __syncthreads();
 #endif
+        write_at = read_at, read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at;
+        write_box = read_box, read_box = 8 - read_box;
     }
 
     #pragma unroll
