@@ -144,21 +144,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     // R^T as A operands: rows are units of the whole layer, K this block's gates
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-            uint4 half[2] = {};
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int group = (warp * MMA_ROWS + m) * 2 + h;
-                const int k = s * SLICE + of4 * CHUNK, plane = k / OWN, unit = first_group * 8 + k % OWN;
-                if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
-                    half[h] = *reinterpret_cast<const uint4*>(
-                        weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
-            }
-            hold(matrix, others, m, s, half[0], half[1]);
-        }
+    load_matrix(matrix, others, [&](int number, int s) {
+        const int group = warp * MMA_ROWS * 2 + number, k = s * SLICE + of4 * CHUNK;
+        const int plane = k / OWN, unit = first_group * 8 + k % OWN;
+        uint4 found = {};
+        if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
+            found = *reinterpret_cast<const uint4*>(
+                weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
+        return found;
+    });
 
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)

@@ -181,20 +181,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     // R as the A operands of this warp: the first RESIDENT slices of K in registers
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-            uint4 half[2] = {};
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int j = (2 * m + h) / GATES, gate = (2 * m + h) % GATES;
-                const int group = first_group + j, k = s * SLICE + of4 * CHUNK;
-                if (j < PER_WARP && group < end_group && k < UNITS)
-                    half[h] = chunk_of(weight, gate, group * 8 + of8, k, units);
-            }
-            hold(matrix, others, m, s, half[0], half[1]);
-        }
+    load_matrix(matrix, others, [&](int number, int s) {
+        const int j = number / GATES, group = first_group + j, k = s * SLICE + of4 * CHUNK;
+        uint4 found = {};
+        if (j < PER_WARP && group < end_group && k < UNITS)
+            found = chunk_of(weight, number % GATES, group * 8 + of8, k, units);
+        return found;
+    });
 
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)

@@ -141,7 +141,7 @@ INLINE void fetch(const Place& here, const stored* from, wide row_stride, const 
 
 // this warp's rows of the cluster's part of the matrix; load(group, which, k): 16 bytes of this lane's
 template <class Load>
-INLINE void load_matrix(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
+INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)

@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     };
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
-    load_matrix(here, matrix, others, [&](int group, int, int k) {
+    load_part(here, matrix, others, [&](int group, int, int k) {
         return *reinterpret_cast<const uint4*>(weight + wide(group * 8 + of8) * K + k);
     });
 

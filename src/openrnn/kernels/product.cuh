@@ -66,6 +66,16 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     __syncwarp();  // else the compiler loads all pieces at once, and spills what else is there
 }
 
+// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros
+template <class Load>
+INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
+    #pragma unroll
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int s = 0; s < SLICES; ++s)
+            hold(matrix, others, m, s, load(2 * m, s), load(2 * m + 1, s));
+}
+
 // A B operand lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: a group of units
 // is one run of 128 bytes, sent as such, and the swizzled rows keep a warp's reads apart. A run with
 // its rows in order is also what wgmma reads without a swizzle.
