@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from multiprocessing import get_context
 from operator import itemgetter
@@ -33,6 +33,7 @@ from openrnn.codegen.trace import Traced, trace
 from openrnn.native import nvrtc
 
 STEPS = 256
+KEPT = ("units", "resident", "stages", *measured.SHAPE)  # of the tiles, in files
 KINDS = {"forward": plan.forward, "backward": plan.backward}
 
 
@@ -151,7 +152,7 @@ def lines_of(paths: Sequence[Path]) -> str:
         best |= here
     lines = [",".join((*measured.SIZE, *measured.SHAPE, "us"))]
     for key, (time, how) in sorted(best.items()):
-        shape = (int(how.get(name, 1)) for name in measured.SHAPE)
+        shape = (int(how[name]) for name in measured.SHAPE)
         lines.append(",".join(map(str, (*key, *shape, f"{time:.2f}"))))
     return "\n".join(lines) + "\n"
 
@@ -205,7 +206,11 @@ def main() -> None:
     Console(width=120).print(table)
     if asked.json:
         kept = [
-            {**dict(zip(("cell", "dtype", "H", "B", "kind"), key)), "us": time, "how": asdict(how)}
+            {
+                **dict(zip(("cell", "dtype", "H", "B", "kind"), key)),
+                "us": round(time, 3),
+                "how": {name: int(getattr(how, name, 1)) for name in KEPT},
+            }
             for key, all_ in found.items()
             for time, how in all_
         ]

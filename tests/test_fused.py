@@ -108,6 +108,11 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
         assert how.cluster <= limits.cluster
         assert 0 <= how.resident <= how.pieces(cell, "bfloat16")
         assert how.shared(cell, "bfloat16") <= limits.shared
+        if how.wgmma:
+            assert capability == (9, 0)
+            assert how.warps // getattr(how, "k_warps", 1) % 4 == 0
+            if how.kind == "forward" and how.clusters == 1:  # no warpgroup is idle
+                assert groups // how.cluster > (how.warps - 4) * how.per
         if how.clusters > 1:
             shared = [-(-number * groups // how.clusters) for number in range(how.clusters + 1)]
             assert max(b - a for a, b in itertools.pairwise(shared)) <= how.per
@@ -133,13 +138,31 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
     kind, gates, width, units = size
     dtype = {2: "float16", 4: "float32"}[width]
     rank = plan.forward if kind == "forward" else plan.backward
-    rows = measured.table()[size]
-    for number, shape in rows:
-        found = rank(trace(MEASURED[gates]), dtype, units, 8 * number, *WHOLE)
-        assert measured.shape_of(found[0]) == shape
-        assert measured.shape_of(found[1]) != shape
-    between = rank(trace(MEASURED[gates]), dtype, units, 8 * rows[-1][0] - 15, *WHOLE)
-    assert measured.shape_of(between[0]) == rows[-1][1]
+    cell, rows = trace(MEASURED[gates]), measured.table()[size]
+    for row in rows:
+        found = rank(cell, dtype, units, 8 * row.eights, *WHOLE)
+        assert measured.shape_of(found[0]) == row.shape
+        assert len(found) == len(set(found))
+    for before, after in itertools.pairwise(rows):
+        for eights in range(before.eights + 1, after.eights):
+            found = rank(cell, dtype, units, 8 * eights, *WHOLE)
+            assert measured.shape_of(found[0]) in (before.shape, after.shape)
+
+
+def test_between_batches_runs_what_needs_no_second_wave():
+    """3 tiles as 2 were measured, one a cluster, not as 8, by turns: seven clusters are there."""
+    cell = trace(cells.lstm)
+    small, large = (plan.backward(cell, "float16", 640, batch, *WHOLE)[0] for batch in (16, 64))
+    assert plan.backward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
+
+
+def test_beyond_what_was_measured_the_model_chooses(monkeypatch):
+    cell = trace(cells.lstm)
+    found = plan.backward(cell, "float16", 512, 1024, *WHOLE)
+    monkeypatch.setattr(measured, "table", dict)
+    plan.backward.cache_clear()
+    assert plan.backward(cell, "float16", 512, 1024, *WHOLE) == found
+    plan.backward.cache_clear()
 
 
 def test_other_devices_and_sizes_have_the_model(monkeypatch):
@@ -178,6 +201,30 @@ def test_what_fits_nowhere_is_refused():
     assert "dtype float64" in refused(64, dtype=torch.float64)[0]
     ieee = Problem(cells.lstm.spec(8, 8, precision="ieee"), torch.float32, "cuda", (9, 0))
     assert "ieee precision" in Fused().refusals(ieee)[0]
+
+
+WGMMA = {
+    "forward": lambda n: tiles.Forward(128, 2, 8, 1, n, 1, 2, 2, True),
+    "uneven": lambda n: tiles.Forward(88, 2, 8, 1, n, 1, 2, 2, True),
+    "backward": lambda n: tiles.Backward(128, 2, 4, 8, n, 1, 2, 2, True),
+    "grid-forward": lambda n: tiles.GridForward(128, 2, 4, 4, n, 1, 2, 2, True, clusters=4),
+    "grid-backward": lambda n: tiles.GridBackward(
+        128, 2, 8, 8, n, 1, 2, 2, True, clusters=2, k_warps=2
+    ),
+}
+
+
+@compiles
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", WGMMA)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_four_warps_multiply_together(folder, dtype, kind, count):
+    """Whatever the number of operands, and where H is no multiple of 8; skeletons assert the rest."""
+    cell, how = trace(cells.gru), WGMMA[kind](count)
+    last = {"keep": True, "padded": True} if how.kind == "forward" else {"fresh": True}
+    everything = replace(how, lengths=True, reset=True, every=True, **last)
+    for asked in (how, everything):
+        assert kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
 
 
 @compiles

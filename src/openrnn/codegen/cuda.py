@@ -14,6 +14,7 @@ from openrnn.codegen.graph import Node, Value
 from openrnn.codegen.tiles import SIZES, Backward, Forward, Tiles, kept
 from openrnn.codegen.trace import Traced
 
+ARRANGE_TILE = 32  # rows and columns that a block of arrange.cuh moves
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -89,7 +90,8 @@ def _wgmma(dtype: str, tiles: int) -> list[str]:
 def plain_source(name: str, dtype: str) -> str:
     """A kernel that no cell changes, such as "dropout"."""
     head = f"#define BFLOAT {int(dtype == 'bfloat16')}\n#define NARROW {int(SIZES[dtype] == 2)}\n"
-    return head + "#define CLUSTER 1\n#define UNITS 8\n" + _expanded(f"{name}.cuh", "")
+    head += f"#define CLUSTER 1\n#define UNITS 8\n#define TILE {ARRANGE_TILE}\n"
+    return head + _expanded(f"{name}.cuh", "")
 
 
 def examples(cell: Traced, dtype: str) -> tuple[str, str]:

@@ -39,7 +39,6 @@ class Tiles(ABC):
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
         resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
         wgmma: four warps multiply together.
-        padded: R and y have fewer units than `units`.
         lengths, reset, every: what the kernel knows to do.
     """
 
@@ -52,7 +51,6 @@ class Tiles(ABC):
     resident: int
     stages: int = 4
     wgmma: bool = False
-    padded: bool = False
     lengths: bool = False
     reset: bool = False
     every: bool = False
@@ -105,9 +103,15 @@ class Tiles(ABC):
 
 @dataclass(frozen=True)
 class Forward(Tiles):
-    """A cluster that owns R; `per`: of a warp. `keep`: for backward."""
+    """A cluster that owns R; `per`: of a warp.
+
+    Args:
+        keep: for backward.
+        padded: R and y have fewer units than `units`.
+    """
 
     keep: bool = False
+    padded: bool = False
 
     kind = "forward"
     skeleton = "forward.cuh"

@@ -2,19 +2,19 @@
 
 #include "device.cuh"
 
-constexpr int TILE = 32, LINES = 8;  // a block of 256 threads moves 32 x 32 values, 8 rows at a time
+constexpr int LINES = 256 / TILE;  // a block of 256 threads moves TILE x TILE values, so many rows at a time
 
-// From matrix [gates, hidden, columns] to out [gates, units, columns] or, turned, [wide_columns,
-// gates, units]; `order` names with 4 bits each the gate that stands at its places.
+// From matrix [gates, hidden, columns] to out [gates, units, columns] or, turned, [across, gates,
+// units]; `order` names with 4 bits each the gate that stands at its places.
 extern "C" __global__ void arrange(
     const stored* __restrict__ matrix,
     stored* __restrict__ out,
-    wide units, wide hidden, wide wide_columns, wide columns, wide gates, wide order, wide turned
+    wide units, wide hidden, wide across, wide columns, wide gates, wide order, wide turned
 ) {
     __shared__ stored tile[TILE][TILE + 1];
-    const wide across = (wide_columns + TILE - 1) / TILE, down = (units + TILE - 1) / TILE;
-    const wide first_column = blockIdx.x % across * TILE, first_unit = blockIdx.x / across % down * TILE;
-    const wide gate = blockIdx.x / across / down, from = order >> (4 * gate) & 15;
+    const wide side = (across + TILE - 1) / TILE, down = (units + TILE - 1) / TILE;  // in tiles
+    const wide first_column = blockIdx.x % side * TILE, first_unit = blockIdx.x / side % down * TILE;
+    const wide gate = blockIdx.x / side / down, from = order >> (4 * gate) & 15;
     const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
     #pragma unroll
     for (int line = y; line < TILE; line += LINES) {
@@ -26,7 +26,7 @@ extern "C" __global__ void arrange(
     #pragma unroll
     for (int line = y; line < TILE; line += LINES) {
         const wide unit = first_unit + (turned ? x : line), column = first_column + (turned ? line : x);
-        if (unit >= units || column >= wide_columns) continue;
+        if (unit >= units || column >= across) continue;
         if (turned)
             out[(column * gates + gate) * units + unit] = tile[x][line];
         else

@@ -175,20 +175,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             }
 
-    // places in shared memory that a step reads and writes: its time is how many instructions it has
-    const int begin = held(start_of(of4, of8));
+    // addresses that each step uses, computed once: at small B a step takes as long as its instructions
+    const int begin = pinned(start_of(of4, of8));
     int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS];
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
-        own_parts[s] = held((slot.tile * BLOCK_GROUPS + slot.group) * 256 + of8 * 32 + of4 * 8);
+        own_parts[s] = pinned((slot.tile * BLOCK_GROUPS + slot.group) * 256 + of8 * 32 + of4 * 8);
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             const int k = gate * OWN + slot.group * 8 + of4 * 2;
             const int place = AT_GATES + place_of(k / CHUNK, slot.tile, of8) + k % CHUNK * SIZE;
             // where the pattern of places repeats from gate to gate, one is enough
             const bool same = OWN / CHUNK % 4 == 0 && gate > 0;
-            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK) * CHUNK_BYTES : held(place);
+            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK) * CHUNK_BYTES : pinned(place);
         }
     }
 #if CLUSTER > 1
@@ -197,12 +197,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m) {
         // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
-        const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
+        const int group = min((warp * MMA_ROWS + m) * 2 + (of4 & 1), GROUPS - 1);
         const int owner = owner_of(group), its = group - first_group_of(owner);
-        target[m] = held(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
+        target[m] = pinned(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
                          (of4 >> 1) * 16);
 #if CLUSTER > 1
-        owners[m] = held(remote(mailboxes, owner));
+        owners[m] = pinned(remote(mailboxes, owner));
 #endif
     }
     int parts_now = 0, box_now = 0;  // of this step: the halves of parts change places
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             }
             __syncthreads();
             // dh = R^T dr, this block's part of all units; nobody waits for warps without units
-            if (CLUSTER > 1 && !WGMMA && warp * MMA_ROWS * 2 >= GROUPS) continue;
+            if (CLUSTER > 1 && (WGMMA ? warp & ~3 : warp) * MMA_ROWS * 2 >= GROUPS) continue;
             Sums sums_of_rows = {};
             product(sums_of_rows, matrix, others,
                     shared + AT_GATES + f * GATE_ROWS + begin);

@@ -215,7 +215,7 @@ INLINE Pair operand(Pair pair) {
 }
 
 // The same value, which the compiler cannot compute anew at each step instead of holding it.
-INLINE int held(int value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
+INLINE int pinned(int value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
 
 INLINE word shared_address(const void* place) {
     return word(__cvta_generic_to_shared(place));

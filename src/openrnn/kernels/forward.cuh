@@ -4,7 +4,7 @@
 // groups of 8 units, all their gates: an mma has 16 rows, 8 of one gate and 8 of the next, so that a
 // lane's sums are all gates of unit lane / 4 in rows 2 * (lane % 4) and the next: a cell needs no
 // other lane. A step waits for h at a mailbox, multiplies, applies the cell and sends h to every
-// block's other h buffer. Nothing else synchronises: whoever writes h of step t + 1 has all of h of
+// block's other h buffer. Nothing else synchronises (but where UNEVEN says): whoever writes h of step t + 1 has all of h of
 // step t, so every warp that sent it has read h of step t - 1.
 
 #include "device.cuh"
@@ -32,12 +32,14 @@ constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
 constexpr int AT_WEIGHTS = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
+static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
+              "a warpgroup without any units would wait for nobody, and miss a letter");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
     const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
     wide x_step, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, UNITS]
+    stored* __restrict__ y,              // [T, B, units], by the strides below
     wide y_step, wide y_row,
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
@@ -135,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide tiles = (batch + 7) / 8;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
-    const word mine_of[2] = {word(held(1 << of4 * 8)), word(held(1 << (of4 * 8 + 4)))};
-    const word whole_of = held(1 << of8 * 4);
+    const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
+    const word whole_of = pinned(1 << of8 * 4);
     const bool chosen = begins_with_some(fresh);
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -178,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         commit_copies();
     };
-    // R as the A operands of this warp: the first RESIDENT slices of K in registers
+    // R as the A operands of this warp: the first RESIDENT pieces in registers
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
     load_matrix(matrix, others, [&](int number, int s) {
@@ -194,14 +196,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
 
-    // places in shared memory that a step reads and writes: beside the last, its time is how many
-    // instructions it has
-    const int begin = held(start_of(of4, of8));
+    // addresses that each step uses, computed once: at small B a step takes as long as its instructions
+    const int begin = pinned(start_of(of4, of8));
     int own_place[PER_WARP];
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j) {
         const int group = first_group + j, piece = NARROW ? group : group * 2 + (of4 >> 1);
-        own_place[j] = held(place_of(piece, 0, of8));
+        own_place[j] = pinned(place_of(piece, 0, of8));
     }
     int read_at = AT_HIDDEN, write_at = AT_HIDDEN + HIDDEN_BYTES;  // the halves of h change places
     int read_box = 0, write_box = 8;
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     word peers[SENDS];
     #pragma unroll
     for (int i = 0; i < SENDS; ++i)
-        peers[i] = held(remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER));
+        peers[i] = pinned(remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER));
     await_cluster();
 #else
     __syncthreads();

@@ -38,6 +38,7 @@ constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 // Two buffers of parts are enough because a block that sends again has fetched what it waits for.
 static_assert((CLUSTER - 1) * CHUNKS * CHUNK < K, "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
+static_assert(!WGMMA || M_WARPS % 4 == 0, "a warpgroup multiplies one part of K");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 
 INLINE int first_group_of_cluster(int cluster) {
@@ -163,7 +164,7 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
                               unsigned char* shared, word mailboxes, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
-    if (!WGMMA && m_warp * MMA_ROWS * 2 >= here.groups * EACH) return;
+    if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * EACH) return;
     Sums sums = {};
     product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
                                       k_warp * (SLICES * 4 * CHUNK_BYTES) +

@@ -11,9 +11,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
     const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
     wide x_step, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, UNITS]
+    stored* __restrict__ y,              // [T, B, units], by the strides below
     wide y_step, wide y_row,
-    stored* __restrict__ mail,           // [T, B, UNITS] of ones; or null, y is it
+    stored* __restrict__ mail,           // [T, B, UNITS] of ones; or, where not PADDED, null: y is it
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
     const stored* __restrict__ bias_r,

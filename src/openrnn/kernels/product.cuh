@@ -5,6 +5,7 @@
 // own order then, not in that of the lanes' 16 bytes, and what is not in registers is read by
 // the tensor cores themselves, [piece, warp, upper or lower 8 rows, 16 bytes of K, row].
 
+static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
 constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;  // pieces in registers
 constexpr int MATRIX_BYTES = (SLICES * MMA_ROWS - RESIDENT) * 1024;  // of the others, a warp
 constexpr int CHAINS = WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 ? 2 : 4;

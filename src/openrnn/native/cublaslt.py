@@ -206,8 +206,10 @@ def multiply(
         full: d is float32.
         count: of such products at once, of matrices that lie `apart` from each other.
     """
-    # what lies apart may begin anywhere
-    aligned = (a.address | b.address | d.address) % 16 == 0 and count == 1
+    places = a.address | b.address | d.address
+    if count > 1:
+        places |= (a.apart | b.apart) * dtype.itemsize | d.apart * (4 if full else dtype.itemsize)
+    aligned = places % 16 == 0
     plan = _plan(
         dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full,
         (a.apart, b.apart, d.apart), count,

@@ -54,7 +54,10 @@ def compile_kernels(
         raise ValueError(
             "compile_kernels needs capability=(9, 0) or so: torch finds no CUDA device"
         )
-    found = capability or torch.cuda.get_device_capability()
+    found, processors = capability, None
+    if found is None:
+        found = torch.cuda.get_device_capability()
+        processors = torch.cuda.get_device_properties().multi_processor_count
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
     kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states)
     made = set()
@@ -70,7 +73,9 @@ def compile_kernels(
     for batch in batches:
         for kind, on in kinds:
             tiles = (batch + 7) // 8
-            kernel = kernels.best(kind, cell, name, module.spec.hidden_size, tiles, on, found)
+            kernel = kernels.best(
+                kind, cell, name, module.spec.hidden_size, tiles, on, found, processors=processors
+            )
             if kernel is not None:
                 made.add(kernel[0])
     return len(made)

@@ -17,7 +17,6 @@ from openrnn.spec import Spec
 Flags = tuple[bool, ...]
 FORWARD = ("lengths", "reset", "every", "keep")  # the flags of a kernel, in their order
 BACKWARD = ("lengths", "reset", "every", "fresh")
-TILE = 32  # rows and columns that a block of arrange.cuh moves
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -51,7 +50,7 @@ class Chain:
         self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
         self.direction = index % spec.directions
         self.cell = cell = traced(spec)
-        self.hidden, self.units = spec.hidden_size, plan.padded(spec.hidden_size)
+        self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
         self.exact = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.places = places(spec)[index]
@@ -96,9 +95,10 @@ class Chain:
         """
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = units if turned else columns
+        tile = cuda.ARRANGE_TILE
         out = matrix.new_empty((units, gates, units) if turned else (gates, units, columns))
         self.arrange.launch(
-            gates * (-(-units // TILE) * -(-across // TILE)), matrix.data_ptr(), out.data_ptr(),
+            gates * (-(-units // tile) * -(-across // tile)), matrix.data_ptr(), out.data_ptr(),
             units, self.hidden, across, columns, gates, nibbles(order), turned,
         )  # fmt: skip
         return out

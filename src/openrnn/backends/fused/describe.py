@@ -36,8 +36,9 @@ def describe(problem: Problem) -> list[str]:
             blocks = f"grid of {how.clusters} x {blocks}"
         limits = Limits.of(problem.capability, problem.processors)
         time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
+        warps = " whose warps multiply four at a time" if how.wgmma else ""
         lines.append(
-            f"{name}: {groups} x {blocks} of {how.threads} threads, {how.rows} rows each, "
+            f"{name}: {groups} x {blocks} of {how.threads} threads{warps}, {how.rows} rows each, "
             f"{made.resources.registers} registers, {time:.2f} us a step by the model"
         )
     return lines

@@ -42,8 +42,10 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
     for cluster, clusters, per in _splits(units // 8, limits):
         blocks = (per * each + 1) // 2  # of 16 rows
         for k_warps in (1, 2, 4, 8):
-            fewest = {-(-blocks // rows) for rows in (1, 2, 3, 4)}
-            for m_warps in sorted(fewest | {-(-warps // 4) * 4 for warps in fewest}):
+            sizes = {-(-blocks // rows) for rows in (1, 2, 3, 4)}
+            if limits.wgmma:
+                sizes |= {-(-warps // 4) * 4 for warps in sizes}
+            for m_warps in sorted(sizes):
                 warps = m_warps * k_warps
                 if not 4 <= warps <= 16:
                     continue
@@ -62,7 +64,8 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
 def _free(cell: Traced, how: GridForward | GridBackward) -> int:
     """Registers of a thread that are left for R."""
     rows = how.mma_rows(cell)
-    sums = 4 * rows * how.tiles * max(1, 4 // max(1, rows * how.tiles))
+    chains = 1 if how.wgmma else max(1, 4 // max(1, rows * how.tiles))
+    sums = 4 * rows * how.tiles * chains
     return registers(how.threads) - 66 - sums - 4 * how.tiles - 24 * (how.slots() - 1)
 
 

@@ -107,8 +107,9 @@ def fitting(
     rank = plan.forward if kind == "forward" else plan.backward
     for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
         on = dict.fromkeys(flags, True)
-        padded = kind == "forward" and how.units > hidden  # backward's R is made anew anyway
-        asked = replace(how, padded=padded, **on)  # type: ignore[arg-type]
+        if kind == "forward":  # for backward R is made anew anyway
+            on["padded"] = how.units > hidden
+        asked = replace(how, **on)  # type: ignore[arg-type]
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
             yield found

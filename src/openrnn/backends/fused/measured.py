@@ -1,27 +1,37 @@
 """The tiles that were fastest when timed on an H200, where those of a size were.
 
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value,
-units and tiles of 8 rows, then the fastest kernel's shape and its microseconds a step. A number of
-tiles in between takes what the next larger one takes; a size that is not there has the model.
+units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape and its microseconds
+a step. Between two measured batches runs the faster of their two kernels, each measured time scaled
+by what the model expects; beyond them, and for other sizes, the model chooses.
 """
 
 import csv
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files
 from operator import itemgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.tiles import SIZES, Tiles
 from openrnn.codegen.trace import Traced
 
-CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100
+CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
 FILE = "measured.csv"
-SIZE = ("kind", "gates", "bytes", "units", "rows")  # rows: tiles of 8, of the whole batch
+SIZE = ("kind", "gates", "bytes", "units", "eights")
 SHAPE = ("clusters", "cluster", "warps", "per", "tiles", "flight", "k_warps", "wgmma")
 
 How = TypeVar("How", bound=Tiles)
 Shape = tuple[int, ...]
+
+
+class Fastest(NamedTuple):
+    """The fastest kernel of a size."""
+
+    eights: int
+    shape: Shape
+    time: float  # us a step
 
 
 def shape_of(how: Tiles) -> Shape:
@@ -30,29 +40,42 @@ def shape_of(how: Tiles) -> Shape:
 
 
 @lru_cache(maxsize=1)
-def table() -> dict[tuple[str, int, int, int], list[tuple[int, Shape]]]:
-    """By kernel, gates, bytes and units: numbers of tiles, rising, with the fastest shape."""
-    found: dict[tuple[str, int, int, int], list[tuple[int, Shape]]] = {}
+def table() -> dict[tuple[str, int, int, int], list[Fastest]]:
+    """By kernel, gates, bytes and units: the fastest for each batch that was measured, rising."""
+    found: dict[tuple[str, int, int, int], list[Fastest]] = {}
     text = (files("openrnn.backends.fused") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
-        kind, gates, size, units, rows = itemgetter(*SIZE)(line)
+        kind, gates, size, units, eights = itemgetter(*SIZE)(line)
         key = kind, int(gates), int(size), int(units)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
-        found.setdefault(key, []).append((int(rows), shape))
+        found.setdefault(key, []).append(Fastest(int(eights), shape, float(line["us"])))
     return {key: sorted(rows) for key, rows in found.items()}
 
 
 def fastest_first(
     hows: list[How], cell: Traced, dtype: str, batch: int, capability: tuple[int, int],
-    processors: int | None,
+    processors: int | None, model: Callable[[How, int], float],
 ) -> list[How]:  # fmt: skip
-    """Kernels of one size in the order given, but that which was fastest before the others."""
+    """Kernels of one size in the order given, but that which was fastest before the others.
+
+    `model`: the expected time of a step of a kernel and batch.
+    """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
     key = hows[0].kind, len(cell.gates), SIZES[dtype], hows[0].units
-    rows = table().get(key)
-    if rows is None:
+    rows, eights = table().get(key, []), -(-batch // 8)
+    place = bisect_left(rows, eights, key=itemgetter(0))
+    if place == len(rows):
         return hows
-    place = bisect_left(rows, (batch + 7) // 8, key=itemgetter(0))
-    shape = rows[min(place, len(rows) - 1)][1]
-    return sorted(hows, key=lambda how: shape_of(how) != shape)
+    exact = rows[place].eights == eights
+    near = rows[place : place + 1] if exact else rows[max(0, place - 1) : place + 1]
+    by_shape = {shape_of(how): how for how in hows}
+    times = {
+        how: row.time * model(how, batch) / model(how, 8 * row.eights)
+        for row in near
+        if (how := by_shape.get(row.shape)) is not None
+    }
+    if not times:
+        return hows
+    first = min(times, key=times.__getitem__)
+    return [first, *(how for how in hows if how is not first)]

@@ -8,12 +8,15 @@ multiprocessor; what they rest on stands in `docs/kernels.md`.
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain, product
+from typing import TypeVar
 
 from openrnn.backends.fused import grid, measured
 from openrnn.backends.fused.limits import Limits, filled, registers, resident
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
 from openrnn.codegen.trace import Traced
+
+How = TypeVar("How", bound=Tiles)
 
 # Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
 # takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
@@ -28,7 +31,7 @@ _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # of one wgmma for each tile of 8 rows, a
 HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
 
 
-def padded(hidden: int) -> int:
+def units_of(hidden: int) -> int:
     """H as the kernels see it: a multiple of 8."""
     return -(-hidden // 8) * 8
 
@@ -134,19 +137,29 @@ def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) ->
     return step_time(cell, dtype, how, batch)
 
 
+def _ranked(
+    fitting: Iterator[How], cell: Traced, dtype: str, batch: int, capability: tuple[int, int],
+    processors: int | None, limits: Limits,
+) -> tuple[How, ...]:  # fmt: skip
+    def model(how: How, batch: int) -> float:
+        return time_of(cell, dtype, how, batch, limits)
+
+    ranked = sorted(fitting, key=lambda how: model(how, batch))
+    return tuple(measured.fastest_first(ranked, cell, dtype, batch, capability, processors, model))
+
+
 @lru_cache(maxsize=4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None,
 ) -> tuple[Forward, ...]:  # fmt: skip
     """The forward kernels that fit: the fastest if it was measured, then by the model."""
-    units, limits = padded(hidden), Limits.of(capability, processors)
+    units, limits = units_of(hidden), Limits.of(capability, processors)
     fitting: Iterator[Forward] = chain(
         forwards(cell, dtype, units, limits),
         grid.fitting(GridForward, cell, dtype, units, limits),
     )
-    ranked = sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits))
-    return tuple(measured.fastest_first(ranked, cell, dtype, batch, capability, processors))
+    return _ranked(fitting, cell, dtype, batch, capability, processors, limits)
 
 
 @lru_cache(maxsize=4096)
@@ -155,10 +168,9 @@ def backward(
     processors: int | None = None,
 ) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit: the fastest if it was measured, then by the model."""
-    units, limits = padded(hidden), Limits.of(capability, processors)
+    units, limits = units_of(hidden), Limits.of(capability, processors)
     fitting: Iterator[Backward] = chain(
         backwards(cell, dtype, units, limits),
         grid.fitting(GridBackward, cell, dtype, units, limits),
     )
-    ranked = sorted(fitting, key=lambda how: time_of(cell, dtype, how, batch, limits))
-    return tuple(measured.fastest_first(ranked, cell, dtype, batch, capability, processors))
+    return _ranked(fitting, cell, dtype, batch, capability, processors, limits)
