@@ -219,7 +219,7 @@ WGMMA = {
 @pytest.mark.parametrize("kind", WGMMA)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_four_warps_multiply_together(folder, dtype, kind, count):
-    """Whatever the number of operands, and where H is no multiple of 8; skeletons assert the rest."""
+    """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest."""
     cell, how = trace(cells.gru), WGMMA[kind](count)
     last = {"keep": True, "padded": True} if how.kind == "forward" else {"fresh": True}
     everything = replace(how, lengths=True, reset=True, every=True, **last)
