@@ -36,7 +36,7 @@ def problem(cell="lstm", dtype=torch.float32, hidden=64, batch=16, grad=False, *
 @pytest.mark.parametrize(
     ("asked", "runs"),
     [
-        (problem(), "cudnn"),
+        (problem(), "fused"),
         (problem(batch=256), "fused"),
         (problem("gru"), "fused"),
         (problem("lstm", torch.bfloat16, 1024, 256), "cudnn"),
@@ -48,7 +48,7 @@ def problem(cell="lstm", dtype=torch.float32, hidden=64, batch=16, grad=False, *
         (problem(hidden=256, batch=1, grad=True), "fused"),
         (problem(hidden=512, batch=1, grad=True), "fused"),
         (problem(hidden=512, batch=1, dtype=torch.bfloat16), "fused"),
-        (problem("gru", hidden=512, batch=256), "cudnn"),
+        (problem("gru", hidden=512, batch=256), "fused"),
         (problem("gru", hidden=512, batch=256, grad=True), "fused"),
         (problem("gru", hidden=512, batch=64), "fused"),
         (problem("gru", torch.float16, 640, 1), "cudnn"),

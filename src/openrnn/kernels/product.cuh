@@ -64,7 +64,6 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
 #endif
     }
-    __syncwarp();  // else the compiler loads all pieces at once, and spills what else is there
 }
 
 // load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros

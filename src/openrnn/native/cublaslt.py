@@ -122,7 +122,7 @@ class Plan:
     Args:
         sizes: rows and columns of d, and the columns of a.
         layouts: strides of a, b and d, then whether a and b are flipped.
-        aligned: whether all three begin at multiples of 16 bytes, else at those of an element.
+        aligned: bytes of which all three begin at multiples, at most 16.
         full: d is float32, whatever a and b are.
         aparts: of several products at once, how far those of a, b and d are apart.
         count: of such products.
@@ -130,7 +130,7 @@ class Plan:
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
-        layouts: tuple[int, int, int, bool, bool], aligned: bool, full: bool,
+        layouts: tuple[int, int, int, bool, bool], aligned: int, full: bool,
         aparts: tuple[int, int, int], count: int,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
@@ -156,7 +156,7 @@ class Plan:
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
-        least = ctypes.c_uint32(16 if aligned else dtype.itemsize)
+        least = ctypes.c_uint32(aligned)
         for matrix in range(4):
             self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
         # cublasLtMatmulHeuristicResult_t: the algorithm in 64 bytes, then bytes of workspace
@@ -209,7 +209,7 @@ def multiply(
     places = a.address | b.address | d.address
     if count > 1:
         places |= (a.apart | b.apart) * dtype.itemsize | d.apart * (4 if full else dtype.itemsize)
-    aligned = places % 16 == 0
+    aligned = min(16, places & -places)
     plan = _plan(
         dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full,
         (a.apart, b.apart, d.apart), count,

@@ -21,7 +21,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.fused import choice, gradients, plan
+from openrnn.backends.fused import choice, gradients, kernels, plan
 from openrnn.backends.fused.chain import chain
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.ragged import Rows, ordered, trimmed
@@ -84,7 +84,7 @@ class Fused(Backend):
                 f"compute capability {problem.capability[0]}.{problem.capability[1]}"
                 + (f" with {problem.processors} multiprocessors" if problem.processors else "")
             )
-        return reasons
+        return reasons or _spills(problem, dtype)
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
@@ -190,6 +190,26 @@ class Fused(Backend):
                     dx = dropped(call, layer - 1, dx)
                 dy = dx
         return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
+
+
+def _spills(problem: Problem, dtype: str) -> list[str]:
+    """Kernels of a size near the limit that nobody can compile without spills, as refusals."""
+    spec, capability, tiles = problem.spec, problem.capability, -(-(problem.batch or 1) // 8)
+    if capability is None:
+        return []
+    cell, found = traced(spec), []
+    for kind, flags in kernels.kinds(
+        spec, problem.grad, problem.lengths, problem.reset, problem.return_states
+    ):
+        asked = kind, cell, dtype, spec.hidden_size, tiles
+        if kernels.tight(*asked, capability, problem.processors) and not kernels.best(
+            *asked, flags, capability, processors=problem.processors
+        ):
+            found.append(
+                f"hidden_size {spec.hidden_size}: its recurrent matrix leaves every {kind} kernel "
+                f"of compute capability {capability[0]}.{capability[1]} too few registers"
+            )
+    return found
 
 
 def _laid_out(call: Call) -> Call:

@@ -30,6 +30,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
+LESS = (0, 2, 5)  # pieces of R in registers than planned
 TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
@@ -57,7 +58,7 @@ def unspilled(
     """
     tries = [
         tried
-        for stages, less in product(dict.fromkeys((how.stages, 2)), (0, 2, 5))
+        for stages, less in product(dict.fromkeys((how.stages, 2)), LESS)
         if (tried := replace(how, resident=max(0, how.resident - less), stages=stages)).shared(
             cell, dtype
         ) <= shared
@@ -113,6 +114,20 @@ def fitting(
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
             yield found
+
+
+def tight(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, capability: tuple[int, int],
+    processors: int | None,
+) -> bool:  # fmt: skip
+    """Whether no kernel has room for fewer pieces of R in registers, as `unspilled` tries."""
+    rank: Callable[..., tuple[Tiles, ...]]
+    rank = plan.forward if kind == "forward" else plan.backward
+    most = Limits.of(capability).shared
+    return not any(
+        replace(how, resident=max(0, how.resident - LESS[-1]), stages=2).shared(cell, dtype) <= most
+        for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)
+    )
 
 
 def kinds(

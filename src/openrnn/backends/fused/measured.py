@@ -2,8 +2,8 @@
 
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value,
 units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape and its microseconds
-a step. Between two measured batches runs the faster of their two kernels, each measured time scaled
-by what the model expects; beyond them, and for other sizes, the model chooses.
+a step. Between two measured batches runs the fastest of their two kernels and the model's first, by
+the model's times scaled to those that were measured; elsewhere the model chooses.
 """
 
 import csv
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files
 from operator import itemgetter
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.tiles import SIZES, Tiles
@@ -65,17 +66,17 @@ def fastest_first(
     key = hows[0].kind, len(cell.gates), SIZES[dtype], hows[0].units
     rows, eights = table().get(key, []), -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
-    if place == len(rows):
+    if place == len(rows) or (place == 0 and rows[0].eights > eights):
         return hows
     exact = rows[place].eights == eights
-    near = rows[place : place + 1] if exact else rows[max(0, place - 1) : place + 1]
+    near = rows[place : place + 1] if exact else rows[place - 1 : place + 1]
     by_shape = {shape_of(how): how for how in hows}
-    times = {
-        how: row.time * model(how, batch) / model(how, 8 * row.eights)
-        for row in near
-        if (how := by_shape.get(row.shape)) is not None
-    }
-    if not times:
+    known = {by_shape[row.shape]: row for row in near if row.shape in by_shape}
+    if not known:
         return hows
-    first = min(times, key=times.__getitem__)
+    # measured microseconds for each expected cycle
+    scales = {how: row.time / model(how, 8 * row.eights) for how, row in known.items()}
+    if not exact:
+        scales.setdefault(hows[0], fmean(scales.values()))
+    first = min(scales, key=lambda how: scales[how] * model(how, batch))
     return [first, *(how for how in hows if how is not first)]
