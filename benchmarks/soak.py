@@ -1,8 +1,8 @@
 """Random calls of the fused kernels on four streams: `python benchmarks/soak.py [--minutes 10]`.
 
 Each problem runs once alone, then again among others on any of the streams: the same bits are
-wanted, with no error, no hang and no growth of memory. Ends with 1 where that fails; says each minute
-how far it is, after all kernels are compiled.
+wanted, with no error, no hang and no growth of memory. Ends with 1 where that fails; once all
+kernels are compiled, says each minute how far it is.
 """
 
 import argparse
