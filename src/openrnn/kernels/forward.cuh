@@ -4,8 +4,9 @@
 // groups of 8 units, all their gates: an mma has 16 rows, 8 of one gate and 8 of the next, so that a
 // lane's sums are all gates of unit lane / 4 in rows 2 * (lane % 4) and the next: a cell needs no
 // other lane. A step waits for h at a mailbox, multiplies, applies the cell and sends h to every
-// block's other h buffer. Nothing else synchronises (but where UNEVEN says): whoever writes h of step t + 1 has all of h of
-// step t, so every warp that sent it has read h of step t - 1.
+// block's other h buffer. Nothing else synchronises, but for warpgroups with idle warps (UNEVEN):
+// whoever writes h of step t + 1 has all of h of step t, so every warp that sent it has read h of
+// step t - 1.
 
 #include "device.cuh"
 #include "record.cuh"

@@ -201,9 +201,9 @@ def _spills(problem: Problem, dtype: str) -> list[str]:
     for kind, flags in kernels.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
-        asked = kind, cell, dtype, spec.hidden_size, tiles
+        asked = kind, cell, dtype, spec.hidden_size
         if kernels.tight(*asked, capability, problem.processors) and not kernels.best(
-            *asked, flags, capability, processors=problem.processors
+            *asked, tiles, flags, capability, processors=problem.processors
         ):
             found.append(
                 f"hidden_size {spec.hidden_size}: its recurrent matrix leaves every {kind} kernel "

@@ -117,7 +117,7 @@ def fitting(
 
 
 def tight(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, capability: tuple[int, int],
+    kind: str, cell: Traced, dtype: str, hidden: int, capability: tuple[int, int],
     processors: int | None,
 ) -> bool:  # fmt: skip
     """Whether no kernel has room for fewer pieces of R in registers, as `unspilled` tries."""
@@ -126,7 +126,7 @@ def tight(
     most = Limits.of(capability).shared
     return not any(
         replace(how, resident=max(0, how.resident - LESS[-1]), stages=2).shared(cell, dtype) <= most
-        for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)
+        for how in rank(cell, dtype, hidden, 1, capability, processors)
     )
 
 
