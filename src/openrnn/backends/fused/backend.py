@@ -195,9 +195,9 @@ class Fused(Backend):
 def _spills(problem: Problem, dtype: str) -> list[str]:
     """Kernels of a size near the limit that nobody can compile without spills, as refusals."""
     spec, capability, tiles = problem.spec, problem.capability, -(-(problem.batch or 1) // 8)
-    if capability is None:
+    if capability is None or nvrtc.absent():
         return []
-    cell, found = traced(spec), []
+    cell, found = traced(spec), list[str]()
     for kind, flags in kernels.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
