@@ -49,11 +49,9 @@ def measured(cell: str, dtype: str, steps: int, batch: int, hidden: int, share: 
     x = torch.randn(steps, batch, hidden, **where).requires_grad_()
     dy = torch.randn(steps, batch, hidden, **where)
     reset = torch.rand(steps, batch, device="cuda") < share if share else None
-    call = partial(layer, reset=reset)
-    call.parameters = layer.parameters  # type: ignore[attr-defined]  # as `step` asks for them
     found = {"cell": cell, "dtype": dtype, "T": steps, "B": batch, "H": hidden, "resets": share}
     for name, grad in (("inference", None), ("training", dy)):
-        for kernel, time in alone(lambda grad=grad: step(call, x, grad)).items():  # type: ignore[misc]
+        for kernel, time in alone(partial(step, layer, x, grad, reset=reset)).items():
             found[f"{name} {kernel}"] = round(time / steps, 3)
     return found
 

@@ -111,18 +111,6 @@ def custom(seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _step(
-    layer: openrnn.LSTM,
-    call: Callable[[torch.Tensor], Any],
-    x: torch.Tensor,
-    dy: torch.Tensor | None,
-) -> None:
-    with torch.set_grad_enabled(dy is not None):
-        y = call(x)[0]
-        if dy is not None:
-            torch.autograd.grad(y, [x, *layer.parameters()], dy)
-
-
 def masks(seconds: float) -> list[dict[str, Any]]:
     """Resets of 3% of all steps, and lengths drawn evenly from 1 to T, against neither."""
     rows = []
@@ -139,8 +127,7 @@ def masks(seconds: float) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"set": "masks", "cell": "lstm", "dtype": "bf16"}
         row |= {"T": STEPS, "B": batch, "I": hidden, "H": hidden}
         for kind, grad in (("infer", None), ("train", dy)):
-            sides = [partial(layer, **given) for given in options.values()]
-            calls = [partial(_step, layer, side, x, grad) for side in sides]
+            calls = [partial(step, layer, x, grad, **given) for given in options.values()]
             for name, time in zip(options, timed(calls, seconds), strict=True):
                 row[f"{kind} {name}"] = time / STEPS
         rows.append(row)

@@ -78,12 +78,14 @@ SETS = {
 }  # fmt: skip
 
 
-def step(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor | None) -> list[torch.Tensor]:
+def step(
+    layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor | None, **given: Any
+) -> list[torch.Tensor]:
     """One inference call, or one training step where dy is given: y, then gradients."""
     if dy is None:
         with torch.no_grad():
-            return [layer(x)[0]]
-    y = layer(x)[0]
+            return [layer(x, **given)[0]]
+    y = layer(x, **given)[0]
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy)]
 
 

@@ -88,6 +88,11 @@ class Tiles(ABC):
         """Pieces of R of a warp, each 8 registers of a lane or 1 KiB of shared memory."""
         return self.slices(cell, dtype) * self.mma_rows(cell)
 
+    def sums(self, cell: Traced) -> int:
+        """Registers of a lane for a product's sums; a short one by `mma` has several chains."""
+        count = self.mma_rows(cell) * self.tiles
+        return 4 * count * (1 if self.wgmma else max(1, 4 // max(1, count)))
+
     def stage(self, cell: Traced, dtype: str) -> int:
         """Bytes of the ring's entry of a slot."""
         values = len(cell.gates) if self.kind == "forward" else 1 + record(cell)

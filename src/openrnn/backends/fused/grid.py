@@ -63,10 +63,7 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
 
 def _free(cell: Traced, how: GridForward | GridBackward) -> int:
     """Registers of a thread that are left for R."""
-    rows = how.mma_rows(cell)
-    chains = 1 if how.wgmma else max(1, 4 // max(1, rows * how.tiles))
-    sums = 4 * rows * how.tiles * chains
-    return registers(how.threads) - 66 - sums - 4 * how.tiles - 24 * (how.slots() - 1)
+    return registers(how.threads) - 66 - how.sums(cell) - 4 * how.tiles - 24 * (how.slots() - 1)
 
 
 def step_time(

@@ -95,6 +95,11 @@ def _compiling(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _rank(kind: str) -> Callable[..., tuple[Forward | Backward, ...]]:
+    """The plan of a kind of kernels."""
+    return plan.forward if kind == "forward" else plan.backward
+
+
 def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
     capability: tuple[int, int], patience: int = 0, processors: int | None = None,
@@ -104,9 +109,7 @@ def fitting(
     `kind` is "forward" or "backward"; TRIES tiles are compiled at most.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    rank: Callable[..., tuple[Forward | Backward, ...]]
-    rank = plan.forward if kind == "forward" else plan.backward
-    for how in rank(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
+    for how in _rank(kind)(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
         on = dict.fromkeys(flags, True)
         if kind == "forward":  # for backward R is made anew anyway
             on["padded"] = how.units > hidden
@@ -121,12 +124,10 @@ def tight(
     processors: int | None,
 ) -> bool:  # fmt: skip
     """Whether no kernel has room for fewer pieces of R in registers, as `unspilled` tries."""
-    rank: Callable[..., tuple[Tiles, ...]]
-    rank = plan.forward if kind == "forward" else plan.backward
     most = Limits.of(capability).shared
     return not any(
         replace(how, resident=max(0, how.resident - LESS[-1]), stages=2).shared(cell, dtype) <= most
-        for how in rank(cell, dtype, hidden, 1, capability, processors)
+        for how in _rank(kind)(cell, dtype, hidden, 1, capability, processors)
     )
 
 

@@ -66,9 +66,9 @@ def fastest_first(
     key = hows[0].kind, len(cell.gates), SIZES[dtype], hows[0].units
     rows, eights = table().get(key, []), -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
-    if place == len(rows) or (place == 0 and rows[0].eights > eights):
+    exact = place < len(rows) and rows[place].eights == eights
+    if not exact and place in (0, len(rows)):
         return hows
-    exact = rows[place].eights == eights
     near = rows[place : place + 1] if exact else rows[place - 1 : place + 1]
     by_shape = {shape_of(how): how for how in hows}
     known = {by_shape[row.shape]: row for row in near if row.shape in by_shape}

@@ -46,27 +46,19 @@ def _clusters(groups: int, limits: Limits) -> Iterator[tuple[int, int]]:
 def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Forward]:
     """Every forward kernel of a block or cluster that fits."""
     for cluster, here in _clusters(units // 8, limits):
-        for per, tiles, flight in product((1, 2, 3, 4), (1, 2, 4), (1, 2)):
-            warps = -(-here // per)
-            if warps > 16:
-                continue
-            how = Forward(units, cluster, warps, per, tiles, flight, 0)
-            rows = how.mma_rows(cell)
-            sums = 4 * rows * tiles * max(1, 4 // max(1, rows * tiles))
-            extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
-            free = registers(how.threads) - 62 - sums - extra
-            yield from filled(cell, dtype, how, free, limits)
-        if not limits.wgmma:
-            continue
-        for per, tiles in product((1, 2, 3, 4), (2, 3, 4, 8)):
-            warps = -(-here // (4 * per)) * 4
+        kinds = [(tiles, flight, 1) for tiles, flight in product((1, 2, 4), (1, 2))]
+        kinds += [(tiles, 1, 4) for tiles in (2, 3, 4, 8) if limits.wgmma]
+        for per, (tiles, flight, together) in product((1, 2, 3, 4), kinds):
+            warps = -(-here // (together * per)) * together
             # a warpgroup without any units would wait for nobody
-            if warps > 16 or units // 8 // cluster <= (warps - 4) * per:
+            idle = together > 1 and units // 8 // cluster <= (warps - together) * per
+            if warps > 16 or idle:
                 continue
-            how = Forward(units, cluster, warps, per, tiles, 1, 0, wgmma=True)
-            extra = 2 * per * tiles * (len(cell.states) + len(cell.gates) // 2)
-            taken = 62 + 4 * how.mma_rows(cell) * tiles + extra + 8 * per * tiles
-            yield from filled(cell, dtype, how, registers(how.threads) - taken, limits)
+            how = Forward(units, cluster, warps, per, tiles, flight, 0, wgmma=together > 1)
+            extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
+            extra += 8 * per * tiles if how.wgmma else 0
+            free = registers(how.threads) - 62 - how.sums(cell) - extra
+            yield from filled(cell, dtype, how, free, limits)
 
 
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Backward]:
