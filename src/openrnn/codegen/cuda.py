@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import lru_cache
 from importlib.resources import files
 
-from openrnn.codegen.graph import Node, Value
+from openrnn.codegen.graph import Graph, Node, Value, factored
 from openrnn.codegen.tiles import SIZES, Backward, Forward, Tiles, kept
 from openrnn.codegen.trace import Traced
 
@@ -56,6 +56,7 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2,
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
         "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
+        "FACTORS": len(_halves(cell)[0].outputs),
         "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
         **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
     }  # fmt: skip
@@ -63,7 +64,7 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
     lines += [f"#define {name} {int(value)}" for name, value in constants.items()]
     lines += ["#ifndef PATIENCE\n#define PATIENCE 0\n#endif", _pointers(how.kind, cell)]
     lines += _wgmma(dtype, how.tiles) if how.wgmma else []
-    function = step_function(cell) if how.kind == "forward" else derivative_function(cell)
+    function = step_function(cell) if how.kind == "forward" else derivative_functions(cell)
     return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, function)
 
 
@@ -160,27 +161,48 @@ def step_function(cell: Traced) -> str:
     )  # fmt: skip
 
 
-def derivative_function(cell: Traced) -> str:
+@lru_cache(maxsize=256)
+def _halves(cell: Traced) -> tuple[Graph, Graph]:
+    """The derivative's factors, which are known before the gradients of states are, and the rest."""
+    gradients = frozenset(f"d_{state}" for state in cell.states)
+    return factored(cell.derivative, gradients).split(gradients)
+
+
+def derivative_functions(cell: Traced) -> str:
     """Gradients of gates, previous states and per-unit vectors of one unit in one row."""
-    graph = cell.derivative
+    early, late = _halves(cell)
     lines = [f"const float {name} = kept[{place}];" for place, name in enumerate(kept(cell))]
     for place, name in enumerate(cell.unit_params):
-        if f"p_{name}" in graph.reads:
+        if f"p_{name}" in early.reads:
             lines.append(f"const float p_{name} = vectors[{place}];")
-    for place, state in enumerate(cell.states):
-        if f"d_{state}" in graph.reads:
-            lines.append(f"const float d_{state} = d_after[{place}];")
-    lines += [_line(node) for node in graph.nodes]
-    for place, name in enumerate(planes(cell)):
-        lines.append(f"d_gates[{place}] = {_value(graph.outputs[name])};  // {name}")
-    for place, state in enumerate(cell.states):
-        lines.append(f"d_before[{place}] = {_value(graph.outputs[f'ds_{state}'])};  // {state}")
-    for place, name in enumerate(cell.unit_params):
-        lines.append(f"d_vectors[{place}] = {_value(graph.outputs[f'dp_{name}'])};  // {name}")
-    return _function(
-        f"{cell.name}: gradients of gates and previous states", "derivative",
+    lines += [_line(node) for node in early.nodes]
+    lines += [f"factor[{place}] = {name};" for place, name in enumerate(early.outputs)]
+    factors = _function(
+        f"{cell.name}: what gradients of states are multiplied by", "factors",
         ("const float (&kept)[KEPT + 4]", "const float (&vectors)[VECTORS + 1]",
-         "const float (&d_after)[STATES]", "float (&d_gates)[PLANES]", "float (&d_before)[STATES]",
+         "float (&factor)[FACTORS + 1]"),
+        lines,
+    )  # fmt: skip
+    truths = {node.name for node in early.nodes if node.op in _TRUTHS}
+    lines = [
+        f"const bool {name} = factor[{place}] != 0.0f;" if name in truths
+        else f"const float {name} = factor[{place}];"
+        for place, name in enumerate(early.outputs)
+    ]  # fmt: skip
+    for place, state in enumerate(cell.states):
+        if f"d_{state}" in late.reads:
+            lines.append(f"const float d_{state} = d_after[{place}];")
+    lines += [_line(node) for node in late.nodes]
+    for place, name in enumerate(planes(cell)):
+        lines.append(f"d_gates[{place}] = {_value(late.outputs[name])};  // {name}")
+    for place, state in enumerate(cell.states):
+        lines.append(f"d_before[{place}] = {_value(late.outputs[f'ds_{state}'])};  // {state}")
+    for place, name in enumerate(cell.unit_params):
+        lines.append(f"d_vectors[{place}] = {_value(late.outputs[f'dp_{name}'])};  // {name}")
+    return factors + _function(
+        f"{cell.name}: gradients of gates and previous states", "derivative",
+        ("const float (&factor)[FACTORS + 1]", "const float (&d_after)[STATES]",
+         "float (&d_gates)[PLANES]", "float (&d_before)[STATES]",
          "float (&d_vectors)[VECTORS + 1]"),
         lines,
     )  # fmt: skip

@@ -46,6 +46,22 @@ class Graph:
                 needed.update(node.args)
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
+    def split(self, late: frozenset[str]) -> tuple["Graph", "Graph"]:
+        """What does not need the inputs `late`, then the rest, whose inputs are those and the first's."""
+        after: list[Node] = []
+        waiting = set(late)
+        for node in self.nodes:
+            if waiting.intersection(node.args):
+                waiting.add(node.name)
+                after.append(node)
+        asked = [arg for node in after for arg in node.args] + list(self.outputs.values())
+        known = {
+            arg: arg for arg in dict.fromkeys(asked) if isinstance(arg, str) and arg not in waiting
+        }
+        before = Graph(self.inputs, self.nodes, dict(known)).pruned()
+        inputs = (*known, *(name for name in self.inputs if name in late))
+        return before, Graph(inputs, tuple(after), self.outputs)
+
     def renamed(self, rename: Callable[[Value], Value]) -> "Graph":
         """With every name passed through `rename`; inputs that get the same name become one."""
         nodes = tuple(
@@ -99,6 +115,39 @@ class Builder:
 
     def graph(self, outputs: dict[str, Value]) -> Graph:
         return Graph(self.inputs, tuple(self.nodes), outputs).pruned()
+
+
+def factored(graph: Graph, linear: frozenset[str]) -> Graph:
+    """The same with products regrouped, where every output is linear in the inputs `linear`.
+
+    (d * a) * b becomes d * (a * b), and d * a + d * b becomes d * (a + b): what is multiplied by
+    gradients can be known before they are.
+    """
+    emit = Builder(graph.inputs)
+    values: dict[str, Value] = {name: name for name in graph.inputs if name not in linear}
+    # what depends on `linear`: a value of the new graph, and what it is multiplied by
+    terms: dict[str, tuple[Value, Value]] = {name: (name, 1.0) for name in linear}
+
+    def whole(value: Value) -> Value:
+        if value in terms:
+            return emit("mul", *terms[str(value)])
+        return values[value] if isinstance(value, str) else value
+
+    for node in graph.nodes:
+        ours = [terms[str(arg)] for arg in node.args if arg in terms]
+        first, *rest = node.args
+        if not ours:
+            values[node.name] = emit(node.op, *map(whole, node.args))
+        elif len(ours) == 2 and node.op in ("add", "sub") and ours[0][0] == ours[1][0]:
+            terms[node.name] = ours[0][0], emit(node.op, ours[0][1], ours[1][1])
+        elif len(ours) == 1 and node.op == "neg":
+            terms[node.name] = ours[0][0], emit("neg", ours[0][1])
+        elif len(ours) == 1 and (node.op == "mul" or (node.op == "div" and first in terms)):
+            other = rest[0] if first in terms else first
+            terms[node.name] = ours[0][0], emit(node.op, ours[0][1], whole(other))
+        else:
+            terms[node.name] = emit(node.op, *map(whole, node.args)), 1.0
+    return emit.graph({name: whole(value) for name, value in graph.outputs.items()})
 
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:

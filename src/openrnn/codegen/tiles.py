@@ -39,6 +39,7 @@ class Tiles(ABC):
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
         resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
         wgmma: four warps multiply together.
+        frugal: fewer registers, but R comes a few pieces at a time, some addresses anew each step.
         lengths, reset, every: what the kernel knows to do.
     """
 
@@ -51,6 +52,7 @@ class Tiles(ABC):
     resident: int
     stages: int = 4
     wgmma: bool = False
+    frugal: bool = False
     lengths: bool = False
     reset: bool = False
     every: bool = False

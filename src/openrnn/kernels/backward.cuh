@@ -6,6 +6,7 @@
 
 #include "device.cuh"
 #include "record.cuh"
+#include "resets.cuh"
 
 constexpr int BLOCK_GROUPS = PER;
 constexpr int GROUPS = UNITS / 8;
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 ) {
     GRADIENT_ARRAYS
     extern __shared__ __align__(128) unsigned char shared[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int thread = handy(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
     const wide cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
     const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
-    const wide dy_move = way * dy_step, gates_move = way * batch * (PLANES * UNITS);
+    const wide dy_move = way * dy_step, gates_move = handy(way * batch * (PLANES * UNITS));
     const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
     stored* d_gate_at[FLIGHT][SLOTS];
     bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
@@ -125,13 +126,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
                               of4 * 2;
         }
-    auto stage_of = [&](int s, int i, int f) {
-        return AT_RING + (((warp * SLOTS + s) * STAGES + i % STAGES) * FLIGHT + f) * SLOT_BYTES;
-    };
-    auto copy_inputs = [&](int i, int f) {
+    constexpr int STAGE = FLIGHT * SLOTS * SLOT_BYTES, RING = STAGES * STAGE;
+    const int ring = AT_RING + warp * RING;
+    int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
+    const word ring_place = shared_address(shared + ring);
+    auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const word target = shared_address(shared + stage_of(s, i, f));
+            const word target = ring_place + into + (f * SLOTS + s) * SLOT_BYTES;
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
@@ -157,27 +159,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
+        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, s * STAGE, f);
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
-    word resets[FLIGHT][SLOTS];  // of 32 steps in the row lane / 4
+    Resets resets[FLIGHT][SLOTS];
+    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
+    auto row_of = [&](int f, int s) { return rows[f * ROWS + slot_of(s).tile * 8 + of8]; };
     int length[FLIGHT][SLOTS][2];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
-        for (int s = 0; s < SLOTS; ++s)
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = slot_of(s);
+            const bool inside = (first_group + slot.group) * 8 + of8 < units;
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const Slot slot = slot_of(s);
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
-                const bool inside = (first_group + slot.group) * 8 + of8 < units;
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             }
+            const int b = row_of(f, s);
+            if (RESET) resets[f][s].look(reset, batch, b, length_at(b), first + later, way, of4);
+        }
 
     // addresses that each step uses, computed once: at small B a step takes as long as its instructions
-    const int begin = pinned(start_of(of4, of8));
-    int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS];
+    const int begin = pinned(start_of(of4, of8)), side = handy(ring + side_of(lane));
+    int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS][2];
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
@@ -192,19 +199,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
     }
 #if CLUSTER > 1
-    word owners[MMA_ROWS];
+    word owners[MMA_ROWS][2];
 #endif
     #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m) {
-        // each half of 8 units goes to its owner: even lanes send one half, odd lanes the other
-        const int group = min((warp * MMA_ROWS + m) * 2 + (of4 & 1), GROUPS - 1);
-        const int owner = owner_of(group), its = group - first_group_of(owner);
-        target[m] = pinned(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
-                         (of4 >> 1) * 16);
+    for (int m = 0; m < MMA_ROWS; ++m)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {  // each half of 8 units goes to its owner
+            const int group = min((warp * MMA_ROWS + m) * 2 + half, GROUPS - 1);
+            const int owner = owner_of(group), its = group - first_group_of(owner);
+            target[m][half] = pinned(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
+                                     of4 * 8);
 #if CLUSTER > 1
-        owners[m] = pinned(remote(mailboxes, owner));
+            owners[m][half] = pinned(remote(mailboxes, owner));
 #endif
-    }
+        }
     int parts_now = 0, box_now = 0;  // of this step: the halves of parts change places
 
 #if CLUSTER > 1
@@ -219,16 +227,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = slot_of(s);
             if (!slot.mine) continue;
-            const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + f * (2 * PARTS) +
-                                                                half + own_parts[s]);
+            const unsigned char* parts = shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s];
+            float found[2] = {};
             #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                float found = 0.0f;
-                #pragma unroll
-                for (int from = 0; from < CLUSTER; ++from)
-                    found += parts[from * TILES * BLOCK_GROUPS * 64 + c];
-                d_state[f][s][c][0] += found;
+            for (int from = 0; from < CLUSTER; from += 2) {  // by two: half as long a chain of sums
+                constexpr int NEXT = TILES * BLOCK_GROUPS * 256;
+                const float2 one = *reinterpret_cast<const float2*>(parts + from * NEXT);
+                float2 other = make_float2(0.0f, 0.0f);
+                if (CLUSTER > 1) other = *reinterpret_cast<const float2*>(parts + (from + 1) * NEXT);
+                found[0] += one.x + other.x;
+                found[1] += one.y + other.y;
             }
+            d_state[f][s][0][0] += found[0];
+            d_state[f][s][1][0] += found[1];
         }
     };
 
@@ -238,28 +249,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
-            float d_out[SLOTS][2], values[SLOTS][2][KEPT + 4];
+            float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
             word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
-                const unsigned char* stage = shared + stage_of(s, i, f);
-                read_records(stage + DY_BYTES, lane, values[s]);
-                read_sides<1>(stage, lane, &d_out[s]);
-                if (RESET) {
-                    if (i % 32 == 0) {
-                        const int b = rows[f * ROWS + slot_of(s).tile * 8 + of8];
-                        resets[f][s] = resets_from(reset, batch, b, length_at(b), reverse ? t : t + 1,
-                                                   way, of4);
-                    }
-                    again[s] = __ballot_sync(~0u, resets[f][s] >> (i % 32) & 1);
-                }
+                const int place = stage + (f * SLOTS + s) * SLOT_BYTES;
+                float values[2][KEPT + 4];
+                read_records(shared + ring + place + DY_BYTES, lane, values);
+                find_factors(values, vector[s], factor[s]);
+                read_sides<1>(shared + side + place, &d_out[s]);
+                if (RESET)
+                    again[s] = resets[f][s].rows(i, reset, batch, row_of(f, s), length_at(row_of(f, s)),
+                                                 t + later, way, of4);
             }
-            copy_inputs(i + STAGES - 1, f);
+            copy_inputs(i + STAGES - 1, spare, f);
             if (i > 0) {
 #if CLUSTER > 1
                 const word mailbox = mailboxes + f * 16 + (8 - box_now);
                 await(mailbox, word((i - 1) >> 1) & 1);
-                if (threadIdx.x == 0) expect(mailbox, letter);
+                if (thread == 0) expect(mailbox, letter);
 #endif
                 add_parts(f, PARTS - parts_now);
             }
@@ -292,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                     }
-                    derivative(values[s][c], vector[s], d_after, found, d_before, d_vector);
+                    derivative(factor[s][c], d_after, found, d_before, d_vector);
                     if (live) {
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
@@ -325,26 +333,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             product(sums_of_rows, matrix, others,
                     shared + AT_GATES + f * GATE_ROWS + begin);
             #pragma unroll
-            for (int m = 0; m < MMA_ROWS; ++m) {
-                const int group = (warp * MMA_ROWS + m) * 2 + (of4 & 1);
-                const bool some = WARPS * MMA_ROWS * 2 <= GROUPS || group < GROUPS;
+            for (int m = 0; m < MMA_ROWS; ++m)
                 #pragma unroll
-                for (int n = 0; n < TILES; ++n) {
-                    const float4 chunk = halved(sums_of_rows, m, n, of4 & 1);
-                    const int there = target[m] + parts_now + f * (2 * PARTS) + n * (BLOCK_GROUPS * 256);
-                    if (!some) continue;
+                for (int half = 0; half < 2; ++half) {
+                    const int group = (warp * MMA_ROWS + m) * 2 + half;
+                    if (WARPS * MMA_ROWS * 2 > GROUPS && group >= GROUPS) continue;
+                    #pragma unroll
+                    for (int n = 0; n < TILES; ++n) {
+                        const float low = chained(sums_of_rows, m, n, half * 2);
+                        const float high = chained(sums_of_rows, m, n, half * 2 + 1);
+                        const int there = target[m][half] + parts_now + f * (2 * PARTS) +
+                                          n * (BLOCK_GROUPS * 256);
 #if CLUSTER > 1
-                    send(owners[m] + there, *reinterpret_cast<const uint4*>(&chunk),
-                         owners[m] + f * 16 + box_now);
+                        send(owners[m][half] + there, low, high, owners[m][half] + f * 16 + box_now);
 #else
-                    *reinterpret_cast<float4*>(shared + there) = chunk;
+                        *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
 #endif
+                    }
                 }
-            }
 #if CLUSTER == 1
             __syncthreads();
 #endif
         }
+        spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
         parts_now = PARTS - parts_now, box_now = 8 - box_now;
     }
 

@@ -56,14 +56,13 @@ INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
         end[at] = narrow(value);
 }
 
-// what a product reads: tf32 where values are float32
+// What a product reads: tf32, ties away from 0, where values are float32. Tensor cores drop the last 13
+// bits themselves, so that cvt.rna.tf32, which clears them, would take two instructions more.
 INLINE word rounded(word bits) {
 #if NARROW
     return bits;
 #else
-    word tf32;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(tf32) : "f"(__uint_as_float(bits)));
-    return tf32;
+    return fabsf(__uint_as_float(bits)) < __uint_as_float(0x7f800000) ? bits + 0x1000 : bits;
 #endif
 }
 
@@ -113,50 +112,6 @@ INLINE Pair pair_of(const stored* source) {
 #else
     return {source[0], source[1]};
 #endif
-}
-
-// The resets of a row at 32 times from `t` on, or back, as bits; none outside [0, end). The four lanes
-// of a row read eight each: who looked at one a step would wait for memory at each step.
-INLINE word resets_from(const unsigned char* reset, wide batch, int row, int end, int t, int way,
-                        int of4) {
-    word found[8] = {}, bits = 0;
-    const int first = t + way * of4 * 8;
-    const unsigned char* place = reset + first * batch + row;
-    #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-        if (unsigned(first + way * k) < unsigned(end)) found[k] = *place;
-        place += way * batch;
-    }
-    #pragma unroll
-    for (int k = 0; k < 8; ++k) bits |= word(found[k] != 0) << (of4 * 8 + k);
-    bits |= __shfl_xor_sync(~0u, bits, 1);
-    return bits | __shfl_xor_sync(~0u, bits, 2);
-}
-
-// units `unit` and the next of a row of states (B, units), zeros where there is none
-INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units) {
-    stored pair[2] = {0, 0};
-    if (states && unit < units) pair[0] = states[row * units + unit];
-    if (states && unit + 1 < units) pair[1] = states[row * units + unit + 1];
-    return pair_of(pair);
-}
-
-// whether any fresh state is given, other than zeros
-template <int N>
-INLINE bool begins_with_some(const stored* const (&fresh)[N]) {
-    bool some = false;
-    #pragma unroll
-    for (int k = 0; k < N; ++k) some = some || fresh[k];
-    return some;
-}
-
-// a cell's states become the fresh ones (B, units), zeros where there are none
-template <int N>
-INLINE void begin_again(float (&states)[N], const stored* const (&fresh)[N], wide row, wide unit,
-                        wide units) {
-    #pragma unroll
-    for (int k = 0; k < N; ++k)
-        states[k] = fresh[k] && unit < units ? widen(fresh[k][row * units + unit]) : 0.0f;
 }
 
 INLINE void keep(stored* target, Pair pair) {
@@ -215,18 +170,26 @@ INLINE Pair operand(Pair pair) {
 }
 
 // The same value, which the compiler cannot compute anew at each step instead of holding it.
-INLINE int pinned(int value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
+template <class Number>
+INLINE Number pinned(Number value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
+// the same where there are registers for it
+template <class Number>
+INLINE Number handy(Number value) { return FRUGAL ? value : pinned(value); }
 
 INLINE word shared_address(const void* place) {
     return word(__cvta_generic_to_shared(place));
 }
 
-// COUNT matrices of 8 rows x 8 units, 128 bytes each, as `transposed` takes them: unit lane / 4 in
-// rows 2 * (lane % 4) and the next
+// where in matrices of 8 rows x 8 units a lane reads first
+INLINE int side_of(int lane) { return NARROW ? lane * 16 : ((lane & 3) * 16 + (lane >> 2)) * 4; }
+
+// COUNT such matrices in 16 bits, 128 bytes each, as `transposed` takes them: unit lane / 4 in rows
+// 2 * (lane % 4) and the next; source: with `side_of`, of which a read of fewer than four matrices takes
+// that of the first lanes only
 template <int COUNT>
-INLINE void read_flipped(const unsigned char* source, int lane, word (&bits)[COUNT]) {
+INLINE void read_flipped(const unsigned char* source, word (&bits)[COUNT]) {
 #if NARROW
-    const word place = shared_address(source) + lane * 16;
+    const word place = shared_address(source);
     #pragma unroll
     for (int i = 0; i + 4 <= COUNT; i += 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -236,21 +199,20 @@ INLINE void read_flipped(const unsigned char* source, int lane, word (&bits)[COU
         constexpr int PAIR = COUNT & 2 ? COUNT & ~3 : 0;
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                      : "=r"(bits[PAIR]), "=r"(bits[PAIR + 1 < COUNT ? PAIR + 1 : PAIR])
-                     : "r"(place - (lane & 16) * 16 + PAIR * 128) : "memory");
+                     : "r"(place + PAIR * 128) : "memory");
     }
     if (COUNT & 1)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(bits[COUNT - 1])
-                     : "r"(place - (lane & 24) * 16 + (COUNT - 1) * 128) : "memory");
+                     : "=r"(bits[COUNT - 1]) : "r"(place + (COUNT - 1) * 128) : "memory");
 #endif
 }
 
-// COUNT such matrices as floats of this lane's two cells: unit lane / 4 in rows 2 * (lane % 4) and on
+// COUNT such matrices as floats of this lane's two cells
 template <int COUNT>
-INLINE void read_sides(const unsigned char* source, int lane, float (*cells)[2]) {
+INLINE void read_sides(const unsigned char* source, float (*cells)[2]) {
 #if NARROW
     word bits[COUNT];
-    read_flipped<COUNT>(source, lane, bits);
+    read_flipped<COUNT>(source, bits);
     #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         cells[i][0] = widen(stored(bits[i]));
@@ -261,24 +223,19 @@ INLINE void read_sides(const unsigned char* source, int lane, float (*cells)[2])
     for (int i = 0; i < COUNT; ++i)
         #pragma unroll
         for (int c = 0; c < 2; ++c)
-            cells[i][c] = reinterpret_cast<const float*>(source)
-                              [i * 64 + ((lane & 3) * 2 + c) * 8 + (lane >> 2)];
+            cells[i][c] = reinterpret_cast<const float*>(source)[i * 64 + c * 8];
 #endif
 }
 
 // 16 bytes of a row, gathered from the lanes beside: 8 units by four lanes, or 4 units by two
-INLINE uint4 gathered(Pair pair, int lane) {
+INLINE uint4 gathered(Pair pair) {
 #if NARROW
-    const word beside = __shfl_xor_sync(~0u, pair.bits, 1);
-    const word low = lane & 1 ? beside : pair.bits, high = lane & 1 ? pair.bits : beside;
-    const word other_low = __shfl_xor_sync(~0u, low, 2), other_high = __shfl_xor_sync(~0u, high, 2);
-    return lane & 2 ? make_uint4(other_low, other_high, low, high)
-                    : make_uint4(low, high, other_low, other_high);
+    return make_uint4(__shfl_sync(~0u, pair.bits, 0, 4), __shfl_sync(~0u, pair.bits, 1, 4),
+                      __shfl_sync(~0u, pair.bits, 2, 4), __shfl_sync(~0u, pair.bits, 3, 4));
 #else
     const word low = __float_as_uint(pair.low), high = __float_as_uint(pair.high);
-    const word other_low = __shfl_xor_sync(~0u, low, 1), other_high = __shfl_xor_sync(~0u, high, 1);
-    return lane & 1 ? make_uint4(other_low, other_high, low, high)
-                    : make_uint4(low, high, other_low, other_high);
+    return make_uint4(__shfl_sync(~0u, low, 0, 2), __shfl_sync(~0u, high, 0, 2),
+                      __shfl_sync(~0u, low, 1, 2), __shfl_sync(~0u, high, 1, 2));
 #endif
 }
 
@@ -352,6 +309,12 @@ INLINE void send(word target, uint4 value, word mailbox) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
                  "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(target), "r"(value.x), "r"(value.y),
                  "r"(value.z), "r"(value.w), "r"(mailbox) : "memory");
+}
+
+INLINE void send(word target, float low, float high, word mailbox) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(target), "r"(__float_as_uint(low)),
+                 "r"(__float_as_uint(high)), "r"(mailbox) : "memory");
 }
 
 // Waits for the letter of a phase; PATIENCE 0 waits for ever, as only a tested kernel may. The scope

@@ -10,6 +10,7 @@
 
 #include "device.cuh"
 #include "record.cuh"
+#include "resets.cuh"
 
 constexpr int PER_WARP = PER;
 constexpr int GROUPS = UNITS / 8;
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 ) {
     STATE_ARRAYS
     extern __shared__ __align__(128) unsigned char shared[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int thread = handy(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
     const int first_group = first_group_of(block) + warp * PER_WARP;
@@ -133,20 +134,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     // this lane's row of each tile, and its places in y and in what is kept: they move with time
     const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
-    word resets[FLIGHT][TILES] = {};  // of 32 steps
+    Resets resets[FLIGHT][TILES];
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
-    const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide y_move = handy(way * y_step), record_move = way * tiles * GROUPS * (64 * RECORD);
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
     const word whole_of = pinned(1 << of8 * 4);
     const bool chosen = begins_with_some(fresh);
+    // after a step the resets of the next one count, in reverse its own
+    const int later = reverse ? 0 : 1;
+    auto end_of = [&](int f, int n) { return LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count; };
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
+            if (RESET) resets[f][n].look(reset, batch, row[f][n], end_of(f, n), first + later, way, of4);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
@@ -154,9 +159,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
 
     // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
-    const unsigned char* const ring = shared + AT_RING + warp * STAGES * FLIGHT * STAGE_BYTES;
+    constexpr int STAGE = FLIGHT * STAGE_BYTES, RING = STAGES * STAGE;
+    const int ring = AT_RING + warp * RING;
+    int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
     const stored* input[FLIGHT][COPIES];
-    int taken[FLIGHT][COPIES];
+    int taken[FLIGHT][COPIES];  // in how many steps
     const wide x_move = way * x_step;
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -167,16 +174,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
             const int b = rows[f * ROWS + n * 8 + line];
-            taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < end_group ? 16 : 0;
+            taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < end_group ? count : 0;
             input[f][copy] = taken[f][copy] ? x + first * x_step + b * x_row + gate * x_gate +
                                                   (first_group + j) * 8 + unit : x;
         }
-    auto copy_inputs = [&](int i, int f) {
-        const word target = shared_address(ring) + (i % STAGES * FLIGHT + f) * STAGE_BYTES + lane * 16;
+    const word ring_place = handy(shared_address(shared + ring + lane * 16));
+    auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             if (copy * 512 + lane * 16 < STAGE_BYTES)
-                copy_async<16>(target + copy * 512, input[f][copy], i < count ? taken[f][copy] : 0);
+                copy_async<16>(ring_place + into + f * STAGE_BYTES + copy * 512, input[f][copy],
+                               i < taken[f][copy] ? 16 : 0);
             input[f][copy] += x_move;
         }
         commit_copies();
@@ -195,18 +203,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, f);
+        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, s * STAGE, f);
 
     // addresses that each step uses, computed once: at small B a step takes as long as its instructions
-    const int begin = pinned(start_of(of4, of8));
+    const int begin = pinned(start_of(of4, of8)), side = handy(ring + side_of(lane));
     int own_place[PER_WARP];
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j) {
         const int group = first_group + j, piece = NARROW ? group : group * 2 + (of4 >> 1);
-        own_place[j] = pinned(place_of(piece, 0, of8));
+        own_place[j] = pinned(2 * AT_HIDDEN + HIDDEN_BYTES + place_of(piece, 0, of8));
     }
-    int read_at = AT_HIDDEN, write_at = AT_HIDDEN + HIDDEN_BYTES;  // the halves of h change places
-    int read_box = 0, write_box = 8;
+    // the halves of h change places: what is read at one is written to their sum less it
+    int read_at = AT_HIDDEN, read_box = 0;
 #if CLUSTER > 1
     constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
     word peers[SENDS];
@@ -218,6 +226,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     __syncthreads();
 #endif
 
+    auto begin_rows = [&](int f, int n, word reset_rows) {
+        #pragma unroll
+        for (int j = 0; j < PER_WARP; ++j) {
+            #pragma unroll
+            for (int c = 0; c < 2; ++c)
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k)
+                    if (reset_rows & mine_of[c]) state[f][j][n][c][k] = 0.0f;
+            if (chosen && reset_rows)  // one way for the whole warp
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    if (reset_rows & mine_of[c])
+                        begin_again(state[f][j][n][c], fresh, rows[f * ROWS + n * 8 + of4 * 2 + c],
+                                    (first_group + j) * 8 + of8, units);
+        }
+    };
     // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
     // warpgroup multiplies with it, the others of that wait.
     const bool idle = CLUSTER > 1 && !WGMMA && first_group >= end_group;
@@ -232,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             // sums start from what is known before h is: inputs and biases
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];
-            read_sides<PER_WARP * TILES * GATES>(ring + (i % STAGES * FLIGHT + f) * STAGE_BYTES, lane,
+            read_sides<PER_WARP * TILES * GATES>(shared + side + stage + f * STAGE_BYTES,
                                                  &given[0][0][0]);
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
@@ -247,24 +271,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                             sums[half / 2][n][0][half % 2 * 2 + c] =
                                 from_r[j][gate] + (summed ? given[j][n][gate][c] : 0.0f);
                         }
-            copy_inputs(i + STAGES - 1, f);
+            copy_inputs(i + STAGES - 1, spare, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
-                live_rows[n] = ~0u;
-                if (LENGTHS) live_rows[n] = __ballot_sync(~0u, t < length[f][n]);
-                if (RESET) {  // after a step those of the next one count, in reverse its own
-                    const int end = LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count;
-                    if (i % 32 == 0)
-                        resets[f][n] = resets_from(reset, batch, row[f][n], end,
-                                                   reverse ? t : t + 1, way, of4);
-                    reset_rows[n] = __ballot_sync(~0u, resets[f][n] >> (i % 32) & 1);
-                }
+                live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
+                if (RESET)
+                    reset_rows[n] = resets[f][n].rows(i, reset, batch, row[f][n], end_of(f, n),
+                                                      t + later, way, of4);
             }
 #if CLUSTER > 1
             if (i > 0) {
                 await(mailboxes + f * 16 + read_box, word((i - 1) >> 1) & 1);
-                if (threadIdx.x == 0) expect(mailboxes + f * 16 + read_box, LETTER);
+                if (thread == 0) expect(mailboxes + f * 16 + read_box, LETTER);
             }
             if (UNEVEN) await_warpgroup(warp >> 2);
 #endif
@@ -275,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 #pragma unroll
                 for (int j = 0; j < PER_WARP; ++j) {
                     const int group = first_group + j;
-                    const bool inside = group * 8 + of8 < units;  // padding stays 0 for any cell
+                    const bool inside = !PADDED || group * 8 + of8 < units;  // else 0 for any cell
                     float sent[2] = {0.0f, 0.0f}, values[2][KEPT + 4] = {};
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
@@ -305,33 +324,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
                     Pair letter = hidden_pair;
-                    if (RESET) {
-                        #pragma unroll
-                        for (int c = 0; c < 2; ++c)
-                            #pragma unroll
-                            for (int k = 0; k < STATES; ++k)
-                                if (reset_rows[n] & mine_of[c]) state[f][j][n][c][k] = 0.0f;
-                        if (reset_rows[n] & whole_of) letter = {};
-                    }
-                    if (RESET && chosen && reset_rows[n]) {  // one way for the whole warp
-                        #pragma unroll
-                        for (int c = 0; c < 2; ++c)
-                            if (reset_rows[n] & mine_of[c])
-                                begin_again(state[f][j][n][c], fresh,
-                                            rows[f * ROWS + n * 8 + of4 * 2 + c], group * 8 + of8, units);
-                        if (reset_rows[n] & whole_of)
-                            letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
-                    }
+                    if (RESET && reset_rows[n] & whole_of) letter = {};
+                    if (RESET && chosen && reset_rows[n] & whole_of)
+                        letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
                     letter = operand(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
-                    const int there = write_at + own_place[j] + f * (2 * HIDDEN_BYTES) + n * 128;
+                    const int there = own_place[j] - read_at + f * (2 * HIDDEN_BYTES) + n * 128;
 #if CLUSTER > 1
-                    const uint4 chunk = gathered(letter, lane);
+                    const uint4 chunk = gathered(letter);
                     if (mine && i + 1 < count) {
                         #pragma unroll
                         for (int p = 0; p < SENDS; ++p)
                             if (CLUSTER % SHARERS == 0 || lane % SHARERS + p * SHARERS < CLUSTER)
-                                send(peers[p] + there, chunk, peers[p] + f * 16 + write_box);
+                                send(peers[p] + there, chunk, peers[p] + f * 16 + 8 - read_box);
                     }
 #else
                     if (mine)
@@ -344,13 +349,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         keep_records(record[f][n] + j * (64 * RECORD), rest, values);
                 }
             #pragma unroll
-            for (int n = 0; n < TILES; ++n) output[f][n] += y_move, record[f][n] += record_move;
+            for (int n = 0; n < TILES; ++n) {
+                output[f][n] += y_move, record[f][n] += record_move;
+                if (RESET) begin_rows(f, n, reset_rows[n]);  // not before letters went: nobody waits for it
+            }
         }
 #if CLUSTER == 1
         __syncthreads();
 #endif
-        write_at = read_at, read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at;
-        write_box = read_box, read_box = 8 - read_box;
+        spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
+        read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at, read_box = 8 - read_box;
     }
 
     #pragma unroll

@@ -21,7 +21,7 @@ INLINE float hyperbolic(float x) {
     return y;
 #else
     // off by 2e-7 at most, where tf32 products are off by 1e-4
-    return 1.0f - 2.0f * inverse(1.0f + power_of_2(2.0f * LOG2_E * x));
+    return fmaf(-2.0f, inverse(1.0f + power_of_2(2.0f * LOG2_E * x)), 1.0f);
 #endif
 }
 

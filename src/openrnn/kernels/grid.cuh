@@ -11,6 +11,7 @@
 
 #include "device.cuh"
 #include "record.cuh"
+#include "resets.cuh"
 
 constexpr int GROUPS_EACH = PER;
 constexpr int GROUPS = UNITS / 8;
@@ -169,25 +170,23 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
     product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
                                       k_warp * (SLICES * 4 * CHUNK_BYTES) +
                                       start_of(here.of4, here.of8));
-    const bool odd = here.of4 & 1;
     #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m) {
-        // even lanes send four rows of one half of 8 units, odd lanes of the other
-        const int number = (m_warp * MMA_ROWS + m) * 2 + odd;
+    for (int half = 0; half < 2 * MMA_ROWS; ++half) {  // of 8 units
+        const int m = half / 2, number = m_warp * MMA_ROWS * 2 + half;
         const int group = number / EACH, which = number % EACH;
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            const float4 chunk = halved(sums, m, n, odd);
+            const float low = chained(sums, m, n, half % 2 * 2), high = chained(sums, m, n, half % 2 * 2 + 1);
             const int slot = group * TILES + n, owner = slot % CLUSTER;
             const int there = AT_PARTS + now * PARTS_BYTES +
                               ((slot / CLUSTER * FROM + here.block * K_WARPS + k_warp) * EACH + which) * 256 +
-                              here.of8 * 32 + (here.of4 >> 1) * 16;
+                              here.of8 * 32 + here.of4 * 8;
             if (group >= here.groups) continue;
 #if CLUSTER > 1
             const word base = remote(mailboxes, owner);
-            send(base + there, *reinterpret_cast<const uint4*>(&chunk), base + now * 8);
+            send(base + there, low, high, base + now * 8);
 #else
-            *reinterpret_cast<float4*>(shared + there) = chunk;
+            *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
 #endif
         }
     }

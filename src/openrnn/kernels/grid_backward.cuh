@@ -47,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
-    word resets[SLOTS] = {};  // of 32 steps in the row lane / 4
+    Resets resets[SLOTS];
+    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
@@ -88,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD)
                                    : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
+        if (RESET) resets[s].look(reset, batch, row[s], length_at(row[s]), first + later, way, of4);
         d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
@@ -113,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
+    const int side = handy(side_of(lane));
 #if CLUSTER > 1
     await_cluster();
 #endif
@@ -128,15 +131,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             __syncthreads();
 #endif
         }
-        float d_out[SLOTS][2], values[SLOTS][2][KEPT + 4];
+        float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
+        word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
         if (i < count) {
             await_copies<STAGES - 2>();
             __syncwarp();
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const unsigned char* stage = shared + stage_of(s, i);
-                read_records(stage + DY_BYTES, lane, values[s]);
-                read_sides<1>(stage, lane, &d_out[s]);
+                float values[2][KEPT + 4];
+                read_records(stage + DY_BYTES, lane, values);
+                find_factors(values, vector[s], factor[s]);
+                read_sides<1>(stage + side, &d_out[s]);
+                if (RESET)
+                    again[s] = resets[s].rows(i, reset, batch, row[s], length_at(row[s]), t + later, way,
+                                              of4);
             }
             copy_inputs(i + STAGES - 1);
         }
@@ -153,21 +162,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 d_state[s][1][0] += found[0][1];
             }
             if (i == count) continue;
-            word again = 0;  // whether what came after the step began anew: bit 4r of row r
-            if (RESET) {
-                if (i % 32 == 0) {
-                    const int b = rows[slot.tile * 8 + of8];
-                    resets[s] = resets_from(reset, batch, b, length_at(b), reverse ? t : t + 1, way,
-                                            of4);
-                }
-                again = __ballot_sync(~0u, resets[s] >> (i % 32) & 1);
-            }
             float d_gate[2][PLANES] = {};
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float (&d_here)[STATES] = d_state[s][c];
                 const wide b = rows[slot.tile * 8 + of4 * 2 + c];
-                if (RESET && again & mine_of[c])
+                if (RESET && again[s] & mine_of[c])
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
                         if (FRESH) d_start[s][c][k] += d_here[k];
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     if (EVERY && d_every[k] && live && b >= 0 && unit < units)
                         d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                 }
-                derivative(values[s][c], vector[s], d_after, found, d_before, d_vector);
+                derivative(factor[s][c], d_after, found, d_before, d_vector);
                 if (live) {
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];

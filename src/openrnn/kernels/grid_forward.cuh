@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
-    word resets[SLOTS] = {};  // of 32 steps
+    Resets resets[SLOTS];
     stored *output[SLOTS], *letter_at[SLOTS], *record[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
     stored* const box = mail ? mail : y;
@@ -73,6 +73,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
     const bool chosen = begins_with_some(fresh);
+    // after a step the resets of the next one count, in reverse its own
+    const int later = reverse ? 0 : 1;
+    auto end_of = [&](int s) { return LENGTHS ? length[s] : row[s] < 0 ? 0 : count; };
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -102,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
+        if (RESET) resets[s].look(reset, batch, row[s], end_of(s), first + later, way, of4);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
@@ -110,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     }
 
     // the ring of inputs: each warp copies what its own lanes read
-    const unsigned char* const ring = shared + AT_RING + here.warp * SLOTS * STAGES * SLOT_BYTES;
+    const int ring = AT_RING + here.warp * SLOTS * STAGES * SLOT_BYTES;
     const stored* input[SLOTS][COPIES];
     int taken[SLOTS][COPIES];
     const wide x_move = way * x_step;
@@ -130,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         for (int s = 0; s < SLOTS; ++s)
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
-                const word target = shared_address(ring) + (s * STAGES + i % STAGES) * SLOT_BYTES;
+                const word target = shared_address(shared) + ring + (s * STAGES + i % STAGES) * SLOT_BYTES;
                 if (copy * 512 + lane * 16 < SLOT_BYTES)
                     copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
                                    i < count ? taken[s][copy] : 0);
@@ -146,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
+    const int side = ring + side_of(lane);
 #if CLUSTER > 1
     await_cluster();
 #endif
@@ -165,22 +170,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         float given[SLOTS][GATES][2];
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)
-            read_sides<GATES>(ring + (s * STAGES + i % STAGES) * SLOT_BYTES, lane, given[s]);
+            read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * SLOT_BYTES), given[s]);
         copy_inputs(i + STAGES - 1);
+        word live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
+            if (RESET)
+                reset_rows[s] = resets[s].rows(i, reset, batch, row[s], end_of(s), t + later, way, of4);
+        }
         if (works) await_parts(here, mailboxes, i);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             if (!mine[s]) continue;
             const Slot slot = here.slot(s);
             const int group = here.first_group + slot.group;
-            word live_rows = ~0u, reset_rows = 0;  // bit 4r of row r
-            if (LENGTHS) live_rows = __ballot_sync(~0u, t < length[s]);
-            if (RESET) {  // after a step those of the next one count, in reverse its own
-                const int end = LENGTHS ? length[s] : row[s] < 0 ? 0 : count;
-                if (i % 32 == 0)
-                    resets[s] = resets_from(reset, batch, row[s], end, reverse ? t : t + 1, way, of4);
-                reset_rows = __ballot_sync(~0u, resets[s] >> (i % 32) & 1);
-            }
             float sums[GATES][2];
             #pragma unroll
             for (int gate = 0; gate < GATES; ++gate)
@@ -200,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 float (&before)[STATES] = state[s][c];
                 step(left, right, before, vector[s], after, values[c]);
                 const int column = of4 * 2 + c, unit = group * 8 + of8;
-                const bool live = live_rows >> (column * 4) & 1;
+                const bool live = live_rows[s] >> (column * 4) & 1;
                 const wide b = rows[slot.tile * 8 + column];
                 if (EVERY && live && b >= 0 && unit < units)
                     #pragma unroll
@@ -209,34 +213,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     if (live) before[k] = after[k];
-                    if (k == 0) sent[c] = unit < units ? before[k] : 0.0f;
+                    if (k == 0) sent[c] = !PADDED || unit < units ? before[k] : 0.0f;
                 }
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
             Pair letter = hidden_pair;
-            if (RESET) {
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    #pragma unroll
-                    for (int k = 0; k < STATES; ++k)
-                        if (reset_rows & mine_of[c]) state[s][c][k] = 0.0f;
-                if (reset_rows & whole_of) letter = {};
-            }
-            if (RESET && chosen && reset_rows) {  // one way for the whole warp
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (reset_rows & mine_of[c])
-                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + of4 * 2 + c],
-                                    group * 8 + of8, units);
-                if (reset_rows & whole_of)
-                    letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
-            }
-            const bool live = live_rows >> (of8 * 4) & 1;
+            if (RESET && reset_rows[s] & whole_of) letter = {};
+            if (RESET && chosen && reset_rows[s] & whole_of)
+                letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
+            const bool live = live_rows[s] >> (of8 * 4) & 1;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
             if (row[s] >= 0 && mail && live)
                 keep_inside(output[s], hidden_pair, group * 8 + of4 * 2, units);
             if (recorded[s]) keep_records(record[s], rest, values);
             output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
+            if (!RESET) continue;  // else not before letters went: nobody waits for it
+            #pragma unroll
+            for (int c = 0; c < 2; ++c)
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k)
+                    if (reset_rows[s] & mine_of[c]) state[s][c][k] = 0.0f;
+            if (chosen && reset_rows[s])  // one way for the whole warp
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    if (reset_rows[s] & mine_of[c])
+                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + of4 * 2 + c],
+                                    group * 8 + of8, units);
         }
     }
 

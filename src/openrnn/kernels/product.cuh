@@ -45,6 +45,7 @@ INLINE uint4 dealt(uint4 mine) {
 // lower and upper: 16 bytes of K of rows lane / 4 and lane / 4 + 8
 INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower, uint4 upper) {
     const int piece = s * MMA_ROWS + m;
+    if (FRUGAL && piece % 4 == 3) __syncwarp();  // the compiler loads no more before it
 #if WGMMA
     if (piece < RESIDENT) lower = dealt(lower), upper = dealt(upper);
 #endif

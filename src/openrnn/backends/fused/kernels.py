@@ -58,10 +58,10 @@ def unspilled(
     """
     tries = [
         tried
-        for stages, less in product(dict.fromkeys((how.stages, 2)), LESS)
-        if (tried := replace(how, resident=max(0, how.resident - less), stages=stages)).shared(
-            cell, dtype
-        ) <= shared
+        for stages, less, frugal in product(dict.fromkeys((how.stages, 2)), LESS, (False, True))
+        if (tried := replace(
+            how, resident=max(0, how.resident - less), stages=stages, frugal=frugal
+        )).shared(cell, dtype) <= shared
     ]  # fmt: skip
 
     def made_of(tried: How) -> nvrtc.Binary:
