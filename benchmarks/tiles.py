@@ -1,9 +1,9 @@
 """Kernels alone, by tiles: `python benchmarks/tiles.py --cell lstm --hidden 64 1024`.
 
-For each row it compiles the plan's first choices of each kind, times one launch of T steps by
-events, and prints what the plan would pick beside the fastest. Inputs are random, results are not
-looked at: tests/test_fused_gpu.py does that. `--table` prints `backends/fused/measured.csv` by such
-times; the models beside it were fitted to them.
+For each row it compiles the plan's first choices of each kind, times launches of T steps from a
+CUDA graph, grids with several delays, and prints what the plan would pick beside the fastest.
+Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
+`backends/fused/measured.csv` by such times; the models beside it were fitted to them.
 """
 
 import argparse
@@ -32,8 +32,9 @@ from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import Traced, trace
 from openrnn.native import nvrtc
 
-STEPS = 256
-KEPT = ("units", "resident", "stages", *measured.SHAPE)  # of the tiles, in files
+STEPS, LAUNCHES, REPLAYS = 256, 4, 6
+DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800)  # of grids, cycles
+KEPT = ("units", "resident", "stages", *measured.SHAPE, "delay")  # of the tiles, in files
 KINDS = {"forward": plan.forward, "backward": plan.backward}
 
 
@@ -82,7 +83,8 @@ def compiled(job: Job) -> Tiles | None:
 def arguments(
     cell: Traced, how: Tiles, batch: int, dtype: torch.dtype
 ) -> tuple[list[torch.Tensor], tuple[int, ...], list[int]]:
-    """Tensors to hold on to, then the kernel's arguments before those of states, then those."""
+    """Tensors to hold on to, the second a grid's mailbox, then the kernel's arguments before those
+    of states, then those."""
 
     def some(*shape: int) -> torch.Tensor:
         return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
@@ -110,26 +112,42 @@ def arguments(
     return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
 
 
-def timed(job: Job, batch: int) -> float | None:
-    """The least of four launches, microseconds a step; None where the device does not hold it."""
+def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
+    """The least of some replays, microseconds a step, and the tiles with a grid's best delay; None
+    where the device does not hold it.
+
+    From a graph, because a launch from Python adds a tenth of a microsecond to each of 256 steps.
+    """
     cell, how = trace(getattr(cells, job.cell)), job.how
     made = kernels.binary(cell, job.dtype, how, nvrtc.arch_of(job.capability))
     shared = how.shared(cell, job.dtype)
     kernel = nvrtc.loaded(made, how.cluster, how.threads, shared, 0, how.clusters > 1)
     if kernel.resident < how.clusters:
         return None
-    times = []
-    for _ in range(5):
-        # a grid's mailboxes are emptied for each launch
-        held, given, states = arguments(cell, how, batch, getattr(torch, job.dtype))
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        kernels.launch(kernel, how, batch, given, *states)
-        end.record()
+    grid = isinstance(how, tiles.GridForward | tiles.GridBackward)
+    own = LAUNCHES if grid else 1  # each launch of a grid needs mailboxes of its own
+    calls = [arguments(cell, how, batch, getattr(torch, job.dtype)) for _ in range(own)]
+    boxes = [held[1] for held, _, _ in calls]
+    bits = torch.int16 if boxes[0].element_size() == 2 else torch.int32
+    best = math.inf, how
+    for tried in [replace(how, delay=delay) for delay in DELAYS] if grid else [how]:
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / STEPS)
-        del held
-    return min(times[1:])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _, given, states in calls * (LAUNCHES // own):
+                kernels.launch(kernel, tried, batch, given, *states)
+        for replay in range(REPLAYS):
+            for box in boxes:
+                box.view(bits).fill_(-1)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            time = start.elapsed_time(end) * 1e3 / (STEPS * LAUNCHES)
+            if replay > 0:
+                best = min(best, (time, tried), key=itemgetter(0))
+    return best
 
 
 def said(how: Tiles) -> str:
@@ -150,9 +168,9 @@ def lines_of(paths: Sequence[Path]) -> str:
             key = row["kind"], gates, size, how["units"], -(-row["B"] // 8)
             here[key] = min(here.get(key, (math.inf, {})), (row["us"], how), key=itemgetter(0))
         best |= here
-    lines = [",".join((*measured.SIZE, *measured.SHAPE, "us"))]
+    lines = [",".join((*measured.SIZE, *measured.SHAPE, "delay", "us"))]
     for key, (time, how) in sorted(best.items()):
-        shape = (int(how[name]) for name in measured.SHAPE)
+        shape = (int(how[name]) for name in (*measured.SHAPE, "delay"))
         lines.append(",".join(map(str, (*key, *shape, f"{time:.2f}"))))
     return "\n".join(lines) + "\n"
 
@@ -194,10 +212,10 @@ def main() -> None:
     found: dict[tuple[Any, ...], list[tuple[float, Tiles]]] = {}
     for kind, batch, job in rows:
         how = ready[job]
-        time = timed(job._replace(how=how), batch) if how is not None else None
-        if how is not None and time is not None:
-            key = (job.cell, job.dtype, how.units, batch, kind)
-            found.setdefault(key, []).append((time, how))
+        one = timed(job._replace(how=how), batch) if how is not None else None
+        if one is not None:
+            key = (job.cell, job.dtype, one[1].units, batch, kind)
+            found.setdefault(key, []).append(one)
     table = Table("cell", "dtype", "H", "B", "kernel", "plan's us", "tiles", "best us", "tiles")
     for key, all_ in found.items():
         (first, picked), (least, best) = all_[0], min(all_, key=lambda pair: pair[0])
@@ -209,7 +227,7 @@ def main() -> None:
             {
                 **dict(zip(("cell", "dtype", "H", "B", "kind"), key)),
                 "us": round(time, 3),
-                "how": {name: int(getattr(how, name, 1)) for name in KEPT},
+                "how": {name: int(getattr(how, name, name != "delay")) for name in KEPT},
             }
             for key, all_ in found.items()
             for time, how in all_

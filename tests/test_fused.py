@@ -194,12 +194,12 @@ def test_a_slice_of_a_device_gets_smaller_grids():
 @compiles
 def test_what_no_kernel_holds_without_spills_is_refused(folder):
     """Near the limit only the compiler knows, so that auto goes on."""
-    spec = cells.lstm.spec(1500, 1500)
+    spec = cells.gru.spec(1680, 1680)
     (reason,) = Fused().refusals(Problem(spec, torch.float32, "cuda", (9, 0), processors=132))
-    assert "hidden_size 1500" in reason
+    assert "hidden_size 1680" in reason
     assert "every forward kernel of compute capability 9.0 too few registers" in reason
-    for hidden in (1400, 640):
-        fits = Problem(cells.lstm.spec(8, hidden), torch.float32, "cuda", (9, 0), processors=132)
+    for cell, hidden in ((cells.lstm, 1500), (cells.gru, 640)):
+        fits = Problem(cell.spec(8, hidden), torch.float32, "cuda", (9, 0), processors=132)
         assert not Fused().refusals(fits)
 
 

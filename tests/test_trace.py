@@ -10,7 +10,8 @@ from torch import nn, sigmoid, tanh
 from torch.nn import functional as F
 
 import openrnn
-from openrnn.codegen.graph import PRIMITIVES, Graph, Node
+from openrnn.codegen.cuda import halves
+from openrnn.codegen.graph import PRIMITIVES, Graph, Node, factored
 from openrnn.codegen.trace import trace
 from openrnn.errors import CellError
 
@@ -104,6 +105,11 @@ def agree(cell, clip=None, seed=0):
     kept = {name: (given | sums)[name] for name in traced.kept}
     others = {name: value for name, value in given.items() if name[0] in "sp"}
     found = evaluate(traced.derivative, kept | others | cotangents)
+    early, late = halves(traced)
+    assert not any(name in cotangents for node in early.nodes for name in node.args)
+    again = evaluate(late, evaluate(early, kept | others) | cotangents)
+    assert again.keys() == found.keys()
+    assert all(distance(again[name].expand(64), found[name].expand(64)) < 1e-12 for name in found)
     weighed = sum((value * cotangents[f"d_{name}"]).sum() for name, value in zip(cell.states, new))
     weighed.backward()
     wanted = {f"d{name}": leaf.grad for name, leaf in leaves.items()}
@@ -263,6 +269,32 @@ def test_the_derivative_shares_work():
     """About 25 operations for an LSTM: common ones are computed once."""
     assert len(trace(CELLS["lstm"]).derivative.nodes) < 40
     assert len(trace(CELLS["lstm"]).step.nodes) <= 14
+
+
+def test_what_gradients_meet_is_known_before_them():
+    """An LSTM's late half: the sum of both ways to c, and a product for each output."""
+    for name, least in (("lstm", 7), ("gru", 5)):
+        assert len(halves(trace(CELLS[name]))[1].nodes) == least
+
+
+def test_factored():
+    """Products regroup and sums of one gradient merge; a choice keeps what it chooses."""
+    nodes = (
+        Node("one", "mul", ("d", "a")), Node("two", "mul", ("b", "one")),
+        Node("three", "neg", ("d",)), Node("four", "add", ("two", "three")),
+        Node("five", "div", ("four", "b")), Node("six", "where", ("t", 0.0, "five")),
+        Node("seven", "sub", ("six", "e")),
+    )  # fmt: skip
+    graph = Graph(("a", "b", "t", "d", "e"), nodes, {"x": "five", "y": "six", "z": "seven"})
+    early, late = factored(graph, frozenset("de")).split(frozenset("de"))
+    assert [node.op for node in early.nodes] == ["mul", "add", "div"]
+    assert [node.op for node in late.nodes] == ["mul", "where", "sub"]
+    dice = torch.Generator().manual_seed(0)
+    given = {n: torch.randn(64, generator=dice, dtype=torch.float64) for n in "abde"}
+    given["t"] = given["a"] > 0
+    both = evaluate(late, given | evaluate(early, given))
+    for name, want in evaluate(graph, given).items():
+        assert distance(both[name], want) < 1e-12
 
 
 def test_names_survive():

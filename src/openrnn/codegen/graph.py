@@ -47,7 +47,7 @@ class Graph:
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
     def split(self, late: frozenset[str]) -> tuple["Graph", "Graph"]:
-        """What does not need the inputs `late`, then the rest, whose inputs are those and the first's."""
+        """What needs no input of `late`, then the rest, with those and the first's as inputs."""
         after: list[Node] = []
         waiting = set(late)
         for node in self.nodes:

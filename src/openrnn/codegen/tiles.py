@@ -167,10 +167,12 @@ class _Grid(Tiles):
     Args:
         clusters: that share R.
         k_warps: warps of a block that split its part of K.
+        delay: cycles before a block looks for what others post, an argument of the kernel.
     """
 
     clusters: int = 1
     k_warps: int = 1
+    delay: int = 200
 
     @abstractmethod
     def _each(self, cell: Traced) -> int:

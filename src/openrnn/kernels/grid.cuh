@@ -96,10 +96,13 @@ INLINE void post(stored* place, Pair pair) {
 #endif
 }
 
-// the block's part of K of all rows, as soon as it is there; from: this step's, in row 0
-INLINE void fetch(const Place& here, const stored* from, wide row_stride, const int* rows,
+// The block's part of K of all rows, as soon as it is there; from: this step's, in row 0. A look that
+// comes too early costs a whole way to L2 once more, and looks hold up posts: so not before `delay` cycles.
+INLINE void fetch(const Place& here, word delay, const stored* from, wide row_stride, const int* rows,
                   unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
+    const word begin = word(clock());
+    while (word(clock()) - begin < delay) continue;
     #pragma unroll 1
     for (int done = 0; done < COUNT; done += BATCH) {
         const stored* source[BATCH];

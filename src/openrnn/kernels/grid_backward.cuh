@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const unsigned char* __restrict__ reset,
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
-    wide steps, wide batch, wide units, wide reverse, wide first_of_launch,
+    wide steps, wide batch, wide units, wide reverse, wide first_of_launch, wide delay,
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
     GRADIENT_ARRAYS
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     for (int i = 0; i <= count && count > 0; ++i) {
         const int t = first + way * i, now = (i - 1) & 1;
         if (i > 0) {
-            fetch(here, d_gates + (t - way) * gates_step + RIGHT * UNITS, gates_row, rows,
+            fetch(here, word(delay), d_gates + (t - way) * gates_step + RIGHT * UNITS, gates_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
             multiply_and_send(here, matrix, others, shared, mailboxes, now);

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const unsigned char* __restrict__ reset,  // [T, B]
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, instead of final; or null
-    wide steps, wide batch, wide units, wide reverse, wide first_of_launch,
+    wide steps, wide batch, wide units, wide reverse, wide first_of_launch, wide delay,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
     STATE_ARRAYS
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     for (int i = 0; i < count; ++i) {
         const int t = first + way * i, now = i & 1;
         if (i > 0)
-            fetch(here, box + wide(t - way) * box_step, box_row, rows,
+            fetch(here, word(delay), box + wide(t - way) * box_step, box_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
         multiply_and_send(here, matrix, others, shared, mailboxes, now);

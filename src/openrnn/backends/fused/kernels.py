@@ -13,7 +13,7 @@ import torch
 from openrnn.backends.fused import plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import build, cuda
-from openrnn.codegen.tiles import Backward, Forward, Tiles
+from openrnn.codegen.tiles import Backward, Forward, GridBackward, GridForward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
@@ -186,13 +186,13 @@ def launch(
 
     `shared` are the arguments before those of states.
     """
-    if how.clusters == 1:
+    if not isinstance(how, GridForward | GridBackward):
         kernel.launch(-(-batch // how.rows), *shared, *states)
         return
     most = kernel.resident // how.clusters
     for first in range(0, batch, how.rows * most):
         groups = min(most, -(-(batch - first) // how.rows))
-        kernel.launch(groups * how.clusters, *shared, first, *states)
+        kernel.launch(groups * how.clusters, *shared, first, how.delay, *states)
 
 
 @lru_cache(maxsize=256)

@@ -1,21 +1,23 @@
 """The tiles that were fastest when timed on an H200, where those of a size were.
 
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value,
-units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape and its microseconds
-a step. Between two measured batches runs the fastest of their two kernels and the model's first, by
-the model's times scaled to those that were measured; elsewhere the model chooses.
+units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape, its delay where it
+is a grid, and its microseconds a step. Between two measured batches runs the fastest of their two
+kernels and the model's first, by the model's times scaled to those that were measured; elsewhere
+the model chooses.
 """
 
 import csv
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
-from openrnn.codegen.tiles import SIZES, Tiles
+from openrnn.codegen.tiles import SIZES, GridBackward, GridForward, Tiles
 from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
@@ -32,6 +34,7 @@ class Fastest(NamedTuple):
 
     eights: int
     shape: Shape
+    delay: int
     time: float  # us a step
 
 
@@ -49,7 +52,8 @@ def table() -> dict[tuple[str, int, int, int], list[Fastest]]:
         kind, gates, size, units, eights = itemgetter(*SIZE)(line)
         key = kind, int(gates), int(size), int(units)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
-        found.setdefault(key, []).append(Fastest(int(eights), shape, float(line["us"])))
+        fastest = Fastest(int(eights), shape, int(line["delay"]), float(line["us"]))
+        found.setdefault(key, []).append(fastest)
     return {key: sorted(rows) for key, rows in found.items()}
 
 
@@ -71,7 +75,7 @@ def fastest_first(
         return hows
     near = rows[place : place + 1] if exact else rows[place - 1 : place + 1]
     by_shape = {shape_of(how): how for how in hows}
-    known = {by_shape[row.shape]: row for row in near if row.shape in by_shape}
+    known = {_delayed(by_shape[row.shape], row): row for row in near if row.shape in by_shape}
     if not known:
         return hows
     # measured microseconds for each expected cycle
@@ -79,4 +83,8 @@ def fastest_first(
     if not exact:
         scales.setdefault(hows[0], fmean(scales.values()))
     first = min(scales, key=lambda how: scales[how] * model(how, batch))
-    return [first, *(how for how in hows if how is not first)]
+    return [first, *(how for how in hows if shape_of(how) != shape_of(first))]
+
+
+def _delayed(how: How, row: Fastest) -> How:
+    return replace(how, delay=row.delay) if isinstance(how, GridForward | GridBackward) else how
