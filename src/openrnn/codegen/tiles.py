@@ -172,7 +172,7 @@ class _Grid(Tiles):
 
     clusters: int = 1
     k_warps: int = 1
-    delay: int = 200
+    delay: int = 0
 
     @abstractmethod
     def _each(self, cell: Traced) -> int:

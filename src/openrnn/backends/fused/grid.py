@@ -55,10 +55,15 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
                 for tiles, together in kinds:
                     how = kind(
                         units, cluster, warps, per, tiles, 1, 0, clusters=clusters,
-                        k_warps=k_warps, wgmma=together,
+                        k_warps=k_warps, wgmma=together, delay=_delay(kind, tiles),
                     )  # fmt: skip
                     if how.feeds_all(cell, dtype):
                         yield from filled(cell, dtype, how, _free(cell, how), limits)
+
+
+def _delay(kind: type[GridForward] | type[GridBackward], tiles: int) -> int:
+    """Cycles before a look, about as measured best: more rows a block take its fellows longer."""
+    return min(200 * tiles, 600) if kind.kind == "forward" else min(300 * tiles, 800)
 
 
 def _free(cell: Traced, how: GridForward | GridBackward) -> int:
