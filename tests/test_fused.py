@@ -5,6 +5,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,21 +144,28 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
     for row in rows:
         found = rank(cell, dtype, units, 8 * row.eights, *WHOLE)
         assert measured.shape_of(found[0]) == row.shape
+        assert found[0].delay == row.delay
         assert len(found) == len(set(found))
     for before, after in itertools.pairwise(rows):
         for eights in range(before.eights + 1, after.eights):
             found = rank(cell, dtype, units, 8 * eights, *WHOLE)
             limits = Limits.of((9, 0), 132)
             model = min(found, key=lambda how: plan.time_of(cell, dtype, how, 8 * eights, limits))
-            shapes = before.shape, after.shape, measured.shape_of(model)
-            assert measured.shape_of(found[0]) in shapes
+            delays = {measured.shape_of(model): {model.delay}}
+            near = sorted((before, after), key=lambda row: abs(row.eights - eights))
+            for row in reversed(near):
+                delays[row.shape] = {row.delay}
+            if abs(before.eights - eights) == abs(after.eights - eights):
+                for row in near:
+                    delays[row.shape] |= {row.delay}
+            assert found[0].delay in delays[measured.shape_of(found[0])]
 
 
 def test_between_batches_runs_what_needs_no_second_wave():
-    """3 tiles as 2 were measured, one a cluster, not as 8, by turns: seven clusters are there."""
+    """3 tiles as 2 were measured, one a cluster, not as 8, in a grid: seven clusters are there."""
     cell = trace(cells.lstm)
-    small, large = (plan.backward(cell, "float16", 640, batch, *WHOLE)[0] for batch in (16, 64))
-    assert plan.backward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
+    small, large = (plan.forward(cell, "float16", 640, batch, *WHOLE)[0] for batch in (16, 64))
+    assert plan.forward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
 
 
 def test_beyond_what_was_measured_the_model_chooses(monkeypatch):
@@ -201,6 +210,21 @@ def test_what_no_kernel_holds_without_spills_is_refused(folder):
     for cell, hidden in ((cells.lstm, 1500), (cells.gru, 640)):
         fits = Problem(cell.spec(8, hidden), torch.float32, "cuda", (9, 0), processors=132)
         assert not Fused().refusals(fits)
+
+
+def test_a_frugal_kernel_comes_before_one_with_less_of_r_in_registers(monkeypatch):
+    cell, shared, asked = trace(cells.lstm), Limits.of((9, 0)).shared, []
+
+    def binary(cell, dtype, how, arch, patience):
+        asked.append(how)
+        return SimpleNamespace(resources=SimpleNamespace(spilled=0 if how.frugal else 8))
+
+    made_before = SimpleNamespace(path=Path(__file__))
+    monkeypatch.setattr(kernels, "binary", binary)
+    monkeypatch.setattr(kernels, "_wanted", lambda *asked: made_before)
+    how = plan.forward(cell, "float32", 512, 8, *WHOLE)[0]
+    _, found = kernels.unspilled(cell, "float32", how, "sm_90a", shared)
+    assert asked == [how, found] == [how, replace(how, frugal=True)]
 
 
 def test_what_fits_nowhere_is_refused():

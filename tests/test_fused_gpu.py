@@ -1,5 +1,6 @@
 """The fused kernels on a GPU beyond the cases of every backend: large sizes, graphs, streams."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -60,6 +61,8 @@ FAMILIES = {
     "grid": lambda how: how.clusters > 1 and not how.wgmma,
     "wgmma": lambda how: how.clusters == 1 and how.wgmma,
     "wgmma-grid": lambda how: how.clusters > 1 and how.wgmma,
+    "frugal": lambda how: how.clusters == 1,
+    "frugal-grid": lambda how: how.clusters > 1,
 }
 
 
@@ -74,7 +77,9 @@ def family(monkeypatch, request):
         chain.cache_clear()
 
     def only(rank, *asked):
-        return tuple(filter(FAMILIES[request.param], rank(*asked)))
+        frugal = request.param.startswith("frugal")
+        found = filter(FAMILIES[request.param], rank(*asked))
+        return tuple(replace(how, frugal=frugal) for how in found)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))

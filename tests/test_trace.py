@@ -272,9 +272,18 @@ def test_the_derivative_shares_work():
 
 
 def test_what_gradients_meet_is_known_before_them():
-    """An LSTM's late half: the sum of both ways to c, and a product for each output."""
-    for name, least in (("lstm", 7), ("gru", 5)):
-        assert len(halves(trace(CELLS[name]))[1].nodes) == least
+    """What is left of an LSTM is the sum of both ways to c and six products, of a GRU five."""
+    for name, sums, products in (("lstm", 1, 6), ("gru", 0, 5)):
+        left = [node.op for node in halves(trace(CELLS[name]))[1].nodes]
+        assert left.count("add") == sums
+        assert left.count("mul") == products
+        assert len(left) == sums + products
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_no_factor_is_a_constant(name):
+    early, _ = halves(trace(CELLS[name]))
+    assert all(any(isinstance(arg, str) for arg in node.args) for node in early.nodes)
 
 
 def test_factored():

@@ -1,5 +1,6 @@
 """A cell's step or its derivative as a short list of primitive elementwise operations."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ PRIMITIVES = frozenset(
 )
 
 Value = str | float
+_NUMBERS: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Graph:
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
     def split(self, late: frozenset[str]) -> tuple["Graph", "Graph"]:
-        """What needs no input of `late`, then the rest, with those and the first's as inputs."""
+        """What reads none of the inputs `late`; and the rest, which reads them and its outputs."""
         after: list[Node] = []
         waiting = set(late)
         for node in self.nodes:
@@ -58,7 +62,8 @@ class Graph:
         known = {
             arg: arg for arg in dict.fromkeys(asked) if isinstance(arg, str) and arg not in waiting
         }
-        before = Graph(self.inputs, self.nodes, dict(known)).pruned()
+        early = tuple(name for name in self.inputs if name not in late)
+        before = Graph(early, self.nodes, dict(known)).pruned()
         inputs = (*known, *(name for name in self.inputs if name in late))
         return before, Graph(inputs, tuple(after), self.outputs)
 
@@ -121,7 +126,8 @@ def factored(graph: Graph, linear: frozenset[str]) -> Graph:
     """The same with products regrouped, where every output is linear in the inputs `linear`.
 
     (d * a) * b becomes d * (a * b), and d * a + d * b becomes d * (a + b): what is multiplied by
-    gradients can be known before they are.
+    gradients can be known before they are. The numbers differ in rounding only, but for a * b
+    that overflows where d is small.
     """
     emit = Builder(graph.inputs)
     values: dict[str, Value] = {name: name for name in graph.inputs if name not in linear}
@@ -151,7 +157,7 @@ def factored(graph: Graph, linear: frozenset[str]) -> Graph:
 
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
-    """What an operation on 0, 1 or equal values is, where that is exact for every number."""
+    """What an operation on 0, 1, equal values or numbers is, exact for every input."""
     if op == "const":
         return args[0]
     if op in ("add", "sub") and args[1] == 0.0:
@@ -166,4 +172,8 @@ def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
         return args[1]
     if op == "neg" and isinstance(args[0], float):
         return -args[0]
+    if len(args) == 2 and op in _NUMBERS:
+        first, second = args
+        if isinstance(first, float) and isinstance(second, float) and (op != "div" or second):
+            return _NUMBERS[op](first, second)
     return None

@@ -4,7 +4,7 @@ The skeletons in `kernels/` count shared memory again and do not compile where t
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from openrnn.codegen.trace import Traced
@@ -39,7 +39,7 @@ class Tiles(ABC):
         tiles: of 8 rows, that one product takes; flight: such products that take turns.
         resident: pieces of R in registers, of a warp; stages: of the ring of inputs.
         wgmma: four warps multiply together.
-        frugal: fewer registers, but R comes a few pieces at a time, some addresses anew each step.
+        frugal: fewer registers: R comes a few pieces at a time, and fewer addresses are held.
         lengths, reset, every: what the kernel knows to do.
     """
 
@@ -60,6 +60,12 @@ class Tiles(ABC):
     kind: ClassVar[str]
     skeleton: ClassVar[str]
     clusters = 1  # that share R
+    delay = 0  # cycles, of a grid
+
+    @property
+    def built(self) -> "Tiles":
+        """The tiles of the source: what is an argument of the kernel is not in it."""
+        return self
 
     @property
     def threads(self) -> int:
@@ -173,6 +179,10 @@ class _Grid(Tiles):
     clusters: int = 1
     k_warps: int = 1
     delay: int = 0
+
+    @property
+    def built(self) -> Tiles:
+        return replace(self, delay=0)
 
     @abstractmethod
     def _each(self, cell: Traced) -> int:

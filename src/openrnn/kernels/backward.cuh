@@ -2,10 +2,11 @@
 //
 // A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that their gate
 // gradients meet. Its gradients go to memory and, through shared memory, to its own product, a part
-// of dh for all units. Parts are added by the unit's owner in the order of blocks: always the same.
+// of dh for all units. The unit's owner adds parts by pairs in the order of blocks: always the same.
 
 #include "device.cuh"
 #include "record.cuh"
+#include "factors.cuh"
 #include "resets.cuh"
 
 constexpr int BLOCK_GROUPS = PER;
@@ -31,6 +32,7 @@ constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * SLOT_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
+static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "parts are added by pairs");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
@@ -165,7 +167,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
     Resets resets[FLIGHT][SLOTS];
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
-    auto row_of = [&](int f, int s) { return rows[f * ROWS + slot_of(s).tile * 8 + of8]; };
     int length[FLIGHT][SLOTS][2];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -178,8 +179,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
                 length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             }
-            const int b = row_of(f, s);
-            if (RESET) resets[f][s].look(reset, batch, b, length_at(b), first + later, way, of4);
+            const int b = rows[f * ROWS + slot.tile * 8 + of8];
+            if (RESET) resets[f][s].begin(b, length_at(b), reset, batch, first + later, way, of4);
         }
 
     // addresses that each step uses, computed once: at small B a step takes as long as its instructions
@@ -230,16 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const unsigned char* parts = shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s];
             float found[2] = {};
             #pragma unroll
-            for (int from = 0; from < CLUSTER; from += 2) {  // by two: half as long a chain of sums
+            for (int from = 0; from < CLUSTER; from += 2) {  // by pairs: half as long a chain of sums
                 constexpr int NEXT = TILES * BLOCK_GROUPS * 256;
                 const float2 one = *reinterpret_cast<const float2*>(parts + from * NEXT);
-                float2 other = make_float2(0.0f, 0.0f);
-                if (CLUSTER > 1) other = *reinterpret_cast<const float2*>(parts + (from + 1) * NEXT);
-                found[0] += one.x + other.x;
-                found[1] += one.y + other.y;
+                const float2 other = CLUSTER > 1 ? *reinterpret_cast<const float2*>(
+                                                       parts + (from + 1) * NEXT) : float2{};
+                found[0] += one.x + other.x, found[1] += one.y + other.y;
             }
-            d_state[f][s][0][0] += found[0];
-            d_state[f][s][1][0] += found[1];
+            d_state[f][s][0][0] += found[0], d_state[f][s][1][0] += found[1];
         }
     };
 
@@ -258,9 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 read_records(shared + ring + place + DY_BYTES, lane, values);
                 find_factors(values, vector[s], factor[s]);
                 read_sides<1>(shared + side + place, &d_out[s]);
-                if (RESET)
-                    again[s] = resets[f][s].rows(i, reset, batch, row_of(f, s), length_at(row_of(f, s)),
-                                                 t + later, way, of4);
+                if (RESET) again[s] = resets[f][s].rows(i, reset, batch, t + later, way, of4);
             }
             copy_inputs(i + STAGES - 1, spare, f);
             if (i > 0) {
@@ -342,8 +339,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     for (int n = 0; n < TILES; ++n) {
                         const float low = chained(sums_of_rows, m, n, half * 2);
                         const float high = chained(sums_of_rows, m, n, half * 2 + 1);
-                        const int there = target[m][half] + parts_now + f * (2 * PARTS) +
-                                          n * (BLOCK_GROUPS * 256);
+                        const int buffer = parts_now + f * (2 * PARTS);
+                        const int there = target[m][half] + buffer + n * (BLOCK_GROUPS * 256);
 #if CLUSTER > 1
                         send(owners[m][half] + there, low, high, owners[m][half] + f * 16 + box_now);
 #else
@@ -392,9 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {
-            float all = total[s][p];
-            all += __shfl_xor_sync(~0u, all, 1);
-            all += __shfl_xor_sync(~0u, all, 2);
+            const float all = over_lanes(total[s][p]);
             if (of4 == 0)
                 sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
         }

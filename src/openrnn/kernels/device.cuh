@@ -57,7 +57,8 @@ INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
 }
 
 // What a product reads: tf32, ties away from 0, where values are float32. Tensor cores drop the last 13
-// bits themselves, so that cvt.rna.tf32, which clears them, would take two instructions more.
+// bits themselves, so that cvt.rna.tf32, which clears them, would take two instructions more. What
+// rounds up to infinity has such bits left, and a nan with no other bits (none is made) becomes it.
 INLINE word rounded(word bits) {
 #if NARROW
     return bits;
@@ -225,6 +226,12 @@ INLINE void read_sides(const unsigned char* source, float (*cells)[2]) {
         for (int c = 0; c < 2; ++c)
             cells[i][c] = reinterpret_cast<const float*>(source)[i * 64 + c * 8];
 #endif
+}
+
+// the sum of the four lanes that have one unit in all rows of a tile
+INLINE float over_lanes(float mine) {
+    mine += __shfl_xor_sync(~0u, mine, 1);
+    return mine + __shfl_xor_sync(~0u, mine, 2);
 }
 
 // 16 bytes of a row, gathered from the lanes beside: 8 units by four lanes, or 4 units by two

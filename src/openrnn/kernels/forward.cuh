@@ -144,14 +144,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const bool chosen = begins_with_some(fresh);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
-    auto end_of = [&](int f, int n) { return LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count; };
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
-            if (RESET) resets[f][n].look(reset, batch, row[f][n], end_of(f, n), first + later, way, of4);
+            if (RESET) resets[f][n].begin(row[f][n], LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count,
+                                          reset, batch, first + later, way, of4);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
@@ -226,22 +226,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     __syncthreads();
 #endif
 
-    auto begin_rows = [&](int f, int n, word reset_rows) {
-        #pragma unroll
-        for (int j = 0; j < PER_WARP; ++j) {
-            #pragma unroll
-            for (int c = 0; c < 2; ++c)
-                #pragma unroll
-                for (int k = 0; k < STATES; ++k)
-                    if (reset_rows & mine_of[c]) state[f][j][n][c][k] = 0.0f;
-            if (chosen && reset_rows)  // one way for the whole warp
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (reset_rows & mine_of[c])
-                        begin_again(state[f][j][n][c], fresh, rows[f * ROWS + n * 8 + of4 * 2 + c],
-                                    (first_group + j) * 8 + of8, units);
-        }
-    };
     // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
     // warpgroup multiplies with it, the others of that wait.
     const bool idle = CLUSTER > 1 && !WGMMA && first_group >= end_group;
@@ -276,9 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
-                if (RESET)
-                    reset_rows[n] = resets[f][n].rows(i, reset, batch, row[f][n], end_of(f, n),
-                                                      t + later, way, of4);
+                if (RESET) reset_rows[n] = resets[f][n].rows(i, reset, batch, t + later, way, of4);
             }
 #if CLUSTER > 1
             if (i > 0) {
@@ -351,7 +333,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 output[f][n] += y_move, record[f][n] += record_move;
-                if (RESET) begin_rows(f, n, reset_rows[n]);  // not before letters went: nobody waits for it
+                #pragma unroll
+                for (int j = 0; RESET && j < PER_WARP; ++j)  // after letters went: nobody waits for it
+                    begin_rows(state[f][j][n], reset_rows[n], mine_of, chosen, fresh,
+                               rows + f * ROWS + n * 8 + of4 * 2, (first_group + j) * 8 + of8, units);
             }
         }
 #if CLUSTER == 1

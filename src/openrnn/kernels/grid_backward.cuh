@@ -7,6 +7,7 @@
 #define K (GATES * UNITS)
 #define EACH 1
 #include "grid.cuh"
+#include "factors.cuh"
 
 static_assert(SLOT_BYTES == 64 * SIZE * (1 + RECORD), "the plan counts records otherwise");
 constexpr int DY_BYTES = 64 * SIZE;
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD)
                                    : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) resets[s].look(reset, batch, row[s], length_at(row[s]), first + later, way, of4);
+        if (RESET) resets[s].begin(row[s], length_at(row[s]), reset, batch, first + later, way, of4);
         d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
@@ -143,9 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 read_records(stage + DY_BYTES, lane, values);
                 find_factors(values, vector[s], factor[s]);
                 read_sides<1>(stage + side, &d_out[s]);
-                if (RESET)
-                    again[s] = resets[s].rows(i, reset, batch, row[s], length_at(row[s]), t + later, way,
-                                              of4);
+                if (RESET) again[s] = resets[s].rows(i, reset, batch, t + later, way, of4);
             }
             copy_inputs(i + STAGES - 1);
         }
@@ -230,9 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {
-            float all = total[s][p];
-            all += __shfl_xor_sync(~0u, all, 1);
-            all += __shfl_xor_sync(~0u, all, 2);
+            const float all = over_lanes(total[s][p]);
             if (of4 == 0)
                 sums[((here.first_row / 8 + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
         }

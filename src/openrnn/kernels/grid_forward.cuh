@@ -75,7 +75,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const bool chosen = begins_with_some(fresh);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
-    auto end_of = [&](int s) { return LENGTHS ? length[s] : row[s] < 0 ? 0 : count; };
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -105,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
-        if (RESET) resets[s].look(reset, batch, row[s], end_of(s), first + later, way, of4);
+        if (RESET) resets[s].begin(row[s], LENGTHS ? length[s] : row[s] < 0 ? 0 : count, reset,
+                                   batch, first + later, way, of4);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
@@ -129,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             input[s][copy] = taken[s][copy] ? x + first * x_step + b * x_row + gate * x_gate +
                                  (here.first_group + slot.group) * 8 + number * CHUNK % 8 : x;
         }
+    // places in the ring by i: what a grid's step takes is its way through L2, not its instructions
     auto copy_inputs = [&](int i) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)
@@ -176,8 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
-            if (RESET)
-                reset_rows[s] = resets[s].rows(i, reset, batch, row[s], end_of(s), t + later, way, of4);
+            if (RESET) reset_rows[s] = resets[s].rows(i, reset, batch, t + later, way, of4);
         }
         if (works) await_parts(here, mailboxes, i);
         #pragma unroll
@@ -227,18 +227,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 keep_inside(output[s], hidden_pair, group * 8 + of4 * 2, units);
             if (recorded[s]) keep_records(record[s], rest, values);
             output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
-            if (!RESET) continue;  // else not before letters went: nobody waits for it
-            #pragma unroll
-            for (int c = 0; c < 2; ++c)
-                #pragma unroll
-                for (int k = 0; k < STATES; ++k)
-                    if (reset_rows[s] & mine_of[c]) state[s][c][k] = 0.0f;
-            if (chosen && reset_rows[s])  // one way for the whole warp
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (reset_rows[s] & mine_of[c])
-                        begin_again(state[s][c], fresh, rows[slot.tile * 8 + of4 * 2 + c],
-                                    group * 8 + of8, units);
+            if (RESET)  // after h was posted: nobody waits for it
+                begin_rows(state[s], reset_rows[s], mine_of, chosen, fresh,
+                           rows + slot.tile * 8 + of4 * 2, group * 8 + of8, units);
         }
     }
 

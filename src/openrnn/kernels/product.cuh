@@ -186,14 +186,3 @@ INLINE float chained(const Sums& sums, int m, int n, int place) {
     for (int chain = 1; chain < CHAINS; ++chain) total += sums[m][n][chain][place];
     return total;
 }
-
-// Even lanes get four columns of the upper 8 rows of a sum, odd lanes of the lower: 16 bytes that
-// lie side by side, those of lanes 2 and 3 of four behind those of 0 and 1.
-INLINE float4 halved(const Sums& sums, int m, int n, bool odd) {
-    float mine[4];
-    #pragma unroll
-    for (int e = 0; e < 4; ++e) mine[e] = chained(sums, m, n, e);
-    const float low = __shfl_xor_sync(~0u, odd ? mine[0] : mine[2], 1);
-    const float high = __shfl_xor_sync(~0u, odd ? mine[1] : mine[3], 1);
-    return odd ? make_float4(low, high, mine[2], mine[3]) : make_float4(mine[0], mine[1], low, high);
-}

@@ -79,19 +79,6 @@ INLINE void read_records(const unsigned char* source, int lane, float (&values)[
         read_values<REST ? REST : 4>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
 }
 
-// The factors of both cells of a lane from what is kept, computed where this stands: while others'
-// sums are awaited.
-template <int COUNT>
-INLINE void find_factors(const float (&values)[2][KEPT + 4], const float (&vector)[VECTORS + 1],
-                         float (&factor)[2][COUNT]) {
-    #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        factors(values[c], vector, factor[c]);
-        #pragma unroll
-        for (int k = 0; k < COUNT - 1; ++k) asm volatile("" : "+f"(factor[c][k]));
-    }
-}
-
 // the copy itself, of one lane, where there is something to copy; else zeros
 INLINE void copy_records(word target, const stored* source, int lane, bool here) {
     constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;

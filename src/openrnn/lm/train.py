@@ -62,7 +62,7 @@ class _Window:
         self.last = learned
 
     @contextmanager
-    def frugal(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Around what is no training, so that it does not slow down the rate that is reported."""
         begin = time.monotonic()
         yield
@@ -121,14 +121,14 @@ def train(run: Run, path: Path, reporter: Reporter) -> int:
             if run.step > window.step and (keep or window.due()):
                 reporter.report(window.close())  # which refuses what must not be kept
             if keep:
-                with window.frugal():
+                with window.paused():
                     save(run, path)
                 saved = (run.step, run.elapsed)
             if over:
                 return 0 if progress >= 1 else int(number)
             if int(GLANCES * progress) > glanced:
                 glanced = int(GLANCES * progress)
-                with window.frugal():
+                with window.paused():
                     reporter.held_out(run.step, evaluate.bits_per_byte(run, glance))
             window.add(run.learn())
 

@@ -45,8 +45,6 @@ LOSSES = (
     Loss(("lstm", "gru"), torch.float32, (192, 512), (1, 1), (False,)),  # 0.80 to 0.88
     Loss(("rnn_tanh",), torch.float32, (160, 256), (1, 1), (False,)),  # 0.90
     Loss(("gru",), torch.float16, (384, 640), (1, 1), (False,)),  # 0.89 and 0.93
-    Loss(("lstm", "gru"), torch.float16, (832, 1024), (129, 256), (False, True)),  # 0.74 to 0.82
-    Loss(("lstm", "gru"), torch.bfloat16, (832, 1024), (129, 256), (False, True)),  # 0.70 to 0.81
     Loss(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
 )
 

@@ -13,7 +13,7 @@ import torch
 from openrnn.backends.fused import plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import build, cuda
-from openrnn.codegen.tiles import Backward, Forward, GridBackward, GridForward, Tiles
+from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
@@ -45,6 +45,8 @@ def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> n
 @lru_cache(maxsize=4096)
 def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
     """A compiled kernel."""
+    if how != how.built:
+        return binary(cell, dtype, how.built, arch, patience)
     return nvrtc.binary(_wanted(cell, dtype, how, arch, patience))
 
 
@@ -53,16 +55,17 @@ def unspilled(
 ) -> tuple[nvrtc.Binary, How] | None:
     """The kernel with as much of R in registers as needs no spill; None where that is not near.
 
-    The model of `plan` says how much fits, the compiler knows. What is not in the cache is compiled
-    on idle cores together with what would be tried next: a try takes a second or two.
+    The model of `plan` says how much fits, the compiler knows. A frugal kernel is tried before one
+    with less of R. What is not in the cache is compiled on idle cores together with what would be
+    tried next: a try takes a second or two.
     """
-    tries = [
+    tries = list(dict.fromkeys(
         tried
-        for stages, less, frugal in product(dict.fromkeys((how.stages, 2)), LESS, (False, True))
+        for stages, less, frugal in product((how.stages, 2), LESS, (how.frugal, True))
         if (tried := replace(
             how, resident=max(0, how.resident - less), stages=stages, frugal=frugal
         )).shared(cell, dtype) <= shared
-    ]  # fmt: skip
+    ))  # fmt: skip
 
     def made_of(tried: How) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, patience)
@@ -186,7 +189,7 @@ def launch(
 
     `shared` are the arguments before those of states.
     """
-    if not isinstance(how, GridForward | GridBackward):
+    if how.clusters == 1:
         kernel.launch(-(-batch // how.rows), *shared, *states)
         return
     most = kernel.resident // how.clusters
