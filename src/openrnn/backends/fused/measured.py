@@ -3,8 +3,8 @@
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value,
 units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape, its delay where it
 is a grid, and its microseconds a step. Between two measured batches runs the fastest of their two
-kernels and the model's first, by the model's times scaled to those that were measured; elsewhere
-the model chooses.
+kernels and the model's first, by the model's times scaled to those that were measured; below the
+least that of the least, elsewhere the model chooses.
 """
 
 import csv
@@ -70,10 +70,10 @@ def fastest_first(
     key = hows[0].kind, len(cell.gates), SIZES[dtype], hows[0].units
     rows, eights = table().get(key, []), -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
-    exact = place < len(rows) and rows[place].eights == eights
-    if not exact and place in (0, len(rows)):
+    if place == len(rows):
         return hows
-    near = rows[place : place + 1] if exact else rows[place - 1 : place + 1]
+    between = rows[place].eights != eights and place > 0
+    near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
     by_shape = {shape_of(how): how for how in hows}
     # of two rows with one kernel the nearer says its delay
     near = sorted(near, key=lambda row: abs(row.eights - eights), reverse=True)
@@ -83,7 +83,7 @@ def fastest_first(
         return hows
     # measured microseconds for each expected cycle
     scales = {how: row.time / model(how, 8 * row.eights) for how, row in known.items()}
-    if not exact and shape_of(hows[0]) not in rows_of:
+    if between and shape_of(hows[0]) not in rows_of:
         scales[hows[0]] = fmean(scales.values())
     first = min(scales, key=lambda how: scales[how] * model(how, batch))
     return [first, *(how for how in hows if shape_of(how) != shape_of(first))]
