@@ -85,6 +85,15 @@ def test_ctrl_c_keeps_what_was_measured(tiny_suite, tmp_path, monkeypatch, capsy
     assert {one.row.name for one in read(path).results} == {"tiny-3"}
 
 
+@pytest.fixture
+def heeded():
+    """Ctrl-C raises, as from a terminal: what runs in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_inside_a_compiler_waits_for_its_end(tiny_suite, monkeypatch, capsys):
     """There it may be lost, or what it kills may pass for a failure of the engine."""
 
