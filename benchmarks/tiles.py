@@ -126,10 +126,10 @@ def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
     if kernel.resident < how.clusters:
         return None
     grid = how.clusters > 1
-    own = LAUNCHES if grid else 1  # each launch of a grid needs mailboxes of its own
+    own = LAUNCHES if grid else 1  # each launch of a grid needs an empty mailbox
     calls = [arguments(cell, how, batch, getattr(torch, job.dtype)) for _ in range(own)]
-    boxes = [held[1] for held, _, _ in calls]
-    bits = torch.int16 if boxes[0].element_size() == 2 else torch.int32
+    bits = torch.int16 if tiles.SIZES[job.dtype] == 2 else torch.int32
+    boxes = [held[1].view(bits) for held, _, _ in calls if grid]
 
     def times(tried: Tiles) -> list[float]:
         torch.cuda.synchronize()
@@ -140,7 +140,7 @@ def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
         found = []
         for _ in range(REPLAYS):
             for box in boxes:
-                box.view(bits).fill_(-1)
+                box.fill_(-1)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()

@@ -168,6 +168,14 @@ def test_between_batches_runs_what_needs_no_second_wave():
     assert plan.forward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
 
 
+def test_below_the_least_measured_batch_runs_its_kernel():
+    for rank in (plan.forward, plan.backward):
+        least = measured.table()[(rank.__name__, 1, 2, 1024)][0]
+        assert least.eights > 1
+        found = rank(trace(cells.rnn_tanh), "bfloat16", 1024, 1, *WHOLE)[0]
+        assert (measured.shape_of(found), found.delay) == (least.shape, least.delay)
+
+
 def test_beyond_what_was_measured_the_model_chooses(monkeypatch):
     cell = trace(cells.lstm)
     found = plan.backward(cell, "float16", 512, 1024, *WHOLE)

@@ -51,13 +51,14 @@ _POINTERS = {
 
 def source(cell: Traced, dtype: str, how: Tiles) -> str:
     """The kernel of a cell with such tiles; its function is called `how.kind`."""
+    how = how.built
     summed = sum(1 << place for place, gate in enumerate(cell.gates) if gate in cell.summed)
     constants = {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2,
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
         "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
         "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
-        **{field.name.upper(): getattr(how.built, field.name) for field in fields(how)},
+        **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
     }  # fmt: skip
     if how.kind == "backward":
         constants["FACTORS"] = len(halves(cell)[0].outputs)

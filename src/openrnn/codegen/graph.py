@@ -59,11 +59,11 @@ class Graph:
                 waiting.add(node.name)
                 after.append(node)
         asked = [arg for node in after for arg in node.args] + list(self.outputs.values())
-        known = {
-            arg: arg for arg in dict.fromkeys(asked) if isinstance(arg, str) and arg not in waiting
+        known: dict[str, Value] = {
+            arg: arg for arg in asked if isinstance(arg, str) and arg not in waiting
         }
         early = tuple(name for name in self.inputs if name not in late)
-        before = Graph(early, self.nodes, dict(known)).pruned()
+        before = Graph(early, self.nodes, known).pruned()
         inputs = (*known, *(name for name in self.inputs if name in late))
         return before, Graph(inputs, tuple(after), self.outputs)
 
