@@ -84,27 +84,31 @@ def compiled(job: Job) -> Tiles | None:
 def arguments(
     cell: Traced, how: Tiles, batch: int, dtype: torch.dtype
 ) -> tuple[list[torch.Tensor], tuple[int, ...], list[int]]:
-    """Tensors to hold on to, the second a grid's mailbox, then the kernel's arguments before those
-    of states, then those."""
+    """Tensors to hold on to, the second a grid's mailbox; the kernel's arguments before those of
+    states; those."""
 
     def some(*shape: int) -> torch.Tensor:
         return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
 
+    short = how.multiplied(str(dtype).removeprefix("torch.")) == 2
+
     def mailbox(*shape: int) -> torch.Tensor:
-        bits = torch.int16 if dtype.itemsize == 2 else torch.int32
-        return torch.full(shape, -1, dtype=bits, device="cuda").view(dtype)
+        bits = torch.int16 if short else torch.int32
+        return torch.full(shape, -1, dtype=bits, device="cuda")
 
     units, gates, states = how.units, len(cell.gates), len(cell.states)
     record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     sizes = (STEPS, batch, units, 0)
     if how.kind == "forward":
-        x, y = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
-        box = (0,) if how.clusters > 1 else ()
+        x, box = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
+        apart = short and dtype.itemsize == 4  # where y is no mailbox
+        y = some(STEPS, batch, units) if apart else box.view(dtype)
+        mail = ((box.data_ptr() if apart else 0),) if how.clusters > 1 else ()
         given = (weight.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), units, y.data_ptr(),
-                 y.stride(0), y.stride(1), *box, record.data_ptr(), *[0] * 8, *sizes)  # fmt: skip
+                 y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 8, *sizes)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
-        return [x, y, record, weight, *final], given, ends
+        return [x, box, y, record, weight, *final], given, ends
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
     sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
@@ -128,8 +132,7 @@ def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
     grid = how.clusters > 1
     own = LAUNCHES if grid else 1  # each launch of a grid needs an empty mailbox
     calls = [arguments(cell, how, batch, getattr(torch, job.dtype)) for _ in range(own)]
-    bits = torch.int16 if tiles.SIZES[job.dtype] == 2 else torch.int32
-    boxes = [held[1].view(bits) for held, _, _ in calls if grid]
+    boxes = [held[1] for held, _, _ in calls if grid]
 
     def times(tried: Tiles) -> list[float]:
         torch.cuda.synchronize()
@@ -166,13 +169,14 @@ def said(how: Tiles) -> str:
 
 def lines_of(paths: Sequence[Path]) -> str:
     """The lines of `backends/fused/measured.csv`, from what `--json` wrote; later files win."""
-    best: dict[tuple[str, int, int, int, int], tuple[float, dict[str, int]]] = {}
+    best: dict[tuple[str | int, ...], tuple[float, dict[str, int]]] = {}
     for path in paths:
-        here: dict[tuple[str, int, int, int, int], tuple[float, dict[str, int]]] = {}
+        here: dict[tuple[str | int, ...], tuple[float, dict[str, int]]] = {}
         for row in json.loads(path.read_text())["rows"]:
             how, gates = row["how"], len(trace(getattr(cells, row["cell"])).gates)
             size = tiles.SIZES[row["dtype"]]
-            key = row["kind"], gates, size, how["units"], -(-row["B"] // 8)
+            read = row.get("multiplied", size)
+            key = row["kind"], gates, size, read, how["units"], -(-row["B"] // 8)
             here[key] = min(here.get(key, (math.inf, {})), (row["us"], how), key=itemgetter(0))
         best |= here
     lines = [",".join((*measured.SIZE, *measured.SHAPE, "delay", "us"))]
@@ -187,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=tiles.SIZES)
+    parser.add_argument("--kind", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256, 512, 1024])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument(
@@ -206,7 +211,7 @@ def main() -> None:
     rows = [
         (kind, batch, job)
         for cell, dtype, hidden, batch, kind in product(
-            asked.cell, asked.dtype, asked.hidden, asked.batch, KINDS
+            asked.cell, asked.dtype, asked.hidden, asked.batch, asked.kind
         )
         for job in candidates(
             Job(cell, dtype, capability, tiles.Forward(8, 1, 1, 1, 1, 1, 0)), kind, hidden, batch,
@@ -234,6 +239,7 @@ def main() -> None:
             {
                 **dict(zip(("cell", "dtype", "H", "B", "kind"), key)),
                 "us": round(time, 3),
+                "multiplied": how.multiplied(key[1]),
                 "how": {name: int(getattr(how, name, 1)) for name in KEPT},
             }
             for key, all_ in found.items()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import CELLS
+from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells, codegen
@@ -27,7 +28,7 @@ compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSE
 TRACED = {name: cell for name, cell in CELLS.items() if not cell.dependent_product}
 ARCHES = {(8, 0): 128, (9, 0): 256, (10, 0): 256, (12, 0): 128}  # and a size that fits there
 DTYPES = tuple(tiles.SIZES)
-EVERYTHING = {"lengths": True, "reset": True, "every": True}
+EVERYTHING = {"lengths": True, "reset": True, "every": True, "fresh": True}
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_no_kernel_spills(name, capability, dtype):
     """Registers, shared memory and spills of what would run, with every feature and with none."""
     cell = trace(TRACED[name])
     hidden = ARCHES[capability] // (2 if dtype == "float32" else 1) // (len(cell.gates) > 3 or 1)
-    everything = {**EVERYTHING, "keep": True}, {**EVERYTHING, "fresh": True}
+    everything = {**EVERYTHING, "keep": True}, EVERYTHING
     for rank, flags in zip((plan.forward, plan.backward), everything):
         made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
         assert made.resources.spilled == 0
@@ -88,8 +89,8 @@ def test_kernels_that_share_r_through_l2(name, capability):
     cell = trace(TRACED[name])
     for dtype, most in (("bfloat16", 2400), ("float32", 1200)):
         hidden = most // len(cell.gates)
-        for rank, last in ((plan.forward, "keep"), (plan.backward, "fresh")):
-            for flags in ({}, {**EVERYTHING, last: True}):
+        for rank, last in ((plan.forward, {"keep": True}), (plan.backward, {})):
+            for flags in ({}, {**EVERYTHING, **last}):
                 made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
                 assert made.resources.spilled == 0
                 if capability == (8, 0):
@@ -131,19 +132,35 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             assert max(counts) <= how.per
 
 
+def lstm_without_bounds(x, r, s):
+    c = sigmoid(x.f + r.f) * s.c + sigmoid(x.i + r.i) * tanh(x.g + r.g)
+    return sigmoid(x.o + r.o) * c, c
+
+
+def gru_without_bounds(x, r, s):
+    z = sigmoid(x.z + r.z)
+    return tanh(x.n + sigmoid(x.r + r.r) * r.n) + z * s.h
+
+
 MEASURED = {4: cells.lstm, 3: cells.gru, 1: cells.rnn_tanh}  # by gates
+UNBOUNDED = {  # whose float32 products are tf32
+    4: openrnn.cell(gates="i f g o", states="h c")(lstm_without_bounds),
+    3: openrnn.cell(gates="r z n", states="h")(gru_without_bounds),
+}
 WHOLE = (9, 0), 132  # the device that was measured
 
 
 @pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
-    kind, gates, width, units = size
+    kind, gates, width, multiplied, units = size
     dtype = {2: "float16", 4: "float32"}[width]
     rank = plan.forward if kind == "forward" else plan.backward
-    cell, rows = trace(MEASURED[gates]), measured.table()[size]
+    named = UNBOUNDED if kind == "forward" and multiplied == 4 else MEASURED
+    cell, rows = trace(named[gates]), measured.table()[size]
     for row in rows:
         found = rank(cell, dtype, units, 8 * row.eights, *WHOLE)
         assert measured.shape_of(found[0]) == row.shape
+        assert found[0].multiplied(dtype) == multiplied
         assert found[0].delay == row.delay
         assert len(found) == len(set(found))
     for before, after in itertools.pairwise(rows):
@@ -170,7 +187,7 @@ def test_between_batches_runs_what_needs_no_second_wave():
 
 def test_below_the_least_measured_batch_runs_its_kernel():
     for rank in (plan.forward, plan.backward):
-        least = measured.table()[(rank.__name__, 1, 2, 1024)][0]
+        least = measured.table()[(rank.__name__, 1, 2, 2, 1024)][0]
         assert least.eights > 1
         found = rank(trace(cells.rnn_tanh), "bfloat16", 1024, 1, *WHOLE)[0]
         assert (measured.shape_of(found), found.delay) == (least.shape, least.delay)
@@ -211,11 +228,11 @@ def test_a_slice_of_a_device_gets_smaller_grids():
 @compiles
 def test_what_no_kernel_holds_without_spills_is_refused(folder):
     """Near the limit only the compiler knows, so that auto goes on."""
-    spec = cells.gru.spec(1680, 1680)
-    (reason,) = Fused().refusals(Problem(spec, torch.float32, "cuda", (9, 0), processors=132))
-    assert "hidden_size 1680" in reason
+    spec = cells.rnn_tanh.spec(4320, 4320)
+    (reason,) = Fused().refusals(Problem(spec, torch.bfloat16, "cuda", (9, 0), processors=132))
+    assert "hidden_size 4320" in reason
     assert "every forward kernel of compute capability 9.0 too few registers" in reason
-    for cell, hidden in ((cells.lstm, 1500), (cells.gru, 640)):
+    for cell, hidden in ((cells.lstm, 1500), (cells.gru, 1680), (cells.gru, 640)):
         fits = Problem(cell.spec(8, hidden), torch.float32, "cuda", (9, 0), processors=132)
         assert not Fused().refusals(fits)
 
@@ -268,9 +285,11 @@ WGMMA = {
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest."""
     cell, how = trace(cells.gru), WGMMA[kind](count)
-    last = {"keep": True, "padded": True} if how.kind == "forward" else {"fresh": True}
-    everything = replace(how, lengths=True, reset=True, every=True, **last)
-    for asked in (how, everything):
+    last = {"keep": True, "padded": True} if how.kind == "forward" else {}
+    hows = [how, replace(how, **EVERYTHING, **last)]
+    if how.kind == "forward" and dtype == "float32":
+        hows += [replace(asked, half=True) for asked in hows]
+    for asked in hows:
         assert kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
 
 

@@ -89,10 +89,13 @@ def family(monkeypatch, request):
 
 
 @pytest.mark.parametrize("dtype", FAIR, ids=str)
-@pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (72, 41), (200, 17), (333, 130)])
+@pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (72, 41), (200, 17), (333, 130), (41, 5)])
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
 def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
-    """What test_backends asks of small sizes, which clusters and single blocks run there."""
+    """What test_backends asks of small sizes, which clusters and single blocks run there.
+
+    With an odd H resets begin with states that are given.
+    """
     kinds = plan.forward, plan.backward
     name = str(dtype).removeprefix("torch.")
     if not all(kind(trace(cell), name, hidden, batch, (9, 0), 132) for kind in kinds):
@@ -105,11 +108,15 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
         "lengths": torch.randint(0, 13, (batch,), device="cuda"),
         "reset": torch.rand(12, batch, device="cuda") < 0.2,
     }
-    starts = [torch.randn(2, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
+    sizes = (2, batch, hidden)
+    count = len(cell.states)
+    starts = [torch.randn(sizes, device="cuda", dtype=dtype) for _ in range(2 * count)]
 
     def call(module, wide):
-        leaves = [t.to(wide).detach().requires_grad_() for t in (x, *starts)]
-        y, final = module(leaves[0], leaves[1:] if len(starts) > 1 else leaves[1], **given)
+        leaves = [t.to(wide).detach().requires_grad_() for t in (x, *starts[: count << hidden % 2])]
+        first, fresh = leaves[1 : count + 1], leaves[count + 1 :]
+        more = {**given, "reset_state": fresh if count > 1 else fresh[0]} if fresh else given
+        y, final = module(leaves[0], first if count > 1 else first[0], **more)
         ends = final if isinstance(final, tuple) else (final,)
         generator = torch.Generator("cuda").manual_seed(0)
         total = sum(

@@ -10,6 +10,7 @@ from typing import ClassVar
 from openrnn.codegen.trace import Traced
 
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+RESET_BYTES = 32  # of a tile and step, in the ring of inputs
 
 
 def kept(cell: Traced) -> tuple[str, ...]:
@@ -41,6 +42,7 @@ class Tiles(ABC):
         wgmma: four warps multiply together.
         frugal: fewer registers: R comes a few pieces at a time, and fewer addresses are held.
         lengths, reset, every: what the kernel knows to do.
+        fresh: of resets, forward begins with states that are given, and backward gives gradients.
     """
 
     units: int
@@ -56,6 +58,7 @@ class Tiles(ABC):
     lengths: bool = False
     reset: bool = False
     every: bool = False
+    fresh: bool = False
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
@@ -76,9 +79,17 @@ class Tiles(ABC):
         """Of the batch, that one exchange serves."""
         return 8 * self.tiles * self.flight
 
+    def multiplied(self, dtype: str) -> int:
+        """The bytes of a value that products read."""
+        return SIZES[dtype]
+
+    def depth(self, dtype: str) -> int:
+        """Values of K in a slice, 64 bytes."""
+        return 64 // self.multiplied(dtype)
+
     @abstractmethod
     def slices(self, cell: Traced, dtype: str) -> int:
-        """Slices of K, 64 bytes each, that a warp multiplies."""
+        """Slices of K that a warp multiplies."""
 
     @abstractmethod
     def mma_rows(self, cell: Traced) -> int:
@@ -87,6 +98,10 @@ class Tiles(ABC):
     @abstractmethod
     def slots(self) -> int:
         """Groups in a tile whose cells a warp computes."""
+
+    def reset_tiles(self) -> int:
+        """Tiles of rows whose resets a warp copies."""
+        return self.slots()
 
     @abstractmethod
     def _exchanged(self, cell: Traced, dtype: str) -> int:
@@ -109,7 +124,9 @@ class Tiles(ABC):
     def shared(self, cell: Traced, dtype: str) -> int:
         """The bytes of shared memory of a block."""
         front = _share(self.flight * 16 + self.rows * 4, 128) * 128  # mailboxes, row numbers
-        ring = self.warps * self.slots() * self.stages * self.flight * self.stage(cell, dtype)
+        turn = self.slots() * self.stage(cell, dtype)
+        turn += self.reset_tiles() * RESET_BYTES if self.reset else 0
+        ring = self.warps * self.stages * self.flight * turn
         matrix = self.warps * (self.pieces(cell, dtype) - self.resident) * 1024
         return front + self._exchanged(cell, dtype) + ring + matrix
 
@@ -121,16 +138,21 @@ class Forward(Tiles):
     Args:
         keep: for backward.
         padded: R and y have fewer units than `units`.
+        half: products read float32 values as float16.
     """
 
     keep: bool = False
     padded: bool = False
+    half: bool = False
 
     kind = "forward"
     skeleton = "forward.cuh"
 
+    def multiplied(self, dtype: str) -> int:
+        return 2 if self.half else SIZES[dtype]
+
     def slices(self, cell: Traced, dtype: str) -> int:
-        return _share(self.units, 64 // SIZES[dtype])
+        return _share(self.units, self.depth(dtype))
 
     def mma_rows(self, cell: Traced) -> int:
         return _share(self.per * len(cell.gates), 2)
@@ -138,21 +160,22 @@ class Forward(Tiles):
     def slots(self) -> int:
         return self.per * self.tiles
 
+    def reset_tiles(self) -> int:
+        return self.tiles
+
     def _exchanged(self, cell: Traced, dtype: str) -> int:
         return self.flight * 2 * self.slices(cell, dtype) * self.tiles * 512
 
 
 @dataclass(frozen=True)
 class Backward(Tiles):
-    """A cluster that owns R; `per`: of a block. `fresh`: the gradient of fresh states is wanted."""
-
-    fresh: bool = False
+    """A cluster that owns R; `per`: of a block."""
 
     kind = "backward"
     skeleton = "backward.cuh"
 
     def slices(self, cell: Traced, dtype: str) -> int:
-        return _share(len(cell.gates) * self.per * 8, 64 // SIZES[dtype])
+        return _share(len(cell.gates) * self.per * 8, self.depth(dtype))
 
     def mma_rows(self, cell: Traced) -> int:
         return _share(_share(self.units, 16), self.warps)
@@ -193,12 +216,12 @@ class _Grid(Tiles):
         """Values of a row of the matrix."""
 
     def slices(self, cell: Traced, dtype: str) -> int:
-        every = _share(self._depth(cell), 64 // SIZES[dtype])
+        every = _share(self._depth(cell), self.depth(dtype))
         return _share(every, self.cluster * self.k_warps)
 
     def feeds_all(self, cell: Traced, dtype: str) -> bool:
         """Whether every block of a cluster has a part of K: one without would wait for nobody."""
-        part = self.slices(cell, dtype) * self.k_warps * (64 // SIZES[dtype])
+        part = self.slices(cell, dtype) * self.k_warps * self.depth(dtype)
         return (self.cluster - 1) * part < self._depth(cell)
 
     def mma_rows(self, cell: Traced) -> int:
@@ -209,6 +232,9 @@ class _Grid(Tiles):
 
     def slots(self) -> int:
         return _share(self._own_slots(), self.warps)
+
+    def reset_tiles(self) -> int:
+        return self.slots()
 
     def _exchanged(self, cell: Traced, dtype: str) -> int:
         operand = self.slices(cell, dtype) * self.k_warps * self.tiles * 512

@@ -29,7 +29,8 @@ constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_PARTS = AT_GATES + FLIGHT * GATE_ROWS;
 constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
-constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * SLOT_BYTES;
+constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
+constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * ENTRY_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "parts are added by pairs");
@@ -107,6 +108,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
     stored* d_gate_at[FLIGHT][SLOTS];
     bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
+    const word mine_of[2] = {handy(1u << of4 * 8), handy(1u << (of4 * 8 + 4))};
+    const Cells cells(lane);
+    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
+    int length[FLIGHT][SLOTS][2];
+    Resets resets[FLIGHT][SLOTS];
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -122,24 +129,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const wide tile = first_row / 8 + f * TILES + slot.tile;
             record_here[f][s] = slot.mine && tile < tiles;
             record[f][s] = record_here[f][s] ? kept + ((first * tiles + tile) * GROUPS + group) *
-                                                          (64 * RECORD) : weight;
+                                                          (64 * RECORD) + first_of(lane) : weight;
             const int own = slot.mine ? tile_rows[of8] : -1;
             gates_here[f][s] = own >= 0;  // the row that this lane writes
             d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
                               of4 * 2;
+            #pragma unroll
+            for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
+                length[f][s][c] = slot.mine && group * 8 + of8 < units ? length_at(tile_rows[of4 * 2 + c]) : 0;
+            if (RESET) resets[f][s].begin(own, length_at(own), reset, batch, first + later);
         }
-    constexpr int STAGE = FLIGHT * SLOTS * SLOT_BYTES, RING = STAGES * STAGE;
+    constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
     int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
     const word ring_place = shared_address(shared + ring);
+    const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
+    const wide reset_move = handy(way * batch);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const word target = ring_place + into + (f * SLOTS + s) * SLOT_BYTES;
+            const word target = ring_place + into + (f * SLOTS + s) * ENTRY_BYTES;
             if (lane * 16 < DY_BYTES)
-                copy_async<16>(target + lane * 16, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
+                copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
-            copy_records(target + DY_BYTES, record[f][s], lane, here);
+            copy_records(target + DY_BYTES, record[f][s], cells, here);
+            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move);
             d_output[f][s] += dy_move;
             record[f][s] += record_move;
         }
@@ -149,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
     load_matrix(matrix, others, [&](int number, int s) {
-        const int group = warp * MMA_ROWS * 2 + number, k = s * SLICE + of4 * CHUNK;
+        const int group = warp * MMA_ROWS * 2 + number, k = s * SLICE + of4 * CHUNK_K;
         const int plane = k / OWN, unit = first_group * 8 + k % OWN;
         uint4 found = {};
         if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
@@ -163,26 +177,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, s * STAGE, f);
 
-    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
-    Resets resets[FLIGHT][SLOTS];
-    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
-    int length[FLIGHT][SLOTS][2];
-    #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot = slot_of(s);
-            const bool inside = (first_group + slot.group) * 8 + of8 < units;
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int b = slot.mine ? rows[f * ROWS + slot.tile * 8 + of4 * 2 + c] : -1;
-                length[f][s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
-            }
-            const int b = rows[f * ROWS + slot.tile * 8 + of8];
-            if (RESET) resets[f][s].begin(b, length_at(b), reset, batch, first + later, way, of4);
-        }
-
     // addresses that each step uses, computed once: at small B a step takes as long as its instructions
     const int begin = pinned(start_of(of4, of8)), side = handy(ring + side_of(lane));
     int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS][2];
@@ -193,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             const int k = gate * OWN + slot.group * 8 + of4 * 2;
-            const int place = AT_GATES + place_of(k / CHUNK, slot.tile, of8) + k % CHUNK * SIZE;
+            const int place = AT_GATES + place_of(k / CHUNK_K, slot.tile, of8) + k % CHUNK_K * sizeof(multiplied);
             // where the pattern of places repeats from gate to gate, one is enough
-            const bool same = OWN / CHUNK % 4 == 0 && gate > 0;
-            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK) * CHUNK_BYTES : pinned(place);
+            const bool same = OWN / CHUNK_K % 4 == 0 && gate > 0;
+            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK_K) * CHUNK_BYTES : pinned(place);
         }
     }
 #if CLUSTER > 1
@@ -229,14 +223,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const Slot slot = slot_of(s);
             if (!slot.mine) continue;
             const unsigned char* parts = shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s];
-            float found[2] = {};
+            float found[2];
             #pragma unroll
             for (int from = 0; from < CLUSTER; from += 2) {  // by pairs: half as long a chain of sums
                 constexpr int NEXT = TILES * BLOCK_GROUPS * 256;
                 const float2 one = *reinterpret_cast<const float2*>(parts + from * NEXT);
                 const float2 other = CLUSTER > 1 ? *reinterpret_cast<const float2*>(
                                                        parts + (from + 1) * NEXT) : float2{};
-                found[0] += one.x + other.x, found[1] += one.y + other.y;
+                const float low = one.x + other.x, high = one.y + other.y;
+                found[0] = from ? found[0] + low : low, found[1] = from ? found[1] + high : high;
             }
             d_state[f][s][0][0] += found[0], d_state[f][s][1][0] += found[1];
         }
@@ -252,14 +247,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
-                const int place = stage + (f * SLOTS + s) * SLOT_BYTES;
+                const int place = stage + (f * SLOTS + s) * ENTRY_BYTES;
                 float values[2][KEPT + 4];
-                read_records(shared + ring + place + DY_BYTES, lane, values);
-                find_factors(values, vector[s], factor[s]);
+                read_records(shared + ring + place + DY_BYTES, cells, values);
                 read_sides<1>(shared + side + place, &d_out[s]);
-                if (RESET) again[s] = resets[f][s].rows(i, reset, batch, t + later, way, of4);
+                if (RESET) again[s] = resets[f][s].read(shared + ring + place + reset_at, reset_move);
+                find_factors(values, vector[s], factor[s]);
+                if (RESET) again[s] = reset_of(again[s]);
             }
             copy_inputs(i + STAGES - 1, spare, f);
+            // a branch, past which the compiler does not move factors: they would wait for letters, too
             if (i > 0) {
 #if CLUSTER > 1
                 const word mailbox = mailboxes + f * 16 + (8 - box_now);
@@ -288,11 +285,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                             d_here[k] = 0.0f;
                         }
                     }
-                    const bool live = t < length[f][s][c];
+                    const bool live = (LENGTHS ? t : 0) < length[f][s][c];
                     float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
-                        d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
+                        d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
                         const wide b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
                         if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
@@ -317,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         if (p >= RIGHT)
                             keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS +
                                                            own_gates[s][p >= RIGHT ? p - RIGHT : 0]),
-                                 operand(pair));
+                                 rounded(pair));
                         if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
                     }
                     d_gate_at[f][s] += gates_move;

@@ -1,5 +1,6 @@
 // What the skeletons stand on: numbers, tensor cores, copies and the exchange between blocks.
-// BFLOAT: bfloat16; NARROW: a 16-bit type; neither: float32 with tf32 products.
+// BFLOAT: bfloat16; NARROW: a 16-bit type; neither: float32. Products read float32 as tf32 or, HALF, as
+// float16, whose 11 bits are tf32's: for h within [-1, 1] its exponent is enough (codegen/bounds.py).
 
 typedef unsigned int word;
 typedef long long wide;
@@ -9,10 +10,17 @@ typedef unsigned short stored;
 #else
 typedef float stored;
 #endif
+#define SHORT (NARROW || HALF)
+#if SHORT
+typedef unsigned short multiplied;  // what products read
+#else
+typedef float multiplied;
+#endif
 
 constexpr int SIZE = sizeof(stored);
-constexpr int CHUNK = 16 / SIZE;  // values of one 16-byte chunk
-constexpr int SLICE = 64 / SIZE;  // values of K that one 16-byte load a lane serves: 2 mma
+constexpr int CHUNK = 16 / SIZE;                  // values of one 16-byte chunk
+constexpr int CHUNK_K = 16 / sizeof(multiplied);  // of K of one 16-byte chunk
+constexpr int SLICE = 4 * CHUNK_K;                // of K that one 16-byte load a lane serves: 2 mma
 
 #define INLINE __device__ __forceinline__
 
@@ -28,11 +36,13 @@ INLINE float widen(stored value) {
 #endif
 }
 
-#if NARROW
+#if SHORT
 INLINE word pack(float low, float high) {
     word both;
 #if BFLOAT
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#elif HALF  // R and first states may be anything: above 65504 they are that, and products finite
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
 #else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
 #endif
@@ -56,20 +66,31 @@ INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
         end[at] = narrow(value);
 }
 
-// What a product reads: tf32, ties away from 0, where values are float32. Tensor cores drop the last 13
+// What a product reads where it is tf32: ties away from 0. Tensor cores drop the last 13
 // bits themselves, so that cvt.rna.tf32, which clears them, would take two instructions more. What
 // rounds up to infinity has such bits left, and a nan with no other bits (none is made) becomes it.
 INLINE word rounded(word bits) {
-#if NARROW
+#if SHORT
     return bits;
 #else
     return fabsf(__uint_as_float(bits)) < __uint_as_float(0x7f800000) ? bits + 0x1000 : bits;
 #endif
 }
 
+// a value as products read it
+INLINE multiplied multiplied_of(stored value) {
+#if HALF
+    return multiplied(pack(value, 0.0f));
+#elif NARROW
+    return value;
+#else
+    return __uint_as_float(rounded(__float_as_uint(value)));
+#endif
+}
+
 // sum += A (16 units-and-gates x 16 or 8 of K) * B (K x 8 rows of the batch)
 INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
-#if !NARROW
+#if !SHORT
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #elif BFLOAT
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -81,92 +102,34 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// A lane holds, of 8 units x 8 rows, unit lane / 4 in rows 2 * (lane % 4) and the next.
-// Afterwards it holds row lane / 4 of units 2 * (lane % 4) and the next.
-struct Pair {
-#if NARROW
-    word bits;
-#else
-    float low, high;
-#endif
-};
-
-INLINE word flipped(word bits) {
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(bits));
-    return bits;
-}
-
-INLINE Pair transposed(float first, float second) {
-#if NARROW
-    return {flipped(pack(first, second))};
-#else
-    const word a = __float_as_uint(first), b = __float_as_uint(second);
-    const word low = flipped(__byte_perm(a, b, 0x5410)), high = flipped(__byte_perm(a, b, 0x7632));
-    return {__uint_as_float(__byte_perm(low, high, 0x5410)),
-            __uint_as_float(__byte_perm(low, high, 0x7632))};
-#endif
-}
-
-INLINE Pair pair_of(const stored* source) {
-#if NARROW
-    return {word(source[0]) | word(source[1]) << 16};
-#else
-    return {source[0], source[1]};
-#endif
-}
-
-INLINE void keep(stored* target, Pair pair) {
-#if NARROW
-    *reinterpret_cast<word*>(target) = pair.bits;
-#else
-    *reinterpret_cast<float2*>(target) = make_float2(pair.low, pair.high);
-#endif
-}
-
-// A pair into a row of y: PADDED, H is no multiple of 8, and what is past it has no place there.
-INLINE void keep_inside(stored* target, Pair pair, wide unit, wide units) {
-#if PADDED
-#if NARROW
-    const stored first = stored(pair.bits), second = stored(pair.bits >> 16);
-#else
-    const stored first = pair.low, second = pair.high;
-#endif
-    if (unit + 1 < units && units % 2 == 0) return keep(target, pair);
-    if (unit < units) target[0] = first;
-    if (unit + 1 < units) target[1] = second;
-#else
-    keep(target, pair);
-#endif
-}
+#include "pairs.cuh"
 
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
 INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide units) {
+    const wide count = PADDED ? units : UNITS;
+    const stored* const row = matrix + (gate * count + unit) * count + k;
+#if !PADDED && !HALF
+    return *reinterpret_cast<const uint4*>(row);
+#else
 #if PADDED
-    const stored* const row = matrix + (gate * units + unit) * units;
-    stored found[CHUNK];
+    stored found[CHUNK_K];
+    #pragma unroll
+    for (int i = 0; i < CHUNK_K; ++i) found[i] = unit < units && k + i < units ? row[i] : stored(0);
+#else
+    const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
+    const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#endif
     word words[4];
     #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) found[i] = unit < units && k + i < units ? row[k + i] : stored(0);
-    #pragma unroll
     for (int i = 0; i < 4; ++i)
-#if NARROW
+#if HALF
+        words[i] = pack(found[2 * i], found[2 * i + 1]);
+#elif NARROW
         words[i] = word(found[2 * i]) | word(found[2 * i + 1]) << 16;
 #else
         words[i] = __float_as_uint(found[i]);
 #endif
     return make_uint4(words[0], words[1], words[2], words[3]);
-#else
-    return *reinterpret_cast<const uint4*>(matrix + (wide(gate) * UNITS + unit) * UNITS + k);
-#endif
-}
-
-// a pair as a product reads it
-INLINE Pair operand(Pair pair) {
-#if NARROW
-    return pair;
-#else
-    return {__uint_as_float(rounded(__float_as_uint(pair.low))),
-            __uint_as_float(rounded(__float_as_uint(pair.high)))};
 #endif
 }
 
@@ -234,20 +197,6 @@ INLINE float over_lanes(float mine) {
     return mine + __shfl_xor_sync(~0u, mine, 2);
 }
 
-// 16 bytes of a row, gathered from the lanes beside: 8 units by four lanes, or 4 units by two
-INLINE uint4 gathered(Pair pair) {
-#if NARROW
-    return make_uint4(__shfl_sync(~0u, pair.bits, 0, 4), __shfl_sync(~0u, pair.bits, 1, 4),
-                      __shfl_sync(~0u, pair.bits, 2, 4), __shfl_sync(~0u, pair.bits, 3, 4));
-#else
-    const word low = __float_as_uint(pair.low), high = __float_as_uint(pair.high);
-    return make_uint4(__shfl_sync(~0u, low, 0, 2), __shfl_sync(~0u, high, 0, 2),
-                      __shfl_sync(~0u, low, 1, 2), __shfl_sync(~0u, high, 1, 2));
-#endif
-}
-
-[[maybe_unused]] constexpr int SHARERS = NARROW ? 4 : 2;  // lanes that hold the same gathered 16 bytes
-
 template <int BYTES>
 INLINE void copy_async(word target, const void* source, int taken) {  // the rest becomes zeros
     if (BYTES == 16)
@@ -300,8 +249,9 @@ INLINE void expect(word mailbox, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// COUNT mailboxes await their first letters; what all threads wrote before is seen by all
-template <int COUNT>
+// COUNT mailboxes await their first letters; with LATER not the first of each pair, which step 0 reads:
+// its phase 1 counts as over before it is opened. What all threads wrote before is seen by all.
+template <int COUNT, bool LATER = false>
 INLINE void open_mailboxes(word mailboxes, int bytes) {
     const word mailbox = mailboxes + threadIdx.x * 8;
     if (threadIdx.x < COUNT) {
@@ -309,7 +259,7 @@ INLINE void open_mailboxes(word mailboxes, int bytes) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (threadIdx.x < COUNT) expect(mailbox, bytes);
+    if (threadIdx.x < COUNT && (!LATER || threadIdx.x & 1)) expect(mailbox, bytes);
 }
 
 INLINE void send(word target, uint4 value, word mailbox) {
@@ -347,7 +297,7 @@ INLINE void await(word mailbox, word phase) {
 #else
 INLINE int block_of_cluster() { return 0; }
 
-template <int COUNT>
+template <int COUNT, bool LATER = false>
 INLINE void open_mailboxes(word, int) {
     __syncthreads();
 }

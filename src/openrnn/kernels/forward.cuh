@@ -23,7 +23,8 @@ constexpr int ROWS = TILES * 8;
 constexpr int GATE_BYTES = 64 * SIZE;                // of one gate of 8 units x 8 rows
 constexpr int STAGE_BYTES = PER_WARP * TILES * SLOT_BYTES;
 constexpr int COPIES = (STAGE_BYTES / 16 + 31) / 32;
-constexpr int LETTER = UNITS * SIZE * ROWS;
+constexpr int TURN_BYTES = STAGE_BYTES + TILES * RESET_BYTES;  // of the ring, a warp
+constexpr int LETTER = UNITS * sizeof(multiplied) * ROWS;
 
 #include "product.cuh"
 
@@ -31,7 +32,7 @@ constexpr int LETTER = UNITS * SIZE * ROWS;
 constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_HIDDEN = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
-constexpr int AT_WEIGHTS = AT_RING + WARPS * STAGES * FLIGHT * STAGE_BYTES;
+constexpr int AT_WEIGHTS = AT_RING + WARPS * STAGES * FLIGHT * TURN_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     for (int at = AT_HIDDEN + threadIdx.x * 16; at < AT_RING; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
     const word mailboxes = shared_address(shared);
-    open_mailboxes<FLIGHT * 2>(mailboxes, LETTER);
+    open_mailboxes<FLIGHT * 2, true>(mailboxes, LETTER);
     if (LENGTHS) steps = lengths[order[first_row]];
 
     // whether a row starts from fresh states: it is reset before its first step
@@ -86,14 +87,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
         const int r = at / UNITS, unit = at % UNITS, b = rows[r];
         if (b < 0 || unit >= units) continue;
-        const stored value = narrow(first_state(0, b, unit));
         unsigned char* place = shared + AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
-                               place_of(unit / CHUNK, r % ROWS / 8, r % 8);
-#if NARROW
-        reinterpret_cast<stored*>(place)[unit % CHUNK] = value;
-#else
-        reinterpret_cast<word*>(place)[unit % CHUNK] = rounded(__float_as_uint(value));
-#endif
+                               place_of(unit / CHUNK_K, r % ROWS / 8, r % 8);
+        reinterpret_cast<multiplied*>(place)[unit % CHUNK_K] = multiplied_of(narrow(first_state(0, b, unit)));
     }
 
     float from_x[PER_WARP][GATES], from_r[PER_WARP][GATES], vector[PER_WARP][VECTORS + 1];
@@ -138,10 +134,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
     const wide y_move = handy(way * y_step), record_move = way * tiles * GROUPS * (64 * RECORD);
-    const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
+    const Cells cells(lane);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
     const word whole_of = pinned(1 << of8 * 4);
-    const bool chosen = begins_with_some(fresh);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     #pragma unroll
@@ -151,15 +146,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
             if (RESET) resets[f][n].begin(row[f][n], LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count,
-                                          reset, batch, first + later, way, of4);
+                                          reset, batch, first + later);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
-                           cell * 4;
+                           first_of(lane);
         }
 
     // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
-    constexpr int STAGE = FLIGHT * STAGE_BYTES, RING = STAGES * STAGE;
+    constexpr int STAGE = FLIGHT * TURN_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
     int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
     const stored* input[FLIGHT][COPIES];
@@ -179,21 +174,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                                   (first_group + j) * 8 + unit : x;
         }
     const word ring_place = handy(shared_address(shared + ring + lane * 16));
+    const int reset_at = handy(ring + STAGE_BYTES + reset_place(lane));
+    const wide reset_move = handy(way * batch);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             if (copy * 512 + lane * 16 < STAGE_BYTES)
-                copy_async<16>(ring_place + into + f * STAGE_BYTES + copy * 512, input[f][copy],
+                copy_async<16>(ring_place + into + f * TURN_BYTES + copy * 512, input[f][copy],
                                i < taken[f][copy] ? 16 : 0);
             input[f][copy] += x_move;
         }
+        #pragma unroll
+        for (int n = 0; RESET && n < TILES; ++n)
+            resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way,
+                              reset_move);
         commit_copies();
     };
     // R as the A operands of this warp: the first RESIDENT pieces in registers
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
     load_matrix(matrix, others, [&](int number, int s) {
-        const int j = number / GATES, group = first_group + j, k = s * SLICE + of4 * CHUNK;
+        const int j = number / GATES, group = first_group + j, k = s * SLICE + of4 * CHUNK_K;
         uint4 found = {};
         if (j < PER_WARP && group < end_group && k < UNITS)
             found = chunk_of(weight, number % GATES, group * 8 + of8, k, units);
@@ -210,11 +211,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     int own_place[PER_WARP];
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j) {
-        const int group = first_group + j, piece = NARROW ? group : group * 2 + (of4 >> 1);
+        const int group = first_group + j, piece = SHORT ? group : group * 2 + (of4 >> 1);
         own_place[j] = pinned(2 * AT_HIDDEN + HIDDEN_BYTES + place_of(piece, 0, of8));
     }
     // the halves of h change places: what is read at one is written to their sum less it
     int read_at = AT_HIDDEN, read_box = 0;
+    word phase = 1;  // of the mailbox that is read
 #if CLUSTER > 1
     constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
     word peers[SENDS];
@@ -240,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             // sums start from what is known before h is: inputs and biases
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];
-            read_sides<PER_WARP * TILES * GATES>(shared + side + stage + f * STAGE_BYTES,
+            read_sides<PER_WARP * TILES * GATES>(shared + side + stage + f * TURN_BYTES,
                                                  &given[0][0][0]);
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
@@ -257,20 +259,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         }
             copy_inputs(i + STAGES - 1, spare, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
+            word read_resets[TILES];  // of this lane's row: the warp votes while it multiplies
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
-                if (RESET) reset_rows[n] = resets[f][n].rows(i, reset, batch, t + later, way, of4);
+                if (RESET)
+                    read_resets[n] = resets[f][n].read(
+                        shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES, reset_move);
             }
 #if CLUSTER > 1
-            if (i > 0) {
-                await(mailboxes + f * 16 + read_box, word((i - 1) >> 1) & 1);
-                if (thread == 0) expect(mailboxes + f * 16 + read_box, LETTER);
-            }
+            await(mailboxes + f * 16 + read_box, phase);
+            if (thread == 0) expect(mailboxes + f * 16 + read_box, LETTER);
             if (UNEVEN) await_warpgroup(warp >> 2);
 #endif
             // r = R h
             product(sums, matrix, others, shared + f * (2 * HIDDEN_BYTES) + read_at + begin);
+            #pragma unroll
+            for (int n = 0; RESET && n < TILES; ++n) reset_rows[n] = reset_of(read_resets[n]);
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
@@ -305,11 +310,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         }
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
-                    Pair letter = hidden_pair;
+                    Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
                     if (RESET && reset_rows[n] & whole_of) letter = {};
-                    if (RESET && chosen && reset_rows[n] & whole_of)
-                        letter = pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units);
-                    letter = operand(letter);
+                    if (RESET && FRESH && reset_rows[n] & whole_of)
+                        letter = letter_of(pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units));
+                    letter = rounded(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
                     const int there = own_place[j] - read_at + f * (2 * HIDDEN_BYTES) + n * 128;
 #if CLUSTER > 1
@@ -322,20 +327,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
 #else
                     if (mine)
-                        keep(reinterpret_cast<stored*>(shared + there) + of4 % SHARERS * 2, letter);
+                        keep(reinterpret_cast<multiplied*>(shared + there) + of4 % SHARERS * 2, letter);
 #endif
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0)
                         keep_inside(output[f][n] + j * 8, hidden_pair, group * 8 + of4 * 2, units);
                     if (KEEP && mine && first_row + f * ROWS + n * 8 < batch)
-                        keep_records(record[f][n] + j * (64 * RECORD), rest, values);
+                        keep_records(record[f][n] + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 output[f][n] += y_move, record[f][n] += record_move;
                 #pragma unroll
                 for (int j = 0; RESET && j < PER_WARP; ++j)  // after letters went: nobody waits for it
-                    begin_rows(state[f][j][n], reset_rows[n], mine_of, chosen, fresh,
+                    begin_rows(state[f][j][n], reset_rows[n], mine_of, fresh,
                                rows + f * ROWS + n * 8 + of4 * 2, (first_group + j) * 8 + of8, units);
             }
         }
@@ -344,6 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #endif
         spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
         read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at, read_box = 8 - read_box;
+        phase ^= word(read_box) >> 3;
     }
 
     #pragma unroll

@@ -34,10 +34,11 @@ constexpr int AT_ROWS = 2 * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_PARTS = AT_OPERAND + 2 * OPERAND_BYTES;
 constexpr int AT_RING = AT_PARTS + 2 * PARTS_BYTES;
-constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * SLOT_BYTES;
+constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
+constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * ENTRY_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 // Two buffers of parts are enough because a block that sends again has fetched what it waits for.
-static_assert((CLUSTER - 1) * CHUNKS * CHUNK < K, "a block without a part of K would wait for nobody");
+static_assert((CLUSTER - 1) * CHUNKS * CHUNK_K < K, "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
 static_assert(!WGMMA || M_WARPS % 4 == 0, "a warpgroup multiplies one part of K");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
@@ -71,7 +72,7 @@ struct Place {
     INLINE int first_chunk() const { return block * CHUNKS; }
 };
 
-INLINE uint4 look(const stored* place) {
+INLINE uint4 look(const multiplied* place) {
     uint4 found;
     asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
@@ -84,28 +85,28 @@ INLINE bool complete(uint4 words) {
 }
 
 // into a mailbox; where all bits of a word are ones it is a nan of the user's, and another one does
-INLINE word told(word bits) { return bits == ~0u ? (NARROW ? 0x7fff7fffu : 0x7fffffffu) : bits; }
+INLINE word told(word bits) { return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits; }
 
-INLINE void post(stored* place, Pair pair) {
-#if NARROW
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(pair.bits)) : "memory");
+INLINE void post(multiplied* place, Letter letter) {
+#if SHORT
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(letter.bits)) : "memory");
 #else
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(place),
-                 "r"(told(__float_as_uint(pair.low))), "r"(told(__float_as_uint(pair.high)))
+                 "r"(told(__float_as_uint(letter.low))), "r"(told(__float_as_uint(letter.high)))
                  : "memory");
 #endif
 }
 
 // The block's part of K of all rows, as soon as it is there; from: this step's, in row 0. A look that
 // comes too early costs a whole way to L2 once more, and looks hold up posts: so not before `delay` cycles.
-INLINE void fetch(const Place& here, word delay, const stored* from, wide row_stride, const int* rows,
+INLINE void fetch(const Place& here, word delay, const multiplied* from, wide row_stride, const int* rows,
                   unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
     const word begin = word(clock());
     while (word(clock()) - begin < delay) continue;
     #pragma unroll 1
     for (int done = 0; done < COUNT; done += BATCH) {
-        const stored* source[BATCH];
+        const multiplied* source[BATCH];
         uint4 found[BATCH];
         int place[BATCH];
         #pragma unroll
@@ -113,7 +114,7 @@ INLINE void fetch(const Place& here, word delay, const stored* from, wide row_st
             const int number = (done + i) * THREADS + threadIdx.x;
             const int chunk = number % CHUNKS, r = number / CHUNKS;
             const int b = r < ROWS ? rows[r] : -1;
-            const int at = (here.first_chunk() + chunk) * CHUNK;
+            const int at = (here.first_chunk() + chunk) * CHUNK_K;
             source[i] = b >= 0 && at < K ? from + b * row_stride + at : nullptr;
             place[i] = place_of(chunk, r / 8, r % 8);
             found[i] = source[i] ? look(source[i]) : make_uint4(0, 0, 0, 0);
@@ -157,7 +158,7 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
             for (int h = 0; h < 2; ++h) {
                 const int number = (m_warp * MMA_ROWS + m) * 2 + h;
                 const int group = number / EACH, which = number % EACH;
-                const int k = (here.first_chunk() + (k_warp * SLICES + s) * 4 + here.of4) * CHUNK;
+                const int k = (here.first_chunk() + (k_warp * SLICES + s) * 4 + here.of4) * CHUNK_K;
                 if (group < here.groups && k < K) half[h] = load(here.first_group + group, which, k);
             }
             hold(matrix, others, m, s, half[0], half[1]);

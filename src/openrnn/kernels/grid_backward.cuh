@@ -44,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
+    const Cells cells(lane);
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
@@ -54,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide dy_move = way * dy_step, gates_row = PLANES * UNITS, gates_step = batch * gates_row;
+    const wide reset_move = handy(way * batch);
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -87,14 +89,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         d_output[s] = dy_here[s] ? dy + first * dy_step + b * dy_row + group * 8 + lane * CHUNK % 8 : weight;
         const wide tile = here.first_row / 8 + slot.tile;
         record_here[s] = slot.mine && tile < tiles;
-        record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD)
-                                   : weight;
+        record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) +
+                                         first_of(lane) : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) resets[s].begin(row[s], length_at(row[s]), reset, batch, first + later, way, of4);
+        if (RESET) resets[s].begin(row[s], length_at(row[s]), reset, batch, first + later);
         d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
-        return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * SLOT_BYTES;
+        return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * ENTRY_BYTES;
     };
     auto copy_inputs = [&](int i) {
         #pragma unroll
@@ -102,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const word target = shared_address(shared + stage_of(s, i));
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
-            copy_records(target + DY_BYTES, record[s], lane, i < count && record_here[s]);
+            copy_records(target + DY_BYTES, record[s], cells, i < count && record_here[s]);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, reset_move);
             d_output[s] += dy_move;
             record[s] += record_move;
         }
@@ -141,10 +144,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int s = 0; s < SLOTS; ++s) {
                 const unsigned char* stage = shared + stage_of(s, i);
                 float values[2][KEPT + 4];
-                read_records(stage + DY_BYTES, lane, values);
-                find_factors(values, vector[s], factor[s]);
+                read_records(stage + DY_BYTES, cells, values);
                 read_sides<1>(stage + side, &d_out[s]);
-                if (RESET) again[s] = resets[s].rows(i, reset, batch, t + later, way, of4);
+                if (RESET) again[s] = resets[s].read(stage + SLOT_BYTES + reset_place(lane), reset_move);
+                find_factors(values, vector[s], factor[s]);
+                if (RESET) again[s] = reset_of(again[s]);
             }
             copy_inputs(i + STAGES - 1);
         }
@@ -172,11 +176,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         if (FRESH) d_start[s][c][k] += d_here[k];
                         d_here[k] = 0.0f;
                     }
-                const bool live = t < length[s][c];
+                const bool live = (LENGTHS ? t : 0) < length[s][c];
                 float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
-                    d_after[k] = d_here[k] + (k == 0 ? d_out[s][c] : 0.0f);
+                    d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
                     if (EVERY && d_every[k] && live && b >= 0 && unit < units)
                         d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                 }

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     wide x_step, wide x_row, wide x_gate,
     stored* __restrict__ y,              // [T, B, units], by the strides below
     wide y_step, wide y_row,
-    stored* __restrict__ mail,           // [T, B, UNITS] of ones; or, where not PADDED, null: y is it
+    multiplied* __restrict__ mail,       // [T, B, UNITS] of ones; or null, where y is it: never if HALF
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
     const stored* __restrict__ bias_r,
@@ -47,32 +47,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         const stored* source = again ? fresh[k] : initial[k];
         return source ? widen(source[at]) : 0.0f;
     };
-    constexpr int HERE = CHUNKS * CHUNK;  // of K, this block
+    constexpr int HERE = CHUNKS * CHUNK_K;  // of K, this block
     for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
-        const int r = at / HERE, k = at % HERE, unit = here.first_chunk() * CHUNK + k, b = rows[r];
+        const int r = at / HERE, k = at % HERE, unit = here.first_chunk() * CHUNK_K + k, b = rows[r];
         if (b < 0 || unit >= units) continue;
-        const stored value = narrow(first_state(0, b, unit));
-        unsigned char* place = shared + AT_OPERAND + place_of(k / CHUNK, r / 8, r % 8);
-#if NARROW
-        reinterpret_cast<stored*>(place)[k % CHUNK] = value;
-#else
-        reinterpret_cast<word*>(place)[k % CHUNK] = rounded(__float_as_uint(value));
-#endif
+        unsigned char* place = shared + AT_OPERAND + place_of(k / CHUNK_K, r / 8, r % 8);
+        reinterpret_cast<multiplied*>(place)[k % CHUNK_K] = multiplied_of(narrow(first_state(0, b, unit)));
     }
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
     Resets resets[SLOTS];
-    stored *output[SLOTS], *letter_at[SLOTS], *record[SLOTS];
+    stored *output[SLOTS], *record[SLOTS];
+    multiplied* letter_at[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
-    stored* const box = mail ? mail : y;
+    multiplied* const box = mail ? mail : reinterpret_cast<multiplied*>(y);
     const wide tiles = (batch + 7) / 8, box_step = mail ? batch * UNITS : y_step;
     const wide box_row = mail ? UNITS : y_row;
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide box_move = way * box_step;
-    const int cell = lane * 2, rest = WHOLE * 256 + cell * (REST - 4);
+    const Cells cells(lane);
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
-    const bool chosen = begins_with_some(fresh);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
@@ -105,19 +100,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
         if (RESET) resets[s].begin(row[s], LENGTHS ? length[s] : row[s] < 0 ? 0 : count, reset,
-                                   batch, first + later, way, of4);
+                                   batch, first + later);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
         recorded[s] = KEEP && mine[s] && tile < tiles;
-        record[s] = kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) + cell * 4;
+        record[s] = kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) + first_of(lane);
     }
 
     // the ring of inputs: each warp copies what its own lanes read
-    const int ring = AT_RING + here.warp * SLOTS * STAGES * SLOT_BYTES;
+    const int ring = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
     const stored* input[SLOTS][COPIES];
     int taken[SLOTS][COPIES];
-    const wide x_move = way * x_step;
+    const wide x_move = way * x_step, reset_move = handy(way * batch);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s)
         #pragma unroll
@@ -132,15 +127,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     // places in the ring by i: what a grid's step takes is its way through L2, not its instructions
     auto copy_inputs = [&](int i) {
         #pragma unroll
-        for (int s = 0; s < SLOTS; ++s)
+        for (int s = 0; s < SLOTS; ++s) {
+            const word target = shared_address(shared) + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES;
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
-                const word target = shared_address(shared) + ring + (s * STAGES + i % STAGES) * SLOT_BYTES;
                 if (copy * 512 + lane * 16 < SLOT_BYTES)
                     copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
                                    i < count ? taken[s][copy] : 0);
                 input[s][copy] += x_move;
             }
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move);
+        }
         commit_copies();
     };
     Matrix matrix;
@@ -171,13 +168,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         float given[SLOTS][GATES][2];
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)
-            read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * SLOT_BYTES), given[s]);
+            read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
         copy_inputs(i + STAGES - 1);
         word live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
-            if (RESET) reset_rows[s] = resets[s].rows(i, reset, batch, t + later, way, of4);
+            if (RESET)
+                reset_rows[s] = reset_of(resets[s].read(
+                    shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES + SLOT_BYTES + reset_place(lane),
+                    reset_move));
         }
         if (works) await_parts(here, mailboxes, i);
         #pragma unroll
@@ -217,18 +217,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 }
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
-            Pair letter = hidden_pair;
+            Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
             if (RESET && reset_rows[s] & whole_of) letter = {};
-            if (RESET && chosen && reset_rows[s] & whole_of)
-                letter = pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units);
+            if (RESET && FRESH && reset_rows[s] & whole_of)
+                letter = letter_of(pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units));
             const bool live = live_rows[s] >> (of8 * 4) & 1;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
             if (row[s] >= 0 && mail && live)
                 keep_inside(output[s], hidden_pair, group * 8 + of4 * 2, units);
-            if (recorded[s]) keep_records(record[s], rest, values);
+            if (recorded[s]) keep_records(record[s], cells.rest, values);
             output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
             if (RESET)  // after h was posted: nobody waits for it
-                begin_rows(state[s], reset_rows[s], mine_of, chosen, fresh,
+                begin_rows(state[s], reset_rows[s], mine_of, fresh,
                            rows + slot.tile * 8 + of4 * 2, group * 8 + of8, units);
         }
     }

@@ -8,7 +8,8 @@
 static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
 constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;  // pieces in registers
 constexpr int MATRIX_BYTES = (SLICES * MMA_ROWS - RESIDENT) * 1024;  // of the others, a warp
-constexpr int CHAINS = WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 ? 2 : 4;
+// sums side by side, where few products would wait for each other; a slice has two
+constexpr int CHAINS = WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || SLICES < 2 ? 2 : 4;
 
 typedef word Matrix[HELD][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];

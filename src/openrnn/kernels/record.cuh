@@ -6,6 +6,18 @@
 constexpr int WHOLE = KEPT / 4;  // planes of 4 values
 constexpr int REST = KEPT % 4 == 3 ? 4 : KEPT % 4;
 constexpr int RECORD = WHOLE * 4 + REST;
+constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;  // bytes of two cells in a plane, in the last
+
+// where a lane's two cells are: in memory from the first plane's to the last's, in a copy in bytes
+struct Cells {
+    int rest, four, last;
+
+    INLINE explicit Cells(int lane) {
+        rest = handy(WHOLE * 256 + lane * 2 * (REST - 4)), four = handy(lane * FOUR), last = handy(lane * LAST);
+    }
+};
+// where they begin in the first plane, in values
+INLINE int first_of(int lane) { return lane * 8; }
 
 // two cells side by side, VALUES of each from `first` on
 template <int VALUES>
@@ -33,7 +45,7 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
     }
 }
 
-// base: the first cell of this lane in the first plane; rest: from there to it in the last one
+// base: the first cell of this lane in the first plane; rest: see Cells
 INLINE void keep_records(stored* base, int rest, const float (&values)[2][KEPT + 4]) {
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
@@ -70,28 +82,24 @@ INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4
     }
 }
 
-INLINE void read_records(const unsigned char* source, int lane, float (&values)[2][KEPT + 4]) {
-    constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
+INLINE void read_records(const unsigned char* source, const Cells& cells, float (&values)[2][KEPT + 4]) {
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
-        read_values<4>(source + (plane * 32 + lane) * FOUR, values, plane * 4);
-    if (REST)
-        read_values<REST ? REST : 4>(source + WHOLE * 32 * FOUR + lane * LAST, values, WHOLE * 4);
+        read_values<4>(source + plane * 32 * FOUR + cells.four, values, plane * 4);
+    if (REST) read_values<REST ? REST : 4>(source + WHOLE * 32 * FOUR + cells.last, values, WHOLE * 4);
 }
 
-// the copy itself, of one lane, where there is something to copy; else zeros
-INLINE void copy_records(word target, const stored* source, int lane, bool here) {
-    constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;
+// the copy itself, of one lane from its cells on, where there is something to copy; else zeros
+INLINE void copy_records(word target, const stored* source, const Cells& cells, bool here) {
     constexpr int LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
-    const int cell = lane * 2;
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
         #pragma unroll
         for (int at = 0; at < FOUR; at += 16)
-            copy_async<16>(target + (plane * 32 + lane) * FOUR + at,
-                           source + plane * 256 + cell * 4 + at / SIZE, here ? 16 : 0);
+            copy_async<16>(target + plane * 32 * FOUR + cells.four + at, source + plane * 256 + at / SIZE,
+                           here ? 16 : 0);
     #pragma unroll
     for (int at = 0; at < LAST; at += LAST_STEP)
-        copy_async<LAST_STEP>(target + WHOLE * 32 * FOUR + lane * LAST + at,
-                              source + WHOLE * 256 + cell * REST + at / SIZE, here ? LAST_STEP : 0);
+        copy_async<LAST_STEP>(target + WHOLE * 32 * FOUR + cells.last + at, source + cells.rest + at / SIZE,
+                              here ? LAST_STEP : 0);
 }

@@ -32,7 +32,8 @@ def compile_kernels(
 ) -> int:
     """Compiles the CUDA kernels of a layer into the cache; returns how many there are.
 
-    Left to the first call that asks for it is backward with gradients of `reset_state`.
+    Left to the first calls that ask for them are kernels that begin anew with `reset_state`, and
+    backward with its gradients.
 
     Args:
         module: a layer, such as `openrnn.LSTM`.

@@ -1,6 +1,7 @@
 """Our CUDA kernels: generated for the cell, compiled at first use, one launch a direction.
 
-float16 and bfloat16 are computed with float32 sums and float32 states; float32 with tf32 products.
+float16 and bfloat16 are computed with float32 sums and float32 states; float32 with products of
+tf32 or, in forward where h is bounded, of float16, which has as many bits (`codegen/bounds.py`).
 """
 
 import torch
@@ -202,7 +203,7 @@ def _spills(problem: Problem, dtype: str) -> list[str]:
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
         asked = kind, cell, dtype, spec.hidden_size
-        if kernels.tight(*asked, capability, problem.processors) and not kernels.best(
+        if kernels.tight(*asked, capability, problem.processors, flags) and not kernels.best(
             *asked, tiles, flags, capability, processors=problem.processors
         ):
             found.append(

@@ -15,7 +15,7 @@ from openrnn.params import places
 from openrnn.spec import Spec
 
 Flags = tuple[bool, ...]
-FORWARD = ("lengths", "reset", "every", "keep")  # the flags of a kernel, in their order
+FORWARD = ("lengths", "reset", "every", "fresh", "keep")  # the flags of a kernel, in their order
 BACKWARD = ("lengths", "reset", "every", "fresh")
 
 

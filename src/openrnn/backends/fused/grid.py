@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from openrnn.backends.fused.limits import Limits, filled, registers
+from openrnn.codegen.bounds import halved
 from openrnn.codegen.tiles import GridBackward, GridForward
 from openrnn.codegen.trace import Traced
 
@@ -38,7 +39,9 @@ def _splits(groups: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
 
 def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[How]:
     """Every kernel of a kind that fits."""
-    each = len(cell.gates) if kind.kind == "forward" else 1  # sums of a unit
+    forward = kind.kind == "forward"
+    each = len(cell.gates) if forward else 1  # sums of a unit
+    more = {"half": True} if forward and halved(cell, dtype) else {}
     for cluster, clusters, per in _splits(units // 8, limits):
         blocks = (per * each + 1) // 2  # of 16 rows
         for k_warps in (1, 2, 4, 8):
@@ -55,7 +58,7 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
                 for tiles, together in kinds:
                     how = kind(
                         units, cluster, warps, per, tiles, 1, 0, clusters=clusters,
-                        k_warps=k_warps, wgmma=together, delay=_delay(kind, tiles),
+                        k_warps=k_warps, wgmma=together, delay=_delay(kind, tiles), **more,
                     )  # fmt: skip
                     if how.feeds_all(cell, dtype):
                         yield from filled(cell, dtype, how, _free(cell, how), limits)

@@ -124,12 +124,17 @@ def fitting(
 
 def tight(
     kind: str, cell: Traced, dtype: str, hidden: int, capability: tuple[int, int],
-    processors: int | None,
+    processors: int | None, flags: Flags = (),
 ) -> bool:  # fmt: skip
     """Whether no kernel has room for fewer pieces of R in registers, as `unspilled` tries."""
-    most = Limits.of(capability).shared
+    most, on = Limits.of(capability).shared, dict.fromkeys(flags, True)
+
+    def least(how: Forward | Backward) -> Tiles:
+        fewer = max(0, how.resident - LESS[-1])
+        return replace(how, resident=fewer, stages=2, **on)  # type: ignore[arg-type]
+
     return not any(
-        replace(how, resident=max(0, how.resident - LESS[-1]), stages=2).shared(cell, dtype) <= most
+        least(how).shared(cell, dtype) <= most
         for how in _rank(kind)(cell, dtype, hidden, 1, capability, processors)
     )
 

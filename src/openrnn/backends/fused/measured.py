@@ -1,10 +1,10 @@
 """The tiles that were fastest when timed on an H200, where those of a size were.
 
-`measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value,
-units, tiles of 8 rows in the batch (`eights`), then the fastest kernel's shape, its delay where it
-is a grid, and its microseconds a step. Between two measured batches runs the fastest of their two
-kernels and the model's first, by the model's times scaled to those that were measured; below the
-least that of the least, elsewhere the model chooses.
+`measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value and
+of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
+kernel's shape, its delay where it is a grid, and its microseconds a step. Between two measured
+batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
+those that were measured; below the least that of the least, elsewhere the model chooses.
 """
 
 import csv
@@ -22,11 +22,12 @@ from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
 FILE = "measured.csv"
-SIZE = ("kind", "gates", "bytes", "units", "eights")
+SIZE = ("kind", "gates", "bytes", "multiplied", "units", "eights")
 SHAPE = ("clusters", "cluster", "warps", "per", "tiles", "flight", "k_warps", "wgmma")
 
 How = TypeVar("How", bound=Tiles)
 Shape = tuple[int, ...]
+Key = tuple[str | int, ...]
 
 
 class Fastest(NamedTuple):
@@ -44,13 +45,13 @@ def shape_of(how: Tiles) -> Shape:
 
 
 @lru_cache(maxsize=1)
-def table() -> dict[tuple[str, int, int, int], list[Fastest]]:
-    """By kernel, gates, bytes and units: the fastest for each batch that was measured, rising."""
-    found: dict[tuple[str, int, int, int], list[Fastest]] = {}
+def table() -> dict[Key, list[Fastest]]:
+    """By all of SIZE but the last, the fastest for each batch that was measured, rising."""
+    found: dict[Key, list[Fastest]] = {}
     text = (files("openrnn.backends.fused") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
-        kind, gates, size, units, eights = itemgetter(*SIZE)(line)
-        key = kind, int(gates), int(size), int(units)
+        kind, *sizes, eights = itemgetter(*SIZE)(line)
+        key = kind, *map(int, sizes)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
         fastest = Fastest(int(eights), shape, int(line["delay"]), float(line["us"]))
         found.setdefault(key, []).append(fastest)
@@ -67,7 +68,8 @@ def fastest_first(
     """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
-    key = hows[0].kind, len(cell.gates), SIZES[dtype], hows[0].units
+    how = hows[0]
+    key = how.kind, len(cell.gates), SIZES[dtype], how.multiplied(dtype), how.units
     rows, eights = table().get(key, []), -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):

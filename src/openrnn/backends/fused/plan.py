@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from openrnn.backends.fused import grid, measured
 from openrnn.backends.fused.limits import Limits, filled, registers, resident
+from openrnn.codegen.bounds import halved
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
 from openrnn.codegen.trace import Traced
@@ -46,6 +47,7 @@ def _clusters(groups: int, limits: Limits) -> Iterator[tuple[int, int]]:
 
 def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[Forward]:
     """Every forward kernel of a block or cluster that fits."""
+    half = halved(cell, dtype)
     for cluster, here in _clusters(units // 8, limits):
         kinds = [(tiles, flight, 1) for tiles, flight in product((1, 2, 4), (1, 2))]
         kinds += [(tiles, 1, 4) for tiles in (2, 3, 4, 8) if limits.wgmma]
@@ -55,7 +57,9 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
             idle = together > 1 and units // 8 // cluster <= (warps - together) * per
             if warps > 16 or idle:
                 continue
-            how = Forward(units, cluster, warps, per, tiles, flight, 0, wgmma=together > 1)
+            how = Forward(
+                units, cluster, warps, per, tiles, flight, 0, wgmma=together > 1, half=half
+            )
             extra = 2 * per * tiles * (flight * len(cell.states) + len(cell.gates) // 2)
             extra += 8 * per * tiles if how.wgmma else 0
             free = registers(how.threads) - 62 - how.sums(cell) - extra
@@ -83,7 +87,7 @@ def cycles(cell: Traced, dtype: str, how: Tiles) -> float:
     pieces, slices = how.pieces(cell, dtype), how.slices(cell, dtype)
     if isinstance(how, Forward):
         cost, cells, values = _FORWARD, how.per * how.tiles, len(cell.gates)
-        exchanged = how.units * SIZES[dtype] * how.tiles * 8
+        exchanged = how.units * how.multiplied(dtype) * how.tiles * 8
     else:
         cost, cells = _BACKWARD, -(-how.per * how.tiles // how.warps)
         values = len(kept(cell)) + len(planes(cell))

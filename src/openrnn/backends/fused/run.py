@@ -213,7 +213,8 @@ class Run:
     ) -> None:
         """Runs one part; x, y and kept are those of its steps, finals and every those of all."""
         call, chain, hidden = self.call, self.chain, self.chain.hidden
-        flags = (part.rows is not None, self.reset is not None, bool(every), kept is not None)
+        fresh = bool(call.reset_states)
+        flags = part.rows is not None, self.reset is not None, bool(every), fresh, kept is not None
         kernel, how = chain.forward(self.batch, flags)
         left, gate = self._left(x)
         start = self.direction * hidden
@@ -222,10 +223,12 @@ class Run:
         mail: tuple[int, ...] = ()
         box: Tensor | None = None
         if how.clusters > 1:
-            if part.rows is None and self.reset is None and chain.exact:
+            apart = how.multiplied(chain.name) < chain.dtype.itemsize  # y has other numbers
+            if part.rows is None and self.reset is None and chain.exact and not apart:
                 emptied(y[..., start : start + hidden])
             else:
-                box = emptied(y.new_empty(part.steps, self.batch, chain.units))
+                sizes = (part.steps, self.batch, chain.units)
+                box = emptied(y.new_empty(sizes, dtype=torch.float16 if apart else None))
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
