@@ -226,6 +226,16 @@ def test_a_slice_of_a_device_gets_smaller_grids():
 
 
 @compiles
+def test_explain_says_what_products_of_float32_read(folder):
+    for cell, half in ((cells.lstm, True), (cells.rnn_relu, False)):
+        spec = cell.spec(64, 64)
+        problem = Problem(spec, torch.float32, "cuda", (9, 0), grad=True, processors=132)
+        forward, backward = Fused().describe(problem)
+        assert ("products of float16" in forward) == half
+        assert "products" not in backward
+
+
+@compiles
 def test_what_no_kernel_holds_without_spills_is_refused(folder):
     """Near the limit only the compiler knows, so that auto goes on."""
     spec = cells.rnn_tanh.spec(4320, 4320)

@@ -90,7 +90,7 @@ class Given:
 def test_products_of_parts_are_those_of_all_steps(
     monkeypatch, hidden, masks, starts, reverse, number
 ):
-    """dx, dW and dR of one direction, against sums written out step by step; H, I no multiple of 8."""
+    """dx, dW and dR of one direction, against sums written out; H and I no multiples of 8."""
     torch.manual_seed(0)
     spec = cells.lstm.spec(WIDTH, hidden, bidirectional=True, bias_mode="none")
     given = {"lengths": torch.tensor([11, 0, 4, 7]), "reset": torch.rand(STEPS, BATCH) < 0.3}
