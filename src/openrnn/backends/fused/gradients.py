@@ -116,13 +116,18 @@ def _inputs(run: Run, dx: Tensor, d_gates: Tensor) -> None:
     )  # fmt: skip
 
 
+def _missing(columns: int, size: int) -> int:
+    """Columns, of so many bytes a value, up to the next 16 bytes."""
+    return -columns % (ALIGNED // size)
+
+
 def _even(values: Tensor) -> Tensor:
     """(..., N), with columns of no meaning added where rows would not begin at 16 bytes.
 
     cuBLASLt's products of such rows over all steps run in one block: 180 us where 20 do.
     """
     columns = values.shape[-1]
-    more = -columns % (ALIGNED // values.element_size())
+    more = _missing(columns, values.element_size())
     if not more:
         return values
     wide = values.new_empty((*values.shape[:-1], columns + more))
@@ -141,20 +146,21 @@ class _Weight:
         self.chain, self.columns, self.spans = run.chain, columns, spans
         self.full = len(run.parts) > 1
         dtype = torch.float32 if self.full else self.chain.dtype
-        wide = columns + -columns % (ALIGNED // self.chain.dtype.itemsize)
-        self.made = run.w_hh.new_empty((self.chain.gates, self.chain.units, wide), dtype=dtype)
+        wide = columns + _missing(columns, self.chain.dtype.itemsize)
+        self.odd = wide > columns
+        self.made = run.w_hh.new_empty((self.chain.gates * self.chain.units, wide), dtype=dtype)
         self.written = False
 
     def add(self, gradients: Matrix, other: Matrix, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `_even`."""
-        chain, size, wide = self.chain, self.chain.dtype.itemsize, self.made.shape[2]
-        done = 0
+        chain, size, wide = self.chain, self.chain.dtype.itemsize, self.made.shape[1]
+        done, start, gate = 0, self.made.data_ptr(), chain.units * wide * self.made.element_size()
         for a, b in self.spans:
             at = gradients.address + done * chain.units * size
             multiply(
                 chain.dtype, chain.device, ((b - a) * chain.units, wide, rows),
                 Matrix(at, gradients.stride, True), other,
-                Matrix(self.made[a].data_ptr(), wide), self.written, self.full,
+                Matrix(start + a * gate, wide), self.written, self.full,
             )  # fmt: skip
             done += b - a
         self.written = True
@@ -162,8 +168,11 @@ class _Weight:
     def finished(self) -> Tensor:
         if not self.written:
             self.made.zero_()
-        made = self.made[:, : self.chain.hidden, : self.columns].to(self.chain.dtype)
-        return made.reshape(self.chain.gates * self.chain.hidden, self.columns)
+        made, chain = self.made, self.chain
+        if self.odd or not chain.exact:
+            made = made.unflatten(0, (chain.gates, chain.units))
+            made = made[:, : chain.hidden, : self.columns].flatten(0, 1)
+        return made.to(chain.dtype)
 
 
 def _matrix(tensor: Tensor) -> Matrix:
@@ -183,15 +192,17 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         (part.begin, min(part.end, steps - 1)) if reverse else (max(part.begin, 1), part.end)
     )
     if end > begin:
-        start, other = run.direction * chain.hidden, begin + (1 if reverse else -1)
-        h = y[other : other + end - begin, :, start : start + chain.hidden]
-        if replaced is not None:
-            later = max(begin, other)
-            h = h.masked_fill(replaced[later : later + end - begin, :, None], 0).contiguous()
-        h = _even(h)
-        before = Matrix(h.data_ptr(), h.stride(1) if batch > 1 else h.stride(0))
-        at = d_gates.data_ptr()
-        at += (offset + (begin - part.begin) * batch * width) * y.element_size()
+        size, start = y.element_size(), run.direction * chain.hidden
+        other = begin + (1 if reverse else -1)
+        before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
+        if replaced is not None or found.odd:
+            h = y[other : other + end - begin, :, start : start + chain.hidden]
+            if replaced is not None:
+                later = max(begin, other)
+                h = h.masked_fill(replaced[later : later + end - begin, :, None], 0)
+            h = _even(h) if found.odd else h.contiguous()
+            before = Matrix(h.data_ptr(), h.shape[2])
+        at = d_gates.data_ptr() + (offset + (begin - part.begin) * batch * width) * size
         found.add(Matrix(at, width), before, (end - begin) * batch)
     if call.states:
         first = _first(run, part, d_gates[..., offset:])

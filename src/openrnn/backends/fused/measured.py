@@ -4,7 +4,8 @@
 of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
 kernel's shape, its delay where it is a grid, and its microseconds a step. Between two measured
 batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
-those that were measured; below the least that of the least, elsewhere the model chooses.
+those that were measured. Below the least runs that of the least or, if that is a grid, the model's
+first grid: its delay and shape are for more rows. Elsewhere the model chooses.
 """
 
 import csv
@@ -74,6 +75,9 @@ def fastest_first(
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):
         return hows
+    if place == 0 and eights < rows[0].eights and rows[0].shape[0] > 1:
+        grids = [how for how in hows if how.clusters > 1]
+        return grids[:1] + [how for how in hows if how not in grids[:1]]
     between = rows[place].eights != eights and place > 0
     near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
     by_shape = {shape_of(how): how for how in hows}
