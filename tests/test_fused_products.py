@@ -2,6 +2,7 @@
 
 import ctypes
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -147,3 +148,31 @@ def test_products_of_parts_are_those_of_all_steps(
     torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place], d_input, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place + 1], d_recurrent, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("hidden", "columns"), [(16, 8), (16, 6), (13, 8), (13, 1)])
+def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidden, columns, full):
+    """A GRU's: gate 2 stands first, and what is padding is gone."""
+    monkeypatch.setattr(gradients, "multiply", multiply)
+    torch.manual_seed(0)
+    rows, gates, units = 12, 3, 16
+    one = SimpleNamespace(
+        gates=gates,
+        units=units,
+        hidden=hidden,
+        exact=hidden == units,
+        dtype=torch.float32,
+        device=0,
+    )
+    whole = SimpleNamespace(chain=one, parts=[0] * (1 + full), w_hh=torch.empty(0))
+    d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
+    found = gradients._Weight(whole, [(2, 3), (0, 2)], columns)
+    for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
+        mine, other = d_gates[part].contiguous(), gradients._even(values[part])
+        found.add(
+            gradients.Matrix(mine.data_ptr(), mine.shape[1]),
+            gradients.Matrix(other.data_ptr(), other.shape[1]), len(mine),
+        )  # fmt: skip
+    by_gate = d_gates.unflatten(1, (gates, units))[:, [1, 2, 0], :hidden].flatten(1)
+    torch.testing.assert_close(found.finished(), by_gate.T @ values)
