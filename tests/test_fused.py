@@ -185,22 +185,12 @@ def test_between_batches_runs_what_needs_no_second_wave():
     assert plan.forward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
 
 
-@pytest.mark.parametrize("rank", [plan.forward, plan.backward], ids=["forward", "backward"])
-def test_below_the_least_measured_batch_runs_its_kernel_or_another_grid(rank):
-    for hidden in (256, 1024):
+def test_below_the_least_measured_batch_runs_its_kernel_without_its_delay():
+    for rank, hidden in itertools.product((plan.forward, plan.backward), (256, 1024)):
         least = measured.table()[(rank.__name__, 1, 2, 2, hidden)][0]
         assert least.eights > 1
-        first, *others = rank(trace(cells.rnn_tanh), "bfloat16", hidden, 1, *WHOLE)
-        if hidden == 256:
-            assert measured.shape_of(first) == least.shape
-        else:
-            limits = Limits.of((9, 0), 132)
-            times = [
-                plan.time_of(trace(cells.rnn_tanh), "bfloat16", how, 1, limits)
-                for how in (first, *others) if how.clusters > 1
-            ]  # fmt: skip
-            assert first.clusters > 1
-            assert times == sorted(times)
+        found = rank(trace(cells.rnn_tanh), "bfloat16", hidden, 1, *WHOLE)[0]
+        assert (measured.shape_of(found), found.delay) == (least.shape, 0)
 
 
 def test_beyond_what_was_measured_the_model_chooses(monkeypatch):

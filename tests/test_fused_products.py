@@ -145,6 +145,7 @@ def test_products_of_parts_are_those_of_all_steps(
             else:
                 continue
             d_recurrent += torch.outer(d_gates[t, b], before)
+    assert all(grad.is_contiguous() for grad in found.params)
     torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place], d_input, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place + 1], d_recurrent, rtol=1e-4, atol=1e-4)
@@ -169,10 +170,12 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = gradients._Weight(whole, [(2, 3), (0, 2)], columns)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
-        mine, other = d_gates[part].contiguous(), gradients._even(values[part])
+        mine, other = d_gates[part].contiguous(), gradients._padded(values[part])
         found.add(
             gradients.Matrix(mine.data_ptr(), mine.shape[1]),
             gradients.Matrix(other.data_ptr(), other.shape[1]), len(mine),
         )  # fmt: skip
     by_gate = d_gates.unflatten(1, (gates, units))[:, [1, 2, 0], :hidden].flatten(1)
-    torch.testing.assert_close(found.finished(), by_gate.T @ values)
+    made = found.finished()
+    assert made.is_contiguous()
+    torch.testing.assert_close(made, by_gate.T @ values)

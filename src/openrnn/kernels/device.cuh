@@ -249,9 +249,9 @@ INLINE void expect(word mailbox, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// COUNT mailboxes await their first letters; with LATER not the first of each pair, which step 0 reads:
-// its phase 1 counts as over before it is opened. What all threads wrote before is seen by all.
-template <int COUNT, bool LATER = false>
+// COUNT mailboxes await their first letters; with SECONDS only the second of each pair. What all threads
+// wrote before is seen by all.
+template <int COUNT, bool SECONDS = false>
 INLINE void open_mailboxes(word mailboxes, int bytes) {
     const word mailbox = mailboxes + threadIdx.x * 8;
     if (threadIdx.x < COUNT) {
@@ -259,7 +259,7 @@ INLINE void open_mailboxes(word mailboxes, int bytes) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (threadIdx.x < COUNT && (!LATER || threadIdx.x & 1)) expect(mailbox, bytes);
+    if (threadIdx.x < COUNT && (!SECONDS || threadIdx.x & 1)) expect(mailbox, bytes);
 }
 
 INLINE void send(word target, uint4 value, word mailbox) {
@@ -297,7 +297,7 @@ INLINE void await(word mailbox, word phase) {
 #else
 INLINE int block_of_cluster() { return 0; }
 
-template <int COUNT, bool LATER = false>
+template <int COUNT, bool SECONDS = false>
 INLINE void open_mailboxes(word, int) {
     __syncthreads();
 }

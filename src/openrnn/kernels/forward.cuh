@@ -216,7 +216,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     }
     // the halves of h change places: what is read at one is written to their sum less it
     int read_at = AT_HIDDEN, read_box = 0;
-    word phase = 1;  // of the mailbox that is read
+    // Of the mailbox that is read. The first one's phase 1 counts as over before it is opened, so that step 0
+    // waits for nothing, and then opens it: nobody sends there before all of this block's step 0 has come.
+    word phase = 1;
 #if CLUSTER > 1
     constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
     word peers[SENDS];

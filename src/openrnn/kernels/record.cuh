@@ -8,7 +8,8 @@ constexpr int REST = KEPT % 4 == 3 ? 4 : KEPT % 4;
 constexpr int RECORD = WHOLE * 4 + REST;
 constexpr int FOUR = 8 * SIZE, LAST = 2 * REST * SIZE;  // bytes of two cells in a plane, in the last
 
-// where a lane's two cells are: in memory from the first plane's to the last's, in a copy in bytes
+// Where a lane's two cells are. rest: values in memory from those of the first plane, which `first_of`
+// tells, to those of the last; four, last: bytes in a copied plane of four, and in the copied last one.
 struct Cells {
     int rest, four, last;
 
@@ -16,7 +17,6 @@ struct Cells {
         rest = handy(WHOLE * 256 + lane * 2 * (REST - 4)), four = handy(lane * FOUR), last = handy(lane * LAST);
     }
 };
-// where they begin in the first plane, in values
 INLINE int first_of(int lane) { return lane * 8; }
 
 // two cells side by side, VALUES of each from `first` on

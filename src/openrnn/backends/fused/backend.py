@@ -194,7 +194,10 @@ class Fused(Backend):
 
 
 def _spills(problem: Problem, dtype: str) -> list[str]:
-    """Kernels of a size near the limit that nobody can compile without spills, as refusals."""
+    """Kernels of a size near the limit that nobody can compile without spills, as refusals.
+
+    A problem does not say whether fresh states are given: their kernels are taken for the others.
+    """
     spec, capability, tiles = problem.spec, problem.capability, -(-(problem.batch or 1) // 8)
     if capability is None or nvrtc.absent():
         return []

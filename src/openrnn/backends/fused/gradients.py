@@ -72,10 +72,7 @@ def backward(
         if dx is not None:
             _inputs(run, part.of(dx), d_gates)
         if left is not None:
-            inputs = _even(part.of(x).contiguous())
-            steps, batch, inner = inputs.shape
-            other = Matrix(inputs.data_ptr(), inner)
-            left.add(Matrix(d_gates.data_ptr(), chain.width), other, steps * batch)
+            _input(run, part.of(x), d_gates, left)
         if right is not None:
             _recurrent(run, part, y, d_gates, right)
         del kept  # before the next part's are made
@@ -116,18 +113,18 @@ def _inputs(run: Run, dx: Tensor, d_gates: Tensor) -> None:
     )  # fmt: skip
 
 
-def _missing(columns: int, size: int) -> int:
-    """Columns, of so many bytes a value, up to the next 16 bytes."""
+def _padding(columns: int, size: int) -> int:
+    """How many columns, of so many bytes a value, are missing up to the next 16 bytes."""
     return -columns % (ALIGNED // size)
 
 
-def _even(values: Tensor) -> Tensor:
+def _padded(values: Tensor) -> Tensor:
     """(..., N), with columns of no meaning added where rows would not begin at 16 bytes.
 
     cuBLASLt's products of such rows over all steps run in one block: 180 us where 20 do.
     """
     columns = values.shape[-1]
-    more = _missing(columns, values.element_size())
+    more = _padding(columns, values.element_size())
     if not more:
         return values
     wide = values.new_empty((*values.shape[:-1], columns + more))
@@ -138,21 +135,21 @@ def _even(values: Tensor) -> Tensor:
 class _Weight:
     """A gradient (G*H, N) to be: products write it gate by gate, from the order of planes.
 
-    Until it is finished it has all units and, if N is odd to 16 bytes, more columns; what several
-    parts add up to is float32.
+    Until it is finished it has all units and as many columns as `_padded` gives; what several parts
+    add up to is float32.
     """
 
     def __init__(self, run: Run, spans: list[tuple[int, int]], columns: int) -> None:
         self.chain, self.columns, self.spans = run.chain, columns, spans
         self.full = len(run.parts) > 1
         dtype = torch.float32 if self.full else self.chain.dtype
-        wide = columns + _missing(columns, self.chain.dtype.itemsize)
-        self.odd = wide > columns
+        wide = columns + _padding(columns, self.chain.dtype.itemsize)
+        self.padded = wide > columns
         self.made = run.w_hh.new_empty((self.chain.gates * self.chain.units, wide), dtype=dtype)
         self.written = False
 
     def add(self, gradients: Matrix, other: Matrix, rows: int) -> None:
-        """Adds gradients^T (G*units, rows) times other (rows, N), which is `_even`."""
+        """Adds gradients^T (G*units, rows) times other (rows, N), which is `_padded`."""
         chain, size, wide = self.chain, self.chain.dtype.itemsize, self.made.shape[1]
         done, start, gate = 0, self.made.data_ptr(), chain.units * wide * self.made.element_size()
         for a, b in self.spans:
@@ -169,9 +166,9 @@ class _Weight:
         if not self.written:
             self.made.zero_()
         made, chain = self.made, self.chain
-        if self.odd or not chain.exact:
+        if self.padded or not chain.exact:
             made = made.unflatten(0, (chain.gates, chain.units))
-            made = made[:, : chain.hidden, : self.columns].flatten(0, 1)
+            made = made[:, : chain.hidden, : self.columns].flatten(0, 1).contiguous()
         return made.to(chain.dtype)
 
 
@@ -179,6 +176,14 @@ def _matrix(tensor: Tensor) -> Matrix:
     # the stride of a single row says nothing: contiguous() leaves it as it was
     rows, columns = tensor.shape
     return Matrix(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
+
+
+def _input(run: Run, x: Tensor, d_gates: Tensor, found: _Weight) -> None:
+    """Adds to the gradient of the input matrix: the left side's gradients of a part times x."""
+    inputs = _padded(x).contiguous()
+    steps, batch, inner = inputs.shape
+    other = Matrix(inputs.data_ptr(), inner)
+    found.add(Matrix(d_gates.data_ptr(), run.chain.width), other, steps * batch)
 
 
 def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight) -> None:
@@ -195,12 +200,12 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         size, start = y.element_size(), run.direction * chain.hidden
         other = begin + (1 if reverse else -1)
         before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
-        if replaced is not None or found.odd:
+        if replaced is not None or found.padded:
             h = y[other : other + end - begin, :, start : start + chain.hidden]
             if replaced is not None:
                 later = max(begin, other)
                 h = h.masked_fill(replaced[later : later + end - begin, :, None], 0)
-            h = _even(h) if found.odd else h.contiguous()
+            h = _padded(h).contiguous()
             before = Matrix(h.data_ptr(), h.shape[2])
         at = d_gates.data_ptr() + (offset + (begin - part.begin) * batch * width) * size
         found.add(Matrix(at, width), before, (end - begin) * batch)
@@ -209,7 +214,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         if first is not None:
             if replaced is not None and not reverse:
                 first = first.masked_fill(replaced[0][:, None], 0)
-            initial = _even(call.states[0][chain.index])
+            initial = _padded(call.states[0][chain.index])
             found.add(_matrix(first), _matrix(initial), batch)
     if replaced is not None and call.reset_states:
         # the rows of all steps that read a fresh state, added up for each sequence
@@ -217,7 +222,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         if reverse:
             taken, where = taken[:-1], where[1:]
         gathered = taken.masked_fill(~where, 0).sum(0, dtype=torch.float32).to(y.dtype)
-        fresh = _even(call.reset_states[0][chain.index])
+        fresh = _padded(call.reset_states[0][chain.index])
         found.add(_matrix(gathered), _matrix(fresh), batch)
 
 

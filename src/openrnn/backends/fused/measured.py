@@ -4,8 +4,8 @@
 of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
 kernel's shape, its delay where it is a grid, and its microseconds a step. Between two measured
 batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
-those that were measured. Below the least runs that of the least or, if that is a grid, the model's
-first grid: its delay and shape are for more rows. Elsewhere the model chooses.
+those that were measured. Below the least runs that of the least, a grid without its delay, which is
+for more rows; elsewhere the model chooses.
 """
 
 import csv
@@ -75,16 +75,16 @@ def fastest_first(
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):
         return hows
-    if place == 0 and eights < rows[0].eights and rows[0].shape[0] > 1:
-        grids = [how for how in hows if how.clusters > 1]
-        return grids[:1] + [how for how in hows if how not in grids[:1]]
     between = rows[place].eights != eights and place > 0
     near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
     by_shape = {shape_of(how): how for how in hows}
     # of two rows with one kernel the nearer says its delay
     near = sorted(near, key=lambda row: abs(row.eights - eights), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
-    known = {_delayed(by_shape[shape], row): row for shape, row in rows_of.items()}
+    below = eights < rows[0].eights
+    known = {
+        _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
+    }
     if not known:
         return hows
     # measured microseconds for each expected cycle
@@ -95,7 +95,7 @@ def fastest_first(
     return [first, *(how for how in hows if shape_of(how) != shape_of(first))]
 
 
-def _delayed(how: How, row: Fastest) -> How:
+def _delayed(how: How, delay: int) -> How:
     if how.clusters == 1:
         return how
-    return replace(how, delay=row.delay)  # type: ignore[call-arg]  # a grid has one
+    return replace(how, delay=delay)  # type: ignore[call-arg]  # a grid has one
