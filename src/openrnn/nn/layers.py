@@ -15,7 +15,8 @@ EXTRAS = """
         bias_mode: "double" (as torch), "input", "recurrent" or "none": which bias vectors exist.
         input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
         cell_clip: bounds, or one symmetric bound, of the cell state where it is read (LSTM).
-        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
+        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting. With
+            "tf32" backend fused may read operands as float16, which has as many bits.
         algorithm: of cuDNN, by name; "auto" measures once and takes the fastest with right numbers.
         reset_dropout_state: cuDNN's dropout starts anew from a fresh seed at each call.
         recompute: "none", or "gates": backward computes gates again instead of keeping them, to

@@ -58,7 +58,8 @@ def spec(
         bias_mode: "double", "input", "recurrent" or "none".
         num_proj: P of an LSTM's projection; 0 or, as in cuDNN, num_units means none.
         cell_clip: bounds, or one symmetric bound, of an LSTM's cell state.
-        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting.
+        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting. With
+            "tf32" backend fused may read operands as float16, which has as many bits.
         algorithm: of cuDNN, "standard", "persist_static", "persist_dynamic" or
             "persist_static_small_h"; "auto" takes the fastest.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.
