@@ -413,6 +413,9 @@ def test_kernels_can_be_compiled_ahead(folder):
     assert openrnn.compile_kernels(layer, batches=(1, 8), grad=False, capability=(9, 0)) == 1
     assert len(list(folder.iterdir())) == 1
     assert openrnn.compile_kernels(layer, batches=(1, 8), capability=(9, 0)) == 4
-    assert (
-        len(list(folder.iterdir())) == 5
-    )  # with a forward kernel that keeps, and one that does not
+    # with a forward kernel that keeps, and one that does not
+    assert len(list(folder.iterdir())) == 5
+    begins = {"reset": True, "reset_state": True, "capability": (9, 0)}
+    assert openrnn.compile_kernels(layer, batches=(1,), **begins) == 5  # two of them backward's
+    with pytest.raises(ValueError, match="reset_state=True without reset=True"):
+        openrnn.compile_kernels(layer, reset_state=True, capability=(9, 0))

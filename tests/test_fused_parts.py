@@ -165,6 +165,10 @@ def test_recompute_needs_one_kernel_more():
         ("backward", ("lengths", "every")),
     ]  # fmt: skip
     assert kernels.kinds(again, False, False, False, False) == [("forward", ())]
+    assert kernels.kinds(plain, True, False, True, False, True) == [
+        ("forward", ("reset", "fresh", "keep")), ("backward", ("reset",)),
+        ("backward", ("reset", "fresh")),
+    ]  # fmt: skip
 
 
 GRIDS = {

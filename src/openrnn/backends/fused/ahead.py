@@ -27,23 +27,22 @@ def compile_kernels(
     grad: bool = True,
     lengths: bool = False,
     reset: bool = False,
+    reset_state: bool = False,
     return_states: bool = False,
     capability: tuple[int, int] | None = None,
 ) -> int:
     """Compiles the CUDA kernels of a layer into the cache; returns how many there are.
 
-    Left to the first calls that ask for them are kernels that begin anew with `reset_state`, and
-    backward with its gradients.
-
     Args:
         module: a layer, such as `openrnn.LSTM`.
         dtype: of its tensors.
         batches: batch sizes that are expected; kernels differ by the number of tiles only.
-        grad, lengths, reset, return_states: what calls will ask for.
+        grad, lengths, reset, reset_state, return_states: what calls will ask for, with reset_state
+            also its gradients.
         capability: of the device; by default that of torch's current one. No device is needed.
 
     Raises:
-        ValueError: no capability, and no device that has one.
+        ValueError: no capability, and no device that has one; reset_state without reset.
         CompileError: a kernel does not compile.
 
     Example:
@@ -51,6 +50,8 @@ def compile_kernels(
         >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
         True
     """
+    if reset_state and not reset:
+        raise ValueError("compile_kernels got reset_state=True without reset=True, needs both")
     if capability is None and not torch.cuda.is_available():
         raise ValueError(
             "compile_kernels needs capability=(9, 0) or so: torch finds no CUDA device"
@@ -60,7 +61,7 @@ def compile_kernels(
         found = torch.cuda.get_device_capability()
         processors = torch.cuda.get_device_properties().multi_processor_count
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states)
+    kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
     made = set()
     if grad:
         made.add(kernels.plain_binary("arrange", name, arch_of(found)))

@@ -140,17 +140,22 @@ def tight(
 
 
 def kinds(
-    spec: Spec, grad: bool, lengths: bool, reset: bool, every: bool
+    spec: Spec, grad: bool, lengths: bool, reset: bool, every: bool, fresh: bool = False
 ) -> list[tuple[str, Flags]]:
-    """The kernels of a call that asks for such things: kind and flags of each."""
-    asked = {"lengths": lengths, "reset": reset, "every": every}
+    """The kernels of a call that asks for such things: kind and flags of each.
+
+    fresh: states to begin anew with are given; whether their gradients are wanted is not said, and
+    backward is there with and without.
+    """
+    asked = {"lengths": lengths, "reset": reset, "every": every, "fresh": fresh}
     flags = tuple(flag for flag, on in asked.items() if on)
     if not grad:
         return [("forward", flags)]
+    plain, again = (tuple(flag for flag in flags if flag != out) for out in ("fresh", "every"))
+    back = [("backward", each) for each in dict.fromkeys((plain, flags))]
     if spec.recompute == "none":
-        return [("forward", (*flags, "keep")), ("backward", flags)]
-    again = tuple(flag for flag in flags if flag != "every")
-    return [("forward", flags), ("forward", (*again, "keep")), ("backward", flags)]
+        return [("forward", (*flags, "keep")), *back]
+    return [("forward", flags), ("forward", (*again, "keep")), *back]
 
 
 def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
