@@ -102,9 +102,8 @@ def arguments(
     sizes = (STEPS, batch, units, 0)
     if how.kind == "forward":
         x, box = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
-        apart = short and dtype.itemsize == 4  # where y is no mailbox
-        y = some(STEPS, batch, units) if apart else box.view(dtype)
-        mail = ((box.data_ptr() if apart else 0),) if how.clusters > 1 else ()
+        y = some(STEPS, batch, units) if how.half else box.view(dtype)  # or it is the mailbox
+        mail = ((box.data_ptr() if how.half else 0),) if how.clusters > 1 else ()
         given = (weight.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), units, y.data_ptr(),
                  y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 8, *sizes)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states

@@ -64,6 +64,7 @@ class Tiles(ABC):
     skeleton: ClassVar[str]
     clusters = 1  # that share R
     delay = 0  # cycles, of a grid
+    half = False  # products read float32 values as float16, of forward
 
     @property
     def built(self) -> "Tiles":
@@ -81,7 +82,7 @@ class Tiles(ABC):
 
     def multiplied(self, dtype: str) -> int:
         """The bytes of a value that products read."""
-        return SIZES[dtype]
+        return 2 if self.half else SIZES[dtype]
 
     def depth(self, dtype: str) -> int:
         """Values of K in a slice, 64 bytes."""
@@ -147,9 +148,6 @@ class Forward(Tiles):
 
     kind = "forward"
     skeleton = "forward.cuh"
-
-    def multiplied(self, dtype: str) -> int:
-        return 2 if self.half else SIZES[dtype]
 
     def slices(self, cell: Traced, dtype: str) -> int:
         return _share(self.units, self.depth(dtype))

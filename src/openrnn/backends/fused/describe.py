@@ -37,8 +37,7 @@ def describe(problem: Problem) -> list[str]:
         limits = Limits.of(problem.capability, problem.processors)
         time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
         warps = " whose warps multiply four at a time" if how.wgmma else ""
-        narrower = how.multiplied(dtype) < problem.dtype.itemsize
-        products = ", products of float16" if narrower else ""
+        products = ", products of float16" if how.half else ""
         lines.append(
             f"{name}: {groups} x {blocks} of {how.threads} threads{warps}, {how.rows} rows each, "
             f"{made.resources.registers} registers{products}, {time:.2f} us a step by the model"

@@ -69,19 +69,19 @@ def fastest_first(
     """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
-    how = hows[0]
-    key = how.kind, len(cell.gates), SIZES[dtype], how.multiplied(dtype), how.units
+    one = hows[0]
+    key = one.kind, len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
     rows, eights = table().get(key, []), -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):
         return hows
-    between = rows[place].eights != eights and place > 0
+    below = eights < rows[0].eights
+    between = not below and eights < rows[place].eights
     near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
     by_shape = {shape_of(how): how for how in hows}
     # of two rows with one kernel the nearer says its delay
     near = sorted(near, key=lambda row: abs(row.eights - eights), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
-    below = eights < rows[0].eights
     known = {
         _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
     }
