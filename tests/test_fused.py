@@ -295,7 +295,7 @@ WGMMA = {
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest."""
     cell, how = trace(cells.gru), WGMMA[kind](count)
-    last = {"keep": True, "padded": True} if how.kind == "forward" else {}
+    last = {"padded": True} | ({"keep": True} if how.kind == "forward" else {})
     hows = [how, replace(how, **EVERYTHING, **last)]
     if how.kind == "forward" and dtype == "float32":
         hows += [replace(asked, half=True) for asked in hows]
@@ -391,9 +391,30 @@ def test_an_error_shows_cell_options_and_log(tmp_path):
         nvrtc.binary(nvrtc.Wanted("nonsense", "k", "sm_90", "my kernel", tmp_path))
 
 
+def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
+    """Not where an output, another operation or a sum with something else reads it, too."""
+    lstm = trace(cells.lstm)
+    assert cuda.scaled(lstm, "bfloat16") == cuda.scaled(lstm, "float16") == {"i", "f", "o"}
+    assert not cuda.scaled(lstm, "float32")
+    assert not cuda.scaled(trace(cells.peephole_lstm), "float16")
+    assert cuda.scaled(trace(cells.gru), "bfloat16") == {"r", "z"}
+
+    @cells.cell(states=("h", "m"), gates=("a", "b", "n", "o"))
+    def mixed(x, r, s):
+        a, b, o = sigmoid(x.a + r.a), x.b + r.b, x.o + r.o
+        return a * sigmoid(b) * tanh(b) * sigmoid(x.n + r.n) * sigmoid(o), o
+
+    assert cuda.scaled(trace(mixed), "bfloat16") == {"a", "n"}
+    source = cuda.source(trace(mixed), "bfloat16", tiles.Forward(16, 1, 2, 1, 1, 1, 0, keep=True))
+    assert "#define SCALED 5\n" in source
+    assert "const float half_n = r[2];" in source
+    assert "kept[2] = half_n;" in source
+    assert "logistic(a_b)" in source
+
+
 def test_the_source_keeps_names():
     source = codegen.show(cells.lstm, "cuda", dtype="float16", quiet=True)
-    assert "const float sigmoid_f = logistic(a_f);" in source
+    assert "const float sigmoid_f = logistic_of_half(half_f);" in source
     assert "after[1] = add_1;  // c" in source
     assert "#include" not in source
 

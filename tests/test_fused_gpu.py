@@ -130,6 +130,29 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
         assert (have - want).norm() <= FAIR[dtype] * want.norm()
 
 
+@cells.cell("a")
+def inverse(x, r, s):
+    return torch.tanh(1 / (x.a + r.a))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [16, 256, 1024])
+def test_rows_past_the_batch_may_be_nan(hidden, dtype):
+    """Gates are 0 there, by which this cell divides: no gradient knows of it."""
+    net = layer(inverse, hidden, dtype)
+    with torch.no_grad():
+        net.weight_ih_l0.abs_().mul_(hidden**0.5)  # far from 0 in the rows that there are
+        net.bias_ih_l0.zero_()
+        net.bias_hh_l0.zero_()
+    exact = openrnn.Recurrent(inverse, 24, hidden, backend="reference", device="cuda").double()
+    exact.load_state_dict(net.state_dict())
+    x = (torch.rand(7, 5, 24, device="cuda", dtype=dtype) + 0.5).requires_grad_()
+    dy = torch.randn(7, 5, hidden, device="cuda", dtype=dtype)
+    wanted = step(exact, x.detach().double().requires_grad_(), dy.double())
+    for have, want in zip(step(net, x, dy), wanted):
+        assert (have - want).norm() <= FAIR[dtype] * want.norm()
+
+
 @pytest.mark.parametrize("hidden", [96, 1024])
 def test_a_captured_graph_replays_the_same_bits(hidden):
     net = layer(cells.gru, hidden, torch.bfloat16)

@@ -39,7 +39,7 @@ def test_nibbles_come_back_from_64_bits():
 
 @compiles
 @pytest.mark.parametrize("dtype", cuda.SIZES)
-@pytest.mark.parametrize("name", ["arrange", "finish", "dropout", "rank", "trim"])
+@pytest.mark.parametrize("name", ["arrange", "finish", "dropout", "rank", "blank"])
 def test_small_kernels_spill_nothing(name, dtype, tmp_path):
     for arch in ("sm_80", "sm_90", "sm_120"):
         made = nvrtc.binary(
@@ -114,21 +114,25 @@ def test_rows_go_by_falling_length(batch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [1, 8, 37, 256])
-def test_inputs_end_with_their_rows(width, dtype):
-    """Of every layout; nan past the ends does not come through."""
-    lengths = torch.tensor([0, 9, 4, 9, 1], device="cuda")
-    ended = torch.arange(9, device="cuda")[:, None] >= lengths
+@pytest.mark.parametrize("given", [("lengths",), ("mask",), ("lengths", "mask")], ids=str)
+def test_rows_of_zeros(width, dtype, given):
+    """Past the lengths and where masked, of every layout; nan there does not come through."""
+    lengths = torch.tensor([0, 9, 4, 9, 1], device="cuda") if "lengths" in given else None
+    mask = torch.rand(11, 5, device="cuda")[2:] < 0.3 if "mask" in given else None
+    blank = torch.zeros(9, 5, dtype=torch.bool, device="cuda") if mask is None else mask
+    if lengths is not None:
+        blank = blank | (torch.arange(9, device="cuda")[:, None] >= lengths)
     x = torch.randn(9, 5, width, device="cuda", dtype=dtype)
-    x[ended] = math.nan
-    want = x.masked_fill(ended[..., None], 0)
+    x[blank] = math.nan
+    want = x.masked_fill(blank[..., None], 0)
     wide = torch.zeros(9, 5, width + 3, device="cuda", dtype=dtype)[..., 1 : 1 + width]
-    for given in (
+    for layout in (
         x,
         x.transpose(0, 1).contiguous().transpose(0, 1),
         x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
         wide.copy_(x),
     ):
-        assert torch.equal(ragged.trimmed(given, lengths), want)
+        assert torch.equal(ragged.blanked(layout, lengths, mask), want)
 
 
 @pytest.mark.gpu

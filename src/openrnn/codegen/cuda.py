@@ -23,7 +23,8 @@ _INFIX = {
 }  # fmt: skip
 _TRUTHS = frozenset("eq ne lt le gt ge and or not".split())
 _NAMES = {
-    "sigmoid": "logistic", "tanh": "hyperbolic", "reciprocal": "inverse_of", "abs": "fabsf",
+    "sigmoid": "logistic", "sigmoid_of_half": "logistic_of_half", "tanh": "hyperbolic",
+    "reciprocal": "inverse_of", "abs": "fabsf",
     "exp": "exponential", "expm1": "expm1f", "log": "logf", "log1p": "log1pf", "sqrt": "sqrtf",
     "sin": "sinf", "cos": "cosf", "erf": "erff", "pow": "powf", "floor": "floorf",
 }  # fmt: skip
@@ -44,6 +45,47 @@ def planes(cell: Traced) -> tuple[str, ...]:
     return (*(f"dx_{g}" for g in alone), *shared, *(f"dr_{g}" for g in alone))
 
 
+@lru_cache(maxsize=256)
+def scaled(cell: Traced, dtype: str) -> frozenset[str]:
+    """The gates of whose sums the half is kept: in 16 bits those that only a sigmoid reads.
+
+    There a sigmoid begins with a product by a half.
+    """
+    if SIZES[dtype] != 2:
+        return frozenset()
+    users = [*cell.summed_step.nodes, *cell.derivative.nodes]
+    outputs = {*cell.summed_step.outputs.values(), *cell.derivative.outputs.values()}
+    return frozenset(
+        gate for gate in cell.summed
+        if f"a_{gate}" not in outputs
+        and all(node.op == "sigmoid" for node in users if f"a_{gate}" in node.args)
+    )  # fmt: skip
+
+
+def _scaled_in(cell: Traced, dtype: str, how: Tiles) -> frozenset[str]:
+    """The gates of whose sums a forward kernel has the half from the start.
+
+    Not in a grid, whose step takes as long as its way through L2.
+    """
+    return frozenset() if how.kind == "backward" or how.clusters > 1 else scaled(cell, dtype)
+
+
+def _halves(gates: frozenset[str]) -> dict[str, str]:
+    """What the half of a sum is called, by the sum's name."""
+    return {f"a_{gate}": f"half_{gate}" for gate in gates}
+
+
+def _with_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
+    """A graph that reads the half of a sum where that has a name for it."""
+    nodes = tuple(
+        Node(node.name, "sigmoid_of_half", node.args) if half.keys() & set(node.args) else node
+        for node in graph.nodes
+    )
+    return Graph(graph.inputs, nodes, graph.outputs).renamed(
+        lambda value: half.get(value, value) if isinstance(value, str) else value
+    )
+
+
 # a kernel's pointers to states: those that it reads, then those that it writes
 _POINTERS = {
     "forward": ("STATE", ("initial", "fresh"), ("final", "every")),
@@ -59,6 +101,7 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
         **_numbers(dtype),
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
         "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
+        "SCALED": sum(1 << cell.gates.index(gate) for gate in _scaled_in(cell, dtype, how)),
         "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
         **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
     }  # fmt: skip
@@ -68,14 +111,18 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
     lines += _defined(constants)
     lines += ["#ifndef PATIENCE\n#define PATIENCE 0\n#endif", _pointers(how.kind, cell)]
     lines += _wgmma(dtype, how) if how.wgmma else []
-    function = step_function(cell) if how.kind == "forward" else derivative_functions(cell)
+    if how.kind == "forward":
+        function = step_function(cell, dtype, _scaled_in(cell, dtype, how))
+    else:
+        function = derivative_functions(cell, dtype)
     return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, function)
 
 
 def _numbers(dtype: str) -> dict[str, int]:
-    """The constants of a dtype, and of what only forward's tiles say."""
+    """The constants of a dtype, and those of tiles for kernels that have none."""
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF": False, "PADDED": False,
+        "SCALED": 0,
     }  # fmt: skip
 
 
@@ -151,24 +198,28 @@ def _expanded(name: str, function: str) -> str:
     return re.sub(_INCLUDE, included, _text(name))
 
 
-def step_function(cell: Traced) -> str:
+def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
     """New states of one unit in one row, and what backward needs of it.
 
-    `r` of a gate of which the cell reads only the sum is that sum.
+    `r` of a gate of which the cell reads only the sum is that sum, of those `given` its half.
     """
-    graph = cell.summed_step
+    half = _halves(scaled(cell, dtype))
+    graph = _with_halves(cell.summed_step, half)
     reads = graph.reads | set(kept(cell))
     lines: list[str] = []
     for place, gate in enumerate(cell.gates):
         if gate in cell.summed:
-            lines.append(f"const float a_{gate} = r[{place}];")
+            name, factor = half.get(f"a_{gate}", f"a_{gate}"), ""
+            if gate in scaled(cell, dtype) and gate not in given:
+                factor = "0.5f * "
+            lines.append(f"const float {name} = {factor}r[{place}];")
         else:
             sides = [side for side in "xr" if f"{side}_{gate}" in reads]
             lines += [f"const float {side}_{gate} = {side}[{place}];" for side in sides]
     lines += _states_before(cell, reads) + [_line(node) for node in graph.nodes]
     for place, state in enumerate(cell.states):
         lines.append(f"after[{place}] = {_value(graph.outputs[state])};  // {state}")
-    lines += [f"kept[{place}] = {name};" for place, name in enumerate(kept(cell))]
+    lines += [f"kept[{place}] = {half.get(name, name)};" for place, name in enumerate(kept(cell))]
     return _function(
         f"{cell.name}: {', '.join(cell.states)} from gates {', '.join(cell.gates)}", "step",
         ("const float (&x)[GATES]", "const float (&r)[GATES]", "const float (&before)[STATES]",
@@ -185,13 +236,18 @@ def halves(cell: Traced) -> tuple[Graph, Graph]:
     return factored(cell.derivative, gradients).split(gradients)
 
 
-def derivative_functions(cell: Traced) -> str:
+def derivative_functions(cell: Traced, dtype: str) -> str:
     """Gradients of gates, previous states and per-unit vectors of a unit in a row, in two halves.
 
     `factors` needs only what forward kept, and `derivative` its results and gradients of states.
     """
+    half = _halves(scaled(cell, dtype))
     early, late = halves(cell)
-    lines = [f"const float {name} = kept[{place}];" for place, name in enumerate(kept(cell))]
+    early = _with_halves(early, half)
+    lines = [
+        f"const float {half.get(name, name)} = kept[{place}];"
+        for place, name in enumerate(kept(cell))
+    ]
     for place, name in enumerate(cell.unit_params):
         if f"p_{name}" in early.reads:
             lines.append(f"const float p_{name} = vectors[{place}];")

@@ -43,6 +43,7 @@ class Tiles(ABC):
         frugal: fewer registers: R comes a few pieces at a time, and fewer addresses are held.
         lengths, reset, every: what the kernel knows to do.
         fresh: of resets, forward begins with states that are given, and backward gives gradients.
+        padded: H is less than `units`.
     """
 
     units: int
@@ -59,6 +60,7 @@ class Tiles(ABC):
     reset: bool = False
     every: bool = False
     fresh: bool = False
+    padded: bool = False
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
@@ -138,12 +140,10 @@ class Forward(Tiles):
 
     Args:
         keep: for backward.
-        padded: R and y have fewer units than `units`.
         half: products read float32 values as float16.
     """
 
     keep: bool = False
-    padded: bool = False
     half: bool = False
 
     kind = "forward"

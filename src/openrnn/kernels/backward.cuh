@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 
     // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
     const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
-    const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide tiles = (batch + 7) / 8, record_move = handy(way * tiles * GROUPS * (64 * RECORD));
     const wide dy_move = way * dy_step, gates_move = handy(way * batch * (PLANES * UNITS));
     const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
     stored* d_gate_at[FLIGHT][SLOTS];
@@ -114,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     int length[FLIGHT][SLOTS][2];
     Resets resets[FLIGHT][SLOTS];
+    Byte reset_byte[FLIGHT][SLOTS];  // of the row that this lane writes
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -137,14 +138,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
                 length[f][s][c] = slot.mine && group * 8 + of8 < units ? length_at(tile_rows[of4 * 2 + c]) : 0;
-            if (RESET) resets[f][s].begin(own, length_at(own), reset, batch, first + later);
+            if (RESET) reset_byte[f][s].begin(reset, batch, own, first + later, way);
+            if (RESET) resets[f][s].begin(reset, batch, own, first + later, way, length_at(own));
         }
     constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
-    int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
+    int stage = 0, spare = RING - STAGE;  // of a step; and of the last, to be filled anew
     const word ring_place = shared_address(shared + ring);
     const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
-    const wide reset_move = handy(way * batch);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
@@ -153,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             const bool here = i < count && record_here[f][s];
             copy_records(target + DY_BYTES, record[f][s], cells, here);
-            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move);
+            if (RESET) resets[f][s].copy(target + reset_at, of4, way, i < count && (i > 0 || reverse));
             d_output[f][s] += dy_move;
             record[f][s] += record_move;
         }
@@ -208,7 +209,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             owners[m][half] = pinned(remote(mailboxes, owner));
 #endif
         }
-    int parts_now = 0, box_now = 0;  // of this step: the halves of parts change places
 
 #if CLUSTER > 1
     await_cluster();
@@ -237,8 +237,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
     };
 
-    for (int i = 0; i < count; ++i) {
+    int parts_now = 0, box_now = 0;  // of a step: the halves of parts change places
+    word phase = 1;                  // of the other half's mailbox
+    auto take_step = [&](int i) {
         const int t = first + way * i;
+        int before = i;
+        asm volatile("" : "+r"(before));  // of four steps together the compiler would know it
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
             await_copies<(STAGES - 1) * FLIGHT - 1>();
@@ -251,16 +255,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(shared + ring + place + DY_BYTES, cells, values);
                 read_sides<1>(shared + side + place, &d_out[s]);
-                if (RESET) again[s] = resets[f][s].read(shared + ring + place + reset_at, reset_move);
+                const bool begun = RESET && reset_byte[f][s].read(shared + ring + place + reset_at);
                 find_factors(values, vector[s], factor[s]);
-                if (RESET) again[s] = reset_of(again[s]);
+                if (RESET) again[s] = __ballot_sync(~0u, begun);
             }
             copy_inputs(i + STAGES - 1, spare, f);
             // a branch, past which the compiler does not move factors: they would wait for letters, too
-            if (i > 0) {
+            if (before > 0) {
 #if CLUSTER > 1
                 const word mailbox = mailboxes + f * 16 + (8 - box_now);
-                await(mailbox, word((i - 1) >> 1) & 1);
+                await(mailbox, phase);
                 if (thread == 0) expect(mailbox, letter);
 #endif
                 add_parts(f, PARTS - parts_now);
@@ -295,17 +299,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                     }
                     derivative(factor[s][c], d_after, found, d_before, d_vector);
-                    if (live) {
+                    if (ALL_LIVE || live) {
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
                         #pragma unroll
-                        for (int p = 0; p < PLANES; ++p) {
-                            d_gate[c][p] = found[p];
-                            total[s][p] += found[p];
-                        }
-                        #pragma unroll
-                        for (int v = 0; v < VECTORS; ++v) total[s][PLANES + v] += d_vector[v];
+                        for (int p = 0; p < PLANES; ++p) d_gate[c][p] = found[p];
                     }
+                    if (live) add_up(total[s], found, d_vector);
                 }
                 if (slot.mine) {
                     #pragma unroll
@@ -349,17 +349,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             __syncthreads();
 #endif
         }
-        spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
-        parts_now = PARTS - parts_now, box_now = 8 - box_now;
+    };
+    // Short steps by fours: what alternates is known when compiled, a tenth of their instructions. Up to
+    // where it was faster: long ones are slower by it.
+    constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
+    constexpr int TOGETHER = SLICES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
+    for (int i = 0; i < count;) {
+        if (TOGETHER > 1) stage = 0, spare = RING - STAGE, parts_now = 0, box_now = 0, phase = 1;  // as they are
+        #pragma unroll
+        for (int j = 0; j < TOGETHER && (j == 0 || i < count); ++j, ++i) {
+            take_step(i);
+            spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
+            parts_now = PARTS - parts_now, box_now = 8 - box_now, phase ^= word(box_now) >> 3;
+        }
     }
 
     if (count > 0)
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f) {
 #if CLUSTER > 1
-            await(mailboxes + f * 16 + (8 - box_now), word((count - 1) >> 1) & 1);
+            await(mailboxes + f * 16 + (count - 1) % 2 * 8, word(count - 1) / 2 % 2);
 #endif
-            add_parts(f, PARTS - parts_now);
+            add_parts(f, (count - 1) % 2 * PARTS);
         }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -372,17 +383,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int c = 0; c < 2; ++c) {
                 const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
                 if (b < 0 || unit >= units) continue;
-                // forward's first states were fresh ones where the row was reset before its first step
                 const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
-                const wide at = wide(b) * units + unit;
-                #pragma unroll
-                for (int k = 0; k < STATES; ++k) {
-                    const float found = d_state[f][s][c][k];
-                    if (carry || d_initial[k])
-                        leave(carry, d_initial[k], k * batch * units, at, replaced ? 0.0f : found);
-                    if (FRESH && d_fresh[k])
-                        d_fresh[k][at] = narrow(d_start[f][s][c][k] + (replaced ? found : 0.0f));
-                }
+                leave_first(d_state[f][s][c], d_start[f][s][c], replaced, carry, d_initial, d_fresh,
+                            batch * units, wide(b) * units + unit);
             }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {

@@ -104,12 +104,30 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
 
 #include "pairs.cuh"
 
+// What sums of a gate are multiplied by: of SCALED ones, in 16 bits, a sigmoid alone reads them, and
+// it begins with a product by a half. R, inputs and biases are halved instead, which is exact.
+INLINE constexpr float scale_of(int gate) { return SCALED >> gate & 1 ? 0.5f : 1.0f; }
+
+#if NARROW
+INLINE word halved(word pair) {
+    word half;
+#if BFLOAT
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(half) : "r"(pair), "r"(0x3f003f00), "r"(0x80008000));
+#else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(half) : "r"(pair), "r"(0x38003800), "r"(0x80008000));
+#endif
+    return half;
+}
+#endif
+
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
 INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide units) {
     const wide count = PADDED ? units : UNITS;
     const stored* const row = matrix + (gate * count + unit) * count + k;
+    word words[4];
 #if !PADDED && !HALF
-    return *reinterpret_cast<const uint4*>(row);
+    const uint4 found = *reinterpret_cast<const uint4*>(row);
+    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
 #else
 #if PADDED
     stored found[CHUNK_K];
@@ -119,7 +137,6 @@ INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide unit
     const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
     const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #endif
-    word words[4];
     #pragma unroll
     for (int i = 0; i < 4; ++i)
 #if HALF
@@ -129,8 +146,13 @@ INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide unit
 #else
         words[i] = __float_as_uint(found[i]);
 #endif
-    return make_uint4(words[0], words[1], words[2], words[3]);
 #endif
+#if NARROW
+    if (SCALED >> gate & 1)
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = halved(words[i]);
+#endif
+    return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // The same value, which the compiler cannot compute anew at each step instead of holding it.

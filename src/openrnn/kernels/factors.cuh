@@ -1,4 +1,8 @@
-// What backward needs of the step, before gradients of states come.
+// A step's derivative: what it needs before gradients of states come, what adds up over steps, what is left.
+
+// Where all units are the layer's and rows live to the end, only sums over rows must leave out those
+// past the batch: nothing else mixes rows, so that theirs may be anything.
+constexpr bool ALL_LIVE = !LENGTHS && !PADDED;
 
 // The factors of a lane's two cells from what is kept, computed where this stands: while shares of
 // dh are awaited. The compiler would rather compute them where they are read.
@@ -9,5 +13,27 @@ INLINE void find_factors(const float (&values)[2][KEPT + 4], const float (&vecto
         factors(values[c], vector, factor[c]);
         #pragma unroll
         for (int k = 0; k < FACTORS; ++k) asm volatile("" : "+f"(factor[c][k]));
+    }
+}
+
+INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANES],
+                   const float (&d_vector)[VECTORS + 1]) {
+    #pragma unroll
+    for (int p = 0; p < PLANES; ++p) total[p] += d_gate[p];
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v) total[PLANES + v] += d_vector[v];
+}
+
+// A cell's gradients of initial states, and of those that it began anew with; replaced: forward's first
+// states were such, because the row was reset before its first step. count: of cells, at: this one.
+INLINE void leave_first(const float (&d_state)[STATES], const float (&d_start)[FRESH ? STATES : 1],
+                        bool replaced, float* carry, stored* const (&d_initial)[STATES],
+                        stored* const (&d_fresh)[STATES], wide count, wide at) {
+    #pragma unroll
+    for (int k = 0; k < STATES; ++k) {
+        if (carry || d_initial[k])
+            leave(carry, d_initial[k], k * count, at, replaced ? 0.0f : d_state[k]);
+        if (FRESH && d_fresh[k])
+            d_fresh[k][at] = narrow(d_start[FRESH ? k : 0] + (replaced ? d_state[k] : 0.0f));
     }
 }

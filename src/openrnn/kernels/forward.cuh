@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             from_x[j][gate] = inside && bias_x ? widen(bias_x[gate * units + unit]) : 0.0f;
             from_r[j][gate] = inside && bias_r ? widen(bias_r[gate * units + unit]) : 0.0f;
             if (SUMMED >> gate & 1) {  // one register serves both sides
-                from_r[j][gate] += from_x[j][gate];
+                from_r[j][gate] = scale_of(gate) * (from_r[j][gate] + from_x[j][gate]);
                 from_x[j][gate] = 0.0f;
             }
         }
@@ -131,12 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
     Resets resets[FLIGHT][TILES];
+    Byte reset_byte[FLIGHT][TILES];  // of this lane's row
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
+    int recorded[FLIGHT][TILES];
     const wide tiles = (batch + 7) / 8;
-    const wide y_move = handy(way * y_step), record_move = way * tiles * GROUPS * (64 * RECORD);
+    const wide y_move = handy(way * y_step), record_move = handy(way * tiles * GROUPS * (64 * RECORD));
     const Cells cells(lane);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
-    const word whole_of = pinned(1 << of8 * 4);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     #pragma unroll
@@ -145,12 +146,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
-            if (RESET) resets[f][n].begin(row[f][n], LENGTHS ? length[f][n] : row[f][n] < 0 ? 0 : count,
-                                          reset, batch, first + later);
+            if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, way, length[f][n]);
+            if (RESET) reset_byte[f][n].begin(reset, batch, row[f][n], first + later, way);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
                            first_of(lane);
+            recorded[f][n] = KEEP ? handy(int(tile < tiles)) : 0;
         }
 
     // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
@@ -175,7 +177,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
     const word ring_place = handy(shared_address(shared + ring + lane * 16));
     const int reset_at = handy(ring + STAGE_BYTES + reset_place(lane));
-    const wide reset_move = handy(way * batch);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
@@ -187,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         #pragma unroll
         for (int n = 0; RESET && n < TILES; ++n)
             resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way,
-                              reset_move);
+                              i + later < count);
         commit_copies();
     };
     // R as the A operands of this warp: the first RESIDENT pieces in registers
@@ -257,17 +258,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                             const int half = j * GATES + gate;
                             const bool summed = SUMMED >> gate & 1;
                             sums[half / 2][n][0][half % 2 * 2 + c] =
-                                from_r[j][gate] + (summed ? given[j][n][gate][c] : 0.0f);
+                                from_r[j][gate] + (summed ? scale_of(gate) * given[j][n][gate][c] : 0.0f);
                         }
             copy_inputs(i + STAGES - 1, spare, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
-            word read_resets[TILES];  // of this lane's row: the warp votes while it multiplies
+            bool begins[TILES];  // this lane's row: the warp votes while it multiplies
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
                 if (RESET)
-                    read_resets[n] = resets[f][n].read(
-                        shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES, reset_move);
+                    begins[n] = reset_byte[f][n].read(
+                        shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES);
             }
 #if CLUSTER > 1
             await(mailboxes + f * 16 + read_box, phase);
@@ -277,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             // r = R h
             product(sums, matrix, others, shared + f * (2 * HIDDEN_BYTES) + read_at + begin);
             #pragma unroll
-            for (int n = 0; RESET && n < TILES; ++n) reset_rows[n] = reset_of(read_resets[n]);
+            for (int n = 0; RESET && n < TILES; ++n) reset_rows[n] = __ballot_sync(~0u, begins[n]);
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
@@ -313,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
                     const Pair hidden_pair = transposed(sent[0], sent[1]);
                     Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
-                    if (RESET && reset_rows[n] & whole_of) letter = {};
-                    if (RESET && FRESH && reset_rows[n] & whole_of)
+                    if (RESET && begins[n]) letter = {};
+                    if (RESET && FRESH && begins[n])
                         letter = letter_of(pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units));
                     letter = rounded(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
@@ -334,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0)
                         keep_inside(output[f][n] + j * 8, hidden_pair, group * 8 + of4 * 2, units);
-                    if (KEEP && mine && first_row + f * ROWS + n * 8 < batch)
+                    if (mine && recorded[f][n])
                         keep_records(record[f][n] + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll

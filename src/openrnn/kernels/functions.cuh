@@ -25,9 +25,13 @@ INLINE float hyperbolic(float x) {
 #endif
 }
 
+#if NARROW
+INLINE float logistic_of_half(float x) { return 0.5f * hyperbolic(x) + 0.5f; }
+#endif
+
 INLINE float logistic(float x) {
 #if NARROW
-    return 0.5f * hyperbolic(0.5f * x) + 0.5f;
+    return logistic_of_half(0.5f * x);
 #else
     return inverse(1.0f + power_of_2(-LOG2_E * x));
 #endif

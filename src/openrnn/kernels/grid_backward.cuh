@@ -50,12 +50,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
     Resets resets[SLOTS];
+    Byte reset_byte[SLOTS];  // of the row that this lane writes
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide dy_move = way * dy_step, gates_row = PLANES * UNITS, gates_step = batch * gates_row;
-    const wide reset_move = handy(way * batch);
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -92,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) +
                                          first_of(lane) : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) resets[s].begin(row[s], length_at(row[s]), reset, batch, first + later);
+        if (RESET) reset_byte[s].begin(reset, batch, row[s], first + later, way);
+        if (RESET) resets[s].begin(reset, batch, row[s], first + later, way, length_at(row[s]));
         d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
@@ -105,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[s], cells, i < count && record_here[s]);
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, reset_move);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way,
+                                      i < count && (i > 0 || reverse));
             d_output[s] += dy_move;
             record[s] += record_move;
         }
@@ -146,9 +148,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(stage + DY_BYTES, cells, values);
                 read_sides<1>(stage + side, &d_out[s]);
-                if (RESET) again[s] = resets[s].read(stage + SLOT_BYTES + reset_place(lane), reset_move);
+                const bool begun = RESET && reset_byte[s].read(stage + SLOT_BYTES + reset_place(lane));
                 find_factors(values, vector[s], factor[s]);
-                if (RESET) again[s] = reset_of(again[s]);
+                if (RESET) again[s] = __ballot_sync(~0u, begun);
             }
             copy_inputs(i + STAGES - 1);
         }
@@ -185,17 +187,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                 }
                 derivative(factor[s][c], d_after, found, d_before, d_vector);
-                if (live) {
+                if (ALL_LIVE || live) {
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
                     #pragma unroll
-                    for (int p = 0; p < PLANES; ++p) {
-                        d_gate[c][p] = found[p];
-                        total[s][p] += found[p];
-                    }
-                    #pragma unroll
-                    for (int v = 0; v < VECTORS; ++v) total[s][PLANES + v] += d_vector[v];
+                    for (int p = 0; p < PLANES; ++p) d_gate[c][p] = found[p];
                 }
+                if (live) add_up(total[s], found, d_vector);
             }
             #pragma unroll
             for (int p = 0; p < PLANES; ++p) {
@@ -219,17 +217,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + of4 * 2 + c];
             if (b < 0 || unit >= units) continue;
-            // forward's first states were fresh ones where the row was reset before its first step
             const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
-            const wide at = wide(b) * units + unit;
-            #pragma unroll
-            for (int k = 0; k < STATES; ++k) {
-                const float found = d_state[s][c][k];
-                if (carry || d_initial[k])
-                    leave(carry, d_initial[k], k * batch * units, at, replaced ? 0.0f : found);
-                if (FRESH && d_fresh[k])
-                    d_fresh[k][at] = narrow(d_start[s][c][k] + (replaced ? found : 0.0f));
-            }
+            leave_first(d_state[s][c], d_start[s][c], replaced, carry, d_initial, d_fresh,
+                        batch * units, wide(b) * units + unit);
         }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {

@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
     Resets resets[SLOTS];
+    Byte reset_byte[SLOTS];  // of this lane's row
     stored *output[SLOTS], *record[SLOTS];
     multiplied* letter_at[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide box_move = way * box_step;
     const Cells cells(lane);
-    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, whole_of = 1u << of8 * 4;
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
@@ -99,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
-        if (RESET) resets[s].begin(row[s], LENGTHS ? length[s] : row[s] < 0 ? 0 : count, reset,
-                                   batch, first + later);
+        if (RESET) resets[s].begin(reset, batch, row[s], first + later, way, length[s]);
+        if (RESET) reset_byte[s].begin(reset, batch, row[s], first + later, way);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int ring = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
     const stored* input[SLOTS][COPIES];
     int taken[SLOTS][COPIES];
-    const wide x_move = way * x_step, reset_move = handy(way * batch);
+    const wide x_move = way * x_step;
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s)
         #pragma unroll
@@ -136,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                    i < count ? taken[s][copy] : 0);
                 input[s][copy] += x_move;
             }
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, i + later < count);
         }
         commit_copies();
     };
@@ -171,13 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
         copy_inputs(i + STAGES - 1);
         word live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
+        bool begins[SLOTS];                        // this lane's row
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
             if (RESET)
-                reset_rows[s] = reset_of(resets[s].read(
-                    shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES + SLOT_BYTES + reset_place(lane),
-                    reset_move));
+                begins[s] = reset_byte[s].read(
+                    shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES + SLOT_BYTES + reset_place(lane));
+            if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
         }
         if (works) await_parts(here, mailboxes, i);
         #pragma unroll
@@ -218,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
             Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
-            if (RESET && reset_rows[s] & whole_of) letter = {};
-            if (RESET && FRESH && reset_rows[s] & whole_of)
+            if (RESET && begins[s]) letter = {};
+            if (RESET && FRESH && begins[s])
                 letter = letter_of(pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units));
             const bool live = live_rows[s] >> (of8 * 4) & 1;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);

@@ -2,37 +2,42 @@
 
 constexpr int RESET_BYTES = RESET ? 32 : 0;  // of a tile and step, in the ring of inputs
 
-// The resets of a tile of 8 rows, copied some steps ahead as inputs are: a plain load is waited for with
-// whatever other load shares its scoreboard. Each row's byte comes with the three around it, from where
-// a copy of four may start; a page that has the one has them all.
-struct Resets {
-    const unsigned char* next;  // to be copied, of this lane's row
-    int time, end;              // of `next`; there are none outside [0, end)
-    word shift;                 // where in its four bytes the next to be read stands, in bits
+// What each step's copy of a row's reset is looked at with: its byte comes with the three around it, from
+// where a copy of four may start; a page that has the one has them all.
+struct Byte {
+    word mask, turn;  // of this step's byte, none where there is no row; by how many bits it moves then
 
-    // before step 0, of time t
-    INLINE void begin(int row, int its_end, const unsigned char* reset, wide batch, int t) {
-        next = reset + t * batch + row, time = t, end = handy(its_end);
-        shift = word(reinterpret_cast<wide>(next)) * 8;
+    // t: of the first that is looked at
+    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int way) {
+        const wide place = reinterpret_cast<wide>(reset) + t * batch + row;
+        mask = row < 0 ? 0 : 255u << (word(place) & 3) * 8, turn = handy(word(way * batch) * 8);
     }
-    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then a
-    // step on, by `way` and `move` bytes.
-    INLINE void copy(word target, int of4, int way, wide move) {
-        const wide place = reinterpret_cast<wide>(next) & ~3ll;
-        if (of4 == 0)
-            copy_async<4>(target, reinterpret_cast<const void*>(place), unsigned(time) < unsigned(end) ? 4 : 0);
-        next += move, time += way;
-    }
-    // from the same place, this lane's row
-    INLINE word read(const unsigned char* copied, wide move) {
-        const word found = __funnelshift_r(*reinterpret_cast<const word*>(copied), 0, shift);
-        shift += word(move) * 8;
+    INLINE bool read(const unsigned char* copied) {
+        const bool found = *reinterpret_cast<const word*>(copied) & mask;
+        mask = __funnelshift_l(mask, mask, turn);
         return found;
     }
 };
 
-// of what lanes have read, which rows are reset: bit 4r of row r
-INLINE word reset_of(word read) { return __ballot_sync(~0u, (read & 255) != 0); }
+// The resets of a tile of 8 rows, copied some steps ahead as inputs are: a plain load is waited for with
+// whatever other load shares its scoreboard.
+struct Resets {
+    const unsigned char* next;  // to be copied, of this lane's row
+    wide move;                  // from step to step
+    int time, end;              // LENGTHS: of `next`; there are none outside [0, end)
+
+    // t: of the first that is copied
+    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int way, int its_end) {
+        move = handy(way * batch), next = reset + t * batch + max(row, 0), time = t, end = handy(its_end);
+    }
+    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then on.
+    INLINE void copy(word target, int of4, int way, bool there) {
+        const wide place = reinterpret_cast<wide>(next) & ~3ll;
+        if (LENGTHS) there = unsigned(time) < unsigned(end);
+        if (of4 == 0) copy_async<4>(target, reinterpret_cast<const void*>(place), there ? 4 : 0);
+        next += move, time += way;
+    }
+};
 
 // where in a tile's 32 bytes a lane's row has its four
 INLINE int reset_place(int lane) { return lane & 28; }

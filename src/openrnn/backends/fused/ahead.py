@@ -68,8 +68,8 @@ def compile_kernels(
         made.add(kernels.plain_binary("finish", name, arch_of(found)))
     if lengths:
         made.add(kernels.plain_binary("rank", "float32", arch_of(found)))
-    if lengths and grad:
-        made.add(kernels.plain_binary("trim", name, arch_of(found)))
+    if (lengths or reset) and grad:
+        made.add(kernels.plain_binary("blank", name, arch_of(found)))
     if grad and module.spec.drops(True):
         made.add(kernels.plain_binary("dropout", name, arch_of(found)))
     for batch in batches:

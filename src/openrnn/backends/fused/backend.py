@@ -25,7 +25,7 @@ from openrnn.backends.base import (
 from openrnn.backends.fused import choice, gradients, kernels, plan
 from openrnn.backends.fused.chain import chain
 from openrnn.backends.fused.describe import describe
-from openrnn.backends.fused.ragged import Rows, ordered, trimmed
+from openrnn.backends.fused.ragged import Rows, blanked, ordered
 from openrnn.backends.fused.run import Run, dropped
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
@@ -233,7 +233,7 @@ def _laid_out(call: Call) -> Call:
 def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
     """What a layer read: x, or the masked output of the layer below."""
     if layer == 0:
-        return call.x if call.lengths is None else trimmed(call.x, call.lengths)
+        return call.x if call.lengths is None else blanked(call.x, call.lengths)
     output = kept[layer - 1][1]
     if output is None:
         raise ValueError(f"the reserve lacks the output of layer {layer - 1}")

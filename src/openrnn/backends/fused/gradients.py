@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.parts import Part
+from openrnn.backends.fused.ragged import blanked
 from openrnn.backends.fused.run import ALIGNED, Run, address, emptied, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
@@ -191,7 +192,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
     chain, call, batch, steps = run.chain, run.call, run.batch, run.steps
     reverse, width = run.direction == 1, chain.width
     offset = width - chain.gates * chain.units
-    replaced = run.replaced
+    reset = run.reset
     # step t reads h of t - 1, in reverse of t + 1; the first reads the initial state
     begin, end = (
         (part.begin, min(part.end, steps - 1)) if reverse else (max(part.begin, 1), part.end)
@@ -200,11 +201,11 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         size, start = y.element_size(), run.direction * chain.hidden
         other = begin + (1 if reverse else -1)
         before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
-        if replaced is not None or found.padded:
+        if reset is not None or found.padded:
             h = y[other : other + end - begin, :, start : start + chain.hidden]
-            if replaced is not None:
+            if reset is not None:  # past the lengths, where some may stand, h is 0 anyway
                 later = max(begin, other)
-                h = h.masked_fill(replaced[later : later + end - begin, :, None], 0)
+                h = blanked(h, None, reset[later : later + end - begin])
             h = _padded(h).contiguous()
             before = Matrix(h.data_ptr(), h.shape[2])
         at = d_gates.data_ptr() + (offset + (begin - part.begin) * batch * width) * size
@@ -212,13 +213,13 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
     if call.states:
         first = _first(run, part, d_gates[..., offset:])
         if first is not None:
-            if replaced is not None and not reverse:
-                first = first.masked_fill(replaced[0][:, None], 0)
+            if reset is not None and not reverse:
+                first = first.masked_fill(reset[0][:, None], 0)
             initial = _padded(call.states[0][chain.index])
             found.add(_matrix(first), _matrix(initial), batch)
-    if replaced is not None and call.reset_states:
+    if run.replaced is not None and call.reset_states:
         # the rows of all steps that read a fresh state, added up for each sequence
-        taken, where = d_gates[..., offset:], replaced[..., None]
+        taken, where = d_gates[..., offset:], run.replaced[..., None]
         if reverse:
             taken, where = taken[:-1], where[1:]
         gathered = taken.masked_fill(~where, 0).sum(0, dtype=torch.float32).to(y.dtype)

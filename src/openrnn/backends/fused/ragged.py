@@ -1,4 +1,4 @@
-"""What lengths need on the GPU, a launch each: rows in order, inputs cut off at their ends."""
+"""What lengths and masks need on the GPU, a launch each: rows in order, and rows of zeros."""
 
 from typing import NamedTuple
 
@@ -35,20 +35,21 @@ def ordered(lengths: Tensor | None, order: Tensor | None) -> Rows | None:
     return Rows(lengths, order)
 
 
-def trimmed(x: Tensor, lengths: Tensor) -> Tensor:
-    """x (T, B, I) with zeros past the lengths, dense."""
+def blanked(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    """x (T, B, I), dense, with zeros past the lengths and where the dense mask (T, B) says so."""
     if x.stride(-1) != 1:
         x = x.contiguous()
-    lengths = lengths.contiguous()
+    lengths = None if lengths is None else lengths.contiguous()
     steps, batch, width = x.shape
     out = x.new_empty(x.shape)
     step, row, _ = x.stride()
     size = x.element_size()
     whole = (x.data_ptr() | width * size | step * size | row * size) % PIECE == 0
     pieces = width * size // PIECE if whole else width
-    kernel = kernels.plain("trim", str(x.dtype).removeprefix("torch."), x.device.index or 0)
+    kernel = kernels.plain("blank", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     kernel.launch(
         -(-steps * batch * pieces // kernel.threads), x.data_ptr(), out.data_ptr(),
-        lengths.data_ptr(), steps, batch, width, step, row, pieces,
+        0 if lengths is None else lengths.data_ptr(), 0 if mask is None else mask.data_ptr(),
+        steps, batch, width, step, row, pieces,
     )  # fmt: skip
     return out
