@@ -68,8 +68,9 @@ def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[
         if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
             seen[grid] += 1
-            on = {"keep": True} if kind == "forward" else {}
-            found.append(job._replace(how=replace(how, **on)))
+            on = ("keep",) if kind == "forward" else ()
+            asked = kernels.first_try(cell, job.dtype, hidden, how, on)
+            found.append(job._replace(how=asked))
     return found
 
 

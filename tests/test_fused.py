@@ -45,7 +45,8 @@ def chosen(cell, dtype, hidden, batch, capability, flags=None, rank=plan.forward
     """The kernel that the backend would run, compiled, and its tiles."""
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     for how in rank(cell, dtype, hidden, batch, capability)[: kernels.TRIES]:
-        found = kernels.unspilled(cell, dtype, replace(how, **(flags or {})), arch, shared)
+        asked = kernels.first_try(cell, dtype, hidden, how, tuple(flags or ()))
+        found = kernels.unspilled(cell, dtype, asked, arch, shared)
         if found is not None:
             return found
     return pytest.fail(f"{cell.name} {dtype} {hidden} {batch} {capability}: every kernel spills")
@@ -410,6 +411,33 @@ def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
     assert "const float half_n = r[2];" in source
     assert "kept[2] = half_n;" in source
     assert "logistic(a_b)" in source
+    # a grid and wgmma halve in the step; every backward has halves
+    grid = tiles.GridForward(1024, 2, 8, 8, 2, 1, 20, clusters=16, keep=True)
+    for how in (grid, WGMMA["forward"](2)):
+        source = cuda.source(lstm, "float16", how)
+        assert "#define SCALED 0\n" in source
+        assert "const float half_i = 0.5f * r[0];" in source
+    for how in (WGMMA["backward"](2), WGMMA["grid-backward"](2)):
+        assert "const float half_i = kept[0];" in cuda.source(lstm, "float16", how)
+
+
+@compiles
+def test_what_is_compiled_first(folder):
+    """Forward whose R overflows frugally, in 16 bits; padded where H is no multiple of 8."""
+    lstm, gru = trace(cells.lstm), trace(cells.gru)
+    full = tiles.Forward(512, 16, 4, 1, 1, 1, 32)
+    over = replace(full, resident=21)
+    for how, dtype, frugal in (
+        (full, "bfloat16", False), (over, "bfloat16", True), (over, "float32", False),
+        (replace(over, wgmma=True), "float16", False),
+        (tiles.Backward(512, 16, 4, 4, 1, 1, 11), "float16", False),
+        (tiles.GridForward(512, 2, 8, 8, 2, 1, 4, clusters=16), "float16", False),
+    ):  # fmt: skip
+        asked = kernels.first_try(lstm, dtype, 512, how, ("reset",))
+        assert asked == replace(how, frugal=frugal, reset=True)
+    for kind in ("forward", "backward"):
+        _, how = kernels.best(kind, gru, "bfloat16", 63, 1, ("reset",), (9, 0))
+        assert (how.units, how.padded, how.reset) == (64, True, True)
 
 
 def test_the_source_keeps_names():
@@ -437,6 +465,8 @@ def test_kernels_can_be_compiled_ahead(folder):
     # with a forward kernel that keeps, and one that does not
     assert len(list(folder.iterdir())) == 5
     begins = {"reset": True, "reset_state": True, "capability": (9, 0)}
-    assert openrnn.compile_kernels(layer, batches=(1,), **begins) == 5  # two of them backward's
+    # two of them backward's, one blanks h
+    assert openrnn.compile_kernels(layer, batches=(1,), **begins) == 6
+    assert openrnn.compile_kernels(layer, batches=(1,), grad=False, **begins) == 1
     with pytest.raises(ValueError, match="reset_state=True without reset=True"):
         openrnn.compile_kernels(layer, reset_state=True, capability=(9, 0))

@@ -58,6 +58,7 @@ def test_sizes(cell, hidden, batch, steps, dtype):
 
 
 FAMILIES = {
+    "two-stages": lambda how: how.clusters == 1 and not how.wgmma,
     "grid": lambda how: how.clusters > 1 and not how.wgmma,
     "wgmma": lambda how: how.clusters == 1 and how.wgmma,
     "wgmma-grid": lambda how: how.clusters > 1 and how.wgmma,
@@ -78,8 +79,9 @@ def family(monkeypatch, request):
 
     def only(rank, *asked):
         frugal = request.param.startswith("frugal")
+        stages = {"stages": 2} if request.param == "two-stages" else {}
         found = filter(FAMILIES[request.param], rank(*asked))
-        return tuple(replace(how, frugal=frugal) for how in found)
+        return tuple(replace(how, frugal=frugal, **stages) for how in found)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))
@@ -131,26 +133,75 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
 
 
 @cells.cell("a")
-def inverse(x, r, s):
-    return torch.tanh(1 / (x.a + r.a))
+def divides(x, r, s):
+    a = x.a + r.a
+    return a * a * torch.tanh(1 / a)
+
+
+def gradients(net, x, first, dy, **given):
+    y, (last,) = net(x, first, **given)
+    total = (y * dy).sum() + (last * dy[0]).sum()
+    return [y.detach(), *torch.autograd.grad(total, [x, first, *net.parameters()])]
+
+
+def check_rows_past_the_batch(hidden, batch, dtype, share=0.0):
+    """a is 0 in rows that are not there, and the derivative nan in every step of them."""
+    net = layer(divides, hidden, dtype)
+    with torch.no_grad():
+        net.bias_ih_l0.zero_()
+        net.bias_hh_l0.zero_()
+    exact = openrnn.Recurrent(divides, 24, hidden, backend="reference", device="cuda").double()
+    exact.load_state_dict(net.state_dict())
+    given = {"reset": torch.rand(7, batch, device="cuda") < share} if share else {}
+    made = [
+        torch.randn(size, device="cuda", dtype=dtype)
+        for size in ((7, batch, 24), (1, batch, hidden), (7, batch, hidden))
+    ]
+
+    def call(net, kind):
+        x, first, dy = (tensor.to(kind) for tensor in made)
+        return gradients(net, x.requires_grad_(), first.requires_grad_(), dy, **given)
+
+    for have, want in zip(call(net, dtype), call(exact, torch.float64)):
+        assert (have - want).norm() <= FAIR[dtype] * want.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("hidden", [16, 256, 1024])
-def test_rows_past_the_batch_may_be_nan(hidden, dtype):
-    """Gates are 0 there, by which this cell divides: no gradient knows of it."""
-    net = layer(inverse, hidden, dtype)
-    with torch.no_grad():
-        net.weight_ih_l0.abs_().mul_(hidden**0.5)  # far from 0 in the rows that there are
-        net.bias_ih_l0.zero_()
-        net.bias_hh_l0.zero_()
-    exact = openrnn.Recurrent(inverse, 24, hidden, backend="reference", device="cuda").double()
+@pytest.mark.parametrize(("hidden", "batch"), [(16, 5), (64, 1), (256, 17), (512, 130), (1024, 9)])
+def test_rows_past_the_batch_may_be_nan(hidden, batch, dtype):
+    """A cell that divides by what is 0 there: no gradient knows of it."""
+    check_rows_past_the_batch(hidden, batch, dtype)
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [(40, 5), (200, 41), (336, 130)])
+def test_rows_past_the_batch_in_a_family(family, hidden, batch):
+    kinds = plan.forward, plan.backward
+    if not all(kind(trace(divides), "bfloat16", hidden, batch, (9, 0), 132) for kind in kinds):
+        pytest.skip("no such kernel holds this size")
+    check_rows_past_the_batch(hidden, batch, torch.bfloat16, 0.2)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("hidden", [16, 64, 128])
+def test_any_number_of_steps(hidden, share):
+    """Short steps go by fours in backward: what alternates must stand right wherever they end."""
+    net = layer(cells.gru, hidden, torch.float32, bidirectional=True)
+    exact = openrnn.Recurrent(cells.gru, 24, hidden, bidirectional=True, backend="reference")
     exact.load_state_dict(net.state_dict())
-    x = (torch.rand(7, 5, 24, device="cuda", dtype=dtype) + 0.5).requires_grad_()
-    dy = torch.randn(7, 5, hidden, device="cuda", dtype=dtype)
-    wanted = step(exact, x.detach().double().requires_grad_(), dy.double())
-    for have, want in zip(step(net, x, dy), wanted):
-        assert (have - want).norm() <= FAIR[dtype] * want.norm()
+    exact = exact.to("cuda", torch.float64)
+    for steps in range(1, 11):
+        given = {"reset": torch.rand(steps, 3, device="cuda") < share} if share else {}
+        made = [torch.randn(size, device="cuda") for size in ((steps, 3, 24), (2, 3, hidden))]
+        dy = torch.randn(steps, 3, 2 * hidden, device="cuda")
+        results = []
+        for module, kind in ((net, torch.float32), (exact, torch.float64)):
+            x, first = (tensor.to(kind).requires_grad_() for tensor in made)
+            y, (last,) = module(x, first, **given)
+            total = (y * dy).sum() + last.sum()
+            leaves = [x, first, *module.parameters()]
+            results.append([y.detach(), last.detach(), *torch.autograd.grad(total, leaves)])
+        for have, want in zip(*results):
+            assert (have - want).norm() <= FAIR[torch.float32] * want.norm(), steps
 
 
 @pytest.mark.parametrize("hidden", [96, 1024])

@@ -62,20 +62,22 @@ def scaled(cell: Traced, dtype: str) -> frozenset[str]:
     )  # fmt: skip
 
 
-def _scaled_in(cell: Traced, dtype: str, how: Tiles) -> frozenset[str]:
+def _given_halved(cell: Traced, dtype: str, how: Tiles) -> frozenset[str]:
     """The gates of whose sums a forward kernel has the half from the start.
 
-    Not in a grid, whose step takes as long as its way through L2.
+    Not in a grid, whose step takes as long as its way through L2, nor with wgmma, whose step is
+    bound by shared memory: there the compiler needs more registers for it.
     """
-    return frozenset() if how.kind == "backward" or how.clusters > 1 else scaled(cell, dtype)
+    plain = how.kind == "backward" or how.clusters > 1 or how.wgmma
+    return frozenset() if plain else scaled(cell, dtype)
 
 
-def _halves(gates: frozenset[str]) -> dict[str, str]:
+def _half_names(gates: frozenset[str]) -> dict[str, str]:
     """What the half of a sum is called, by the sum's name."""
     return {f"a_{gate}": f"half_{gate}" for gate in gates}
 
 
-def _with_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
+def _reading_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
     """A graph that reads the half of a sum where that has a name for it."""
     nodes = tuple(
         Node(node.name, "sigmoid_of_half", node.args) if half.keys() & set(node.args) else node
@@ -101,7 +103,7 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
         **_numbers(dtype),
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
         "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
-        "SCALED": sum(1 << cell.gates.index(gate) for gate in _scaled_in(cell, dtype, how)),
+        "SCALED": sum(1 << cell.gates.index(gate) for gate in _given_halved(cell, dtype, how)),
         "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
         **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
     }  # fmt: skip
@@ -112,14 +114,14 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
     lines += ["#ifndef PATIENCE\n#define PATIENCE 0\n#endif", _pointers(how.kind, cell)]
     lines += _wgmma(dtype, how) if how.wgmma else []
     if how.kind == "forward":
-        function = step_function(cell, dtype, _scaled_in(cell, dtype, how))
+        function = step_function(cell, dtype, _given_halved(cell, dtype, how))
     else:
         function = derivative_functions(cell, dtype)
     return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, function)
 
 
 def _numbers(dtype: str) -> dict[str, int]:
-    """The constants of a dtype, and those of tiles for kernels that have none."""
+    """The constants of a dtype, and of tiles what a kernel without them includes code for."""
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF": False, "PADDED": False,
         "SCALED": 0,
@@ -203,8 +205,8 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
 
     `r` of a gate of which the cell reads only the sum is that sum, of those `given` its half.
     """
-    half = _halves(scaled(cell, dtype))
-    graph = _with_halves(cell.summed_step, half)
+    half = _half_names(scaled(cell, dtype))
+    graph = _reading_halves(cell.summed_step, half)
     reads = graph.reads | set(kept(cell))
     lines: list[str] = []
     for place, gate in enumerate(cell.gates):
@@ -241,9 +243,9 @@ def derivative_functions(cell: Traced, dtype: str) -> str:
 
     `factors` needs only what forward kept, and `derivative` its results and gradients of states.
     """
-    half = _halves(scaled(cell, dtype))
+    half = _half_names(scaled(cell, dtype))
     early, late = halves(cell)
-    early = _with_halves(early, half)
+    early = _reading_halves(early, half)
     lines = [
         f"const float {half.get(name, name)} = kept[{place}];"
         for place, name in enumerate(kept(cell))

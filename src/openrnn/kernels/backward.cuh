@@ -6,7 +6,7 @@
 
 #include "device.cuh"
 #include "record.cuh"
-#include "factors.cuh"
+#include "derivative.cuh"
 #include "resets.cuh"
 
 constexpr int BLOCK_GROUPS = PER;
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     int length[FLIGHT][SLOTS][2];
     Resets resets[FLIGHT][SLOTS];
-    Byte reset_byte[FLIGHT][SLOTS];  // of the row that this lane writes
+    ResetMask reset_mask[FLIGHT][SLOTS];  // of the row that this lane writes
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -138,23 +138,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
                 length[f][s][c] = slot.mine && group * 8 + of8 < units ? length_at(tile_rows[of4 * 2 + c]) : 0;
-            if (RESET) reset_byte[f][s].begin(reset, batch, own, first + later, way);
-            if (RESET) resets[f][s].begin(reset, batch, own, first + later, way, length_at(own));
+            if (RESET) reset_mask[f][s].begin(reset, batch, own, first + later);
+            if (RESET) resets[f][s].begin(reset, batch, own, first + later, length_at(own));
         }
     constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
     int stage = 0, spare = RING - STAGE;  // of a step; and of the last, to be filled anew
     const word ring_place = shared_address(shared + ring);
     const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
+    const wide reset_move = handy(way * batch);
+    const word reset_turn = handy(word(reset_move) * 8);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const word target = ring_place + into + (f * SLOTS + s) * ENTRY_BYTES;
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
-            const bool here = i < count && record_here[f][s];
-            copy_records(target + DY_BYTES, record[f][s], cells, here);
-            if (RESET) resets[f][s].copy(target + reset_at, of4, way, i < count && (i > 0 || reverse));
+            copy_records(target + DY_BYTES, record[f][s], cells, i < count && record_here[f][s]);
+            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move, i < count && (i > 0 || reverse));
             d_output[f][s] += dy_move;
             record[f][s] += record_move;
         }
@@ -209,7 +210,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             owners[m][half] = pinned(remote(mailboxes, owner));
 #endif
         }
-
 #if CLUSTER > 1
     await_cluster();
 #else
@@ -255,9 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(shared + ring + place + DY_BYTES, cells, values);
                 read_sides<1>(shared + side + place, &d_out[s]);
-                const bool begun = RESET && reset_byte[f][s].read(shared + ring + place + reset_at);
+                const bool begins = RESET && reset_mask[f][s].next(shared + ring + place + reset_at, reset_turn);
                 find_factors(values, vector[s], factor[s]);
-                if (RESET) again[s] = __ballot_sync(~0u, begun);
+                if (RESET) again[s] = __ballot_sync(~0u, begins);
             }
             copy_inputs(i + STAGES - 1, spare, f);
             // a branch, past which the compiler does not move factors: they would wait for letters, too
@@ -350,14 +350,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 #endif
         }
     };
-    // Short steps by fours: what alternates is known when compiled, a tenth of their instructions. Up to
-    // where it was faster: long ones are slower by it.
+    // Short steps by fours, as far as that was faster: what alternates is known then, a tenth of the work.
     constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
-    constexpr int TOGETHER = SLICES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
+    constexpr int ROUND = SLICES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
+    static_assert(ROUND == 1 || 4 % STAGES == 0, "after four steps all stands where it began");
     for (int i = 0; i < count;) {
-        if (TOGETHER > 1) stage = 0, spare = RING - STAGE, parts_now = 0, box_now = 0, phase = 1;  // as they are
+        if (ROUND == 4) stage = 0, spare = RING - STAGE, parts_now = 0, box_now = 0, phase = 1;
         #pragma unroll
-        for (int j = 0; j < TOGETHER && (j == 0 || i < count); ++j, ++i) {
+        for (int j = 0; j < ROUND && (j == 0 || i < count); ++j, ++i) {
             take_step(i);
             spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
             parts_now = PARTS - parts_now, box_now = 8 - box_now, phase ^= word(box_now) >> 3;

@@ -105,7 +105,8 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
 #include "pairs.cuh"
 
 // What sums of a gate are multiplied by: of SCALED ones, in 16 bits, a sigmoid alone reads them, and
-// it begins with a product by a half. R, inputs and biases are halved instead, which is exact.
+// it begins with a product by a half. R, inputs and biases are halved instead, exact but for float16
+// below 2^-13.
 INLINE constexpr float scale_of(int gate) { return SCALED >> gate & 1 ? 0.5f : 1.0f; }
 
 #if NARROW

@@ -131,11 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
     Resets resets[FLIGHT][TILES];
-    Byte reset_byte[FLIGHT][TILES];  // of this lane's row
+    ResetMask reset_mask[FLIGHT][TILES];  // of this lane's row
     stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
-    int recorded[FLIGHT][TILES];
+    bool recorded[FLIGHT][TILES];  // ONE: whether the tile has rows
     const wide tiles = (batch + 7) / 8;
-    const wide y_move = handy(way * y_step), record_move = handy(way * tiles * GROUPS * (64 * RECORD));
+    const wide y_move = handy(way * y_step), move = way * tiles * GROUPS * (64 * RECORD);
+    constexpr bool ONE = TILES * FLIGHT == 1;  // then there are registers for these, too
+    const wide record_move = ONE ? handy(move) : move;
     const Cells cells(lane);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
     // after a step the resets of the next one count, in reverse its own
@@ -146,13 +148,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
-            if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, way, length[f][n]);
-            if (RESET) reset_byte[f][n].begin(reset, batch, row[f][n], first + later, way);
+            if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, length[f][n]);
+            if (RESET) reset_mask[f][n].begin(reset, batch, row[f][n], first + later);
             output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
             const wide tile = first_row / 8 + f * TILES + n;
             record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
                            first_of(lane);
-            recorded[f][n] = KEEP ? handy(int(tile < tiles)) : 0;
+            recorded[f][n] = KEEP && ONE && handy(int(tile < tiles));
         }
 
     // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
@@ -177,6 +179,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
     const word ring_place = handy(shared_address(shared + ring + lane * 16));
     const int reset_at = handy(ring + STAGE_BYTES + reset_place(lane));
+    const wide reset_move = handy(way * batch);
+    const word reset_turn = handy(word(reset_move) * 8);
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
@@ -187,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         #pragma unroll
         for (int n = 0; RESET && n < TILES; ++n)
-            resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way,
+            resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way, reset_move,
                               i + later < count);
         commit_copies();
     };
@@ -262,13 +266,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         }
             copy_inputs(i + STAGES - 1, spare, f);
             word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
-            bool begins[TILES];  // this lane's row: the warp votes while it multiplies
+            bool begins[TILES];  // anew, this lane's row: the warp votes while it multiplies
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
                 if (RESET)
-                    begins[n] = reset_byte[f][n].read(
-                        shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES);
+                    begins[n] = reset_mask[f][n].next(
+                        shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES, reset_turn);
             }
 #if CLUSTER > 1
             await(mailboxes + f * 16 + read_box, phase);
@@ -335,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const bool live = live_rows[n] >> (of8 * 4) & 1;
                     if (mine && live && row[f][n] >= 0)
                         keep_inside(output[f][n] + j * 8, hidden_pair, group * 8 + of4 * 2, units);
-                    if (mine && recorded[f][n])
+                    if (KEEP && mine && (ONE ? recorded[f][n] : first_row + f * ROWS + n * 8 < batch))
                         keep_records(record[f][n] + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll

@@ -7,7 +7,7 @@
 #define K (GATES * UNITS)
 #define EACH 1
 #include "grid.cuh"
-#include "factors.cuh"
+#include "derivative.cuh"
 
 static_assert(SLOT_BYTES == 64 * SIZE * (1 + RECORD), "the plan counts records otherwise");
 constexpr int DY_BYTES = 64 * SIZE;
@@ -50,12 +50,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
     Resets resets[SLOTS];
-    Byte reset_byte[SLOTS];  // of the row that this lane writes
+    ResetMask reset_mask[SLOTS];  // of the row that this lane writes
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
     const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
     const wide dy_move = way * dy_step, gates_row = PLANES * UNITS, gates_step = batch * gates_row;
+    const wide reset_move = handy(way * batch);
+    const word reset_turn = handy(word(reset_move) * 8);
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -92,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) +
                                          first_of(lane) : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) reset_byte[s].begin(reset, batch, row[s], first + later, way);
-        if (RESET) resets[s].begin(reset, batch, row[s], first + later, way, length_at(row[s]));
+        if (RESET) reset_mask[s].begin(reset, batch, row[s], first + later);
+        if (RESET) resets[s].begin(reset, batch, row[s], first + later, length_at(row[s]));
         d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
@@ -106,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[s], cells, i < count && record_here[s]);
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way,
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, reset_move,
                                       i < count && (i > 0 || reverse));
             d_output[s] += dy_move;
             record[s] += record_move;
@@ -148,9 +150,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(stage + DY_BYTES, cells, values);
                 read_sides<1>(stage + side, &d_out[s]);
-                const bool begun = RESET && reset_byte[s].read(stage + SLOT_BYTES + reset_place(lane));
+                const bool begins = RESET && reset_mask[s].next(stage + SLOT_BYTES + reset_place(lane), reset_turn);
                 find_factors(values, vector[s], factor[s]);
-                if (RESET) again[s] = __ballot_sync(~0u, begun);
+                if (RESET) again[s] = __ballot_sync(~0u, begins);
             }
             copy_inputs(i + STAGES - 1);
         }

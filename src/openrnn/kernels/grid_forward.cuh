@@ -5,6 +5,7 @@
 #include "grid.cuh"
 
 constexpr int GATE_BYTES = 64 * SIZE;
+static_assert(SCALED == 0, "sums are halved in the step");
 constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
     Resets resets[SLOTS];
-    Byte reset_byte[SLOTS];  // of this lane's row
+    ResetMask reset_mask[SLOTS];  // of this lane's row
     stored *output[SLOTS], *record[SLOTS];
     multiplied* letter_at[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
@@ -100,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
-        if (RESET) resets[s].begin(reset, batch, row[s], first + later, way, length[s]);
-        if (RESET) reset_byte[s].begin(reset, batch, row[s], first + later, way);
+        if (RESET) resets[s].begin(reset, batch, row[s], first + later, length[s]);
+        if (RESET) reset_mask[s].begin(reset, batch, row[s], first + later);
         const wide tile = here.first_row / 8 + slot.tile;
         output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
         letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
@@ -113,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const int ring = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
     const stored* input[SLOTS][COPIES];
     int taken[SLOTS][COPIES];
-    const wide x_move = way * x_step;
+    const wide x_move = way * x_step, reset_move = handy(way * batch);
+    const word reset_turn = handy(word(reset_move) * 8);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s)
         #pragma unroll
@@ -137,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                    i < count ? taken[s][copy] : 0);
                 input[s][copy] += x_move;
             }
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, i + later < count);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move, i + later < count);
         }
         commit_copies();
     };
@@ -172,13 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
         copy_inputs(i + STAGES - 1);
         word live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
-        bool begins[SLOTS];                        // this lane's row
+        bool begins[SLOTS];                        // anew, this lane's row
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
             if (RESET)
-                begins[s] = reset_byte[s].read(
-                    shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES + SLOT_BYTES + reset_place(lane));
+                begins[s] = reset_mask[s].next(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
+                                                   SLOT_BYTES + reset_place(lane), reset_turn);
             if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
         }
         if (works) await_parts(here, mailboxes, i);

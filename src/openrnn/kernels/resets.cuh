@@ -2,17 +2,18 @@
 
 constexpr int RESET_BYTES = RESET ? 32 : 0;  // of a tile and step, in the ring of inputs
 
-// What each step's copy of a row's reset is looked at with: its byte comes with the three around it, from
-// where a copy of four may start; a page that has the one has them all.
-struct Byte {
-    word mask, turn;  // of this step's byte, none where there is no row; by how many bits it moves then
+// A row's reset among the four bytes that were copied: its own and the three around it, from where a copy
+// of four may start; a page that has the one has them all.
+struct ResetMask {
+    word mask;  // of this step's byte, none where there is no row
 
     // t: of the first that is looked at
-    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int way) {
+    INLINE void begin(const unsigned char* reset, wide batch, int row, int t) {
         const wide place = reinterpret_cast<wide>(reset) + t * batch + row;
-        mask = row < 0 ? 0 : 255u << (word(place) & 3) * 8, turn = handy(word(way * batch) * 8);
+        mask = row < 0 ? 0 : 255u << (word(place) & 3) * 8;
     }
-    INLINE bool read(const unsigned char* copied) {
+    // Whether the row begins anew; then on, by as many bits as its byte moves.
+    INLINE bool next(const unsigned char* copied, word turn) {
         const bool found = *reinterpret_cast<const word*>(copied) & mask;
         mask = __funnelshift_l(mask, mask, turn);
         return found;
@@ -23,15 +24,15 @@ struct Byte {
 // whatever other load shares its scoreboard.
 struct Resets {
     const unsigned char* next;  // to be copied, of this lane's row
-    wide move;                  // from step to step
     int time, end;              // LENGTHS: of `next`; there are none outside [0, end)
 
     // t: of the first that is copied
-    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int way, int its_end) {
-        move = handy(way * batch), next = reset + t * batch + max(row, 0), time = t, end = handy(its_end);
+    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int its_end) {
+        next = reset + t * batch + max(row, 0), time = t, end = handy(its_end);
     }
-    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then on.
-    INLINE void copy(word target, int of4, int way, bool there) {
+    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then a step
+    // on, by `way` and `move` bytes.
+    INLINE void copy(word target, int of4, int way, wide move, bool there) {
         const wide place = reinterpret_cast<wide>(next) & ~3ll;
         if (LENGTHS) there = unsigned(time) < unsigned(end);
         if (of4 == 0) copy_async<4>(target, reinterpret_cast<const void*>(place), there ? 4 : 0);

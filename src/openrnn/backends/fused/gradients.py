@@ -203,7 +203,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
         before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
         if reset is not None or found.padded:
             h = y[other : other + end - begin, :, start : start + chain.hidden]
-            if reset is not None:  # past the lengths, where some may stand, h is 0 anyway
+            if reset is not None:  # those past the lengths meet gradients, in reverse an h, of 0
                 later = max(begin, other)
                 h = blanked(h, None, reset[later : later + end - begin])
             h = _padded(h).contiguous()
@@ -217,7 +217,7 @@ def _recurrent(run: Run, part: Part, y: Tensor, d_gates: Tensor, found: _Weight)
                 first = first.masked_fill(reset[0][:, None], 0)
             initial = _padded(call.states[0][chain.index])
             found.add(_matrix(first), _matrix(initial), batch)
-    if run.replaced is not None and call.reset_states:
+    if call.reset_states and run.replaced is not None:
         # the rows of all steps that read a fresh state, added up for each sequence
         taken, where = d_gates[..., offset:], run.replaced[..., None]
         if reverse:

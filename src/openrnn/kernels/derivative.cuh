@@ -1,7 +1,7 @@
 // A step's derivative: what it needs before gradients of states come, what adds up over steps, what is left.
 
 // Where all units are the layer's and rows live to the end, only sums over rows must leave out those
-// past the batch: nothing else mixes rows, so that theirs may be anything.
+// past the batch. Nothing else mixes rows, so that theirs may be anything; cells of no slot are never written.
 constexpr bool ALL_LIVE = !LENGTHS && !PADDED;
 
 // The factors of a lane's two cells from what is kept, computed where this stands: while shares of
