@@ -24,6 +24,16 @@ def layer(cell, hidden, dtype, **options):
     return openrnn.Recurrent(cell, 24, hidden, backend="fused", **where, **options)
 
 
+def exactly(net):
+    """The reference in float64 with the same weights."""
+    exact = openrnn.Recurrent(
+        net.cell, net.input_size, net.hidden_size, bidirectional=net.bidirectional,
+        backend="reference",
+    )  # fmt: skip
+    exact.load_state_dict(net.state_dict())
+    return exact.to("cuda", torch.float64)
+
+
 def step(net, x, dy):
     y = net(x)[0]
     return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], dy)]
@@ -43,14 +53,12 @@ def test_sizes(cell, hidden, batch, steps, dtype):
     problem = openrnn.Problem(net.spec, dtype, "cuda", torch.cuda.get_device_capability(), True)
     if dispatch.explain(problem, "fused").chosen is None:
         pytest.skip("refused")
-    exact = openrnn.Recurrent(cell, 24, hidden, backend="reference", device="cuda")
-    exact.load_state_dict(net.state_dict())
     x = torch.randn(steps, batch, 24, device="cuda", dtype=dtype, requires_grad=True)
     dy = torch.randn(steps, batch, hidden, device="cuda", dtype=dtype)
     found = step(net, x, dy)
     if steps <= 50:
         wide = x.detach().double().requires_grad_()
-        wanted = step(exact.double(), wide, dy.double())
+        wanted = step(exactly(net), wide, dy.double())
         for have, want in zip(found, wanted):
             assert (have - want).norm() <= FAIR[dtype] * want.norm()
     for have, again in zip(found, step(net, x, dy)):
@@ -103,8 +111,6 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
     if not all(kind(trace(cell), name, hidden, batch, (9, 0), 132) for kind in kinds):
         pytest.skip("no such kernel holds this size")
     net = layer(cell, hidden, dtype, bidirectional=True)
-    exact = openrnn.Recurrent(cell, 24, hidden, bidirectional=True, backend="reference").cuda()
-    exact.load_state_dict(net.state_dict())
     x = torch.randn(12, batch, 24, device="cuda", dtype=dtype)
     given = {
         "lengths": torch.randint(0, 13, (batch,), device="cuda"),
@@ -127,7 +133,7 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
         )
         return [y.detach(), *torch.autograd.grad(total, [*leaves, *module.parameters()])]
 
-    found, wanted = call(net, dtype), call(exact.double(), torch.float64)
+    found, wanted = call(net, dtype), call(exactly(net), torch.float64)
     for have, want in zip(found, wanted):
         assert (have - want).norm() <= FAIR[dtype] * want.norm()
 
@@ -138,10 +144,18 @@ def divides(x, r, s):
     return a * a * torch.tanh(1 / a)
 
 
-def gradients(net, x, first, dy, **given):
-    y, (last,) = net(x, first, **given)
-    total = (y * dy).sum() + (last * dy[0]).sum()
-    return [y.detach(), *torch.autograd.grad(total, [x, first, *net.parameters()])]
+def check_gradients(net, made, **given):
+    """y, the last state and all gradients of x, the first state, dy and the last's gradient."""
+    results = []
+    for module in (net, exactly(net)):
+        kind = module.weight_hh_l0.dtype
+        x, first, dy, d_last = (tensor.to(kind).detach() for tensor in made)
+        leaves = [x.requires_grad_(), first.requires_grad_(), *module.parameters()]
+        y, (last,) = module(x, first, **given)
+        total = (y * dy).sum() + (last * d_last).sum()
+        results.append([y.detach(), last.detach(), *torch.autograd.grad(total, leaves)])
+    for have, want in zip(*results):
+        assert (have - want).norm() <= FAIR[have.dtype] * want.norm(), len(y)
 
 
 def check_rows_past_the_batch(hidden, batch, dtype, share=0.0):
@@ -150,20 +164,12 @@ def check_rows_past_the_batch(hidden, batch, dtype, share=0.0):
     with torch.no_grad():
         net.bias_ih_l0.zero_()
         net.bias_hh_l0.zero_()
-    exact = openrnn.Recurrent(divides, 24, hidden, backend="reference", device="cuda").double()
-    exact.load_state_dict(net.state_dict())
     given = {"reset": torch.rand(7, batch, device="cuda") < share} if share else {}
     made = [
         torch.randn(size, device="cuda", dtype=dtype)
         for size in ((7, batch, 24), (1, batch, hidden), (7, batch, hidden))
     ]
-
-    def call(net, kind):
-        x, first, dy = (tensor.to(kind) for tensor in made)
-        return gradients(net, x.requires_grad_(), first.requires_grad_(), dy, **given)
-
-    for have, want in zip(call(net, dtype), call(exact, torch.float64)):
-        assert (have - want).norm() <= FAIR[dtype] * want.norm()
+    check_gradients(net, [*made, made[-1][:1]], **given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -186,22 +192,11 @@ def test_rows_past_the_batch_in_a_family(family, hidden, batch):
 def test_any_number_of_steps(hidden, share):
     """Short steps go by fours in backward: what alternates must stand right wherever they end."""
     net = layer(cells.gru, hidden, torch.float32, bidirectional=True)
-    exact = openrnn.Recurrent(cells.gru, 24, hidden, bidirectional=True, backend="reference")
-    exact.load_state_dict(net.state_dict())
-    exact = exact.to("cuda", torch.float64)
     for steps in range(1, 11):
         given = {"reset": torch.rand(steps, 3, device="cuda") < share} if share else {}
-        made = [torch.randn(size, device="cuda") for size in ((steps, 3, 24), (2, 3, hidden))]
-        dy = torch.randn(steps, 3, 2 * hidden, device="cuda")
-        results = []
-        for module, kind in ((net, torch.float32), (exact, torch.float64)):
-            x, first = (tensor.to(kind).requires_grad_() for tensor in made)
-            y, (last,) = module(x, first, **given)
-            total = (y * dy).sum() + last.sum()
-            leaves = [x, first, *module.parameters()]
-            results.append([y.detach(), last.detach(), *torch.autograd.grad(total, leaves)])
-        for have, want in zip(*results):
-            assert (have - want).norm() <= FAIR[torch.float32] * want.norm(), steps
+        sizes = (steps, 3, 24), (2, 3, hidden), (steps, 3, 2 * hidden)
+        made = [torch.randn(size, device="cuda") for size in sizes]
+        check_gradients(net, [*made, torch.ones_like(made[1])], **given)
 
 
 @pytest.mark.parametrize("hidden", [96, 1024])

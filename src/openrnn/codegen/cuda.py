@@ -72,9 +72,9 @@ def _given_halved(cell: Traced, dtype: str, how: Tiles) -> frozenset[str]:
     return frozenset() if plain else scaled(cell, dtype)
 
 
-def _half_names(gates: frozenset[str]) -> dict[str, str]:
-    """What the half of a sum is called, by the sum's name."""
-    return {f"a_{gate}": f"half_{gate}" for gate in gates}
+def _half_names(cell: Traced, dtype: str) -> dict[str, str]:
+    """What the halves of sums are called, by the sums' names."""
+    return {f"a_{gate}": f"half_{gate}" for gate in scaled(cell, dtype)}
 
 
 def _reading_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
@@ -98,12 +98,13 @@ _POINTERS = {
 def source(cell: Traced, dtype: str, how: Tiles) -> str:
     """The kernel of a cell with such tiles; its function is called `how.kind`."""
     how = how.built
+    given = _given_halved(cell, dtype, how)
     summed = sum(1 << place for place, gate in enumerate(cell.gates) if gate in cell.summed)
     constants = {
         **_numbers(dtype),
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
         "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
-        "SCALED": sum(1 << cell.gates.index(gate) for gate in _given_halved(cell, dtype, how)),
+        "SCALED": sum(1 << cell.gates.index(gate) for gate in given),
         "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
         **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
     }  # fmt: skip
@@ -114,7 +115,7 @@ def source(cell: Traced, dtype: str, how: Tiles) -> str:
     lines += ["#ifndef PATIENCE\n#define PATIENCE 0\n#endif", _pointers(how.kind, cell)]
     lines += _wgmma(dtype, how) if how.wgmma else []
     if how.kind == "forward":
-        function = step_function(cell, dtype, _given_halved(cell, dtype, how))
+        function = step_function(cell, dtype, given)
     else:
         function = derivative_functions(cell, dtype)
     return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, function)
@@ -205,16 +206,15 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
 
     `r` of a gate of which the cell reads only the sum is that sum, of those `given` its half.
     """
-    half = _half_names(scaled(cell, dtype))
+    half = _half_names(cell, dtype)
     graph = _reading_halves(cell.summed_step, half)
     reads = graph.reads | set(kept(cell))
     lines: list[str] = []
     for place, gate in enumerate(cell.gates):
         if gate in cell.summed:
-            name, factor = half.get(f"a_{gate}", f"a_{gate}"), ""
-            if gate in scaled(cell, dtype) and gate not in given:
-                factor = "0.5f * "
-            lines.append(f"const float {name} = {factor}r[{place}];")
+            name = f"a_{gate}"
+            factor = "0.5f * " if name in half and gate not in given else ""
+            lines.append(f"const float {half.get(name, name)} = {factor}r[{place}];")
         else:
             sides = [side for side in "xr" if f"{side}_{gate}" in reads]
             lines += [f"const float {side}_{gate} = {side}[{place}];" for side in sides]
@@ -243,7 +243,7 @@ def derivative_functions(cell: Traced, dtype: str) -> str:
 
     `factors` needs only what forward kept, and `derivative` its results and gradients of states.
     """
-    half = _half_names(scaled(cell, dtype))
+    half = _half_names(cell, dtype)
     early, late = halves(cell)
     early = _reading_halves(early, half)
     lines = [

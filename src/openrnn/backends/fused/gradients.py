@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part
 from openrnn.backends.fused.ragged import blanked
-from openrnn.backends.fused.run import ALIGNED, Run, address, emptied, whole
+from openrnn.backends.fused.run import ALIGNED, Run, emptied, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors

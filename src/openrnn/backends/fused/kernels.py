@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from openrnn.backends.fused import plan
 from openrnn.backends.fused.limits import Limits
@@ -201,6 +202,11 @@ def kernel(
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:
     """The fastest kernel of a kind that a device holds and that spills nothing, and its tiles."""
     return _kernel(kind, cell, dtype, hidden, tiles, flags, device, PATIENCE)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor begins, 0 where none is: an argument of a launch."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def launch(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.kernels import address
 
 RANKED = 8192  # rows up to which counting, B * B comparisons, is quicker than sorting
 PIECE = 16  # bytes that a thread copies
@@ -49,7 +50,6 @@ def blanked(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -> Te
     kernel = kernels.plain("blank", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     kernel.launch(
         -(-steps * batch * pieces // kernel.threads), x.data_ptr(), out.data_ptr(),
-        0 if lengths is None else lengths.data_ptr(), 0 if mask is None else mask.data_ptr(),
-        steps, batch, width, step, row, pieces,
+        address(lengths), address(mask), steps, batch, width, step, row, pieces,
     )  # fmt: skip
     return out

@@ -12,16 +12,12 @@ from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.chain import Chain, chain
+from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part, split
 from openrnn.backends.fused.ragged import Rows
 from openrnn.native.cublaslt import Matrix, multiply
 
 ALIGNED = 16  # bytes, of every row that a kernel copies
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor begins, 0 where none is."""
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def whole(tensor: Tensor) -> Tensor:
