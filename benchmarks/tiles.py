@@ -100,20 +100,22 @@ def arguments(
     units, gates, states = how.units, len(cell.gates), len(cell.states)
     record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
-    sizes = (STEPS, batch, units, 0)
+    sizes, size = (STEPS, batch, units, 0), dtype.itemsize
     if how.kind == "forward":
         x, box = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
         y = some(STEPS, batch, units) if how.half else box.view(dtype)  # or it is the mailbox
         mail = ((box.data_ptr() if how.half else 0),) if how.clusters > 1 else ()
-        given = (weight.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), units, y.data_ptr(),
-                 y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 8, *sizes)  # fmt: skip
+        given = (weight.data_ptr(), x.data_ptr(), size * x.stride(0), x.stride(1), units,
+                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 8,
+                 *sizes, size * record.stride(0), batch)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
         return [x, box, y, record, weight, *final], given, ends
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
     sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
-    given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), dy.stride(0), dy.stride(1),
-             d_gates.data_ptr(), sums.data_ptr(), *[0] * 6, *sizes)  # fmt: skip
+    given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), -size * dy.stride(0),
+             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), *[0] * 6, *sizes,
+             -size * record.stride(0), -batch, -size * d_gates.stride(0))  # fmt: skip
     return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
 
 

@@ -19,6 +19,9 @@ constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units
 constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
 constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
 
+// Gates go to memory, and biases' sums are added, after a step's letters: with few sends before, and registers free
+constexpr bool LATE = SHORT && SLOTS * FLIGHT == 1 && SLICES * MMA_ROWS <= 16;
+
 constexpr int DY_BYTES = 64 * SIZE;                               // of 8 units x 8 rows
 constexpr int GATE_ROWS = SLICES * TILES * 512;                    // bytes of gate gradients, a turn
 constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
@@ -35,11 +38,19 @@ constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
 static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "parts are added by pairs");
 
+// a group of this block in one tile: two cells a lane
+struct Slot {
+    int group, tile;
+    bool mine;
+
+    INLINE Slot(int number, int groups) { group = number / TILES, tile = number % TILES, mine = group < groups; }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
     const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], or null
-    wide dy_step, wide dy_row,
+    const stored* __restrict__ dy,       // [T, B, UNITS], see below; or null
+    wide dy_move, wide dy_row,
     stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS], out
     float* __restrict__ sums,            // [clusters, TILES, PLANES + VECTORS, UNITS], out
     const stored* __restrict__ vectors,  // [VECTORS, units]
@@ -48,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
     wide steps, wide batch, wide units, wide reverse,
+    wide record_move, wide reset_move, wide gates_move,  // `move`: bytes to a loop's next step
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
     GRADIENT_ARRAYS
@@ -65,14 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const word mailboxes = shared_address(shared);
     const int letter = groups * 256 * TILES * CLUSTER;
     open_mailboxes<FLIGHT * 2>(mailboxes, letter);
-    if (LENGTHS) steps = lengths[order[first_row]];
 
-    // a slot is a group of this block in one tile: two cells a lane
-    struct Slot { int group, tile; bool mine; };
-    auto slot_of = [&](int s) {
-        const int number = warp * SLOTS + s, group = number / TILES;
-        return Slot{group, number % TILES, group < groups};
-    };
+    auto slot_of = [&](int s) { return Slot(warp * SLOTS + s, groups); };
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[FLIGHT][SLOTS][2][STATES], d_start[FLIGHT][SLOTS][2][FRESH ? STATES : 1];
     #pragma unroll
@@ -102,9 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     }
 
     // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
-    const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
-    const wide tiles = (batch + 7) / 8, record_move = handy(way * tiles * GROUPS * (64 * RECORD));
-    const wide dy_move = way * dy_step, gates_move = handy(way * batch * (PLANES * UNITS));
+    const int count = int(LENGTHS ? lengths[order[first_row]] : steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const wide tiles = (batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
     const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
     stored* d_gate_at[FLIGHT][SLOTS];
     bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
@@ -113,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const Cells cells(lane);
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     int length[FLIGHT][SLOTS][2];
-    Resets resets[FLIGHT][SLOTS];
-    ResetMask reset_mask[FLIGHT][SLOTS];  // of the row that this lane writes
+    Resets resets[FLIGHT][SLOTS];  // of the row that this lane writes
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -126,19 +130,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
             const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[line] : -1;
             dy_here[f][s] = dy && b >= 0;
-            d_output[f][s] = dy_here[f][s] ? dy + first * dy_step + b * dy_row + unit : weight;
+            d_output[f][s] = dy_here[f][s] ? moved_by(dy, moved * dy_move) + b * dy_row + unit : weight;
             const wide tile = first_row / 8 + f * TILES + slot.tile;
             record_here[f][s] = slot.mine && tile < tiles;
-            record[f][s] = record_here[f][s] ? kept + ((first * tiles + tile) * GROUPS + group) *
-                                                          (64 * RECORD) + first_of(lane) : weight;
+            record[f][s] = record_here[f][s] ? moved_by(kept, moved * record_move) +
+                                                   (tile * GROUPS + group) * (64 * RECORD) + first_of(lane) : weight;
             const int own = slot.mine ? tile_rows[of8] : -1;
             gates_here[f][s] = own >= 0;  // the row that this lane writes
-            d_gate_at[f][s] = d_gates + ((wide(first) * batch + own) * PLANES) * UNITS + group * 8 +
-                              of4 * 2;
+            d_gate_at[f][s] = moved_by(d_gates, moved * gates_move) + wide(own) * (PLANES * UNITS) + group * 8 + of4 * 2;
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
                 length[f][s][c] = slot.mine && group * 8 + of8 < units ? length_at(tile_rows[of4 * 2 + c]) : 0;
-            if (RESET) reset_mask[f][s].begin(reset, batch, own, first + later);
             if (RESET) resets[f][s].begin(reset, batch, own, first + later, length_at(own));
         }
     constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
@@ -146,8 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     int stage = 0, spare = RING - STAGE;  // of a step; and of the last, to be filled anew
     const word ring_place = shared_address(shared + ring);
     const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
-    const wide reset_move = handy(way * batch);
-    const word reset_turn = handy(word(reset_move) * 8);
+    const word reset_turn = word(reset_move) * 8;
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
@@ -155,9 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[f][s], cells, i < count && record_here[f][s]);
-            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move, i < count && (i > 0 || reverse));
-            d_output[f][s] += dy_move;
-            record[f][s] += record_move;
+            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move, i < count && (i > 0 || !later));
+            d_output[f][s] = moved_by(d_output[f][s], dy_move), record[f][s] = moved_by(record[f][s], record_move);
         }
         commit_copies();
     };
@@ -219,22 +219,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     // the parts of dh that the blocks found in the step before, which stand in the other half
     auto add_parts = [&](int f, int half) {
         #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot = slot_of(s);
-            if (!slot.mine) continue;
-            const unsigned char* parts = shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s];
-            float found[2];
-            #pragma unroll
-            for (int from = 0; from < CLUSTER; from += 2) {  // by pairs: half as long a chain of sums
-                constexpr int NEXT = TILES * BLOCK_GROUPS * 256;
-                const float2 one = *reinterpret_cast<const float2*>(parts + from * NEXT);
-                const float2 other = CLUSTER > 1 ? *reinterpret_cast<const float2*>(
-                                                       parts + (from + 1) * NEXT) : float2{};
-                const float low = one.x + other.x, high = one.y + other.y;
-                found[0] = from ? found[0] + low : low, found[1] = from ? found[1] + high : high;
-            }
-            d_state[f][s][0][0] += found[0], d_state[f][s][1][0] += found[1];
-        }
+        for (int s = 0; s < SLOTS; ++s)
+            if (slot_of(s).mine)
+                add_shares<CLUSTER, TILES * BLOCK_GROUPS * 256>(
+                    d_state[f][s], shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s]);
     };
 
     int parts_now = 0, box_now = 0;  // of a step: the halves of parts change places
@@ -255,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(shared + ring + place + DY_BYTES, cells, values);
                 read_sides<1>(shared + side + place, &d_out[s]);
-                const bool begins = RESET && reset_mask[f][s].next(shared + ring + place + reset_at, reset_turn);
+                const bool begins = RESET && resets[f][s].look(shared + ring + place + reset_at, reset_turn);
                 find_factors(values, vector[s], factor[s]);
                 if (RESET) again[s] = __ballot_sync(~0u, begins);
             }
@@ -274,23 +262,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             // sent after its sender's reads; racecheck follows barriers, not letters.
             __syncthreads();
 #endif
+            float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
+            Pair pairs[SLOTS][PLANES];
+            auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[f][s][c]; };
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const Slot slot = slot_of(s);
                 const int group = first_group + slot.group;
-                float d_gate[2][PLANES] = {};
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     float (&d_here)[STATES] = d_state[f][s][c];
-                    if (RESET && again[s] & mine_of[c]) {
-                        #pragma unroll
-                        for (int k = 0; k < STATES; ++k) {
-                            if (FRESH) d_start[f][s][c][k] += d_here[k];
-                            d_here[k] = 0.0f;
-                        }
-                    }
-                    const bool live = (LENGTHS ? t : 0) < length[f][s][c];
-                    float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
+                    if (RESET && again[s] & mine_of[c]) end_here(d_here, d_start[f][s][c]);
+                    const bool live = lives(s, c);
+                    float d_after[STATES], d_before[STATES], found[PLANES];
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
                         d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
@@ -298,36 +282,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                         if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
                             d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                     }
-                    derivative(factor[s][c], d_after, found, d_before, d_vector);
+                    derivative(factor[s][c], d_after, found, d_before, d_vector[s][c]);
                     if (ALL_LIVE || live) {
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
                         #pragma unroll
-                        for (int p = 0; p < PLANES; ++p) d_gate[c][p] = found[p];
+                        for (int p = 0; p < PLANES; ++p) d_gate[s][c][p] = found[p];
                     }
-                    if (live) add_up(total[s], found, d_vector);
+                    if (!LATE && live) add_up(total[s], found, d_vector[s][c]);
                 }
-                if (slot.mine) {
-                    #pragma unroll
-                    for (int p = 0; p < PLANES; ++p) {
-                        const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
-                        if (p >= RIGHT)
-                            keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS +
-                                                           own_gates[s][p >= RIGHT ? p - RIGHT : 0]),
-                                 rounded(pair));
-                        if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pair);
-                    }
-                    d_gate_at[f][s] += gates_move;
+                if (!LATE && !slot.mine) continue;
+                #pragma unroll
+                for (int p = 0; p < PLANES; ++p) {
+                    pairs[s][p] = transposed(d_gate[s][0][p], d_gate[s][1][p]);
+                    if (p >= RIGHT && slot.mine)
+                        keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS + own_gates[s][max(p - RIGHT, 0)]),
+                             rounded(pairs[s][p]));
+                    if (!LATE && gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pairs[s][p]);
                 }
+                if (!LATE) d_gate_at[f][s] = moved_by(d_gate_at[f][s], gates_move);
             }
             __syncthreads();
             // dh = R^T dr, this block's part of all units; nobody waits for warps without units
-            if (CLUSTER > 1 && (WGMMA ? warp & ~3 : warp) * MMA_ROWS * 2 >= GROUPS) continue;
+            const bool multiplies = CLUSTER == 1 || (WGMMA ? warp & ~3 : warp) * MMA_ROWS * 2 < GROUPS;
             Sums sums_of_rows = {};
-            product(sums_of_rows, matrix, others,
-                    shared + AT_GATES + f * GATE_ROWS + begin);
+            if (multiplies) product(sums_of_rows, matrix, others, shared + AT_GATES + f * GATE_ROWS + begin);
             #pragma unroll
-            for (int m = 0; m < MMA_ROWS; ++m)
+            for (int m = 0; m < MMA_ROWS && multiplies; ++m)
                 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int group = (warp * MMA_ROWS + m) * 2 + half;
@@ -348,6 +329,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 #if CLUSTER == 1
             __syncthreads();
 #endif
+            if (LATE) {  // while letters travel
+                #pragma unroll
+                for (int p = 0; p < PLANES; ++p)
+                    if (gates_here[f][0]) keep(d_gate_at[f][0] + p * UNITS, pairs[0][p]);
+                d_gate_at[f][0] = moved_by(d_gate_at[f][0], gates_move);
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    if (lives(0, c)) add_up(total[0], d_gate[0][c], d_vector[0][c]);
+            }
         }
     };
     // Short steps by fours, as far as that was faster: what alternates is known then, a tenth of the work.
@@ -364,34 +354,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         }
     }
 
-    if (count > 0)
-        #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) {
-#if CLUSTER > 1
-            await(mailboxes + f * 16 + (count - 1) % 2 * 8, word(count - 1) / 2 % 2);
-#endif
-            add_parts(f, (count - 1) % 2 * PARTS);
-        }
     #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        const Slot slot = slot_of(s);
-        if (!slot.mine) continue;
-        const int group = first_group + slot.group, unit = group * 8 + of8;
+    for (int f = 0; f < FLIGHT && count > 0; ++f) {
+#if CLUSTER > 1
+        await(mailboxes + f * 16 + (count - 1) % 2 * 8, word(count - 1) / 2 % 2);
+#endif
+        add_parts(f, (count - 1) % 2 * PARTS);
+    }
+    {   // places anew: what only the end needs is not held in the loop
+        const int thread = thread_anew(), of8 = thread % 32 / 4, of4 = thread % 4, block = block_of_cluster();
+        const int first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f)
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot(thread / 32 * SLOTS + s, groups);
+            if (!slot.mine) continue;
+            const int group = first_group + slot.group, unit = group * 8 + of8;
             #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
-                if (b < 0 || unit >= units) continue;
-                const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
-                leave_first(d_state[f][s][c], d_start[f][s][c], replaced, carry, d_initial, d_fresh,
-                            batch * units, wide(b) * units + unit);
+            for (int f = 0; f < FLIGHT; ++f) {
+                const wide own = rows[f * ROWS + slot.tile * 8 + of8];
+                if (LENGTHS && own >= 0)
+                    leave_none(d_gates, count * batch + own, batch, group * 8 + of4 * 2, int(steps) - count);
+                #pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
+                    if (b < 0 || unit >= units) continue;
+                    const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
+                    leave_first(d_state[f][s][c], d_start[f][s][c], replaced, carry, d_initial, d_fresh,
+                                anew(batch) * units, wide(b) * units + unit);
+                }
             }
-        #pragma unroll
-        for (int p = 0; p < PLANES + VECTORS; ++p) {
-            const float all = over_lanes(total[s][p]);
-            if (of4 == 0)
-                sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+            #pragma unroll
+            for (int p = 0; p < PLANES + VECTORS; ++p) {
+                const float all = over_lanes(total[s][p]);
+                if (of4 == 0)
+                    sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+            }
         }
     }
 #if CLUSTER > 1

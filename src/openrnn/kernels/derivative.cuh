@@ -16,12 +16,43 @@ INLINE void find_factors(const float (&values)[2][KEPT + 4], const float (&vecto
     }
 }
 
+// A cell's part of dh from all blocks' shares, NEXT bytes apart, by pairs in the order of blocks: always the
+// same, and half as long a chain of sums.
+template <int COUNT, int NEXT>
+INLINE void add_shares(float (&d_state)[2][STATES], const unsigned char* shares) {
+    float found[2];
+    #pragma unroll
+    for (int from = 0; from < COUNT; from += 2) {
+        const float2 one = *reinterpret_cast<const float2*>(shares + from * NEXT);
+        const float2 other = COUNT > 1 ? *reinterpret_cast<const float2*>(shares + (from + 1) * NEXT) : float2{};
+        const float low = one.x + other.x, high = one.y + other.y;
+        found[0] = from ? found[0] + low : low, found[1] = from ? found[1] + high : high;
+    }
+    d_state[0][0] += found[0], d_state[1][0] += found[1];
+}
+
+// Where forward began anew after the step: what comes from later is of the fresh states, not of the step's.
+INLINE void end_here(float (&d_state)[STATES], float (&d_start)[FRESH ? STATES : 1]) {
+    #pragma unroll
+    for (int k = 0; k < STATES; ++k) {
+        if (FRESH) d_start[FRESH ? k : 0] += d_state[k];
+        d_state[k] = 0.0f;
+    }
+}
+
 INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANES],
                    const float (&d_vector)[VECTORS + 1]) {
     #pragma unroll
     for (int p = 0; p < PLANES; ++p) total[p] += d_gate[p];
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) total[PLANES + v] += d_vector[v];
+}
+
+// Zeros where no row of a tile lives: in a row of (steps, batch) and the same of so many steps, this lane's units.
+INLINE void leave_none(stored* d_gates, wide row, wide batch, int unit, int steps) {
+    #pragma unroll
+    for (int p = 0; p < PLANES; ++p)
+        keep_zeros(d_gates + (row * PLANES + p) * UNITS + unit, batch * (PLANES * UNITS * SIZE), steps, unit, UNITS);
 }
 
 // A cell's gradients of initial states, and of those that it began anew with; replaced: forward's first

@@ -102,6 +102,10 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+// A place so many bytes on. By way of a number the compiler would forget that it is in global memory.
+template <class Value>
+INLINE Value* moved_by(Value* place, wide bytes) { return (Value*)((char*)place + bytes); }
+
 #include "pairs.cuh"
 
 // What sums of a gate are multiplied by: of SCALED ones, in 16 bits, a sigmoid alone reads them, and
@@ -162,6 +166,18 @@ INLINE Number pinned(Number value) { return __shfl_sync(~0u, value, threadIdx.x 
 // the same where there are registers for it
 template <class Number>
 INLINE Number handy(Number value) { return FRUGAL ? value : pinned(value); }
+
+// The thread's number, and an argument, anew: what is found from them after a loop need not be held in it.
+INLINE int thread_anew() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+INLINE wide anew(wide argument) {
+    wide same;
+    asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(argument));
+    return same;
+}
 
 INLINE word shared_address(const void* place) {
     return word(__cvta_generic_to_shared(place));
@@ -242,9 +258,9 @@ INLINE int first_group_of(int block) { return (block * (UNITS / 8) + CLUSTER - 1
 INLINE int owner_of(int group) { return group * CLUSTER / (UNITS / 8); }
 
 #if CLUSTER > 1
-INLINE int block_of_cluster() {
+INLINE int block_of_cluster() {  // found anew wherever it is asked for
     int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 

@@ -40,10 +40,10 @@ static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WAR
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
-    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
-    wide x_step, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, units], by the strides below
-    wide y_step, wide y_row,
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], see below
+    wide x_move, wide x_row, wide x_gate,
+    stored* __restrict__ y,              // [T, B, units], see below
+    wide y_move, wide y_row,
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
     const stored* __restrict__ bias_r,
@@ -54,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, instead of final; or null
     wide steps, wide batch, wide units, wide reverse,
+    wide record_move, wide reset_move,   // `move`: bytes to a loop's next step; other strides in values
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
     STATE_ARRAYS
@@ -71,11 +72,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
     const word mailboxes = shared_address(shared);
     open_mailboxes<FLIGHT * 2, true>(mailboxes, LETTER);
-    if (LENGTHS) steps = lengths[order[first_row]];
+    const int count = int(LENGTHS ? lengths[order[first_row]] : steps);
 
     // whether a row starts from fresh states: it is reset before its first step
     auto starts_fresh = [&](wide b) {
-        return RESET && !reverse && steps > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
+        return RESET && !reverse && count > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
     };
     auto first_state = [&](int k, wide b, wide unit) {
         const wide at = b * units + unit;
@@ -128,18 +129,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 }
 
     // this lane's row of each tile, and its places in y and in what is kept: they move with time
-    const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+    const int way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+    const wide moved = way * first;  // steps of the loop from where memory begins
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
-    Resets resets[FLIGHT][TILES];
-    ResetMask reset_mask[FLIGHT][TILES];  // of this lane's row
-    stored *output[FLIGHT][TILES], *record[FLIGHT][TILES];
+    Resets resets[FLIGHT][TILES];  // of this lane's row
+    stored* output[FLIGHT][TILES];
     bool recorded[FLIGHT][TILES];  // ONE: whether the tile has rows
     const wide tiles = (batch + 7) / 8;
-    const wide y_move = handy(way * y_step), move = way * tiles * GROUPS * (64 * RECORD);
     constexpr bool ONE = TILES * FLIGHT == 1;  // then there are registers for these, too
-    const wide record_move = ONE ? handy(move) : move;
     const Cells cells(lane);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
+    const word own_row = handy(1u << of8 * 4);
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     #pragma unroll
@@ -149,13 +149,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             row[f][n] = rows[f * ROWS + n * 8 + of8];
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
             if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, length[f][n]);
-            if (RESET) reset_mask[f][n].begin(reset, batch, row[f][n], first + later);
-            output[f][n] = y + first * y_step + row[f][n] * y_row + first_group * 8 + of4 * 2;
-            const wide tile = first_row / 8 + f * TILES + n;
-            record[f][n] = kept + ((first * tiles + tile) * GROUPS + first_group) * (64 * RECORD) +
-                           first_of(lane);
-            recorded[f][n] = KEEP && ONE && handy(int(tile < tiles));
+            output[f][n] = moved_by(y, moved * y_move) + row[f][n] * y_row + first_group * 8 + of4 * 2;
+            recorded[f][n] = KEEP && ONE && handy(int(first_row / 8 < tiles));
         }
+    constexpr int TILE_RECORDS = GROUPS * (64 * RECORD);
+    stored* record = moved_by(kept, moved * record_move) + first_row / 8 * TILE_RECORDS +
+                     first_group * (64 * RECORD) + first_of(lane);
+
+    // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
+    // warpgroup multiplies with it, the others of that wait.
+    const bool idle = CLUSTER > 1 && !WGMMA && first_group >= end_group;
+    constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_HERE;
+    const int turns = idle ? 0 : count;
 
     // the ring of inputs: each warp copies what its own lanes read, [group, tile, gate, row, 8 units]
     constexpr int STAGE = FLIGHT * TURN_BYTES, RING = STAGES * STAGE;
@@ -163,7 +168,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
     const stored* input[FLIGHT][COPIES];
     int taken[FLIGHT][COPIES];  // in how many steps
-    const wide x_move = way * x_step;
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
@@ -174,25 +178,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
             const int b = rows[f * ROWS + n * 8 + line];
             taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < end_group ? count : 0;
-            input[f][copy] = taken[f][copy] ? x + first * x_step + b * x_row + gate * x_gate +
+            input[f][copy] = taken[f][copy] ? moved_by(x, moved * x_move) + b * x_row + gate * x_gate +
                                                   (first_group + j) * 8 + unit : x;
         }
     const word ring_place = handy(shared_address(shared + ring + lane * 16));
     const int reset_at = handy(ring + STAGE_BYTES + reset_place(lane));
-    const wide reset_move = handy(way * batch);
-    const word reset_turn = handy(word(reset_move) * 8);
+    const word reset_turn = word(reset_move) * 8;
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             if (copy * 512 + lane * 16 < STAGE_BYTES)
                 copy_async<16>(ring_place + into + f * TURN_BYTES + copy * 512, input[f][copy],
                                i < taken[f][copy] ? 16 : 0);
-            input[f][copy] += x_move;
+            input[f][copy] = moved_by(input[f][copy], x_move);
         }
         #pragma unroll
         for (int n = 0; RESET && n < TILES; ++n)
             resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way, reset_move,
-                              i + later < count);
+                              i + later < turns);
         commit_copies();
     };
     // R as the A operands of this warp: the first RESIDENT pieces in registers
@@ -235,11 +238,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     __syncthreads();
 #endif
 
-    // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
-    // warpgroup multiplies with it, the others of that wait.
-    const bool idle = CLUSTER > 1 && !WGMMA && first_group >= end_group;
-    constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_HERE;
-    const int turns = idle ? 0 : count;
     for (int i = 0; i < turns; ++i) {
         const int t = first + way * i;
         #pragma unroll
@@ -269,9 +267,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             bool begins[TILES];  // anew, this lane's row: the warp votes while it multiplies
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
-                live_rows[n] = LENGTHS ? __ballot_sync(~0u, t < length[f][n]) : ~0u;
+                if (LENGTHS) live_rows[n] = __ballot_sync(~0u, t < length[f][n]);
                 if (RESET)
-                    begins[n] = reset_mask[f][n].next(
+                    begins[n] = resets[f][n].look(
                         shared + reset_at + stage + f * TURN_BYTES + n * RESET_BYTES, reset_turn);
             }
 #if CLUSTER > 1
@@ -302,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         float (&before)[STATES] = state[f][j][n][c];
                         step(left, right, before, vector[j], after, values[c]);
                         const int column = of4 * 2 + c;
-                        const bool live = live_rows[n] >> (column * 4) & 1;
+                        const bool live = !LENGTHS || live_rows[n] & mine_of[c];
                         if (EVERY && live && group < end_group && rows[f * ROWS + n * 8 + column] >= 0) {
                             const wide b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
                             #pragma unroll
@@ -336,15 +334,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     if (mine)
                         keep(reinterpret_cast<multiplied*>(shared + there) + of4 % SHARERS * 2, letter);
 #endif
-                    const bool live = live_rows[n] >> (of8 * 4) & 1;
-                    if (mine && live && row[f][n] >= 0)
-                        keep_inside(output[f][n] + j * 8, hidden_pair, group * 8 + of4 * 2, units);
+                    const bool live = !LENGTHS || live_rows[n] & own_row;
+                    if (mine && row[f][n] >= 0)
+                        keep_inside(output[f][n] + j * 8, live ? hidden_pair : Pair{}, group * 8 + of4 * 2, units);
                     if (KEEP && mine && (ONE ? recorded[f][n] : first_row + f * ROWS + n * 8 < batch))
-                        keep_records(record[f][n] + j * (64 * RECORD), cells.rest, values);
+                        keep_records(record + (f * TILES + n) * TILE_RECORDS + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
-                output[f][n] += y_move, record[f][n] += record_move;
+                output[f][n] = moved_by(output[f][n], y_move);
                 #pragma unroll
                 for (int j = 0; RESET && j < PER_WARP; ++j)  // after letters went: nobody waits for it
                     begin_rows(state[f][j][n], reset_rows[n], mine_of, fresh,
@@ -354,27 +352,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #if CLUSTER == 1
         __syncthreads();
 #endif
+        record = moved_by(record, record_move);
         spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
         read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at, read_box = 8 - read_box;
         phase ^= word(read_box) >> 3;
     }
 
-    #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
+    {   // places anew: what only the end needs is not held in the loop
+        const int thread = thread_anew(), of8 = thread % 32 / 4, of4 = thread % 4, block = block_of_cluster();
+        const int first_group = first_group_of(block) + thread / 32 * PER_WARP, end_group = first_group_of(block + 1);
+        const wide cells_each = anew(batch) * units;
         #pragma unroll
-        for (int j = 0; j < PER_WARP; ++j)
+        for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
-            for (int n = 0; n < TILES; ++n)
+            for (int at = 0; at < PER_WARP * TILES; ++at) {
+                const int j = at / TILES, n = at % TILES, group = first_group + j;
+                if (group >= end_group) continue;
+                if (LENGTHS && row[f][n] >= 0)
+                    keep_zeros(moved_by(y, count * way * y_move) + row[f][n] * y_row + group * 8 + of4 * 2, way * y_move,
+                               int(steps) - count, group * 8 + of4 * 2, units);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + c];
-                    const int unit = (first_group + j) * 8 + of8;
+                    const int b = rows[f * ROWS + n * 8 + of4 * 2 + c], unit = group * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
-                        if (b >= 0 && unit < units && first_group + j < end_group)
-                            leave(carry, final[k], k * batch * units, wide(b) * units + unit,
-                                  state[f][j][n][c][k]);
+                        if (b >= 0 && unit < units)
+                            leave(carry, final[k], k * cells_each, wide(b) * units + unit, state[f][j][n][c][k]);
                 }
+            }
+    }
 #if CLUSTER > 1
     await_cluster();  // no block leaves while another may still write to it
 #endif

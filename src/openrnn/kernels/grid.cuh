@@ -150,9 +150,9 @@ template <class Load>
 INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
+    for (int s = SLICES - 1; s >= 0; --s)  // what registers hold comes last
         #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
+        for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 half[2] = {};
             #pragma unroll
             for (int h = 0; h < 2; ++h) {

@@ -16,8 +16,8 @@ constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
     const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], or null
-    wide dy_step, wide dy_row,
+    const stored* __restrict__ dy,       // [T, B, UNITS], see below; or null
+    wide dy_move, wide dy_row,
     stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS] of ones, out
     float* __restrict__ sums,            // [tiles, PLANES + VECTORS, UNITS], out
     const stored* __restrict__ vectors,  // [VECTORS, units]
@@ -25,7 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const unsigned char* __restrict__ reset,
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
-    wide steps, wide batch, wide units, wide reverse, wide first_of_launch, wide delay,
+    wide steps, wide batch, wide units, wide reverse,
+    wide record_move, wide reset_move, wide gates_move,  // `move`: bytes to a loop's next step
+    wide first_of_launch, wide delay,
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
     GRADIENT_ARRAYS
@@ -38,9 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
     clear_operand(shared);
     open_mailboxes<2>(mailboxes, here.letter());
-    const int all_steps = int(steps);
-    if (LENGTHS) steps = lengths[order[here.first_row]];
-    const int count = int(steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
@@ -49,15 +49,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
-    Resets resets[SLOTS];
-    ResetMask reset_mask[SLOTS];  // of the row that this lane writes
+    Resets resets[SLOTS];  // of the row that this lane writes
     const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     const stored *d_output[SLOTS], *record[SLOTS];
     stored* d_gate_at[SLOTS];
-    const wide tiles = (batch + 7) / 8, record_move = way * tiles * GROUPS * (64 * RECORD);
-    const wide dy_move = way * dy_step, gates_row = PLANES * UNITS, gates_step = batch * gates_row;
-    const wide reset_move = handy(way * batch);
-    const word reset_turn = handy(word(reset_move) * 8);
+    const wide tiles = (batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
+    const wide gates_row = PLANES * UNITS;
+    const word reset_turn = word(reset_move) * 8;
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -88,15 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         // dy: a lane copies 16 bytes of [row, 8 units]
         const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[lane * CHUNK / 8] : -1;
         dy_here[s] = dy && b >= 0;
-        d_output[s] = dy_here[s] ? dy + first * dy_step + b * dy_row + group * 8 + lane * CHUNK % 8 : weight;
+        d_output[s] = dy_here[s] ? moved_by(dy, moved * dy_move) + b * dy_row + group * 8 + lane * CHUNK % 8 : weight;
         const wide tile = here.first_row / 8 + slot.tile;
         record_here[s] = slot.mine && tile < tiles;
-        record[s] = record_here[s] ? kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) +
+        record[s] = record_here[s] ? moved_by(kept, moved * record_move) + (tile * GROUPS + group) * (64 * RECORD) +
                                          first_of(lane) : weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) reset_mask[s].begin(reset, batch, row[s], first + later);
         if (RESET) resets[s].begin(reset, batch, row[s], first + later, length_at(row[s]));
-        d_gate_at[s] = d_gates + first * gates_step + row[s] * gates_row + group * 8 + of4 * 2;
+        d_gate_at[s] = moved_by(d_gates, moved * gates_move) + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
         return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * ENTRY_BYTES;
@@ -109,9 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[s], cells, i < count && record_here[s]);
             if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, reset_move,
-                                      i < count && (i > 0 || reverse));
-            d_output[s] += dy_move;
-            record[s] += record_move;
+                                      mine[s] && i < count && (i > 0 || !later));
+            d_output[s] = moved_by(d_output[s], dy_move), record[s] = moved_by(record[s], record_move);
         }
         commit_copies();
     };
@@ -131,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     for (int i = 0; i <= count && count > 0; ++i) {
         const int t = first + way * i, now = (i - 1) & 1;
         if (i > 0) {
-            fetch(here, word(delay), d_gates + (t - way) * gates_step + RIGHT * UNITS, gates_row, rows,
+            fetch(here, word(delay), moved_by(d_gates, (moved + i - 1) * gates_move) + RIGHT * UNITS, gates_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
             multiply_and_send(here, matrix, others, shared, mailboxes, now);
@@ -150,13 +146,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 float values[2][KEPT + 4];
                 read_records(stage + DY_BYTES, cells, values);
                 read_sides<1>(stage + side, &d_out[s]);
-                const bool begins = RESET && reset_mask[s].next(stage + SLOT_BYTES + reset_place(lane), reset_turn);
+                const bool begins = RESET && resets[s].look(stage + SLOT_BYTES + reset_place(lane), reset_turn);
                 find_factors(values, vector[s], factor[s]);
                 if (RESET) again[s] = __ballot_sync(~0u, begins);
             }
             copy_inputs(i + STAGES - 1);
         }
         if (i > 0 && works) await_parts(here, mailboxes, i - 1);
+        float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
+        auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[s][c]; };
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             if (!mine[s]) continue;
@@ -169,41 +167,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 d_state[s][1][0] += found[0][1];
             }
             if (i == count) continue;
-            float d_gate[2][PLANES] = {};
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float (&d_here)[STATES] = d_state[s][c];
                 const wide b = rows[slot.tile * 8 + of4 * 2 + c];
-                if (RESET && again[s] & mine_of[c])
-                    #pragma unroll
-                    for (int k = 0; k < STATES; ++k) {
-                        if (FRESH) d_start[s][c][k] += d_here[k];
-                        d_here[k] = 0.0f;
-                    }
-                const bool live = (LENGTHS ? t : 0) < length[s][c];
-                float d_after[STATES], d_before[STATES], found[PLANES], d_vector[VECTORS + 1];
+                if (RESET && again[s] & mine_of[c]) end_here(d_here, d_start[s][c]);
+                const bool live = lives(s, c);
+                float d_after[STATES], d_before[STATES], found[PLANES];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
                     if (EVERY && d_every[k] && live && b >= 0 && unit < units)
                         d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
                 }
-                derivative(factor[s][c], d_after, found, d_before, d_vector);
+                derivative(factor[s][c], d_after, found, d_before, d_vector[s][c]);
                 if (ALL_LIVE || live) {
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
                     #pragma unroll
-                    for (int p = 0; p < PLANES; ++p) d_gate[c][p] = found[p];
+                    for (int p = 0; p < PLANES; ++p) d_gate[s][c][p] = found[p];
                 }
-                if (live) add_up(total[s], found, d_vector);
             }
             #pragma unroll
             for (int p = 0; p < PLANES; ++p) {
-                const Pair pair = transposed(d_gate[0][p], d_gate[1][p]);
+                const Pair pair = transposed(d_gate[s][0][p], d_gate[s][1][p]);
                 if (row[s] >= 0) post(d_gate_at[s] + p * UNITS, pair);
             }
-            d_gate_at[s] += way * gates_step;
+            d_gate_at[s] = moved_by(d_gate_at[s], gates_move);
         }
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)  // after gates were posted: nobody waits for it
+            #pragma unroll
+            for (int c = 0; c < 2; ++c)
+                if (i < count && mine[s] && lives(s, c)) add_up(total[s], d_gate[s][c], d_vector[s][c]);
     }
 
     #pragma unroll
@@ -211,10 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         if (!mine[s]) continue;
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group, unit = group * 8 + of8;
-        for (int t = count; LENGTHS && t < all_steps && row[s] >= 0; ++t)  // no ones are left
-            #pragma unroll
-            for (int p = 0; p < PLANES; ++p)
-                keep(d_gates + t * gates_step + row[s] * gates_row + p * UNITS + group * 8 + of4 * 2, Pair{});
+        if (LENGTHS && row[s] >= 0)
+            leave_none(d_gates, count * batch + row[s], batch, group * 8 + of4 * 2, int(steps) - count);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + of4 * 2 + c];

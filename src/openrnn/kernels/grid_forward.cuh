@@ -10,10 +10,10 @@ constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
-    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides below
-    wide x_step, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, units], by the strides below
-    wide y_step, wide y_row,
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], see below
+    wide x_move, wide x_row, wide x_gate,
+    stored* __restrict__ y,              // [T, B, units], see below
+    wide y_move, wide y_row,
     multiplied* __restrict__ mail,       // [T, B, UNITS] of ones; or null, where y is it: never if HALF
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
@@ -24,7 +24,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const unsigned char* __restrict__ reset,  // [T, B]
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, instead of final; or null
-    wide steps, wide batch, wide units, wide reverse, wide first_of_launch, wide delay,
+    wide steps, wide batch, wide units, wide reverse,
+    wide record_move, wide reset_move,   // `move`: bytes to a loop's next step; other strides in values
+    wide first_of_launch, wide delay,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
     STATE_ARRAYS
@@ -37,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
     clear_operand(shared);
     open_mailboxes<2>(mailboxes, here.letter());
-    if (LENGTHS) steps = lengths[order[here.first_row]];
-    const int count = int(steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+    const wide moved = way * first;  // steps of the loop from where memory begins
 
     // whether a row starts from fresh states: it is reset before its first step
     auto first_state = [&](int k, wide b, wide unit) {
@@ -58,18 +60,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
     float state[SLOTS][2][STATES];
     int row[SLOTS] = {}, length[SLOTS] = {};
-    Resets resets[SLOTS];
-    ResetMask reset_mask[SLOTS];  // of this lane's row
+    Resets resets[SLOTS];  // of this lane's row
     stored *output[SLOTS], *record[SLOTS];
     multiplied* letter_at[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
     multiplied* const box = mail ? mail : reinterpret_cast<multiplied*>(y);
-    const wide tiles = (batch + 7) / 8, box_step = mail ? batch * UNITS : y_step;
+    const wide tiles = (batch + 7) / 8, box_move = mail ? way * batch * (UNITS * int(sizeof(multiplied))) : y_move;
     const wide box_row = mail ? UNITS : y_row;
-    const wide y_move = way * y_step, record_move = way * tiles * GROUPS * (64 * RECORD);
-    const wide box_move = way * box_step;
     const Cells cells(lane);
-    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
+    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, own_row = 1u << of8 * 4;
     // after a step the resets of the next one count, in reverse its own
     const int later = reverse ? 0 : 1;
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
@@ -102,20 +101,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(lengths[row[s]]);
         if (RESET) resets[s].begin(reset, batch, row[s], first + later, length[s]);
-        if (RESET) reset_mask[s].begin(reset, batch, row[s], first + later);
         const wide tile = here.first_row / 8 + slot.tile;
-        output[s] = y + first * y_step + row[s] * y_row + group * 8 + of4 * 2;
-        letter_at[s] = box + first * box_step + row[s] * box_row + group * 8 + of4 * 2;
+        output[s] = moved_by(y, moved * y_move) + row[s] * y_row + group * 8 + of4 * 2;
+        letter_at[s] = moved_by(box, moved * box_move) + row[s] * box_row + group * 8 + of4 * 2;
         recorded[s] = KEEP && mine[s] && tile < tiles;
-        record[s] = kept + ((first * tiles + tile) * GROUPS + group) * (64 * RECORD) + first_of(lane);
+        record[s] = moved_by(kept, moved * record_move) + (tile * GROUPS + group) * (64 * RECORD) + first_of(lane);
     }
 
     // the ring of inputs: each warp copies what its own lanes read
     const int ring = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
     const stored* input[SLOTS][COPIES];
     int taken[SLOTS][COPIES];
-    const wide x_move = way * x_step, reset_move = handy(way * batch);
-    const word reset_turn = handy(word(reset_move) * 8);
+    const word reset_turn = word(reset_move) * 8;
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s)
         #pragma unroll
@@ -124,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const Slot slot = here.slot(s);
             const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
             taken[s][copy] = b >= 0 && gate < GATES && slot.mine ? 16 : 0;
-            input[s][copy] = taken[s][copy] ? x + first * x_step + b * x_row + gate * x_gate +
+            input[s][copy] = taken[s][copy] ? moved_by(x, moved * x_move) + b * x_row + gate * x_gate +
                                  (here.first_group + slot.group) * 8 + number * CHUNK % 8 : x;
         }
     // places in the ring by i: what a grid's step takes is its way through L2, not its instructions
@@ -137,9 +134,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 if (copy * 512 + lane * 16 < SLOT_BYTES)
                     copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
                                    i < count ? taken[s][copy] : 0);
-                input[s][copy] += x_move;
+                input[s][copy] = moved_by(input[s][copy], x_move);
             }
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move, i + later < count);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move, mine[s] && i + later < count);
         }
         commit_copies();
     };
@@ -159,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     for (int i = 0; i < count; ++i) {
         const int t = first + way * i, now = i & 1;
         if (i > 0)
-            fetch(here, word(delay), box + wide(t - way) * box_step, box_row, rows,
+            fetch(here, word(delay), moved_by(box, (moved + i - 1) * box_move), box_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
         multiply_and_send(here, matrix, others, shared, mailboxes, now);
@@ -177,9 +174,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         bool begins[SLOTS];                        // anew, this lane's row
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            live_rows[s] = LENGTHS ? __ballot_sync(~0u, t < length[s]) : ~0u;
+            if (LENGTHS) live_rows[s] = __ballot_sync(~0u, t < length[s]);
             if (RESET)
-                begins[s] = reset_mask[s].next(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
+                begins[s] = resets[s].look(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
                                                    SLOT_BYTES + reset_place(lane), reset_turn);
             if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
         }
@@ -208,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 float (&before)[STATES] = state[s][c];
                 step(left, right, before, vector[s], after, values[c]);
                 const int column = of4 * 2 + c, unit = group * 8 + of8;
-                const bool live = live_rows[s] >> (column * 4) & 1;
+                const bool live = !LENGTHS || live_rows[s] & mine_of[c];
                 const wide b = rows[slot.tile * 8 + column];
                 if (EVERY && live && b >= 0 && unit < units)
                     #pragma unroll
@@ -225,12 +222,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             if (RESET && begins[s]) letter = {};
             if (RESET && FRESH && begins[s])
                 letter = letter_of(pair_of_state(fresh[0], row[s], group * 8 + of4 * 2, units));
-            const bool live = live_rows[s] >> (of8 * 4) & 1;
+            const bool live = !LENGTHS || live_rows[s] & own_row;
             if (row[s] >= 0 && (!mail || i + 1 < count)) post(letter_at[s], letter);
-            if (row[s] >= 0 && mail && live)
-                keep_inside(output[s], hidden_pair, group * 8 + of4 * 2, units);
+            if (row[s] >= 0 && mail)
+                keep_inside(output[s], live ? hidden_pair : Pair{}, group * 8 + of4 * 2, units);
             if (recorded[s]) keep_records(record[s], cells.rest, values);
-            output[s] += y_move, letter_at[s] += box_move, record[s] += record_move;
+            output[s] = moved_by(output[s], y_move), letter_at[s] = moved_by(letter_at[s], box_move);
+            record[s] = moved_by(record[s], record_move);
             if (RESET)  // after h was posted: nobody waits for it
                 begin_rows(state[s], reset_rows[s], mine_of, fresh,
                            rows + slot.tile * 8 + of4 * 2, group * 8 + of8, units);
@@ -238,17 +236,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     }
 
     #pragma unroll
-    for (int s = 0; s < SLOTS; ++s)
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group;
+        if (LENGTHS && slot.mine && row[s] >= 0)
+            keep_zeros(moved_by(y, count * way * y_move) + row[s] * y_row + group * 8 + of4 * 2, way * y_move, int(steps) - count,
+                       group * 8 + of4 * 2, units);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const Slot slot = here.slot(s);
-            const int b = rows[slot.tile * 8 + of4 * 2 + c];
-            const int unit = (here.first_group + slot.group) * 8 + of8;
+            const int b = rows[slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
                 if (slot.mine && b >= 0 && unit < units)
                     leave(carry, final[k], k * batch * units, wide(b) * units + unit, state[s][c][k]);
         }
+    }
 #if CLUSTER > 1
     await_cluster();  // no block leaves while another may still write to it
 #endif

@@ -75,6 +75,12 @@ INLINE void keep_inside(stored* target, Pair pair, wide unit, wide units) {
 #endif
 }
 
+// zeros into so many rows, the first at `target`; move: bytes to the next
+INLINE void keep_zeros(stored* target, wide move, int rows, wide unit, wide units) {
+    #pragma unroll 1
+    for (int r = 0; r < rows; ++r, target = moved_by(target, move)) keep_inside(target, Pair{}, unit, units);
+}
+
 INLINE Letter rounded(Letter letter) {
 #if SHORT
     return letter;

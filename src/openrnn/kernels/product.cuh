@@ -68,14 +68,18 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     }
 }
 
-// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros
+// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros. What
+// registers hold comes last, so that nothing else needs them then; but with HALF, where the compiler has too
+// many loads of the rest on their way.
 template <class Load>
 INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         #pragma unroll
-        for (int s = 0; s < SLICES; ++s)
+        for (int turn = 0; turn < SLICES; ++turn) {
+            const int s = HALF ? turn : SLICES - 1 - turn;
             hold(matrix, others, m, s, load(2 * m, s), load(2 * m + 1, s));
+        }
 }
 
 // A B operand lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: a group of units

@@ -2,33 +2,24 @@
 
 constexpr int RESET_BYTES = RESET ? 32 : 0;  // of a tile and step, in the ring of inputs
 
-// A row's reset among the four bytes that were copied: its own and the three around it, from where a copy
-// of four may start; a page that has the one has them all.
-struct ResetMask {
-    word mask;  // of this step's byte, none where there is no row
-
-    // t: of the first that is looked at
-    INLINE void begin(const unsigned char* reset, wide batch, int row, int t) {
-        const wide place = reinterpret_cast<wide>(reset) + t * batch + row;
-        mask = row < 0 ? 0 : 255u << (word(place) & 3) * 8;
-    }
-    // Whether the row begins anew; then on, by as many bits as its byte moves.
-    INLINE bool next(const unsigned char* copied, word turn) {
-        const bool found = *reinterpret_cast<const word*>(copied) & mask;
-        mask = __funnelshift_l(mask, mask, turn);
-        return found;
-    }
-};
-
-// The resets of a tile of 8 rows, copied some steps ahead as inputs are: a plain load is waited for with
-// whatever other load shares its scoreboard.
+// The resets of a row, copied some steps ahead as inputs are: a plain load is waited for with whatever
+// other load shares its scoreboard. A copy has four bytes, the row's own and the three around it, from
+// where one may start; a page that has the one has them all.
 struct Resets {
     const unsigned char* next;  // to be copied, of this lane's row
     int time, end;              // LENGTHS: of `next`; there are none outside [0, end)
+    word mask;                  // of the row's byte among the four looked at next, none where there is no row
 
-    // t: of the first that is copied
+    // t: of the first that is copied, and looked at
     INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int its_end) {
         next = reset + t * batch + max(row, 0), time = t, end = handy(its_end);
+        mask = row < 0 ? 0 : 255u << (word(reinterpret_cast<wide>(next)) & 3) * 8;
+    }
+    // Whether the row begins anew; then on, by as many bits as its byte moves.
+    INLINE bool look(const unsigned char* copied, word turn) {
+        const bool found = *reinterpret_cast<const word*>(copied) & mask;
+        mask = __funnelshift_l(mask, mask, turn);
+        return found;
     }
     // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then a step
     // on, by `way` and `move` bytes.

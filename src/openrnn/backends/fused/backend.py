@@ -123,10 +123,10 @@ class Fused(Backend):
             return nothing(self, call)
         call = _laid_out(call)
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
-        ragged = call.lengths is not None
-        fresh = x.new_zeros if ragged else x.new_empty  # past a sequence's end nothing is written
         every: list[Tensor] = []
         if problem.return_states:
+            # past a sequence's end nothing is written
+            fresh = x.new_empty if call.lengths is None else x.new_zeros
             shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
             every = [fresh(shape) for shape in shapes]
         reserve: list[Tensor] = []
@@ -139,7 +139,7 @@ class Fused(Backend):
             rows = ordered(call.lengths, reserve[-1] if reserve else None)
             for layer in range(spec.num_layers):
                 held, _ = next(kept, ([None] * spec.directions, None))
-                y = fresh(steps, batch, width)
+                y = x.new_empty(steps, batch, width)
                 for direction in range(spec.directions):
                     run = Run(call, layer, direction, rows)
                     run.forward(x, y, held[direction], finals, every)

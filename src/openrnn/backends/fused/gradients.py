@@ -40,6 +40,7 @@ def backward(
     # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
     weight = chain.arranged(run.w_hh, chain.right, True)
     dy, step, row = _laid(run, dy)
+    way, size = 1 if run.direction else -1, x.element_size()
     room = x.new_empty((max(part.steps for part in parts), run.batch, chain.width))
     pieces = -(-run.batch // how.rows) * how.tiles
     sums = x.new_empty(
@@ -59,14 +60,13 @@ def backward(
         d_gates = room if part.steps == len(room) else room[: part.steps]
         if how.clusters > 1:
             emptied(d_gates)
-        elif part.rows is not None:
-            d_gates.zero_()
         carry = run.carry() if number else None
         kernels.launch(
             kernel, how, run.batch,
-            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)), step,
-             row, d_gates.data_ptr(), sums.data_ptr() + number * piece, address(run.vectors),
-             *run.shared(part, carried, carry)),
+            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)),
+             way * step * size, row, d_gates.data_ptr(), sums.data_ptr() + number * piece,
+             address(run.vectors), *run.shared(part, carried, carry, way),
+             way * room.stride(0) * size),
             *run.states(d_final), *run.states(d_every, part.begin), *run.states(d_initial),
             *run.states(d_fresh),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from struct import pack, unpack
 
 import torch
@@ -73,6 +74,7 @@ class Run:
         self.w_hh: Tensor = w_hh
         unit = [vector for vector in vectors if vector is not None]
         self.vectors = torch.stack(unit) if unit else None
+        self.record_bytes = prod(self.chain.records(1, self.batch)) * x.element_size()
         self.reset = None if call.reset is None else call.reset.contiguous()
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
@@ -111,15 +113,19 @@ class Run:
         ]  # fmt: skip
 
     def shared(
-        self, part: Part, carried: Tensor | None, carry: Tensor | None
-    ) -> tuple[int, int, int, int, int, int, int, int, int]:
-        """What both kernels take last before states: lengths, order, resets, carries and sizes."""
+        self, part: Part, carried: Tensor | None, carry: Tensor | None, way: int
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
+        """What both kernels take last before states: lengths, order, resets, carries, sizes, moves.
+
+        `way`: 1 where the loop's next step is the next of time, or -1.
+        """
         rows = part.rows
         return (
             0 if rows is None else rows.lengths.data_ptr(),
             0 if rows is None else rows.order.data_ptr(),
             address(part.reset), address(carried), address(carry),
             part.steps, self.batch, self.chain.hidden, self.direction,
+            way * self.record_bytes, way * self.batch,
         )  # fmt: skip
 
     def carry(self) -> Tensor:
@@ -214,6 +220,7 @@ class Run:
         kernel, how = chain.forward(self.batch, flags)
         left, gate = self._left(x)
         start = self.direction * hidden
+        way, size = -1 if self.direction else 1, y.element_size()
         left_step, left_row, _ = left.stride()
         step, row, _ = y.stride()
         mail: tuple[int, ...] = ()
@@ -228,10 +235,10 @@ class Run:
             mail = (address(box),)
         kernels.launch(
             kernel, how, self.batch,
-            (self._matrix.data_ptr(), left.data_ptr(), left_step, left_row, gate,
-             y.data_ptr() + start * y.element_size(), step, row, *mail, address(kept),
+            (self._matrix.data_ptr(), left.data_ptr(), way * left_step * size, left_row, gate,
+             y.data_ptr() + start * size, way * step * size, row, *mail, address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
-             *self.shared(part, *carries)),
+             *self.shared(part, *carries, way)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
             *self.states(every, part.begin),
         )  # fmt: skip
