@@ -244,8 +244,13 @@ def test_parts_hand_on_their_states(launched, tiny, recompute, given):
     options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
     spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
     found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
-    # of each launch: what it takes and leaves, its steps and its direction
-    carries = [(kind, *arguments[-14:-11], arguments[-9]) for kind, arguments in found]
+    carries = []  # of each launch: what it takes and leaves, its steps and its direction
+    for kind, arguments in found:
+        states, moves = 8, 2 if kind == "forward" else 3
+        *sizes, direction = arguments[: -states - moves]
+        carries.append((kind, *sizes[-5:-2], direction))
+        forth = (kind == "forward") == (direction == 0)
+        assert {move > 0 for move in arguments[-states - moves : -states]} == {forth}
 
     def chained(launches):
         assert launches[0][1] == 0

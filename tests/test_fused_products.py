@@ -71,7 +71,7 @@ class Kernel:
         if self.kind == "arrange":
             arrange(*arguments)
         if self.kind == "backward":
-            steps, d_gates = arguments[-12], arguments[5]
+            steps, d_gates = arguments[-15], arguments[5]
             at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
                 self.left.next(steps).reshape(steps * BATCH, -1)
             )
