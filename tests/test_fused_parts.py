@@ -249,8 +249,13 @@ def test_parts_hand_on_their_states(launched, tiny, recompute, given):
         states, moves = 8, 2 if kind == "forward" else 3
         *sizes, direction = arguments[: -states - moves]
         carries.append((kind, *sizes[-5:-2], direction))
-        forth = (kind == "forward") == (direction == 0)
-        assert {move > 0 for move in arguments[-states - moves : -states]} == {forth}
+        # bytes to the loop's next step of x and y or dy, then of records, resets and gate gradients
+        way = 1 if (kind == "forward") == (direction == 0) else -1
+        inputs = (arguments[2], arguments[6]) if kind == "forward" else (arguments[3],)
+        assert inputs == tuple(way * 5 * width * 4 for width in (256, 128)[-len(inputs) :])
+        record = 8 * 64 * tiles.record(trace(cells.lstm)) * 4
+        expected = (way * record, way * 5, way * 5 * 256 * 4)[:moves]
+        assert arguments[-states - moves : -states] == expected
 
     def chained(launches):
         assert launches[0][1] == 0

@@ -19,7 +19,7 @@ constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units
 constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
 constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
 
-// Gates go to memory, and biases' sums are added, after a step's letters: with few sends before, and registers free
+// Gates go to memory, and into biases' sums, after a step's letters: where sends are few, as products are
 constexpr bool LATE = SHORT && SLOTS * FLIGHT == 1 && SLICES * MMA_ROWS <= 16;
 
 constexpr int DY_BYTES = 64 * SIZE;                               // of 8 units x 8 rows
@@ -49,7 +49,7 @@ struct Slot {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
     const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], see below; or null
+    const stored* __restrict__ dy,       // [T, B, UNITS], by the strides after it; or null
     wide dy_move, wide dy_row,
     stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS], out
     float* __restrict__ sums,            // [clusters, TILES, PLANES + VECTORS, UNITS], out
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
     wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move, wide gates_move,  // `move`: bytes to a loop's next step
+    wide record_move, wide reset_move, wide gates_move,  // `_move`: bytes to the loop's next step; `_row`: in values
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
     GRADIENT_ARRAYS
@@ -108,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     }
 
     // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
-    const int count = int(LENGTHS ? lengths[order[first_row]] : steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const int count = int(LENGTHS ? lengths[order[first_row]] : steps);
+    const int way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
     const wide tiles = (batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
     const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
     stored* d_gate_at[FLIGHT][SLOTS];

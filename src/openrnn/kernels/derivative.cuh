@@ -48,7 +48,8 @@ INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANE
     for (int v = 0; v < VECTORS; ++v) total[PLANES + v] += d_vector[v];
 }
 
-// Zeros where no row of a tile lives: in a row of (steps, batch) and the same of so many steps, this lane's units.
+// Zeros for so many steps that no row of a tile lives to: this lane's two units of all planes, from `row` of
+// (T * B) rows on, the same sequence each step.
 INLINE void leave_none(stored* d_gates, wide row, wide batch, int unit, int steps) {
     #pragma unroll
     for (int p = 0; p < PLANES; ++p)

@@ -102,7 +102,7 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// A place so many bytes on. By way of a number the compiler would forget that it is in global memory.
+// A place so many bytes on. A cast to a number and back would make the compiler forget that it is in global memory.
 template <class Value>
 INLINE Value* moved_by(Value* place, wide bytes) { return (Value*)((char*)place + bytes); }
 

@@ -40,9 +40,9 @@ static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WAR
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
-    const stored* __restrict__ x,        // [T, B, GATES, UNITS], see below
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides after it
     wide x_move, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, units], see below
+    stored* __restrict__ y,              // [T, B, units], by the strides after it
     wide y_move, wide y_row,
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
     const stored* __restrict__ bias_x,   // [GATES, units], or null
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, instead of final; or null
     wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move,   // `move`: bytes to a loop's next step; other strides in values
+    wide record_move, wide reset_move,   // `_move`: bytes to the loop's next step; `_row`, `_gate`: in values
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
     STATE_ARRAYS

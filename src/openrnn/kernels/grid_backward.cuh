@@ -16,7 +16,7 @@ constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
     const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], see below; or null
+    const stored* __restrict__ dy,       // [T, B, UNITS], by the strides after it; or null
     wide dy_move, wide dy_row,
     stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS] of ones, out
     float* __restrict__ sums,            // [tiles, PLANES + VECTORS, UNITS], out
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
     wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move, wide gates_move,  // `move`: bytes to a loop's next step
+    wide record_move, wide reset_move, wide gates_move,  // `_move`: bytes to the loop's next step; `_row`: in values
     wide first_of_launch, wide delay,
     GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
 ) {
@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
     clear_operand(shared);
     open_mailboxes<2>(mailboxes, here.letter());
-    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps), way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps);
+    const int way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
 
     auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
     const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};

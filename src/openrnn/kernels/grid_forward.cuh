@@ -10,9 +10,9 @@ constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const stored* __restrict__ weight,   // [GATES, units, units]
-    const stored* __restrict__ x,        // [T, B, GATES, UNITS], see below
+    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides after it
     wide x_move, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, units], see below
+    stored* __restrict__ y,              // [T, B, units], by the strides after it
     wide y_move, wide y_row,
     multiplied* __restrict__ mail,       // [T, B, UNITS] of ones; or null, where y is it: never if HALF
     stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
     float* __restrict__ carry,           // for the part that runs next, instead of final; or null
     wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move,   // `move`: bytes to a loop's next step; other strides in values
+    wide record_move, wide reset_move,   // `_move`: bytes to the loop's next step; `_row`, `_gate`: in values
     wide first_of_launch, wide delay,
     STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
 ) {
@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
     clear_operand(shared);
     open_mailboxes<2>(mailboxes, here.letter());
-    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps), way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
+    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps);
+    const int way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
     const wide moved = way * first;  // steps of the loop from where memory begins
 
     // whether a row starts from fresh states: it is reset before its first step
@@ -136,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                    i < count ? taken[s][copy] : 0);
                 input[s][copy] = moved_by(input[s][copy], x_move);
             }
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move, mine[s] && i + later < count);
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, reset_move,
+                                      mine[s] && i + later < count);
         }
         commit_copies();
     };
@@ -240,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group;
         if (LENGTHS && slot.mine && row[s] >= 0)
-            keep_zeros(moved_by(y, count * way * y_move) + row[s] * y_row + group * 8 + of4 * 2, way * y_move, int(steps) - count,
-                       group * 8 + of4 * 2, units);
+            keep_zeros(moved_by(y, count * way * y_move) + row[s] * y_row + group * 8 + of4 * 2, way * y_move,
+                       int(steps) - count, group * 8 + of4 * 2, units);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;

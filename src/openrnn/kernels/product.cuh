@@ -68,9 +68,9 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     }
 }
 
-// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros. What
-// registers hold comes last, so that nothing else needs them then; but with HALF, where the compiler has too
-// many loads of the rest on their way.
+// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros. Of
+// each 16 rows what registers hold comes last, so that little else needs them then; but with HALF, where the
+// compiler has too many loads of the rest on their way.
 template <class Load>
 INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
     #pragma unroll

@@ -4,11 +4,11 @@ constexpr int RESET_BYTES = RESET ? 32 : 0;  // of a tile and step, in the ring 
 
 // The resets of a row, copied some steps ahead as inputs are: a plain load is waited for with whatever
 // other load shares its scoreboard. A copy has four bytes, the row's own and the three around it, from
-// where one may start; a page that has the one has them all.
+// a multiple of four on; a page that has the one has them all.
 struct Resets {
     const unsigned char* next;  // to be copied, of this lane's row
     int time, end;              // LENGTHS: of `next`; there are none outside [0, end)
-    word mask;                  // of the row's byte among the four looked at next, none where there is no row
+    word mask;                  // of the four bytes looked at next: the row's own, none where there is no row
 
     // t: of the first that is copied, and looked at
     INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int its_end) {
@@ -21,8 +21,8 @@ struct Resets {
         mask = __funnelshift_l(mask, mask, turn);
         return found;
     }
-    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes; then a step
-    // on, by `way` and `move` bytes.
+    // Into the ring, where the lane's row has its four bytes, by the first of its four lanes, if `there` or, with
+    // LENGTHS, inside the row's; then a step on, by `way` and `move` bytes.
     INLINE void copy(word target, int of4, int way, wide move, bool there) {
         const wide place = reinterpret_cast<wide>(next) & ~3ll;
         if (LENGTHS) there = unsigned(time) < unsigned(end);
