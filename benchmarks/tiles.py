@@ -1,24 +1,26 @@
 """Kernels alone, by tiles: `python benchmarks/tiles.py --cell lstm --hidden 64 1024`.
 
-For each row it compiles the plan's first choices of each kind, times launches of T steps from a
-CUDA graph, grids with several delays, and prints what the plan would pick beside the fastest.
+For each row it compiles the plan's first choices of each kind (forward without what training keeps
+is `inference`), times launches of T steps from a CUDA graph, grids with several delays, then the
+two fastest with more and less of R in registers, frugal and not, and prints what the plan would
+pick beside the fastest.
 Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
-`backends/fused/measured.csv` by such times; the models beside it were fitted to them.
+`backends/fused/measured.csv` with such times; the models beside it were fitted to them.
 """
 
 import argparse
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from cudnn import machine
@@ -35,8 +37,16 @@ from openrnn.native import nvrtc
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
 DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # of grids
-KEPT = ("units", "resident", "stages", "frugal", *measured.SHAPE, "delay")  # of tiles, in files
-KINDS = {"forward": plan.forward, "backward": plan.backward}
+KEPT = ("units", *measured.SHAPE, *measured.HELD, "delay")  # of tiles, in files
+KINDS = {
+    "inference": partial(plan.forward, keep=False),
+    "forward": plan.forward,
+    "backward": plan.backward,
+}
+MORE = (7, 4, 2, 1, 0, -1, -2)  # pieces of R in registers than planned
+EVEN = 1.01  # of kernels so near the fastest the one tried first is taken
+
+How = TypeVar("How")
 
 
 class Job(NamedTuple):
@@ -51,7 +61,7 @@ class Job(NamedTuple):
 def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[Job]:
     """The plan's first kernels, grids and others, that its model takes for half as fast or more.
 
-    Two at most are of the same exchange; with what training keeps.
+    Two at most are of the same exchange.
     """
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
@@ -69,14 +79,35 @@ def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[
             seen[key] += 1
             seen[grid] += 1
             on = ("keep",) if kind == "forward" else ()
-            asked = kernels.first_try(cell, job.dtype, hidden, how, on)
+            asked = kernels.first_try(hidden, how, on)
             found.append(job._replace(how=asked))
     return found
+
+
+def variants(job: Job) -> list[Job]:
+    """The same tiles with more and less of R in registers, frugal and not."""
+    cell, shared = trace(getattr(cells, job.cell)), Limits.of(job.capability).shared
+    pieces, found = job.how.pieces(cell, job.dtype), []
+    some = MORE if job.how.resident < pieces else (0,)
+    for more, frugal, stages in product(some, (False, True), (4, 2)):
+        resident = min(pieces, max(0, job.how.resident + more))
+        how = replace(job.how, resident=resident, frugal=frugal, stages=stages)
+        if how.shared(cell, job.dtype) <= shared and replace(how, stages=4) not in found:
+            found.append(how)
+    return [job._replace(how=how) for how in dict.fromkeys(found)]
+
+
+def unspilled(job: Job) -> bool:
+    """Whether the tiles spill nothing as they are."""
+    torch.set_num_threads(1)
+    cell, arch = trace(getattr(cells, job.cell)), nvrtc.arch_of(job.capability)
+    return not kernels.binary(cell, job.dtype, job.how, arch).resources.spilled
 
 
 def compiled(job: Job) -> Tiles | None:
     """The tiles with as much of R in registers as needs no spill."""
     torch.set_num_threads(1)
+    kernels.TOGETHER = 1  # the pool takes all cores
     arch, shared = nvrtc.arch_of(job.capability), Limits.of(job.capability).shared
     found = kernels.unspilled(trace(getattr(cells, job.cell)), job.dtype, job.how, arch, shared)
     return found[1] if found else None
@@ -119,9 +150,9 @@ def arguments(
     return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
 
 
-def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
-    """The least of some replays, microseconds a step, and the tiles with a grid's best delay; None
-    where the device does not hold it.
+def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | None:
+    """The least of some replays, microseconds a step, and the tiles with a grid's best delay, where
+    there are some to try; None where the device does not hold it.
 
     From a graph, because a launch from Python adds a tenth of a microsecond to each of 256 steps.
     """
@@ -154,8 +185,8 @@ def timed(job: Job, batch: int) -> tuple[float, Tiles] | None:
             found.append(start.elapsed_time(end) * 1e3 / (STEPS * LAUNCHES))
         return found[1:]
 
-    if grid:
-        delayed = [replace(how, delay=delay) for delay in DELAYS]
+    if grid and delays:
+        delayed = [replace(how, delay=delay) for delay in delays]
         how = min(delayed, key=lambda tried: median(times(tried)))
     return min(times(how)), how
 
@@ -170,22 +201,35 @@ def said(how: Tiles) -> str:
 
 
 def lines_of(paths: Sequence[Path]) -> str:
-    """The lines of `backends/fused/measured.csv`, from what `--json` wrote; later files win."""
-    best: dict[tuple[str | int, ...], tuple[float, dict[str, int]]] = {}
+    """`backends/fused/measured.csv` with what `--json` wrote; later files win."""
+    known = {
+        (*key, row.eights): (*row.shape, *map(int, row.held), row.delay, f"{row.time:.2f}")
+        for key, rows in measured.table().items()
+        for row in rows
+    }
+    columns = *measured.SHAPE, *measured.HELD, "delay"
     for path in paths:
-        here: dict[tuple[str | int, ...], tuple[float, dict[str, int]]] = {}
+        here: dict[tuple[str | int, ...], list[tuple[float, dict[str, int]]]] = {}
         for row in json.loads(path.read_text())["rows"]:
             how, gates = row["how"], len(trace(getattr(cells, row["cell"])).gates)
             size = tiles.SIZES[row["dtype"]]
             read = row.get("multiplied", size)
             key = row["kind"], gates, size, read, how["units"], -(-row["B"] // 8)
-            here[key] = min(here.get(key, (math.inf, {})), (row["us"], how), key=itemgetter(0))
-        best |= here
-    lines = [",".join((*measured.SIZE, *measured.SHAPE, "delay", "us"))]
-    for key, (time, how) in sorted(best.items()):
-        shape = (int(how[name]) for name in (*measured.SHAPE, "delay"))
-        lines.append(",".join(map(str, (*key, *shape, f"{time:.2f}"))))
-    return "\n".join(lines) + "\n"
+            here.setdefault(key, []).append((row["us"], how))
+        for key, tried in here.items():
+            time, how = fastest(tried)
+            known[key] = (*(how[name] for name in columns), f"{time:.2f}")
+    lines = [
+        (*measured.SIZE, *columns, "us"),
+        *((*key, *row) for key, row in sorted(known.items())),
+    ]
+    return "".join(",".join(map(str, line)) + "\n" for line in lines)
+
+
+def fastest(tried: Sequence[tuple[float, How]]) -> tuple[float, How]:
+    """Of kernels as good as even the one tried first."""
+    least = min(time for time, _ in tried)
+    return next(one for one in tried if one[0] <= EVEN * least)
 
 
 def main() -> None:
@@ -201,7 +245,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path, nargs="+", metavar="JSON",
-                        help="print measured.csv by these files, and time nothing")  # fmt: skip
+                        help="print measured.csv with these files, and time nothing")  # fmt: skip
     asked = parser.parse_args()
     if asked.table:
         print(lines_of(asked.table), end="")
@@ -220,19 +264,34 @@ def main() -> None:
             asked.most,
         )
     ]  # fmt: skip
-    jobs = list(dict.fromkeys(job for _, _, job in rows))
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        ready = dict(zip(jobs, pool.map(compiled, jobs, chunksize=2)))
     found: dict[tuple[Any, ...], list[tuple[float, Tiles]]] = {}
-    for kind, batch, job in rows:
-        how = ready[job]
-        one = timed(job._replace(how=how), batch) if how is not None else None
-        if one is not None:
-            key = (job.cell, job.dtype, one[1].units, batch, kind)
-            found.setdefault(key, []).append(one)
+
+    def time_all(rows: list[tuple[str, int, Job]], delays: Sequence[int]) -> None:
+        for kind, batch, job in rows:
+            time = timed(job, batch, delays)
+            if time is not None:
+                found.setdefault((job.cell, job.dtype, job.how.units, batch, kind), []).append(time)
+
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        jobs = list(dict.fromkeys(job for _, _, job in rows))
+        ready = dict(zip(jobs, pool.map(compiled, jobs, chunksize=2)))
+        held = [
+            (kind, batch, job._replace(how=ready[job])) for kind, batch, job in rows if ready[job]
+        ]
+        time_all(held, DELAYS)
+        rows = [
+            (key[-1], key[-2], job)
+            for key, tried in found.items()
+            for _, how in sorted(tried, key=itemgetter(0))[:2]
+            for job in variants(Job(key[0], key[1], capability, how))
+            if job.how not in [how for _, how in tried]
+        ]
+        jobs = list(dict.fromkeys(job for _, _, job in rows))
+        fits = dict(zip(jobs, pool.map(unspilled, jobs, chunksize=4)))
+        time_all([row for row in rows if fits[row[-1]]], ())
     table = Table("cell", "dtype", "H", "B", "kernel", "plan's us", "tiles", "best us", "tiles")
     for key, all_ in found.items():
-        (first, picked), (least, best) = all_[0], min(all_, key=lambda pair: pair[0])
+        (first, picked), (least, best) = all_[0], fastest(all_)
         shown = (f"{first:.2f}", said(picked), f"{least:.2f}", said(best))
         table.add_row(*(str(part) for part in (*key, *shown)))
     Console(width=120).print(table)

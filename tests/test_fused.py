@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,7 +46,7 @@ def chosen(cell, dtype, hidden, batch, capability, flags=None, rank=plan.forward
     """The kernel that the backend would run, compiled, and its tiles."""
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     for how in rank(cell, dtype, hidden, batch, capability)[: kernels.TRIES]:
-        asked = kernels.first_try(cell, dtype, hidden, how, tuple(flags or ()))
+        asked = kernels.first_try(hidden, how, tuple(flags or ()))
         found = kernels.unspilled(cell, dtype, asked, arch, shared)
         if found is not None:
             return found
@@ -149,18 +150,24 @@ UNBOUNDED = {  # whose float32 products are tf32
     3: openrnn.cell(gates="r z n", states="h")(gru_without_bounds),
 }
 WHOLE = (9, 0), 132  # the device that was measured
+RANKS = {
+    "forward": plan.forward,
+    "inference": partial(plan.forward, keep=False),
+    "backward": plan.backward,
+}
 
 
 @pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
     kind, gates, width, multiplied, units = size
     dtype = {2: "float16", 4: "float32"}[width]
-    rank = plan.forward if kind == "forward" else plan.backward
-    named = UNBOUNDED if kind == "forward" and multiplied == 4 else MEASURED
+    rank = RANKS[kind]
+    named = UNBOUNDED if kind != "backward" and multiplied == 4 else MEASURED
     cell, rows = trace(named[gates]), measured.table()[size]
     for row in rows:
         found = rank(cell, dtype, units, 8 * row.eights, *WHOLE)
         assert measured.shape_of(found[0]) == row.shape
+        assert (found[0].resident, found[0].stages, found[0].frugal) == row.held
         assert found[0].multiplied(dtype) == multiplied
         assert found[0].delay == row.delay
         assert len(found) == len(set(found))
@@ -240,7 +247,8 @@ def test_explain_says_what_products_of_float32_read(folder):
 def test_what_no_kernel_holds_without_spills_is_refused(folder):
     """Near the limit only the compiler knows, so that auto goes on."""
     spec = cells.rnn_tanh.spec(4320, 4320)
-    (reason,) = Fused().refusals(Problem(spec, torch.bfloat16, "cuda", (9, 0), processors=132))
+    problem = Problem(spec, torch.bfloat16, "cuda", (9, 0), grad=True, processors=132)
+    (reason,) = Fused().refusals(problem)
     assert "hidden_size 4320" in reason
     assert "every forward kernel of compute capability 9.0 too few registers" in reason
     for cell, hidden in ((cells.lstm, 1500), (cells.gru, 1680), (cells.gru, 640)):
@@ -423,21 +431,27 @@ def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
 
 @compiles
 def test_what_is_compiled_first(folder):
-    """Forward whose R overflows frugally, in 16 bits; padded where H is no multiple of 8."""
-    lstm, gru = trace(cells.lstm), trace(cells.gru)
-    full = tiles.Forward(512, 16, 4, 1, 1, 1, 32)
-    over = replace(full, resident=21)
-    for how, dtype, frugal in (
-        (full, "bfloat16", False), (over, "bfloat16", True), (over, "float32", False),
-        (replace(over, wgmma=True), "float16", False),
-        (tiles.Backward(512, 16, 4, 4, 1, 1, 11), "float16", False),
-        (tiles.GridForward(512, 2, 8, 8, 2, 1, 4, clusters=16), "float16", False),
-    ):  # fmt: skip
-        asked = kernels.first_try(lstm, dtype, 512, how, ("reset",))
-        assert asked == replace(how, frugal=frugal, reset=True)
+    """With all flags; padded where H is no multiple of 8."""
+    gru = trace(cells.gru)
     for kind in ("forward", "backward"):
         _, how = kernels.best(kind, gru, "bfloat16", 63, 1, ("reset",), (9, 0))
         assert (how.units, how.padded, how.reset) == (64, True, True)
+
+
+def test_forward_whose_r_overflows_is_frugal_in_16_bits():
+    """Where nothing was measured; not with wgmma, and not in grids."""
+    cell = trace(cells.lstm)
+
+    def frugal(dtype, hidden):
+        found = plan.forward(cell, dtype, hidden, 64, (9, 0), 114)
+        return {
+            (how.resident < how.pieces(cell, dtype), how.wgmma, how.clusters > 1)
+            for how in found if how.frugal
+        }  # fmt: skip
+
+    assert frugal("bfloat16", 512) == {(True, False, False)}
+    assert frugal("float32", 512) == set()
+    assert not any(how.frugal for how in plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114))
 
 
 def test_the_source_keeps_names():

@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 ) {
     GRADIENT_ARRAYS
     extern __shared__ __align__(128) unsigned char shared[];
-    const int thread = handy(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+    const int thread = pinned(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
     const wide cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     };
     // R^T as A operands: rows are units of the whole layer, K this block's gates
     Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, thread);
     load_matrix(matrix, others, [&](int number, int s) {
         const int group = warp * MMA_ROWS * 2 + number, k = s * SLICE + of4 * CHUNK_K;
         const int plane = k / OWN, unit = first_group * 8 + k % OWN;
@@ -266,6 +266,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
             Pair pairs[SLOTS][PLANES];
             auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[f][s][c]; };
+            auto leave_gates = [&](int s) {
+                #pragma unroll
+                for (int p = 0; p < PLANES; ++p)
+                    if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pairs[s][p]);
+                d_gate_at[f][s] = moved_by(d_gate_at[f][s], gates_move);
+            };
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const Slot slot = slot_of(s);
@@ -299,9 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     if (p >= RIGHT && slot.mine)
                         keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS + own_gates[s][max(p - RIGHT, 0)]),
                              rounded(pairs[s][p]));
-                    if (!LATE && gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pairs[s][p]);
                 }
-                if (!LATE) d_gate_at[f][s] = moved_by(d_gate_at[f][s], gates_move);
+                if (!LATE) leave_gates(s);
             }
             __syncthreads();
             // dh = R^T dr, this block's part of all units; nobody waits for warps without units
@@ -331,10 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             __syncthreads();
 #endif
             if (LATE) {  // while letters travel
-                #pragma unroll
-                for (int p = 0; p < PLANES; ++p)
-                    if (gates_here[f][0]) keep(d_gate_at[f][0] + p * UNITS, pairs[0][p]);
-                d_gate_at[f][0] = moved_by(d_gate_at[f][0], gates_move);
+                leave_gates(0);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c)
                     if (lives(0, c)) add_up(total[0], d_gate[0][c], d_vector[0][c]);

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 ) {
     STATE_ARRAYS
     extern __shared__ __align__(128) unsigned char shared[];
-    const int thread = handy(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+    const int thread = pinned(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
     const int first_group = first_group_of(block) + warp * PER_WARP;
@@ -134,9 +134,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
     Resets resets[FLIGHT][TILES];  // of this lane's row
     stored* output[FLIGHT][TILES];
-    bool recorded[FLIGHT][TILES];  // ONE: whether the tile has rows
-    const wide tiles = (batch + 7) / 8;
-    constexpr bool ONE = TILES * FLIGHT == 1;  // then there are registers for these, too
     const Cells cells(lane);
     const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
     const word own_row = handy(1u << of8 * 4);
@@ -150,7 +147,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
             if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, length[f][n]);
             output[f][n] = moved_by(y, moved * y_move) + row[f][n] * y_row + first_group * 8 + of4 * 2;
-            recorded[f][n] = KEEP && ONE && handy(int(first_row / 8 < tiles));
         }
     constexpr int TILE_RECORDS = GROUPS * (64 * RECORD);
     stored* record = moved_by(kept, moved * record_move) + first_row / 8 * TILE_RECORDS +
@@ -200,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     };
     // R as the A operands of this warp: the first RESIDENT pieces in registers
     Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, thread);
     load_matrix(matrix, others, [&](int number, int s) {
         const int j = number / GATES, group = first_group + j, k = s * SLICE + of4 * CHUNK_K;
         uint4 found = {};
@@ -337,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const bool live = !LENGTHS || live_rows[n] & own_row;
                     if (mine && row[f][n] >= 0)
                         keep_inside(output[f][n] + j * 8, live ? hidden_pair : Pair{}, group * 8 + of4 * 2, units);
-                    if (KEEP && mine && (ONE ? recorded[f][n] : first_row + f * ROWS + n * 8 < batch))
+                    if (KEEP && mine && (f + n == 0 || first_row + f * ROWS + n * 8 < batch))
                         keep_records(record + (f * TILES + n) * TILE_RECORDS + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll

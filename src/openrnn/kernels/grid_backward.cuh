@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         commit_copies();
     };
     Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int, int k) {
         return *reinterpret_cast<const uint4*>(weight + wide(group * 8 + of8) * K + k);
     });

@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         commit_copies();
     };
     Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS);
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int gate, int k) {
         return chunk_of(weight, gate, group * 8 + of8, k, units);
     });

@@ -19,9 +19,9 @@ INLINE int place_in_matrix(int thread) {
     const int warp = thread >> 5, lane = thread & 31;
     return WGMMA ? warp * 1024 + (lane & 3) * 128 + (lane >> 2) * 16 : lane * 16;
 }
-INLINE unsigned char* matrix_of(unsigned char* matrices) {
-    const int thread = threadIdx.x, first = thread >> 5 & (WGMMA ? ~3 : ~0);
-    return matrices + first * MATRIX_BYTES + place_in_matrix(thread & (WGMMA ? 127 : 31));
+INLINE unsigned char* matrix_of(unsigned char* matrices, int thread) {
+    const int first = thread >> 5 & (WGMMA ? ~3 : ~0);
+    return matrices + pinned(first * MATRIX_BYTES + place_in_matrix(thread & (WGMMA ? 127 : 31)));
 }
 
 #if WGMMA

@@ -99,9 +99,11 @@ def _compiling(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _rank(kind: str) -> Callable[..., tuple[Forward | Backward, ...]]:
+def _ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
     """The plan of a kind of kernels."""
-    return plan.forward if kind == "forward" else plan.backward
+    if kind == "forward":
+        return plan.forward(*asked, keep="keep" in flags)
+    return plan.backward(*asked)
 
 
 def fitting(
@@ -113,25 +115,16 @@ def fitting(
     `kind` is "forward" or "backward"; TRIES tiles are compiled at most.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    for how in _rank(kind)(cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
-        asked = first_try(cell, dtype, hidden, how, flags)
+    for how in _ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
+        asked = first_try(hidden, how, flags)
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
             yield found
 
 
-def first_try(cell: Traced, dtype: str, hidden: int, how: How, flags: Flags) -> How:
-    """Tiles of a plan as they are compiled first, with such flags.
-
-    Frugal from the first try on is forward in 16 bits without wgmma where some of R is read from
-    shared memory step by step: with registers left the compiler reads ahead. Over 14 kernels of an
-    LSTM and a GRU, H 512 and 640, that was 6% faster to 2% slower; for others it was mostly slower.
-    """
-    overflows = how.resident < how.pieces(cell, dtype)
-    ahead = how.kind == "forward" and dtype != "float32" and not how.wgmma and how.clusters == 1
-    on = dict.fromkeys(flags, True)
-    frugal = how.frugal or (ahead and overflows)
-    return replace(how, padded=how.units > hidden, frugal=frugal, **on)
+def first_try(hidden: int, how: How, flags: Flags) -> How:
+    """Tiles of a plan as they are compiled first, with such flags."""
+    return replace(how, padded=how.units > hidden, **dict.fromkeys(flags, True))
 
 
 def tight(
@@ -147,7 +140,7 @@ def tight(
 
     return not any(
         least(how).shared(cell, dtype) <= most
-        for how in _rank(kind)(cell, dtype, hidden, 1, capability, processors)
+        for how in _ranked(kind, flags, cell, dtype, hidden, 1, capability, processors)
     )
 
 

@@ -2,7 +2,8 @@
 
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value and
 of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
-kernel's shape, its delay where it is a grid, and its microseconds a step. Between two measured
+kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a grid, and
+its microseconds a step. Forward without what training keeps is `inference`. Between two measured
 batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
 those that were measured. Below the least runs that of the least, a grid without its delay, which is
 for more rows; elsewhere the model chooses.
@@ -25,6 +26,7 @@ CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
 FILE = "measured.csv"
 SIZE = ("kind", "gates", "bytes", "multiplied", "units", "eights")
 SHAPE = ("clusters", "cluster", "warps", "per", "tiles", "flight", "k_warps", "wgmma")
+HELD = ("resident", "stages", "frugal")
 
 How = TypeVar("How", bound=Tiles)
 Shape = tuple[int, ...]
@@ -36,6 +38,7 @@ class Fastest(NamedTuple):
 
     eights: int
     shape: Shape
+    held: tuple[int, int, bool]
     delay: int
     time: float  # us a step
 
@@ -54,24 +57,27 @@ def table() -> dict[Key, list[Fastest]]:
         kind, *sizes, eights = itemgetter(*SIZE)(line)
         key = kind, *map(int, sizes)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
-        fastest = Fastest(int(eights), shape, int(line["delay"]), float(line["us"]))
+        resident, stages, frugal = map(int, itemgetter(*HELD)(line))
+        held = resident, stages, bool(frugal)
+        fastest = Fastest(int(eights), shape, held, int(line["delay"]), float(line["us"]))
         found.setdefault(key, []).append(fastest)
     return {key: sorted(rows) for key, rows in found.items()}
 
 
 def fastest_first(
-    hows: list[How], cell: Traced, dtype: str, batch: int, capability: tuple[int, int],
+    kind: str, hows: list[How], cell: Traced, dtype: str, batch: int, capability: tuple[int, int],
     processors: int | None, model: Callable[[How, int], float],
 ) -> list[How]:  # fmt: skip
     """Kernels of one size in the order given, but that which was fastest before the others.
 
-    `model`: the expected time of a step of a kernel and batch.
+    `kind`: as in the table; `model`: the expected time of a step of a kernel and batch.
     """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
     one = hows[0]
-    key = one.kind, len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
-    rows, eights = table().get(key, []), -(-batch // 8)
+    size = len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
+    rows = table().get((kind, *size)) or table().get((one.kind, *size), [])
+    eights = -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):
         return hows
@@ -83,7 +89,8 @@ def fastest_first(
     near = sorted(near, key=lambda row: abs(row.eights - eights), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
     known = {
-        _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
+        _as_measured(by_shape[shape], row, 0 if below else row.delay): row
+        for shape, row in rows_of.items()
     }
     if not known:
         return hows
@@ -95,7 +102,8 @@ def fastest_first(
     return [first, *(how for how in hows if shape_of(how) != shape_of(first))]
 
 
-def _delayed(how: How, delay: int) -> How:
+def _as_measured(how: How, row: Fastest, delay: int) -> How:
+    made = replace(how, **dict(zip(HELD, row.held)))  # type: ignore[arg-type]
     if how.clusters == 1:
-        return how
-    return replace(how, delay=delay)  # type: ignore[call-arg]  # a grid has one
+        return made
+    return replace(made, delay=delay)  # type: ignore[call-arg]  # a grid has one
