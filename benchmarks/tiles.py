@@ -44,7 +44,7 @@ KINDS = {
     "backward": plan.backward,
 }
 MORE = (7, 4, 2, 1, 0, -1, -2)  # pieces of R in registers than planned
-EVEN = 1.01  # of kernels so near the fastest the one tried first is taken
+EVEN = 1.02  # of kernels so near the fastest the one tried first is taken
 
 How = TypeVar("How")
 

@@ -3,6 +3,7 @@
 import re
 from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import openrnn
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, chain, gradients, kernels, parts, ragged, run
+from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, ragged, run
 from openrnn.codegen import cuda, tiles
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
@@ -26,7 +27,7 @@ def test_parts_cover_every_step_once():
     rows = ragged.Rows(torch.tensor([100, 0, 37, 64]), torch.tensor([0, 3, 2, 1]))
     reset = torch.arange(400).view(100, 4) % 3 == 0
     for number in (1, 2, 3, 7, 100):
-        found = parts.split(number, 100, rows, reset)
+        found = parts.split(parts.even(number, 100), rows, reset)
         assert [part.begin for part in found] == [0, *(part.end for part in found[:-1])]
         assert found[-1].end == 100
         assert max(part.steps for part in found) - min(part.steps for part in found) <= 1
@@ -45,7 +46,7 @@ def test_parts_are_neither_short_nor_large_for_nothing(counting, least, enough):
     assert counting(7, 0, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)
-        longest = max(part.steps for part in parts.split(number, steps, None, None))
+        longest = max(part.steps for part in parts.split(parts.even(number, steps), None, None))
         assert longest >= min(steps, least / 2)
         assert longest <= least + enough / (batch * row) or number == 1
 
@@ -57,27 +58,20 @@ def tiny(monkeypatch):
         monkeypatch.setattr(parts, name, lambda steps, batch, row: -(-steps // 5))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-@pytest.mark.parametrize("recompute", ["none", "gates"])
-def test_parts_give_what_one_launch_gives(tiny, monkeypatch, cell, hidden, dtype, recompute):
-    """But for rounding: products of other sizes may add up in another order."""
-    torch.manual_seed(0)
-    steps, batch = 23, 19
-    where = {"device": "cuda", "dtype": dtype, "backend": "fused"}
-    net = openrnn.Recurrent(cell, 12, hidden, 2, bidirectional=True, recompute=recompute, **where)
-    x = torch.randn(steps, batch, 12, device="cuda", dtype=dtype)
-    starts = [torch.randn(4, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
-    lengths = torch.randint(0, steps + 1, (batch,), device="cuda")
-    lengths[:4] = torch.tensor([0, steps, 4, 5])  # none, all, and the edges of a part
-    reset = torch.rand(steps, batch, device="cuda") < 0.1
-    reset[4::5, ::3] = reset[5::5, 1::3] = True
-    options = {"lengths": lengths, "reset": reset}
-    for given in ({}, {"return_states": True}, options, {"lengths": options["lengths"]}):
+@pytest.fixture
+def training():
+    """A training step of a network on the GPU: what it gives, states and gradients among it."""
 
-        def call(given=given):
+    def make(cell, hidden, dtype, recompute="none", steps=23, batch=19):
+        torch.manual_seed(0)
+        where = {"device": "cuda", "dtype": dtype, "backend": "fused"}
+        net = openrnn.Recurrent(
+            cell, 12, hidden, 2, bidirectional=True, recompute=recompute, **where
+        )
+        x = torch.randn(steps, batch, 12, device="cuda", dtype=dtype)
+        starts = [torch.randn(4, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
+
+        def step(**given):
             leaves = [t.clone().requires_grad_() for t in (x, *starts)]
             out = net(leaves[0], tuple(leaves[1:]) if len(starts) > 1 else leaves[1], **given)
             flat = [t for group in out for t in (group if isinstance(group, tuple) else (group,))]
@@ -86,13 +80,107 @@ def test_parts_give_what_one_launch_gives(tiny, monkeypatch, cell, hidden, dtype
             found = torch.autograd.grad(total, [*leaves, *net.parameters()])
             return [t.detach() for t in flat] + list(found)
 
-        found = call()
+        lengths = torch.randint(0, steps + 1, (batch,), device="cuda")
+        lengths[:4] = torch.tensor([0, steps, 4, 5])  # none, all, and the edges of a part
+        reset = torch.rand(steps, batch, device="cuda") < 0.1
+        reset[4::5, ::3] = reset[5::5, 1::3] = True
+        both = {"lengths": lengths, "reset": reset}
+        return step, ({}, {"return_states": True}, both, {"lengths": lengths})
+
+    return make
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+def test_parts_give_what_one_launch_gives(
+    tiny, monkeypatch, training, cell, hidden, dtype, recompute
+):
+    """But for rounding: products of other sizes may add up in another order."""
+    step, cases = training(cell, hidden, dtype, recompute)
+    for given in cases:
+        found = step(**given)
         with monkeypatch.context() as whole:
             for name in ("count", "count_again"):
                 whole.setattr(parts, name, lambda steps, batch, row: 1)
-            wanted = call()
+            wanted = step(**given)
         for have, want in zip(found, wanted):
             assert (have - want).norm() <= FAIR[dtype] * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_products_beside_loops_give_what_those_after_them_give(
+    monkeypatch, training, cell, hidden, dtype
+):
+    """Alike twice, and but for rounding what one part gives; also from a CUDA graph."""
+    step, cases = training(cell, hidden, dtype)
+    for given in cases:
+        wanted = step(**given)
+        with monkeypatch.context() as beside:
+            beside.setattr(chain.Chain, "short", lambda *_: 5)
+            found, again = step(**given), step(**given)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                replayed = step(**given)
+            graph.replay()
+        for have, want, second, third in zip(found, wanted, again, replayed):
+            assert (have - want).norm() <= FAIR[dtype] * want.norm()
+            assert torch.equal(have, second)
+            assert torch.equal(have, third)
+
+
+@pytest.mark.gpu
+def test_products_beside_loops_are_chosen_where_a_loop_leaves_room():
+    """Few rows and long calls; none where products are short or the loop takes all."""
+    lstm = chain.chain(cells.lstm.spec(768, 768), 0, torch.float16, 0)
+    assert 0 < lstm.short(1024, 16, 768, "backward", False) < 512
+    assert lstm.short(16, 16, 768, "backward", False) == 0
+    assert lstm.short(1024, 512, 768, "backward", False) == 0
+
+
+def test_the_short_part_is_as_long_as_the_products_beside_it():
+    for products, loop, idle in ((400.0, 1800.0, 0.6), (200.0, 900.0, 0.3), (1e4, 1e5, 0.9)):
+        steps = 1000
+        share = beside.short(steps, products, loop, idle) / steps
+        assert (1 - share) * products / idle == pytest.approx(share * loop, rel=0.02)
+    assert beside.short(1000, beside.COST + beside.LEAST, 1e9, 1.0) == 0
+    assert beside.short(1000, 1e4, 1e4, 0.0) == 0
+    assert beside.short(1000, 1e4, beside.LONG - 1, 0.5) == 0
+
+
+def test_work_waits_for_the_next_loop(monkeypatch):
+    done = []
+    stream = SimpleNamespace(device=0, wait_stream=lambda other: done.append("joined"))
+    one = SimpleNamespace(stream=stream, begun=7, follow=lambda: done.append("begun"))
+    monkeypatch.setattr(beside, "lane", lambda device: one)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    with beside.Beside(0, True) as here:
+        assert here.begun == 0
+        here.start()
+        here.later(lambda: done.append("first"))
+        assert (here.begun, done) == (7, [])
+        here.start()
+        assert (here.begun, done) == (0, ["begun", "first"])
+        here.later(lambda: done.append("last"))
+    assert done == ["begun", "first", "joined", "last"]
+
+    def fails():
+        with beside.Beside(0, True) as here:
+            here.later(lambda: 1 // 0)
+            here.start()
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert done[4:] == ["begun", "joined"]
+    with beside.Beside(0, False) as here:
+        here.later(lambda: done.append("now"))
+        assert (here.begun, done[-1]) == (0, "now")
 
 
 @pytest.mark.gpu
@@ -194,7 +282,7 @@ def launched(monkeypatch):
             def __init__(self, kind):
                 self.kind = kind
 
-            def launch(self, blocks, *arguments):
+            def launch(self, blocks, *arguments, begun=0):
                 found.append((self.kind, arguments))
 
         monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))

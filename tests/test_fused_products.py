@@ -67,7 +67,7 @@ class Kernel:
     def __init__(self, kind, left):
         self.kind, self.left = kind, left
 
-    def launch(self, blocks, *arguments):
+    def launch(self, blocks, *arguments, begun=0):
         if self.kind == "arrange":
             arrange(*arguments)
         if self.kind == "backward":

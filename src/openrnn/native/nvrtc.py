@@ -224,7 +224,7 @@ class Kernel:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._function = driver.CUfunction(int(self._kernel.handle))
         self._arguments = local()  # a launch copies them before it returns
-        self._configs: dict[tuple[int, int], Any] = {}  # by clusters and stream
+        self._configs: dict[tuple[int, int, int], Any] = {}  # by clusters, stream and event
 
     def _set(self, attribute: str, value: int) -> None:
         from cuda.bindings import driver
@@ -245,7 +245,7 @@ class Kernel:
         status, function = driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle)))
         found = 0
         if status == done and self.cluster > 1:
-            status, found = driver.cuOccupancyMaxActiveClusters(function, self._config(1, 0))
+            status, found = driver.cuOccupancyMaxActiveClusters(function, self._config(1, 0, 0))
         elif status == done:
             ask = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
             status, found = ask(function, self.threads, self.shared)
@@ -254,16 +254,20 @@ class Kernel:
             raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
-    def launch(self, clusters: int, *args: int) -> None:
-        """Starts the kernel on torch's current stream; every argument is 8 bytes wide."""
+    def launch(self, clusters: int, *args: int, begun: int = 0) -> None:
+        """Starts the kernel on torch's current stream; every argument is 8 bytes wide.
+
+        begun: an event that is recorded once all blocks have begun, or 0.
+        """
         from cuda.bindings import driver
 
         stream = torch._C._cuda_getCurrentRawStream(self.device)
-        config = self._configs.get((clusters, stream))
+        config = self._configs.get((clusters, stream, begun))
         if config is None:
             if len(self._configs) == CONFIGS:
                 self._configs.clear()
-            config = self._configs[clusters, stream] = self._config(clusters, stream)
+            config = self._config(clusters, stream, begun)
+            self._configs[clusters, stream, begun] = config
         found = getattr(self._arguments, "found", None)
         if found is None:
             found = self._arguments.found = _Arguments(len(args))
@@ -284,8 +288,8 @@ class Kernel:
             _, context = driver.cuDevicePrimaryCtxRetain(driver.CUdevice(self.device))
             driver.cuCtxSetCurrent(context)
 
-    def _config(self, clusters: int, stream: int) -> Any:
-        """How the driver is told sizes and stream."""
+    def _config(self, clusters: int, stream: int, begun: int) -> Any:
+        """How the driver is told sizes, stream and event."""
         from cuda.bindings import driver
 
         config = driver.CUlaunchConfig()
@@ -304,6 +308,11 @@ class Kernel:
             together.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             together.value.cooperative = 1
             attributes.append(together)
+        if begun:
+            said = driver.CUlaunchAttribute()
+            said.id = kinds.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+            said.value.launchCompletionEvent.event = driver.CUevent(begun)
+            attributes.append(said)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 

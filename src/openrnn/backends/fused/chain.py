@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, parts, plan
+from openrnn.backends.fused import beside, kernels, parts, plan
+from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
 from openrnn.native import nvrtc
 from openrnn.params import places
@@ -67,12 +68,42 @@ class Chain:
         self.again = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
+        self._loops: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
     def parts(self, steps: int, batch: int, again: bool) -> int:
         """In how many parts a call runs; `again`: backward will compute gates once more."""
         count = parts.count_again if again else parts.count
         return count(steps, batch, self.width * self.dtype.itemsize)
+
+    def short(self, steps: int, batch: int, inputs: int, kind: str, keep: bool) -> int:
+        """Steps of the short part of a call whose products run beside its loops; 0 where none do.
+
+        `kind` of the loop; of forward also whether it keeps what training needs.
+        """
+        matrices = inputs if kind == "forward" else 2 * inputs + self.hidden
+        flop = 2.0 * steps * batch * self.gates * self.hidden * matrices
+        products = flop / beside.RATE[self.dtype.itemsize]
+        if products < beside.COST + beside.LEAST:  # the usual call: asking more costs its host
+            return 0
+        loop, idle = self._loop(kind, keep, (batch + 7) // 8)
+        return beside.short(steps, products, steps * loop, idle)
+
+    def _loop(self, kind: str, keep: bool, tiles: int) -> tuple[float, float]:
+        """Microseconds of a step by the model, and the share of multiprocessors it leaves idle."""
+        found = self._loops.get((kind, keep, tiles))
+        if found is None:
+            about = torch.cuda.get_device_properties(self.device)
+            where, most = (about.major, about.minor), about.multi_processor_count
+            on = ("keep",) if keep else ()
+            how = kernels.ranked(
+                kind, on, self.cell, self.name, self.hidden, 8 * tiles, where, most
+            )[0]
+            time = plan.time_of(self.cell, self.name, how, 8 * tiles, Limits.of(where, most))
+            blocks = -(-8 * tiles // how.rows) * how.clusters * how.cluster
+            found = time / (1e3 * plan.GHZ), max(0.0, 1 - blocks / most)
+            self._loops[kind, keep, tiles] = found
+        return found
 
     def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of what backward needs of so many steps."""

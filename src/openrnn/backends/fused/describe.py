@@ -5,8 +5,6 @@ from openrnn.backends.fused import kernels, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.spec import Problem
 
-GHZ = 1.98  # the clock of an H200's multiprocessors, by which cycles are told as microseconds
-
 
 def describe(problem: Problem) -> list[str]:
     """A line for the forward kernel and, with gradients, one for the backward kernel.
@@ -35,7 +33,7 @@ def describe(problem: Problem) -> list[str]:
         if how.clusters > 1:
             blocks = f"grid of {how.clusters} x {blocks}"
         limits = Limits.of(problem.capability, problem.processors)
-        time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
+        time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * plan.GHZ)
         warps = " whose warps multiply four at a time" if how.wgmma else ""
         products = ", products of float16" if how.half else ""
         lines.append(

@@ -1,12 +1,14 @@
 """The gradients of one layer and direction: the reverse time loop, then products over all steps."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.beside import Beside
 from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part
 from openrnn.backends.fused.ragged import blanked
@@ -41,7 +43,9 @@ def backward(
     weight = chain.arranged(run.w_hh, chain.right, True)
     dy, step, row = _laid(run, dy)
     way, size = 1 if run.direction else -1, x.element_size()
-    room = x.new_empty((max(part.steps for part in parts), run.batch, chain.width))
+    # what products read beside a loop, that loop does not write over
+    most = run.steps if run.beside else max(part.steps for part in parts)
+    room = x.new_empty((most, run.batch, chain.width))
     pieces = -(-run.batch // how.rows) * how.tiles
     sums = x.new_empty(
         (len(parts) * pieces, chain.planes + chain.vectors, chain.units), dtype=torch.float32
@@ -53,31 +57,37 @@ def backward(
         left = _Weight(run, chain.left_spans, x.shape[2])
     if wants[2]:
         right = _Weight(run, chain.right_spans, chain.hidden)
-    carried: Tensor | None = None
-    for number in reversed(range(len(parts))):  # as forward ran them
-        part = run.order[number]
-        kept = run.records(number, x, held) if chain.again else part.of(held)
-        d_gates = room if part.steps == len(room) else room[: part.steps]
-        if how.clusters > 1:
-            emptied(d_gates)
-        carry = run.carry() if number else None
-        kernels.launch(
-            kernel, how, run.batch,
-            (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)),
-             way * step * size, row, d_gates.data_ptr(), sums.data_ptr() + number * piece,
-             address(run.vectors), *run.shared(part, carried, carry, way),
-             way * room.stride(0) * size),
-            *run.states(d_final), *run.states(d_every, part.begin), *run.states(d_initial),
-            *run.states(d_fresh),
-        )  # fmt: skip
-        carried = carry
+
+    def products(part: Part, d_gates: Tensor) -> None:
         if dx is not None:
             _inputs(run, part.of(dx), d_gates)
         if left is not None:
             _input(run, part.of(x), d_gates, left)
         if right is not None:
             _recurrent(run, part, y, d_gates, right)
-        del kept  # before the next part's are made
+
+    carried: Tensor | None = None
+    with Beside(chain.device, run.beside) as beside:
+        for number in reversed(range(len(parts))):  # as forward ran them
+            part = run.order[number]
+            kept = run.records(number, x, held) if chain.again else part.of(held)
+            d_gates = part.of(room) if most == run.steps else room[: part.steps]
+            if how.clusters > 1:
+                emptied(d_gates)
+            carry = run.carry() if number else None
+            kernels.launch(
+                kernel, how, run.batch,
+                (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)),
+                 way * step * size, row, d_gates.data_ptr(), sums.data_ptr() + number * piece,
+                 address(run.vectors), *run.shared(part, carried, carry, way),
+                 way * room.stride(0) * size),
+                *run.states(d_final), *run.states(d_every, part.begin), *run.states(d_initial),
+                *run.states(d_fresh), begun=beside.begun,
+            )  # fmt: skip
+            beside.start()
+            carried = carry
+            beside.later(partial(products, part, d_gates))
+            del kept  # before the next part's are made
     found: Found = [None] * (5 + chain.vectors)
     found[0] = None if left is None else left.finished()
     found[1] = None if right is None else right.finished()

@@ -99,7 +99,7 @@ def _compiling(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
+def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
     """The plan of a kind of kernels."""
     if kind == "forward":
         return plan.forward(*asked, keep="keep" in flags)
@@ -115,7 +115,7 @@ def fitting(
     `kind` is "forward" or "backward"; TRIES tiles are compiled at most.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    for how in _ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
+    for how in ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
         asked = first_try(hidden, how, flags)
         found = unspilled(cell, dtype, asked, arch, shared, patience)
         if found is not None:
@@ -140,7 +140,7 @@ def tight(
 
     return not any(
         least(how).shared(cell, dtype) <= most
-        for how in _ranked(kind, flags, cell, dtype, hidden, 1, capability, processors)
+        for how in ranked(kind, flags, cell, dtype, hidden, 1, capability, processors)
     )
 
 
@@ -203,19 +203,20 @@ def address(tensor: Tensor | None) -> int:
 
 
 def launch(
-    kernel: nvrtc.Kernel, how: Tiles, batch: int, shared: tuple[int, ...], *states: int
-) -> None:
+    kernel: nvrtc.Kernel, how: Tiles, batch: int, shared: tuple[int, ...], *states: int,
+    begun: int = 0,
+) -> None:  # fmt: skip
     """Starts a kernel for all rows of a batch, where clusters share R for as many as fit at once.
 
-    `shared` are the arguments before those of states.
+    `shared` are the arguments before those of states; begun: see `Kernel.launch`.
     """
     if how.clusters == 1:
-        kernel.launch(-(-batch // how.rows), *shared, *states)
+        kernel.launch(-(-batch // how.rows), *shared, *states, begun=begun)
         return
     most = kernel.resident // how.clusters
     for first in range(0, batch, how.rows * most):
         groups = min(most, -(-(batch - first) // how.rows))
-        kernel.launch(groups * how.clusters, *shared, first, how.delay, *states)
+        kernel.launch(groups * how.clusters, *shared, first, how.delay, *states, begun=begun)
 
 
 @lru_cache(maxsize=256)

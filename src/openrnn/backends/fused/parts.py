@@ -51,11 +51,15 @@ def count_again(steps: int, batch: int, row: int) -> int:
     return (steps + each - 1) // each
 
 
-def split(number: int, steps: int, rows: Rows | None, reset: Tensor | None) -> list[Part]:
-    """That many parts, which differ by a step at most, in the order of time."""
-    if number == 1:
-        return [Part(0, steps, rows, reset)]
-    edges = [steps * part // number for part in range(number + 1)]
+def even(number: int, steps: int) -> list[int]:
+    """Where that many parts begin and end, which differ by a step at most."""
+    return [steps * part // number for part in range(number + 1)]
+
+
+def split(edges: list[int], rows: Rows | None, reset: Tensor | None) -> list[Part]:
+    """Parts between such steps, in the order of time."""
+    if len(edges) == 2:
+        return [Part(0, edges[1], rows, reset)]
     found = []
     for begin, end in pairwise(edges):
         here = None

@@ -31,6 +31,7 @@ _FORWARD = {"step": 219, "cluster": 249, "double": 13, "chain": 0, "mma": 6.7, "
 _BACKWARD = {"step": 318, "cluster": 0, "double": 4, "chain": 4.5, "mma": 4, "load": 0.85,
              "cell": 97, "value": 26, "byte": 0.055, "wide": 187, "wgmma": 1.23}  # fmt: skip
 _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # of one wgmma for each tile of 8 rows, and at least
+GHZ = 1.98  # the clock of an H200's multiprocessors, by which cycles are told as microseconds
 HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
 
 

@@ -12,9 +12,10 @@ from torch.nn.functional import pad
 from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.beside import Beside
 from openrnn.backends.fused.chain import Chain, chain
 from openrnn.backends.fused.kernels import address
-from openrnn.backends.fused.parts import Part, split
+from openrnn.backends.fused.parts import Part, even, split
 from openrnn.backends.fused.ragged import Rows
 from openrnn.native.cublaslt import Matrix, multiply
 
@@ -56,9 +57,11 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
 
 
 class Run:
-    """One layer and direction of a call."""
+    """One layer and direction of a call, its forward or its backward as `kind` says."""
 
-    def __init__(self, call: Call, layer: int, direction: int, rows: Rows | None) -> None:
+    def __init__(
+        self, call: Call, layer: int, direction: int, rows: Rows | None, kind: str
+    ) -> None:
         problem, x = call.problem, call.x
         spec = problem.spec
         device = x.device.index or 0
@@ -79,7 +82,14 @@ class Run:
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
         number = 1 if call.reset_states else self.chain.parts(self.steps, self.batch, again)
-        self.parts = split(number, self.steps, rows, self.reset)
+        edges, short = even(number, self.steps), 0
+        if number == 1 and self.w_ih is not None and not (again or call.reset_states):
+            inputs = self.w_ih.shape[1]
+            short = self.chain.short(self.steps, self.batch, inputs, kind, problem.grad)
+        if short:  # the first that forward runs
+            edges.insert(1, self.steps - short if direction else short)
+        self.beside = short > 0  # products run beside loops
+        self.parts = split(edges, rows, self.reset)
         self.order = self.parts[::-1] if direction else self.parts  # that of forward
 
     @cached_property
@@ -148,7 +158,7 @@ class Run:
             return weight
         return chain.arranged(weight, chain.left, False)
 
-    def _left(self, x: Tensor) -> tuple[Tensor, int]:
+    def _left(self, x: Tensor, beside: Beside) -> tuple[Tensor, int]:
         """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates.
 
         What stands between H and the next multiple of 8 is no number: kernels use none of it.
@@ -162,11 +172,16 @@ class Run:
         steps, batch, inner = x.shape
         left = x.new_empty(steps, batch, width)
         columns, count = (width, 1) if chain.exact else (chain.hidden, chain.gates)
-        multiply(
-            chain.dtype, chain.device, (steps * batch, columns, inner), Matrix(x.data_ptr(), inner),
-            Matrix(weight.data_ptr(), inner, True, columns * inner),
-            Matrix(left.data_ptr(), width, False, chain.units), count=count,
-        )  # fmt: skip
+
+        def product() -> None:
+            multiply(
+                chain.dtype, chain.device, (steps * batch, columns, inner),
+                Matrix(x.data_ptr(), inner),
+                Matrix(weight.data_ptr(), inner, True, columns * inner),
+                Matrix(left.data_ptr(), width, False, chain.units), count=count,
+            )  # fmt: skip
+
+        beside.later(product)
         return left, chain.units
 
     def forward(
@@ -183,13 +198,20 @@ class Run:
         """
         records, states = (None, held) if self.chain.again else (held, None)
         carried: Tensor | None = None
+        left: tuple[Tensor, int] | None = None
+        device = self.chain.device
         for number, part in enumerate(self.order):
             kept = None if records is None else part.of(records)
-            carry: Tensor | None = None
-            if number < len(self.parts) - 1:
+            more, carry = number < len(self.parts) - 1, None
+            if more:
                 carry = self.carry() if states is None else states[number]
-            self._launch(part, part.of(x), part.of(y), kept, (carried, carry), finals, every)
-            carried = carry
+            if left is None:
+                left = self._left(part.of(x), Beside(device, False))
+            with Beside(device, self.beside and more) as beside:
+                ahead = self._left(self.order[number + 1].of(x), beside) if beside.on else None
+                carries = carried, carry
+                self._launch(part, left, part.of(y), kept, carries, finals, every, beside)
+            carried, left = carry, ahead
 
     def records(self, number: int, x: Tensor, held: Tensor) -> Tensor:
         """What backward needs of the part that forward ran as this number, by running it again."""
@@ -200,25 +222,28 @@ class Run:
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
         # the last part's carry is nobody's: final states stand already
-        self._launch(part, x, y, kept, (carried, self.carry()), [], [])
+        alone = Beside(chain.device, False)
+        left = self._left(x, alone)
+        self._launch(part, left, y, kept, (carried, self.carry()), [], [], alone)
         return kept
 
     def _launch(
         self,
         part: Part,
-        x: Tensor,
+        inputs: tuple[Tensor, int],
         y: Tensor,
         kept: Tensor | None,
         carries: tuple[Tensor | None, Tensor | None],
         finals: list[Tensor],
         every: list[Tensor],
+        beside: Beside,
     ) -> None:
-        """Runs one part; x, y and kept are those of its steps, finals and every those of all."""
+        """Runs one part: inputs (`_left`), y and kept of its steps, finals and every of all."""
         call, chain, hidden = self.call, self.chain, self.chain.hidden
         fresh = bool(call.reset_states)
         flags = part.rows is not None, self.reset is not None, bool(every), fresh, kept is not None
         kernel, how = chain.forward(self.batch, flags)
-        left, gate = self._left(x)
+        left, gate = inputs
         start = self.direction * hidden
         way, size = -1 if self.direction else 1, y.element_size()
         left_step, left_row, _ = left.stride()
@@ -240,5 +265,6 @@ class Run:
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries, way)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
-            *self.states(every, part.begin),
+            *self.states(every, part.begin), begun=beside.begun,
         )  # fmt: skip
+        beside.start()

@@ -1,0 +1,89 @@
+"""Products of one part of a call beside the loop of the next.
+
+A loop of few rows leaves multiprocessors idle, and the products over all its steps, which need its
+results or give its inputs, take up to a quarter of a call. So a call may run in two parts, a short
+one and a long one: forward multiplies inputs of the long part while the short one's loop runs,
+backward multiplies the long part's gradients meanwhile. Products begin when all blocks of the loop
+have: they would take its places else.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from types import TracebackType
+
+import torch
+
+from openrnn.native.lane import Lane, lane
+
+COST = 40.0  # us of a second part, which loads R anew
+LEAST = 40.0  # us that it must save beyond them
+LONG = 800.0  # us of loops: shorter calls wait for their host, which the second part keeps longer
+RATE = {2: 5e8, 4: 2e8}  # flop a us of products over all steps on an H200, by bytes of a value
+
+
+def short(steps: int, products: float, loop: float, idle: float) -> int:
+    """Steps of the short part, beside whose loop the others end their products; 0 if none.
+
+    Args:
+        products: us of those of all steps; loop: of the loop over all steps.
+        idle: the share of multiprocessors that the loop leaves.
+    """
+    share = products / (products + idle * loop)
+    if loop < LONG or (1 - share) * products < COST + LEAST:
+        return 0
+    return ceil(share * steps)
+
+
+class Beside:
+    """Work that waits for a loop, to run beside it on a stream of its own.
+
+    `with` puts what the current stream does afterwards behind all of it, and does what no loop
+    came for. Where it is not `on`, work is done at once.
+    """
+
+    def __init__(self, device: int, on: bool) -> None:
+        self._lane: Lane | None = lane(device) if on else None
+        self._waiting: Callable[[], None] | None = None
+        self._away = False
+
+    @property
+    def on(self) -> bool:
+        return self._lane is not None
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Hands over work for the next loop."""
+        if self._lane is None:
+            work()
+        else:
+            self._waiting = work
+
+    @property
+    def begun(self) -> int:
+        """What the next loop's launch takes, see `Kernel.launch`."""
+        return 0 if self._lane is None or self._waiting is None else self._lane.begun
+
+    def start(self) -> None:
+        """The loop is launched: what waits runs beside it."""
+        if self._lane is None or self._waiting is None:
+            return
+        work, self._waiting, self._away = self._waiting, None, True
+        self._lane.follow()
+        with torch.cuda.stream(self._lane.stream):
+            work()
+
+    def join(self) -> None:
+        """What torch's current stream does from now on comes after that work."""
+        if self._lane is not None and self._away:
+            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
+            self._away = False
+
+    def __enter__(self) -> "Beside":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.join()
+        if error is None and self._waiting is not None:
+            self._waiting()

@@ -1,0 +1,49 @@
+"""A second stream beside torch's current one, for work that may run next to a loop."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from openrnn.native.nvrtc import LaunchError
+
+
+class Lane:
+    """A stream of our own, and an event with which a launch says that all its blocks have begun.
+
+    Attributes:
+        stream: as torch knows it.
+        begun: the event, as `Kernel.launch` takes it.
+    """
+
+    def __init__(self, device: int) -> None:
+        with torch.cuda.device(device):
+            made = self._ask("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
+            self.stream = torch.cuda.ExternalStream(int(made), device)
+            self.begun = int(self._ask("cuEventCreate", 2))  # CU_EVENT_DISABLE_TIMING
+
+    def follow(self) -> None:
+        """What the stream does next waits until the blocks of that launch have begun."""
+        self._ask("cuStreamWaitEvent", self.stream.cuda_stream, self.begun, 0)
+
+    @staticmethod
+    def _ask(name: str, *arguments: int) -> Any:
+        from cuda.bindings import driver
+
+        status, *found = getattr(driver, name)(*arguments)
+        if status:
+            raise LaunchError(f"{name}: {status.name}")
+        return found[0] if found else None
+
+
+@lru_cache(maxsize=256)
+def _lane(device: int, stream: int) -> Lane:
+    return Lane(device)
+
+
+def lane(device: int) -> Lane:
+    """The lane beside torch's current stream.
+
+    Each stream has its own, so that one that captures a graph shares it with none that does not.
+    """
+    return _lane(device, torch._C._cuda_getCurrentRawStream(device))
