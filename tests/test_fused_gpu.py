@@ -85,10 +85,10 @@ def family(monkeypatch, request):
         kernels._kernel.cache_clear()
         chain.cache_clear()
 
-    def only(rank, *asked):
+    def only(rank, *asked, **more):
         frugal = request.param.startswith("frugal")
         stages = {"stages": 2} if request.param == "two-stages" else {}
-        found = filter(FAMILIES[request.param], rank(*asked))
+        found = filter(FAMILIES[request.param], rank(*asked, **more))
         return tuple(replace(how, frugal=frugal, **stages) for how in found)
 
     for name in ("forward", "backward"):
