@@ -42,15 +42,12 @@ def folder(tmp_path, monkeypatch):
     kernels.binary.cache_clear()
 
 
-def chosen(cell, dtype, hidden, batch, capability, flags=None, rank=plan.forward):
+def chosen(cell, dtype, hidden, batch, capability, flags=(), kind="forward"):
     """The kernel that the backend would run, compiled, and its tiles."""
-    arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    for how in rank(cell, dtype, hidden, batch, capability)[: kernels.TRIES]:
-        asked = kernels.first_try(hidden, how, tuple(flags or ()))
-        found = kernels.unspilled(cell, dtype, asked, arch, shared)
-        if found is not None:
-            return found
-    return pytest.fail(f"{cell.name} {dtype} {hidden} {batch} {capability}: every kernel spills")
+    found = kernels.best(kind, cell, dtype, hidden, -(-batch // 8), tuple(flags), capability)
+    if found is None:
+        pytest.fail(f"{cell.name} {dtype} {hidden} {batch} {capability}: every kernel spills")
+    return found
 
 
 def combinations():
@@ -67,8 +64,8 @@ def test_no_kernel_spills(name, capability, dtype):
     cell = trace(TRACED[name])
     hidden = ARCHES[capability] // (2 if dtype == "float32" else 1) // (len(cell.gates) > 3 or 1)
     everything = {**EVERYTHING, "keep": True}, EVERYTHING
-    for rank, flags in zip((plan.forward, plan.backward), everything):
-        made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
+    for kind, flags in zip(("forward", "backward"), everything):
+        made, how = chosen(cell, dtype, hidden, 16, capability, flags, kind)
         assert made.resources.spilled == 0
         assert made.resources.registers * how.threads <= 65536
         assert how.shared(cell, dtype) <= Limits.of(capability).shared
@@ -76,10 +73,10 @@ def test_no_kernel_spills(name, capability, dtype):
 
 @compiles
 @pytest.mark.parametrize("hidden", [64, 256, 512, 640, 1024])
-@pytest.mark.parametrize("rank", [plan.forward, plan.backward], ids=["forward", "backward"])
-def test_the_rows_that_are_published_spill_nothing(rank, hidden):
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_the_rows_that_are_published_spill_nothing(kind, hidden):
     for dtype in ("bfloat16", "float32")[: 2 if hidden <= 512 else 1]:
-        made, _ = chosen(trace(cells.lstm), dtype, hidden, 64, (9, 0), None, rank)
+        made, _ = chosen(trace(cells.lstm), dtype, hidden, 64, (9, 0), (), kind)
         assert made.resources.spilled == 0
 
 
@@ -91,9 +88,9 @@ def test_kernels_that_share_r_through_l2(name, capability):
     cell = trace(TRACED[name])
     for dtype, most in (("bfloat16", 2400), ("float32", 1200)):
         hidden = most // len(cell.gates)
-        for rank, last in ((plan.forward, {"keep": True}), (plan.backward, {})):
+        for kind, last in (("forward", {"keep": True}), ("backward", {})):
             for flags in ({}, {**EVERYTHING, **last}):
-                made, how = chosen(cell, dtype, hidden, 16, capability, flags, rank)
+                made, how = chosen(cell, dtype, hidden, 16, capability, flags, kind)
                 assert made.resources.spilled == 0
                 if capability == (8, 0):
                     assert how.clusters > 1
@@ -184,6 +181,34 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
                 for row in near:
                     delays[row.shape] |= {row.delay}
             assert found[0].delay in delays[measured.shape_of(found[0])]
+
+
+def test_masks_have_the_tiles_that_were_measured_and_the_plan_fills_them():
+    cell = trace(cells.lstm)
+    for rank in (plan.forward, plan.backward):
+        kind = rank.__name__
+        first, second = rank(cell, "float16", 512, 64, *WHOLE)[:2]
+        masked = kernels.ranked(kind, ("reset", "keep"), cell, "float16", 512, 64, *WHOLE)
+        assert masked[0] == second
+        assert measured.shape_of(first) == measured.shape_of(second)
+        assert first.resident > second.resident
+        assert masked[1:] == rank(cell, "float16", 512, 64, *WHOLE)[2:]
+
+
+def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monkeypatch):
+    """Another cell of as many gates, or another compiler, may spill there."""
+    cell, asked = trace(cells.lstm), []
+    first, second = plan.forward(cell, "float16", 512, 64, *WHOLE, keep=False)[:2]
+
+    def binary(cell, dtype, how, arch, patience):
+        asked.append(how)
+        return SimpleNamespace(resources=SimpleNamespace(spilled=how.resident == first.resident))
+
+    monkeypatch.setattr(kernels, "binary", binary)
+    monkeypatch.setattr(kernels, "_wanted", lambda *_: SimpleNamespace(path=Path(__file__)))
+    _, how = kernels.best("forward", cell, "float16", 512, 8, (), (9, 0), processors=132)
+    assert asked == [first, second]
+    assert how == second
 
 
 def test_between_batches_runs_what_needs_no_second_wave():

@@ -150,6 +150,7 @@ def test_the_short_part_is_as_long_as_the_products_beside_it():
         assert (1 - share) * products / idle == pytest.approx(share * loop, rel=0.02)
     assert beside.short(1000, beside.COST + beside.LEAST, 1e9, 1.0) == 0
     assert beside.short(1000, 1e4, 1e4, 0.0) == 0
+    assert beside.short(200, 2.1e4, 1e3, 0.1) == 0  # no step would be left
     assert beside.short(1000, 1e4, beside.LONG - 1, 0.5) == 0
 
 
@@ -275,6 +276,7 @@ def launched(monkeypatch):
 
     def step(hows, spec, steps=3, **given):
         found = []
+        step.begun = []  # of each launch of a loop, the event it is given
 
         class Kernel:
             threads, resident = 256, 64
@@ -284,6 +286,7 @@ def launched(monkeypatch):
 
             def launch(self, blocks, *arguments, begun=0):
                 found.append((self.kind, arguments))
+                step.begun += [begun] * (self.kind != "plain")
 
         monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
         monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
@@ -311,6 +314,24 @@ def launched(monkeypatch):
     for module in (run, gradients):
         monkeypatch.setattr(module, "multiply", lambda *_, **__: None)
     return step
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
+def test_the_loop_that_products_wait_for_says_that_it_has_begun(monkeypatch, launched, both):
+    """Forward's first and backward's second, of each direction; the short part comes first."""
+    stream = SimpleNamespace(device=0, wait_stream=lambda other: None)
+    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
+    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(chain.Chain, "short", lambda *_: 3)
+    spec = cells.lstm.spec(64, 64, bidirectional=both)
+    found = launched(CLUSTERS, spec, steps=11)
+    forward, backward = [7, 0] * (1 + both), [0, 7] * (1 + both)
+    assert launched.begun == forward + backward
+    assert [kind for kind, _ in found] == ["forward"] * len(forward) + ["backward"] * len(backward)
+    steps = [next(size for size in arguments if size in (3, 8)) for _, arguments in found]
+    assert steps == [3, 8] * (1 + both) + [8, 3] * (1 + both)
 
 
 @pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, chain, gradients, kernels, parts, run
+from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
 from openrnn.codegen import tiles
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
@@ -71,6 +71,7 @@ class Kernel:
         if self.kind == "arrange":
             arrange(*arguments)
         if self.kind == "backward":
+            self.left.begun.append(begun)
             steps, d_gates = arguments[-15], arguments[5]
             at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
                 self.left.next(steps).reshape(steps * BATCH, -1)
@@ -81,7 +82,7 @@ class Given:
     """Gate gradients (T, B, G*H) that parts take in the order in which backward runs them."""
 
     def __init__(self, values, reverse):
-        self.values, self.reverse, self.shape = values, reverse, values.shape
+        self.values, self.reverse, self.shape, self.begun = values, reverse, values.shape, []
 
     def next(self, steps):
         taken = self.values[:steps] if self.reverse else self.values[-steps:]
@@ -89,7 +90,20 @@ class Given:
         return taken
 
 
-@pytest.mark.parametrize("number", [1, 3, 11])
+def divide(monkeypatch, number):
+    """Calls have that many parts, or a short and a long one whose products run beside a loop."""
+    if number != "beside":
+        monkeypatch.setattr(parts, "count", lambda *_: number)
+        return
+    monkeypatch.setattr(chain.Chain, "short", lambda *_: 4)
+    stream = SimpleNamespace(device=0, wait_stream=lambda other: None)
+    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
+    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+
+
+@pytest.mark.parametrize("number", [1, 3, 11, "beside"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
@@ -110,11 +124,11 @@ def test_products_of_parts_are_those_of_all_steps(
     states = [torch.randn(2, BATCH, hidden) for _ in "hc"] if starts else []
     weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
     padded = pad(d_gates.unflatten(-1, (4, hidden)), (0, 16 - hidden)).flatten(-2)
-    directions = iter(
+    lefts = [
         Given(padded if way == reverse else torch.zeros_like(padded), way) for way in (False, True)
-    )
-
-    monkeypatch.setattr(parts, "count", lambda *_: number)
+    ]
+    directions = iter(lefts)
+    divide(monkeypatch, number)
     monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
 
     def kernel(kind, *_):
@@ -152,6 +166,7 @@ def test_products_of_parts_are_those_of_all_steps(
             else:
                 continue
             d_recurrent += torch.outer(d_gates[t, b], before)
+    assert [given.begun for given in lefts] == [[0, 7] if number == "beside" else [0] * number] * 2
     assert all(grad.is_contiguous() for grad in found.params)
     torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place], d_input, rtol=1e-4, atol=1e-4)

@@ -1,11 +1,21 @@
 """A second stream beside torch's current one, for work that may run next to a loop."""
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
 from openrnn.native.nvrtc import LaunchError
+
+DRIVER = 12030  # the first that knows CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: of CUDA 12.3
+
+
+@cache
+def able() -> bool:
+    """Whether the driver can say that all blocks of a launch have begun."""
+    from cuda.bindings import driver
+
+    return int(driver.cuDriverGetVersion()[1]) >= DRIVER
 
 
 class Lane:
@@ -36,7 +46,7 @@ class Lane:
         return found[0] if found else None
 
 
-@lru_cache(maxsize=256)
+@cache
 def _lane(device: int, stream: int) -> Lane:
     return Lane(device)
 

@@ -26,7 +26,7 @@ from openrnn.files import write_whole
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
 FORMAT = "2"  # of the files in the cache
-CONFIGS = 1024  # sizes and streams of launches that a kernel remembers
+CONFIGS = 1024  # sizes, streams and events of launches that a kernel remembers
 
 
 class CompileError(OpenRNNError, RuntimeError):

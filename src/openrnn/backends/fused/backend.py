@@ -141,7 +141,7 @@ class Fused(Backend):
                 held, _ = next(kept, ([None] * spec.directions, None))
                 y = x.new_empty(steps, batch, width)
                 for direction in range(spec.directions):
-                    run = Run(call, layer, direction, rows, "forward")
+                    run = Run(call, layer, direction, rows)
                     run.forward(x, y, held[direction], finals, every)
                 if reserve and layer < spec.num_layers - 1:
                     reserve[(layer + 1) * (spec.directions + 1) - 1] = y
@@ -177,11 +177,11 @@ class Fused(Backend):
                 for direction in range(spec.directions):
                     here = places(spec)[layer * spec.directions + direction]
                     wants = [place is not None and needs.params[place] for place in here]
-                    run = Run(call, layer, direction, rows, "backward")
+                    asked = (layer > 0 or needs.x, *wants)
+                    run = Run(call, layer, direction, rows, asked)
                     part, found = gradients.backward(
-                        run, below, output, held[direction], dy, states,
-                        (layer > 0 or needs.x, *wants),
-                    )  # fmt: skip
+                        run, below, output, held[direction], dy, states, asked
+                    )
                     if part is not None:
                         dx = part if dx is None else dx.add_(part)
                     for place, grad in zip(here, found):

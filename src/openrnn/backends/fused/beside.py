@@ -15,7 +15,7 @@ import torch
 
 from openrnn.native.lane import Lane, lane
 
-COST = 40.0  # us of a second part, which loads R anew
+COST = 40.0  # us of a second part, see `parts`
 LEAST = 40.0  # us that it must save beyond them
 LONG = 800.0  # us of loops: shorter calls wait for their host, which the second part keeps longer
 RATE = {2: 5e8, 4: 2e8}  # flop a us of products over all steps on an H200, by bytes of a value
@@ -29,9 +29,9 @@ def short(steps: int, products: float, loop: float, idle: float) -> int:
         idle: the share of multiprocessors that the loop leaves.
     """
     share = products / (products + idle * loop)
-    if loop < LONG or (1 - share) * products < COST + LEAST:
-        return 0
-    return ceil(share * steps)
+    found = ceil(share * steps)
+    pays = loop >= LONG and (1 - share) * products >= COST + LEAST
+    return found if pays and found < steps else 0
 
 
 class Beside:
@@ -44,11 +44,7 @@ class Beside:
     def __init__(self, device: int, on: bool) -> None:
         self._lane: Lane | None = lane(device) if on else None
         self._waiting: Callable[[], None] | None = None
-        self._away = False
-
-    @property
-    def on(self) -> bool:
-        return self._lane is not None
+        self._away: list[Callable[[], None]] = []  # what they hold lives until the join
 
     def later(self, work: Callable[[], None]) -> None:
         """Hands over work for the next loop."""
@@ -66,16 +62,11 @@ class Beside:
         """The loop is launched: what waits runs beside it."""
         if self._lane is None or self._waiting is None:
             return
-        work, self._waiting, self._away = self._waiting, None, True
+        work, self._waiting = self._waiting, None
+        self._away.append(work)
         self._lane.follow()
         with torch.cuda.stream(self._lane.stream):
             work()
-
-    def join(self) -> None:
-        """What torch's current stream does from now on comes after that work."""
-        if self._lane is not None and self._away:
-            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
-            self._away = False
 
     def __enter__(self) -> "Beside":
         return self
@@ -84,6 +75,8 @@ class Beside:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self.join()
+        if self._lane is not None and self._away:
+            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
+            self._away.clear()
         if error is None and self._waiting is not None:
             self._waiting()

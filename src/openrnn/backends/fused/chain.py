@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import beside, kernels, parts, plan
+from openrnn.backends.fused import beside, kernels, measured, parts, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
 from openrnn.native import nvrtc
+from openrnn.native.lane import able
 from openrnn.params import places
 from openrnn.spec import Spec
 
@@ -76,33 +77,37 @@ class Chain:
         count = parts.count_again if again else parts.count
         return count(steps, batch, self.width * self.dtype.itemsize)
 
-    def short(self, steps: int, batch: int, inputs: int, kind: str, keep: bool) -> int:
+    def short(self, steps: int, batch: int, columns: int, kind: str, keep: bool) -> int:
         """Steps of the short part of a call whose products run beside its loops; 0 where none do.
 
-        `kind` of the loop; of forward also whether it keeps what training needs.
+        `columns`: of all matrices in products over steps, of G*H rows each; `kind` of the loop; of
+        forward also whether it keeps what training needs.
         """
-        matrices = inputs if kind == "forward" else 2 * inputs + self.hidden
-        flop = 2.0 * steps * batch * self.gates * self.hidden * matrices
+        flop = 2.0 * steps * batch * self.gates * self.hidden * columns
         products = flop / beside.RATE[self.dtype.itemsize]
         if products < beside.COST + beside.LEAST:  # the usual call: asking more costs its host
             return 0
         loop, idle = self._loop(kind, keep, (batch + 7) // 8)
         return beside.short(steps, products, steps * loop, idle)
 
-    def _loop(self, kind: str, keep: bool, tiles: int) -> tuple[float, float]:
-        """Microseconds of a step by the model, and the share of multiprocessors it leaves idle."""
-        found = self._loops.get((kind, keep, tiles))
+    def _loop(self, kind: str, keep: bool, many: int) -> tuple[float, float]:
+        """Microseconds of a step by the model, and the share of multiprocessors it leaves idle.
+
+        None is idle where nothing was measured: on other devices, and with drivers that cannot say
+        that all blocks of a launch have begun.
+        """
+        found = self._loops.get((kind, keep, many))
         if found is None:
             about = torch.cuda.get_device_properties(self.device)
             where, most = (about.major, about.minor), about.multi_processor_count
             on = ("keep",) if keep else ()
-            how = kernels.ranked(
-                kind, on, self.cell, self.name, self.hidden, 8 * tiles, where, most
-            )[0]
-            time = plan.time_of(self.cell, self.name, how, 8 * tiles, Limits.of(where, most))
-            blocks = -(-8 * tiles // how.rows) * how.clusters * how.cluster
-            found = time / (1e3 * plan.GHZ), max(0.0, 1 - blocks / most)
-            self._loops[kind, keep, tiles] = found
+            asked = self.cell, self.name, self.hidden, 8 * many, where, most
+            how, limits = kernels.ranked(kind, on, *asked)[0], Limits.of(where, most)
+            time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
+            blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
+            known = where == measured.CAPABILITY and able()
+            found = time, max(0.0, 1 - blocks / most) if known else 0.0
+            self._loops[kind, keep, many] = found
         return found
 
     def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:

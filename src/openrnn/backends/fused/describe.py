@@ -33,7 +33,7 @@ def describe(problem: Problem) -> list[str]:
         if how.clusters > 1:
             blocks = f"grid of {how.clusters} x {blocks}"
         limits = Limits.of(problem.capability, problem.processors)
-        time = plan.time_of(cell, dtype, how, batch, limits) / (1e3 * plan.GHZ)
+        time = plan.us_of(cell, dtype, how, batch, limits)
         warps = " whose warps multiply four at a time" if how.wgmma else ""
         products = ", products of float16" if how.half else ""
         lines.append(

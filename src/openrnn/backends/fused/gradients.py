@@ -44,7 +44,7 @@ def backward(
     dy, step, row = _laid(run, dy)
     way, size = 1 if run.direction else -1, x.element_size()
     # what products read beside a loop, that loop does not write over
-    most = run.steps if run.beside else max(part.steps for part in parts)
+    most = run.steps if run.uneven else max(part.steps for part in parts)
     room = x.new_empty((most, run.batch, chain.width))
     pieces = -(-run.batch // how.rows) * how.tiles
     sums = x.new_empty(
@@ -67,7 +67,9 @@ def backward(
             _recurrent(run, part, y, d_gates, right)
 
     carried: Tensor | None = None
-    with Beside(chain.device, run.beside) as beside:
+    if run.uneven and dx is not None:
+        _ = run.input_by_planes  # both streams read it, so that torch's current one makes it
+    with Beside(chain.device, run.uneven) as beside:
         for number in reversed(range(len(parts))):  # as forward ran them
             part = run.order[number]
             kept = run.records(number, x, held) if chain.again else part.of(held)

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from openrnn.backends.fused import plan
+from openrnn.backends.fused import measured, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import build, cuda
 from openrnn.codegen.tiles import Backward, Forward, Tiles
@@ -52,13 +52,14 @@ def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -
 
 
 def unspilled(
-    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0
-) -> tuple[nvrtc.Binary, How] | None:
+    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0,
+    exact: bool = False,
+) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
     """The kernel with as much of R in registers as needs no spill; None where that is not near.
 
     The model of `plan` says how much fits, the compiler knows. A frugal kernel is tried before one
     with less of R. What is not in the cache is compiled on idle cores together with what would be
-    tried next: a try takes a second or two.
+    tried next: a try takes a second or two. `exact`: as it is or not at all.
     """
     tries = list(dict.fromkeys(
         tried
@@ -66,7 +67,7 @@ def unspilled(
         if (tried := replace(
             how, resident=max(0, how.resident - less), stages=stages, frugal=frugal
         )).shared(cell, dtype) <= shared
-    ))  # fmt: skip
+    ))[: 1 if exact else None]  # fmt: skip
 
     def made_of(tried: How) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, patience)
@@ -100,10 +101,11 @@ def _compiling(
 
 
 def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
-    """The plan of a kind of kernels."""
+    """The plan of a kind of kernels with such flags."""
+    plain = not set(flags) - {"keep"}
     if kind == "forward":
-        return plan.forward(*asked, keep="keep" in flags)
-    return plan.backward(*asked)
+        return plan.forward(*asked, plain=plain, keep="keep" in flags)
+    return plan.backward(*asked, plain=plain)
 
 
 def fitting(
@@ -112,12 +114,15 @@ def fitting(
 ) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
     """Kernels without spills in the order of the plan, for so many tiles of 8 rows.
 
-    `kind` is "forward" or "backward"; TRIES tiles are compiled at most.
+    `kind` is "forward" or "backward"; TRIES tiles are compiled at most. What was measured stands
+    before what the plan makes of its shape, and is tried as it is.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    for how in ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]:
+    hows = ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]
+    for how, after in zip_longest(hows, hows[1:]):
+        exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
         asked = first_try(hidden, how, flags)
-        found = unspilled(cell, dtype, asked, arch, shared, patience)
+        found = unspilled(cell, dtype, asked, arch, shared, patience, exact)
         if found is not None:
             yield found
 

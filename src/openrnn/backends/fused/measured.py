@@ -3,7 +3,8 @@
 `measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value and
 of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
 kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a grid, and
-its microseconds a step. Forward without what training keeps is `inference`. Between two measured
+its microseconds a step. Forward without what training keeps is `inference`. Masks take registers:
+with them only the shape and the delay are those of the table. Between two measured
 batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
 those that were measured. Below the least runs that of the least, a grid without its delay, which is
 for more rows; elsewhere the model chooses.
@@ -65,12 +66,16 @@ def table() -> dict[Key, list[Fastest]]:
 
 
 def fastest_first(
-    kind: str, hows: list[How], cell: Traced, dtype: str, batch: int, capability: tuple[int, int],
-    processors: int | None, model: Callable[[How, int], float],
+    kind: str, plain: bool, hows: list[How], cell: Traced, dtype: str, batch: int,
+    capability: tuple[int, int], processors: int | None, model: Callable[[How, int], float],
 ) -> list[How]:  # fmt: skip
     """Kernels of one size in the order given, but that which was fastest before the others.
 
-    `kind`: as in the table; `model`: the expected time of a step of a kernel and batch.
+    Where the plan fills its shape otherwise, the kernel of the plan follows it.
+
+    Args:
+        kind: as in the table; plain: without masks, as measured.
+        model: the expected time of a step of a kernel and batch.
     """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
@@ -89,8 +94,7 @@ def fastest_first(
     near = sorted(near, key=lambda row: abs(row.eights - eights), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
     known = {
-        _as_measured(by_shape[shape], row, 0 if below else row.delay): row
-        for shape, row in rows_of.items()
+        _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
     }
     if not known:
         return hows
@@ -99,11 +103,14 @@ def fastest_first(
     if between and shape_of(hows[0]) not in rows_of:
         scales[hows[0]] = fmean(scales.values())
     first = min(scales, key=lambda how: scales[how] * model(how, batch))
-    return [first, *(how for how in hows if shape_of(how) != shape_of(first))]
+    fronts = [first]
+    if plain and first in known:
+        held = dict(zip(HELD, known[first].held))
+        fronts.insert(0, replace(first, **held))  # type: ignore[arg-type]
+    return [*dict.fromkeys(fronts), *(how for how in hows if shape_of(how) != shape_of(first))]
 
 
-def _as_measured(how: How, row: Fastest, delay: int) -> How:
-    made = replace(how, **dict(zip(HELD, row.held)))  # type: ignore[arg-type]
+def _delayed(how: How, delay: int) -> How:
     if how.clusters == 1:
-        return made
-    return replace(made, delay=delay)  # type: ignore[call-arg]  # a grid has one
+        return how
+    return replace(how, delay=delay)  # type: ignore[call-arg]  # a grid has one

@@ -144,8 +144,13 @@ def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) ->
     return step_time(cell, dtype, how, batch)
 
 
+def us_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> float:
+    """The same in microseconds."""
+    return time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
+
+
 def _ranked(
-    kind: str, fitting: Iterator[How], cell: Traced, dtype: str, batch: int,
+    kind: str, plain: bool, fitting: Iterator[How], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, limits: Limits,
 ) -> tuple[How, ...]:  # fmt: skip
     def model(how: How, batch: int) -> float:
@@ -153,18 +158,20 @@ def _ranked(
 
     ranked = sorted(fitting, key=lambda how: model(how, batch))
     return tuple(
-        measured.fastest_first(kind, ranked, cell, dtype, batch, capability, processors, model)
+        measured.fastest_first(
+            kind, plain, ranked, cell, dtype, batch, capability, processors, model
+        )
     )
 
 
 @lru_cache(maxsize=4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, keep: bool = True,
+    processors: int | None = None, plain: bool = True, keep: bool = True,
 ) -> tuple[Forward, ...]:  # fmt: skip
     """The forward kernels that fit: the fastest if it was measured, then by the model.
 
-    `keep`: with what training keeps, as they were measured.
+    `plain`: without masks; `keep`: with what training keeps.
     """
     units, limits = units_of(hidden), Limits.of(capability, processors)
     fitting: Iterator[Forward] = chain(
@@ -172,13 +179,13 @@ def forward(
         grid.fitting(GridForward, cell, dtype, units, limits),
     )
     kind = "forward" if keep else "inference"
-    return _ranked(kind, fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked(kind, plain, fitting, cell, dtype, batch, capability, processors, limits)
 
 
 @lru_cache(maxsize=4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None,
+    processors: int | None = None, plain: bool = True,
 ) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit: the fastest if it was measured, then by the model."""
     units, limits = units_of(hidden), Limits.of(capability, processors)
@@ -186,4 +193,4 @@ def backward(
         backwards(cell, dtype, units, limits),
         grid.fitting(GridBackward, cell, dtype, units, limits),
     )
-    return _ranked("backward", fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked("backward", plain, fitting, cell, dtype, batch, capability, processors, limits)

@@ -57,11 +57,15 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
 
 
 class Run:
-    """One layer and direction of a call, its forward or its backward as `kind` says."""
+    """One layer and direction of a call.
+
+    Of its forward, or of a backward that `wants` some of the gradients of x and each parameter.
+    """
 
     def __init__(
-        self, call: Call, layer: int, direction: int, rows: Rows | None, kind: str
-    ) -> None:
+        self, call: Call, layer: int, direction: int, rows: Rows | None,
+        wants: tuple[bool, ...] = (),
+    ) -> None:  # fmt: skip
         problem, x = call.problem, call.x
         spec = problem.spec
         device = x.device.index or 0
@@ -84,11 +88,14 @@ class Run:
         number = 1 if call.reset_states else self.chain.parts(self.steps, self.batch, again)
         edges, short = even(number, self.steps), 0
         if number == 1 and self.w_ih is not None and not (again or call.reset_states):
-            inputs = self.w_ih.shape[1]
-            short = self.chain.short(self.steps, self.batch, inputs, kind, problem.grad)
+            inner, hidden = self.w_ih.shape[1], self.chain.hidden
+            wanted = zip((inner, inner, hidden), wants or (True,))  # dx, dW, dR; forward's inputs
+            columns = sum(size for size, want in wanted if want)
+            kind, keep = ("backward", False) if wants else ("forward", problem.grad)
+            short = self.chain.short(self.steps, self.batch, columns, kind, keep)
         if short:  # the first that forward runs
             edges.insert(1, self.steps - short if direction else short)
-        self.beside = short > 0  # products run beside loops
+        self.uneven = short > 0  # a short and a long part: products run beside loops
         self.parts = split(edges, rows, self.reset)
         self.order = self.parts[::-1] if direction else self.parts  # that of forward
 
@@ -158,8 +165,10 @@ class Run:
             return weight
         return chain.arranged(weight, chain.left, False)
 
-    def _left(self, x: Tensor, beside: Beside) -> tuple[Tensor, int]:
+    def _left(self, x: Tensor, beside: Beside | None = None) -> tuple[Tensor, int]:
         """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates.
+
+        With `beside` it is there after the loop that comes next.
 
         What stands between H and the next multiple of 8 is no number: kernels use none of it.
         """
@@ -181,7 +190,10 @@ class Run:
                 Matrix(left.data_ptr(), width, False, chain.units), count=count,
             )  # fmt: skip
 
-        beside.later(product)
+        if beside is None:
+            product()
+        else:
+            beside.later(product)
         return left, chain.units
 
     def forward(
@@ -199,16 +211,16 @@ class Run:
         records, states = (None, held) if self.chain.again else (held, None)
         carried: Tensor | None = None
         left: tuple[Tensor, int] | None = None
-        device = self.chain.device
         for number, part in enumerate(self.order):
             kept = None if records is None else part.of(records)
             more, carry = number < len(self.parts) - 1, None
             if more:
                 carry = self.carry() if states is None else states[number]
             if left is None:
-                left = self._left(part.of(x), Beside(device, False))
-            with Beside(device, self.beside and more) as beside:
-                ahead = self._left(self.order[number + 1].of(x), beside) if beside.on else None
+                left = self._left(part.of(x))
+            uneven = self.uneven and more
+            with Beside(self.chain.device, uneven) as beside:
+                ahead = self._left(self.order[number + 1].of(x), beside) if uneven else None
                 carries = carried, carry
                 self._launch(part, left, part.of(y), kept, carries, finals, every, beside)
             carried, left = carry, ahead
@@ -222,9 +234,8 @@ class Run:
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
         # the last part's carry is nobody's: final states stand already
-        alone = Beside(chain.device, False)
-        left = self._left(x, alone)
-        self._launch(part, left, y, kept, (carried, self.carry()), [], [], alone)
+        with Beside(chain.device, False) as alone:
+            self._launch(part, self._left(x), y, kept, (carried, self.carry()), [], [], alone)
         return kept
 
     def _launch(
