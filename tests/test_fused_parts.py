@@ -122,7 +122,7 @@ def test_products_beside_loops_give_what_those_after_them_give(
     for given in cases:
         wanted = step(**given)
         with monkeypatch.context() as beside:
-            beside.setattr(chain.Chain, "short", lambda *_: 5)
+            beside.setattr(run.Run, "_short", lambda *_: 5)
             found, again = step(**given), step(**given)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -138,9 +138,15 @@ def test_products_beside_loops_give_what_those_after_them_give(
 def test_products_beside_loops_are_chosen_where_a_loop_leaves_room():
     """Few rows and long calls; none where products are short or the loop takes all."""
     lstm = chain.chain(cells.lstm.spec(768, 768), 0, torch.float16, 0)
-    assert 0 < lstm.short(1024, 16, 768, "backward", False) < 512
-    assert lstm.short(16, 16, 768, "backward", False) == 0
-    assert lstm.short(1024, 512, 768, "backward", False) == 0
+    assert 0 < lstm.short(1024, 16, 3 * 768, "backward", False) < 512
+    assert lstm.short(16, 16, 3 * 768, "backward", False) == 0
+    assert lstm.short(1024, 512, 3 * 768, "backward", False) == 0
+
+
+def test_calls_of_few_rows_are_not_asked_whether_products_run_beside_loops():
+    lstm = chain.chain(cells.lstm.spec(768, 512, num_layers=2), 1, torch.float16, 0)
+    products = lstm.worth * 2 * 4 * 512 * (2 * 512 + 512) / beside.RATE[2]
+    assert products == pytest.approx(beside.COST + beside.LEAST)
 
 
 def test_the_short_part_is_as_long_as_the_products_beside_it():
@@ -324,7 +330,7 @@ def test_the_loop_that_products_wait_for_says_that_it_has_begun(monkeypatch, lau
     monkeypatch.setattr(beside, "lane", lambda device: lane)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(chain.Chain, "short", lambda *_: 3)
+    monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
     spec = cells.lstm.spec(64, 64, bidirectional=both)
     found = launched(CLUSTERS, spec, steps=11)
     forward, backward = [7, 0] * (1 + both), [0, 7] * (1 + both)

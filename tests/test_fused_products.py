@@ -95,7 +95,7 @@ def divide(monkeypatch, number):
     if number != "beside":
         monkeypatch.setattr(parts, "count", lambda *_: number)
         return
-    monkeypatch.setattr(chain.Chain, "short", lambda *_: 4)
+    monkeypatch.setattr(run.Run, "_short", lambda *_: 4)
     stream = SimpleNamespace(device=0, wait_stream=lambda other: None)
     lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
     monkeypatch.setattr(beside, "lane", lambda device: lane)

@@ -69,6 +69,10 @@ class Chain:
         self.again = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
+        columns = 2 * spec.layer_input(index // spec.directions) + self.hidden
+        flop = 2.0 * self.gates * self.hidden * columns
+        # rows of all steps from which products may be worth running beside loops
+        self.worth = (beside.COST + beside.LEAST) * beside.RATE[dtype.itemsize] / flop
         self._loops: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
@@ -85,8 +89,6 @@ class Chain:
         """
         flop = 2.0 * steps * batch * self.gates * self.hidden * columns
         products = flop / beside.RATE[self.dtype.itemsize]
-        if products < beside.COST + beside.LEAST:  # the usual call: asking more costs its host
-            return 0
         loop, idle = self._loop(kind, keep, (batch + 7) // 8)
         return beside.short(steps, products, steps * loop, idle)
 

@@ -86,18 +86,25 @@ class Run:
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
         number = 1 if call.reset_states else self.chain.parts(self.steps, self.batch, again)
-        edges, short = even(number, self.steps), 0
-        if number == 1 and self.w_ih is not None and not (again or call.reset_states):
-            inner, hidden = self.w_ih.shape[1], self.chain.hidden
-            wanted = zip((inner, inner, hidden), wants or (True,))  # dx, dW, dR; forward's inputs
-            columns = sum(size for size, want in wanted if want)
-            kind, keep = ("backward", False) if wants else ("forward", problem.grad)
-            short = self.chain.short(self.steps, self.batch, columns, kind, keep)
-        if short:  # the first that forward runs
-            edges.insert(1, self.steps - short if direction else short)
+        short = 0 if number > 1 or again else self._short(wants)
         self.uneven = short > 0  # a short and a long part: products run beside loops
-        self.parts = split(edges, rows, self.reset)
+        if short:  # the first that forward runs
+            edge = self.steps - short if direction else short
+            self.parts = split([0, edge, self.steps], rows, self.reset)
+        else:
+            self.parts = split(even(number, self.steps), rows, self.reset)
         self.order = self.parts[::-1] if direction else self.parts  # that of forward
+
+    def _short(self, wants: tuple[bool, ...]) -> int:
+        """Steps of a short part whose loop products of the long one run beside; 0 for one part."""
+        few = self.steps * self.batch < self.chain.worth
+        if few or self.w_ih is None or self.call.reset_states:
+            return 0
+        inner, hidden = self.w_ih.shape[1], self.chain.hidden
+        wanted = zip((inner, inner, hidden), wants or (True,))  # dx, dW, dR; forward's inputs
+        columns = sum(size for size, want in wanted if want)
+        kind, keep = ("backward", False) if wants else ("forward", self.call.problem.grad)
+        return self.chain.short(self.steps, self.batch, columns, kind, keep)
 
     @cached_property
     def replaced(self) -> Tensor | None:
@@ -218,11 +225,13 @@ class Run:
                 carry = self.carry() if states is None else states[number]
             if left is None:
                 left = self._left(part.of(x))
-            uneven = self.uneven and more
-            with Beside(self.chain.device, uneven) as beside:
-                ahead = self._left(self.order[number + 1].of(x), beside) if uneven else None
-                carries = carried, carry
-                self._launch(part, left, part.of(y), kept, carries, finals, every, beside)
+            carries, ahead = (carried, carry), None
+            if self.uneven and more:
+                with Beside(self.chain.device, True) as beside:
+                    ahead = self._left(self.order[number + 1].of(x), beside)
+                    self._launch(part, left, part.of(y), kept, carries, finals, every, beside)
+            else:
+                self._launch(part, left, part.of(y), kept, carries, finals, every)
             carried, left = carry, ahead
 
     def records(self, number: int, x: Tensor, held: Tensor) -> Tensor:
@@ -234,8 +243,7 @@ class Run:
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
         # the last part's carry is nobody's: final states stand already
-        with Beside(chain.device, False) as alone:
-            self._launch(part, self._left(x), y, kept, (carried, self.carry()), [], [], alone)
+        self._launch(part, self._left(x), y, kept, (carried, self.carry()), [], [])
         return kept
 
     def _launch(
@@ -247,7 +255,7 @@ class Run:
         carries: tuple[Tensor | None, Tensor | None],
         finals: list[Tensor],
         every: list[Tensor],
-        beside: Beside,
+        beside: Beside | None = None,
     ) -> None:
         """Runs one part: inputs (`_left`), y and kept of its steps, finals and every of all."""
         call, chain, hidden = self.call, self.chain, self.chain.hidden
@@ -276,6 +284,7 @@ class Run:
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries, way)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
-            *self.states(every, part.begin), begun=beside.begun,
+            *self.states(every, part.begin), begun=0 if beside is None else beside.begun,
         )  # fmt: skip
-        beside.start()
+        if beside is not None:
+            beside.start()
