@@ -30,6 +30,7 @@ from openrnn import cells, dispatch, reference
 # the reference in its own dtype is the measure; what it is measured by is in test_reference.py
 # a new size is a new kernel for `fused`
 SHARE = {"reference": 0.3, "fused": 0.4}
+ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same code
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -38,7 +39,9 @@ def test_no_worse_than_the_reference(backend, cell):
     """The error against float64 is at most twice that of the reference run in the same dtype."""
     require(backend)
 
-    @settings(examples(SHARE.get(backend, 3.0)), suppress_health_check=[HealthCheck.too_slow])
+    share = SHARE.get(backend, 1.0 if cell in ALIKE else 3.0)
+
+    @settings(examples(share), suppress_health_check=[HealthCheck.too_slow])
     @given(cases(CELLS[cell]))
     def holds(case):
         check(case, backend)

@@ -322,10 +322,15 @@ WGMMA = {
 }
 
 
+def wgmma_combinations():
+    """Each kind with each number of operands, each pair of either with a dtype among them."""
+    for i, kind in enumerate(WGMMA):
+        for j, count in enumerate((2, 3, 4, 8)):
+            yield DTYPES[(i + j) % len(DTYPES)], kind, count
+
+
 @compiles
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-@pytest.mark.parametrize("kind", WGMMA)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind", "count"), [*wgmma_combinations()])
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest."""
     cell, how = trace(cells.gru), WGMMA[kind](count)

@@ -31,7 +31,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
-LESS = (0, 1, 2, 5)  # pieces of R in registers than planned
+LESS = (0, 1, 2, 5, 9)  # pieces of R in registers than planned
 TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
