@@ -61,8 +61,9 @@ class Job(NamedTuple):
 def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[Job]:
     """The plan's first kernels, grids and others, that its model takes for half as fast or more.
 
-    Two at most are of the same exchange.
+    Two at most are of the same exchange, and each shape stands once.
     """
+    shapes = set[measured.Shape]()
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     rank: Callable[..., tuple[Tiles, ...]] = KINDS[kind]
@@ -71,13 +72,15 @@ def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[
     ranked = rank(cell, job.dtype, hidden, batch, job.capability)
     times = {how: plan.time_of(cell, job.dtype, how, batch, limits) for how in ranked}
     for how in ranked:
-        if times[how] > 2 * min(times.values()):
+        shape = measured.shape_of(how)
+        if times[how] > 2 * min(times.values()) or shape in shapes:
             continue
         key = (how.cluster, how.clusters, how.tiles, how.flight, how.wgmma)
         grid = (how.clusters > 1,)
         if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
             seen[grid] += 1
+            shapes.add(shape)
             on = ("keep",) if kind == "forward" else ()
             asked = kernels.first_try(hidden, how, on)
             found.append(job._replace(how=asked))

@@ -70,9 +70,8 @@ class Chain:
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
         columns = 2 * spec.layer_input(index // spec.directions) + self.hidden
-        flop = 2.0 * self.gates * self.hidden * columns
         # rows of all steps from which products may be worth running beside loops
-        self.worth = (beside.COST + beside.LEAST) * beside.RATE[dtype.itemsize] / flop
+        self.worth = (beside.COST + beside.LEAST) / self._product(columns)
         self._loops: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
@@ -87,10 +86,14 @@ class Chain:
         `columns`: of all matrices in products over steps, of G*H rows each; `kind` of the loop; of
         forward also whether it keeps what training needs.
         """
-        flop = 2.0 * steps * batch * self.gates * self.hidden * columns
-        products = flop / beside.RATE[self.dtype.itemsize]
+        products = steps * batch * self._product(columns)
         loop, idle = self._loop(kind, keep, (batch + 7) // 8)
         return beside.short(steps, products, steps * loop, idle)
+
+    def _product(self, columns: int) -> float:
+        """Microseconds of a row in products of matrices of so many columns."""
+        flop = 2.0 * self.gates * self.hidden * columns
+        return flop / beside.RATE[self.dtype.itemsize]
 
     def _loop(self, kind: str, keep: bool, many: int) -> tuple[float, float]:
         """Microseconds of a step by the model, and the share of multiprocessors it leaves idle.
