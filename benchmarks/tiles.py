@@ -3,7 +3,8 @@
 For each row it compiles the plan's first choices of each kind (forward without what training keeps
 is `inference`), times launches of T steps from a CUDA graph, grids with several delays, then the
 two fastest with more and less of R in registers, frugal and not, and prints what the plan would
-pick beside the fastest.
+pick beside the fastest. `--mask` times those of calls with lengths, spread evenly up to T, or with
+resets at 3% of all steps.
 Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
 `backends/fused/measured.csv` with such times; the models beside it were fitted to them.
 """
@@ -33,6 +34,7 @@ from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
 from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import Traced, trace
+from openrnn.cores import usable_cores
 from openrnn.native import nvrtc
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
@@ -45,6 +47,7 @@ KINDS = {
 }
 MORE = (7, 4, 2, 1, 0, -1, -2)  # pieces of R in registers than planned
 EVEN = 1.02  # of kernels so near the fastest the one tried first is taken
+SHARE = 0.03  # of all steps that begin anew with resets
 
 How = TypeVar("How")
 
@@ -58,7 +61,9 @@ class Job(NamedTuple):
     how: Tiles
 
 
-def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[Job]:
+def candidates(
+    job: Job, kind: str, mask: str, hidden: int, batch: int, most: int
+) -> list[Job]:  # fmt: skip
     """The plan's first kernels, grids and others, that its model takes for half as fast or more.
 
     Two at most are of the same exchange, and each shape stands once.
@@ -69,7 +74,7 @@ def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[
     rank: Callable[..., tuple[Tiles, ...]] = KINDS[kind]
     cell, limits = trace(getattr(cells, job.cell)), Limits.of(job.capability)
     batch = -(-batch // 8) * 8  # as the backend asks
-    ranked = rank(cell, job.dtype, hidden, batch, job.capability)
+    ranked = rank(cell, job.dtype, hidden, batch, job.capability, mask=mask)
     times = {how: plan.time_of(cell, job.dtype, how, batch, limits) for how in ranked}
     for how in ranked:
         shape = measured.shape_of(how)
@@ -81,7 +86,8 @@ def candidates(job: Job, kind: str, hidden: int, batch: int, most: int) -> list[
             seen[key] += 1
             seen[grid] += 1
             shapes.add(shape)
-            on = ("keep",) if kind == "forward" else ()
+            on = () if mask == measured.PLAIN else (mask,)
+            on += ("keep",) if kind == "forward" else ()
             asked = kernels.first_try(hidden, how, on)
             found.append(job._replace(how=asked))
     return found
@@ -135,22 +141,28 @@ def arguments(
     record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     sizes, size = (STEPS, batch, units, 0), dtype.itemsize
+    order = torch.arange(batch, device="cuda")
+    lengths = STEPS * (batch - order) // batch
+    masks = [lengths, order, torch.rand((STEPS, batch), device="cuda") < SHARE]
+    on = how.lengths, how.lengths, how.reset
+    masked = [mask.data_ptr() if here else 0 for mask, here in zip(masks, on)]
     if how.kind == "forward":
         x, box = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
-        y = some(STEPS, batch, units) if how.half else box.view(dtype)  # or it is the mailbox
-        mail = ((box.data_ptr() if how.half else 0),) if how.clusters > 1 else ()
+        own = how.half or how.lengths or how.reset  # or y is the mailbox
+        y = some(STEPS, batch, units) if own else box.view(dtype)
+        mail = ((box.data_ptr() if own else 0),) if how.clusters > 1 else ()
         given = (weight.data_ptr(), x.data_ptr(), size * x.stride(0), x.stride(1), units,
-                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 8,
-                 *sizes, size * record.stride(0), batch)  # fmt: skip
+                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 3,
+                 *masked, 0, 0, *sizes, size * record.stride(0), batch)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
-        return [x, box, y, record, weight, *final], given, ends
+        return [x, box, y, record, weight, *final, *masks], given, ends
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
     sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
     given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), -size * dy.stride(0),
-             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), *[0] * 6, *sizes,
+             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), 0, *masked, 0, 0, *sizes,
              -size * record.stride(0), -batch, -size * d_gates.stride(0))  # fmt: skip
-    return [dy, d_gates, sums, record, weight], given, [0] * (4 * states)
+    return [dy, d_gates, sums, record, weight, *masks], given, [0] * (4 * states)
 
 
 def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | None:
@@ -217,7 +229,8 @@ def lines_of(paths: Sequence[Path]) -> str:
             how, gates = row["how"], len(trace(getattr(cells, row["cell"])).gates)
             size = tiles.SIZES[row["dtype"]]
             read = row.get("multiplied", size)
-            key = row["kind"], gates, size, read, how["units"], -(-row["B"] // 8)
+            mask = row.get("mask", measured.PLAIN)
+            key = row["kind"], mask, gates, size, read, how["units"], -(-row["B"] // 8)
             here.setdefault(key, []).append((row["us"], how))
         for key, tried in here.items():
             time, how = fastest(tried)
@@ -241,6 +254,7 @@ def main() -> None:
     parser.add_argument("--cell", nargs="+", default=["lstm", "gru"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=tiles.SIZES)
     parser.add_argument("--kind", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--mask", nargs="+", default=[measured.PLAIN], choices=measured.MASKS)
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 128, 256, 512, 1024])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument(
@@ -258,41 +272,45 @@ def main() -> None:
     capability = torch.cuda.get_device_capability()
     torch.zeros(1, device="cuda")
     rows = [
-        (kind, batch, job)
-        for cell, dtype, hidden, batch, kind in product(
-            asked.cell, asked.dtype, asked.hidden, asked.batch, asked.kind
+        (kind, mask, batch, job)
+        for cell, dtype, hidden, batch, kind, mask in product(
+            asked.cell, asked.dtype, asked.hidden, asked.batch, asked.kind, asked.mask
         )
         for job in candidates(
-            Job(cell, dtype, capability, tiles.Forward(8, 1, 1, 1, 1, 1, 0)), kind, hidden, batch,
-            asked.most,
+            Job(cell, dtype, capability, tiles.Forward(8, 1, 1, 1, 1, 1, 0)), kind, mask, hidden,
+            batch, asked.most,
         )
     ]  # fmt: skip
     found: dict[tuple[Any, ...], list[tuple[float, Tiles]]] = {}
 
-    def time_all(rows: list[tuple[str, int, Job]], delays: Sequence[int]) -> None:
-        for kind, batch, job in rows:
+    def time_all(rows: list[tuple[str, str, int, Job]], delays: Sequence[int]) -> None:
+        for kind, mask, batch, job in rows:
+            key = job.cell, job.dtype, job.how.units, batch, kind, mask
             time = timed(job, batch, delays)
             if time is not None:
-                found.setdefault((job.cell, job.dtype, job.how.units, batch, kind), []).append(time)
+                found.setdefault(key, []).append(time)
 
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        jobs = list(dict.fromkeys(job for _, _, job in rows))
+    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
+        jobs = list(dict.fromkeys(job for *_, job in rows))
         ready = dict(zip(jobs, pool.map(compiled, jobs, chunksize=2)))
         held = [
-            (kind, batch, job._replace(how=ready[job])) for kind, batch, job in rows if ready[job]
+            (kind, mask, batch, job._replace(how=ready[job]))
+            for kind, mask, batch, job in rows
+            if ready[job]
         ]
         time_all(held, DELAYS)
         rows = [
-            (key[-1], key[-2], job)
+            (*key[4:], key[3], job)
             for key, tried in found.items()
             for _, how in sorted(tried, key=itemgetter(0))[:2]
             for job in variants(Job(key[0], key[1], capability, how))
             if job.how not in [how for _, how in tried]
         ]
-        jobs = list(dict.fromkeys(job for _, _, job in rows))
+        jobs = list(dict.fromkeys(job for *_, job in rows))
         fits = dict(zip(jobs, pool.map(unspilled, jobs, chunksize=4)))
         time_all([row for row in rows if fits[row[-1]]], ())
-    table = Table("cell", "dtype", "H", "B", "kernel", "plan's us", "tiles", "best us", "tiles")
+    sizes = "cell", "dtype", "H", "B", "kernel", "mask"
+    table = Table(*sizes, "plan's us", "tiles", "best us", "tiles")
     for key, all_ in found.items():
         (first, picked), (least, best) = all_[0], fastest(all_)
         shown = (f"{first:.2f}", said(picked), f"{least:.2f}", said(best))
@@ -301,7 +319,7 @@ def main() -> None:
     if asked.json:
         kept = [
             {
-                **dict(zip(("cell", "dtype", "H", "B", "kind"), key)),
+                **dict(zip(("cell", "dtype", "H", "B", "kind", "mask"), key)),
                 "us": round(time, 3),
                 "multiplied": how.multiplied(key[1]),
                 "how": {name: int(getattr(how, name, 1)) for name in KEPT},

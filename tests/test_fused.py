@@ -156,9 +156,9 @@ RANKS = {
 
 @pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
-    kind, gates, width, multiplied, units = size
+    kind, mask, gates, width, multiplied, units = size
     dtype = {2: "float16", 4: "float32"}[width]
-    rank = RANKS[kind]
+    rank = partial(RANKS[kind], mask=mask)
     named = UNBOUNDED if kind != "backward" and multiplied == 4 else MEASURED
     cell, rows = trace(named[gates]), measured.table()[size]
     for row in rows:
@@ -220,7 +220,7 @@ def test_between_batches_runs_what_needs_no_second_wave():
 
 def test_below_the_least_measured_batch_runs_its_kernel_without_its_delay():
     for rank, hidden in itertools.product((plan.forward, plan.backward), (256, 1024)):
-        least = measured.table()[(rank.__name__, 1, 2, 2, hidden)][0]
+        least = measured.table()[(rank.__name__, measured.PLAIN, 1, 2, 2, hidden)][0]
         assert least.eights > 1
         found = rank(trace(cells.rnn_tanh), "bfloat16", hidden, 1, *WHOLE)[0]
         assert (measured.shape_of(found), found.delay) == (least.shape, 0)

@@ -1,6 +1,7 @@
 """Long calls in parts: the steps fall into them once, and results stay what one launch gives."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
@@ -132,6 +133,21 @@ def test_products_beside_loops_give_what_those_after_them_give(
             assert (have - want).norm() <= FAIR[dtype] * want.norm()
             assert torch.equal(have, second)
             assert torch.equal(have, third)
+
+
+@pytest.mark.gpu
+def test_threads_on_one_stream_share_the_stream_beside_it(monkeypatch, training):
+    """Each thread's loops and products lie between the others', and its results are the same."""
+    hiddens = (24, 256, 512, 1024)
+    steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
+    monkeypatch.setattr(run.Run, "_short", lambda *_: 20)
+    alone = [step() for step in steps]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        rounds = [pool.map(lambda step: [step() for _ in range(8)], steps) for _ in range(3)]
+        for each in rounds:
+            for found, wanted in zip(each, alone):
+                for have in found:
+                    assert all(map(torch.equal, have, wanted))
 
 
 @pytest.mark.gpu

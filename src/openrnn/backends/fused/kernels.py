@@ -102,10 +102,10 @@ def _compiling(
 
 def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
     """The plan of a kind of kernels with such flags."""
-    plain = not set(flags) - {"keep"}
+    mask = "+".join(flag for flag in flags if flag != "keep") or measured.PLAIN
     if kind == "forward":
-        return plan.forward(*asked, plain=plain, keep="keep" in flags)
-    return plan.backward(*asked, plain=plain)
+        return plan.forward(*asked, mask=mask, keep="keep" in flags)
+    return plan.backward(*asked, mask=mask)
 
 
 def fitting(

@@ -1,13 +1,13 @@
 """The tiles that were fastest when timed on an H200, where those of a size were.
 
-`measured.csv` is written by `benchmarks/tiles.py`: kernel, gates of the cell, bytes of a value and
-of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the fastest
-kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a grid, and
-its microseconds a step. Forward without what training keeps is `inference`. Masks take registers:
-with them only the shape and the delay are those of the table. Between two measured
-batches runs the fastest of their two kernels and the model's first, by the model's times scaled to
-those that were measured. Below the least runs that of the least, a grid without its delay, which is
-for more rows; elsewhere the model chooses.
+`measured.csv` is written by `benchmarks/tiles.py`: kernel, mask, gates of the cell, bytes of a
+value and of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the
+fastest kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a
+grid, and its microseconds a step. Forward without what training keeps is `inference`. Masks take
+registers: with those that have no rows only the shape and the delay are those of calls without.
+Between two measured batches runs the fastest of their two kernels and the model's first, by the
+model's times scaled to those that were measured. Below the least runs that of the least, a grid
+without its delay, which is for more rows; elsewhere the model chooses.
 """
 
 import csv
@@ -25,9 +25,11 @@ from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
 FILE = "measured.csv"
-SIZE = ("kind", "gates", "bytes", "multiplied", "units", "eights")
+SIZE = ("kind", "mask", "gates", "bytes", "multiplied", "units", "eights")
 SHAPE = ("clusters", "cluster", "warps", "per", "tiles", "flight", "k_warps", "wgmma")
 HELD = ("resident", "stages", "frugal")
+PLAIN = "none"  # the mask of calls without
+MASKS = (PLAIN, "lengths", "reset")  # that were measured, one at a time
 
 How = TypeVar("How", bound=Tiles)
 Shape = tuple[int, ...]
@@ -55,8 +57,8 @@ def table() -> dict[Key, list[Fastest]]:
     found: dict[Key, list[Fastest]] = {}
     text = (files("openrnn.backends.fused") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
-        kind, *sizes, eights = itemgetter(*SIZE)(line)
-        key = kind, *map(int, sizes)
+        kind, mask, *sizes, eights = itemgetter(*SIZE)(line)
+        key = kind, mask, *map(int, sizes)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
         resident, stages, frugal = map(int, itemgetter(*HELD)(line))
         held = resident, stages, bool(frugal)
@@ -66,7 +68,7 @@ def table() -> dict[Key, list[Fastest]]:
 
 
 def fastest_first(
-    kind: str, plain: bool, hows: list[How], cell: Traced, dtype: str, batch: int,
+    kind: str, mask: str, hows: list[How], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, model: Callable[[How, int], float],
 ) -> list[How]:  # fmt: skip
     """Kernels of one size in the order given, but that which was fastest before the others.
@@ -74,14 +76,19 @@ def fastest_first(
     Where the plan fills its shape otherwise, the kernel of the plan follows it.
 
     Args:
-        kind: as in the table; plain: without masks, as measured.
+        kind: as in the table; mask: one of MASKS, or any other name.
         model: the expected time of a step of a kernel and batch.
     """
     if capability != CAPABILITY or processors not in (None, PROCESSORS) or not hows:
         return hows
     one = hows[0]
     size = len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
-    rows = table().get((kind, *size)) or table().get((one.kind, *size), [])
+    masks = dict.fromkeys((mask, PLAIN))
+    asked = [(name, here, *size) for here in masks for name in dict.fromkeys((kind, one.kind))]
+    found = next((key for key in asked if key in table()), None)
+    if found is None:
+        return hows
+    rows, exact = table()[found], found[1] == mask
     eights = -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
     if place == len(rows):
@@ -104,7 +111,7 @@ def fastest_first(
         scales[hows[0]] = fmean(scales.values())
     first = min(scales, key=lambda how: scales[how] * model(how, batch))
     fronts = [first]
-    if plain and first in known:
+    if exact and first in known:
         held = dict(zip(HELD, known[first].held))
         fronts.insert(0, replace(first, **held))  # type: ignore[arg-type]
     return [*dict.fromkeys(fronts), *(how for how in hows if shape_of(how) != shape_of(first))]

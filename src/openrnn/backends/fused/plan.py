@@ -150,7 +150,7 @@ def us_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> f
 
 
 def _ranked(
-    kind: str, plain: bool, fitting: Iterator[How], cell: Traced, dtype: str, batch: int,
+    kind: str, mask: str, fitting: Iterator[How], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, limits: Limits,
 ) -> tuple[How, ...]:  # fmt: skip
     def model(how: How, batch: int) -> float:
@@ -159,7 +159,7 @@ def _ranked(
     ranked = sorted(fitting, key=lambda how: model(how, batch))
     return tuple(
         measured.fastest_first(
-            kind, plain, ranked, cell, dtype, batch, capability, processors, model
+            kind, mask, ranked, cell, dtype, batch, capability, processors, model
         )
     )
 
@@ -167,11 +167,11 @@ def _ranked(
 @lru_cache(maxsize=4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, plain: bool = True, keep: bool = True,
+    processors: int | None = None, mask: str = measured.PLAIN, keep: bool = True,
 ) -> tuple[Forward, ...]:  # fmt: skip
     """The forward kernels that fit: the fastest if it was measured, then by the model.
 
-    `plain`: without masks; `keep`: with what training keeps.
+    `mask`: see `measured`; `keep`: with what training keeps.
     """
     units, limits = units_of(hidden), Limits.of(capability, processors)
     fitting: Iterator[Forward] = chain(
@@ -179,13 +179,13 @@ def forward(
         grid.fitting(GridForward, cell, dtype, units, limits),
     )
     kind = "forward" if keep else "inference"
-    return _ranked(kind, plain, fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits)
 
 
 @lru_cache(maxsize=4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, plain: bool = True,
+    processors: int | None = None, mask: str = measured.PLAIN,
 ) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit: the fastest if it was measured, then by the model."""
     units, limits = units_of(hidden), Limits.of(capability, processors)
@@ -193,4 +193,4 @@ def backward(
         backwards(cell, dtype, units, limits),
         grid.fitting(GridBackward, cell, dtype, units, limits),
     )
-    return _ranked("backward", plain, fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked("backward", mask, fitting, cell, dtype, batch, capability, processors, limits)
