@@ -35,6 +35,7 @@ from openrnn.codegen import cuda, tiles
 from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import Traced, trace
 from openrnn.cores import usable_cores
+from openrnn.errors import OpenRNNError
 from openrnn.native import nvrtc
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
@@ -141,6 +142,7 @@ def arguments(
     record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     sizes, size = (STEPS, batch, units, 0), dtype.itemsize
+    vectors = some(len(cell.unit_params), units)
     order = torch.arange(batch, device="cuda")
     lengths = STEPS * (batch - order) // batch
     masks = [lengths, order, torch.rand((STEPS, batch), device="cuda") < SHARE]
@@ -152,17 +154,19 @@ def arguments(
         y = some(STEPS, batch, units) if own else box.view(dtype)
         mail = ((box.data_ptr() if own else 0),) if how.clusters > 1 else ()
         given = (weight.data_ptr(), x.data_ptr(), size * x.stride(0), x.stride(1), units,
-                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), *[0] * 3,
-                 *masked, 0, 0, *sizes, size * record.stride(0), batch)  # fmt: skip
+                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), 0, 0,
+                 vectors.data_ptr(), *masked, 0, 0, *sizes, size * record.stride(0),
+                 batch)  # fmt: skip
         ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
-        return [x, box, y, record, weight, *final, *masks], given, ends
+        return [x, box, y, record, weight, vectors, *final, *masks], given, ends
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
-    sums = torch.empty(-(-batch // how.rows) * how.tiles, planes, units, device="cuda")
+    pieces = -(-batch // how.rows) * how.tiles
+    sums = torch.empty(pieces, planes + len(vectors), units, device="cuda")
     given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), -size * dy.stride(0),
-             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), 0, *masked, 0, 0, *sizes,
-             -size * record.stride(0), -batch, -size * d_gates.stride(0))  # fmt: skip
-    return [dy, d_gates, sums, record, weight, *masks], given, [0] * (4 * states)
+             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), vectors.data_ptr(), *masked, 0, 0,
+             *sizes, -size * record.stride(0), -batch, -size * d_gates.stride(0))  # fmt: skip
+    return [dy, d_gates, sums, record, weight, vectors, *masks], given, [0] * (4 * states)
 
 
 def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | None:
@@ -248,6 +252,22 @@ def fastest(tried: Sequence[tuple[float, How]]) -> tuple[float, How]:
     return next(one for one in tried if one[0] <= EVEN * least)
 
 
+def write(path: Path, found: dict[tuple[Any, ...], list[tuple[float, Tiles]]]) -> None:
+    """All times, those of one row in the order in which they were taken."""
+    kept = [
+        {
+            **dict(zip(("cell", "dtype", "H", "B", "kind", "mask"), key)),
+            "us": round(time, 3),
+            "multiplied": how.multiplied(key[1]),
+            "how": {name: int(getattr(how, name, 1)) for name in KEPT},
+        }
+        for key, all_ in found.items()
+        for time, how in all_
+    ]
+    lines = ",\n".join(map(json.dumps, kept))
+    path.write_text(f'{{"machine": {json.dumps(machine())}, "rows": [\n{lines}\n]}}\n')
+
+
 def main() -> None:
     """Compiles in parallel, then times one by one."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -286,9 +306,15 @@ def main() -> None:
     def time_all(rows: list[tuple[str, str, int, Job]], delays: Sequence[int]) -> None:
         for kind, mask, batch, job in rows:
             key = job.cell, job.dtype, job.how.units, batch, kind, mask
-            time = timed(job, batch, delays)
+            try:
+                time = timed(job, batch, delays)
+            except OpenRNNError as error:  # of one kernel; the others' times count all the same
+                print(error)
+                continue
             if time is not None:
                 found.setdefault(key, []).append(time)
+        if asked.json:
+            write(asked.json, found)
 
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
         jobs = list(dict.fromkeys(job for *_, job in rows))
@@ -316,19 +342,6 @@ def main() -> None:
         shown = (f"{first:.2f}", said(picked), f"{least:.2f}", said(best))
         table.add_row(*(str(part) for part in (*key, *shown)))
     Console(width=120).print(table)
-    if asked.json:
-        kept = [
-            {
-                **dict(zip(("cell", "dtype", "H", "B", "kind", "mask"), key)),
-                "us": round(time, 3),
-                "multiplied": how.multiplied(key[1]),
-                "how": {name: int(getattr(how, name, 1)) for name in KEPT},
-            }
-            for key, all_ in found.items()
-            for time, how in all_
-        ]
-        lines = ",\n".join(map(json.dumps, kept))
-        asked.json.write_text(f'{{"machine": {json.dumps(machine())}, "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

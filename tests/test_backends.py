@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import (
+    BACKENDS,
     CELLS,
     CLIP,
     CORNERS,
@@ -34,7 +35,7 @@ ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same co
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_worse_than_the_reference(backend, cell):
     """The error against float64 is at most twice that of the reference run in the same dtype."""
     require(backend)
@@ -50,7 +51,7 @@ def test_no_worse_than_the_reference(backend, cell):
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("corner", CORNERS)
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_corners(backend, corner, cell):
     require(backend)
     check(with_cell(CORNERS[corner], CELLS[cell]), backend)
@@ -58,7 +59,7 @@ def test_corners(backend, corner, cell):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clip", [CLIP, (0.0, 0.0), (-100.0, 100.0)], ids=str)
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_clip(backend, clip, dtype):
     """Bounds that bite on both sides, that leave one value, that never bite."""
     require(backend)
@@ -87,7 +88,7 @@ def idle(x, r, s):
 
 
 @pytest.mark.parametrize("cell", [awkward, idle], ids=lambda cell: cell.name)
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cell_of_ones_own(backend, cell):
     require(backend)
     full = with_cell(CORNERS["everything"], cell)
@@ -95,7 +96,7 @@ def test_a_cell_of_ones_own(backend, cell):
         check(case, backend)
 
 
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_each_gradient_alone(backend):
     """Asking for one gradient gives that of asking for all, bit for bit."""
     require(backend)
@@ -109,7 +110,7 @@ def test_each_gradient_alone(backend):
         assert torch.equal(alone[f"d{name}"], everything[f"d{name}"]), name
 
 
-@pytest.mark.parametrize("backend", dispatch.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_threads_do_not_change_what_is_right(backend):
     """Tiles of the batch on several threads: no row is lost or done twice."""
     require(backend)

@@ -1,9 +1,9 @@
 """Long calls in parts: the steps fall into them once, and results stay what one launch gives."""
 
+import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +44,7 @@ def test_parts_cover_every_step_once():
 def test_parts_are_neither_short_nor_large_for_nothing(counting, least, enough):
     row = 4 * 512 * 2
     assert counting(parts.ENOUGH_AGAIN // (64 * row) - 1, 64, row) == 1
-    assert counting(7, 0, row) == 1
+    assert counting(7, 0, row) == counting(0, 64, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)
         longest = max(part.steps for part in parts.split(parts.even(number, steps), None, None))
@@ -122,8 +122,8 @@ def test_products_beside_loops_give_what_those_after_them_give(
     step, cases = training(cell, hidden, dtype)
     for given in cases:
         wanted = step(**given)
-        with monkeypatch.context() as beside:
-            beside.setattr(run.Run, "_short", lambda *_: 5)
+        with monkeypatch.context() as changed:
+            changed.setattr(run.Run, "_short", lambda *_: 5)
             found, again = step(**given), step(**given)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -137,7 +137,7 @@ def test_products_beside_loops_give_what_those_after_them_give(
 
 @pytest.mark.gpu
 def test_threads_on_one_stream_share_the_stream_beside_it(monkeypatch, training):
-    """Each thread's loops and products lie between the others', and its results are the same."""
+    """Forward's loops and products of each lie between the others', and results are the same."""
     hiddens = (24, 256, 512, 1024)
     steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
     monkeypatch.setattr(run.Run, "_short", lambda *_: 20)
@@ -154,9 +154,9 @@ def test_threads_on_one_stream_share_the_stream_beside_it(monkeypatch, training)
 def test_products_beside_loops_are_chosen_where_a_loop_leaves_room():
     """Few rows and long calls; none where products are short or the loop takes all."""
     lstm = chain.chain(cells.lstm.spec(768, 768), 0, torch.float16, 0)
-    assert 0 < lstm.short(1024, 16, 3 * 768, "backward", False) < 512
-    assert lstm.short(16, 16, 3 * 768, "backward", False) == 0
-    assert lstm.short(1024, 512, 3 * 768, "backward", False) == 0
+    assert 0 < lstm.short(1024, 16, 3 * 768, "backward", ()) < 512
+    assert lstm.short(16, 16, 3 * 768, "backward", ()) == 0
+    assert lstm.short(1024, 512, 3 * 768, "backward", ()) == 0
 
 
 def test_calls_of_few_rows_are_not_asked_whether_products_run_beside_loops():
@@ -174,6 +174,30 @@ def test_the_short_part_is_as_long_as_the_products_beside_it():
     assert beside.short(1000, 1e4, 1e4, 0.0) == 0
     assert beside.short(200, 2.1e4, 1e3, 0.1) == 0  # no step would be left
     assert beside.short(1000, 1e4, beside.LONG - 1, 0.5) == 0
+    assert beside.short(1000, 0.0, 1e4, 0.0) == 0  # gradients of biases alone
+
+
+@pytest.mark.parametrize(
+    ("wants", "columns"),
+    [((), 48), ((True,) * 5, 48 + 48 + 64), ((False, True, False), 48), ((False, False, True), 64),
+     ((False, False, False, True), 0)],
+)  # fmt: skip
+def test_products_are_those_of_the_gradients_that_are_wanted(monkeypatch, wants, columns):
+    asked = []
+    monkeypatch.setattr(chain.Chain, "short", lambda self, *given: asked.append(given) or 0)
+    spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
+    x = torch.zeros(()).expand(steps, batch, 48)
+    weights = [torch.zeros(slot.shape) for slot in module_slots(spec)]
+    masks = {"lengths": torch.full((batch,), steps), "reset": torch.zeros(steps, batch, dtype=bool)}
+    for lengths, reset in itertools.product((False, True), repeat=2):
+        problem = Problem(spec, torch.float32, "cpu", grad=True, lengths=lengths, reset=reset)
+        on = {"lengths": lengths, "reset": reset}
+        given = {name: masks[name] for name in masks if on[name]}
+        rows = ragged.Rows(masks["lengths"], torch.arange(batch)) if lengths else None
+        run.Run(Call(problem, x, [], weights, **given), 0, 0, rows, wants)
+        kind, kept = ("backward", ()) if wants else ("forward", ("keep",))
+        flags = (*(name for name in on if on[name]), *kept)
+        assert asked.pop() == (steps, batch, columns, kind, flags)
 
 
 def test_work_waits_for_the_next_loop(monkeypatch):
@@ -391,7 +415,7 @@ def test_parts_hand_on_their_states(launched, tiny, recompute, given):
     def chained(launches):
         assert launches[0][1] == 0
         assert launches[-1][2] == 0
-        assert all(left[2] == right[1] != 0 for left, right in pairwise(launches))
+        assert all(left[2] == right[1] != 0 for left, right in itertools.pairwise(launches))
         assert [launch[3] for launch in launches] == [4, 4, 4]
 
     forward = [launch for launch in carries if launch[0] == "forward"]

@@ -28,10 +28,11 @@ def short(steps: int, products: float, loop: float, idle: float) -> int:
         products: us of those of all steps; loop: of the loop over all steps.
         idle: the share of multiprocessors that the loop leaves.
     """
+    if not idle or loop < LONG or products < COST + LEAST:
+        return 0
     share = products / (products + idle * loop)
     found = ceil(share * steps)
-    pays = loop >= LONG and (1 - share) * products >= COST + LEAST
-    return found if pays and found < steps else 0
+    return found if (1 - share) * products >= COST + LEAST and found < steps else 0
 
 
 class Beside:

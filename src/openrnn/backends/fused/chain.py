@@ -72,7 +72,7 @@ class Chain:
         columns = 2 * spec.layer_input(index // spec.directions) + self.hidden
         # rows of all steps from which products may be worth running beside loops
         self.worth = (beside.COST + beside.LEAST) / self._product(columns)
-        self._loops: dict[tuple[str, bool, int], tuple[float, float]] = {}
+        self._loops: dict[tuple[str, kernels.Flags, int], tuple[float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
     def parts(self, steps: int, batch: int, again: bool) -> int:
@@ -80,14 +80,14 @@ class Chain:
         count = parts.count_again if again else parts.count
         return count(steps, batch, self.width * self.dtype.itemsize)
 
-    def short(self, steps: int, batch: int, columns: int, kind: str, keep: bool) -> int:
+    def short(self, steps: int, batch: int, columns: int, kind: str, flags: kernels.Flags) -> int:
         """Steps of the short part of a call whose products run beside its loops; 0 where none do.
 
-        `columns`: of all matrices in products over steps, of G*H rows each; `kind` of the loop; of
-        forward also whether it keeps what training needs.
+        `columns`: of all matrices in products over steps, of G*H rows each; `kind` and `flags` of
+        the loop.
         """
         products = steps * batch * self._product(columns)
-        loop, idle = self._loop(kind, keep, (batch + 7) // 8)
+        loop, idle = self._loop(kind, flags, (batch + 7) // 8)
         return beside.short(steps, products, steps * loop, idle)
 
     def _product(self, columns: int) -> float:
@@ -95,24 +95,23 @@ class Chain:
         flop = 2.0 * self.gates * self.hidden * columns
         return flop / beside.RATE[self.dtype.itemsize]
 
-    def _loop(self, kind: str, keep: bool, many: int) -> tuple[float, float]:
+    def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float]:
         """Microseconds of a step by the model, and the share of multiprocessors it leaves idle.
 
         None is idle where nothing was measured: on other devices, and with drivers that cannot say
         that all blocks of a launch have begun.
         """
-        found = self._loops.get((kind, keep, many))
+        found = self._loops.get((kind, flags, many))
         if found is None:
             about = torch.cuda.get_device_properties(self.device)
             where, most = (about.major, about.minor), about.multi_processor_count
-            on = ("keep",) if keep else ()
             asked = self.cell, self.name, self.hidden, 8 * many, where, most
-            how, limits = kernels.ranked(kind, on, *asked)[0], Limits.of(where, most)
+            how, limits = kernels.ranked(kind, flags, *asked)[0], Limits.of(where, most)
             time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
             blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
             known = where == measured.CAPABILITY and able()
             found = time, max(0.0, 1 - blocks / most) if known else 0.0
-            self._loops[kind, keep, many] = found
+            self._loops[kind, flags, many] = found
         return found
 
     def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:

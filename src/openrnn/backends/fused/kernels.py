@@ -61,13 +61,12 @@ def unspilled(
     with less of R. What is not in the cache is compiled on idle cores together with what would be
     tried next: a try takes a second or two. `exact`: as it is or not at all.
     """
-    tries = list(dict.fromkeys(
-        tried
-        for stages, less, frugal in product((how.stages, 2), LESS, (how.frugal, True))
-        if (tried := replace(
-            how, resident=max(0, how.resident - less), stages=stages, frugal=frugal
-        )).shared(cell, dtype) <= shared
-    ))[: 1 if exact else None]  # fmt: skip
+    changes = product((how.stages, 2), LESS, (how.frugal, True))
+    tried_in_turn = [how] if exact else [
+        replace(how, resident=max(0, how.resident - less), stages=stages, frugal=frugal)
+        for stages, less, frugal in changes
+    ]  # fmt: skip
+    tries = [one for one in dict.fromkeys(tried_in_turn) if one.shared(cell, dtype) <= shared]
 
     def made_of(tried: How) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, patience)

@@ -4,7 +4,8 @@
 value and of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the
 fastest kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a
 grid, and its microseconds a step. Forward without what training keeps is `inference`. Masks take
-registers: with those that have no rows only the shape and the delay are those of calls without.
+registers: with those that have no rows for so many, only the shape and the delay are those of calls
+without.
 Between two measured batches runs the fastest of their two kernels and the model's first, by the
 model's times scaled to those that were measured. Below the least runs that of the least, a grid
 without its delay, which is for more rows; elsewhere the model chooses.
@@ -85,14 +86,13 @@ def fastest_first(
     size = len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
     masks = dict.fromkeys((mask, PLAIN))
     asked = [(name, here, *size) for here in masks for name in dict.fromkeys((kind, one.kind))]
-    found = next((key for key in asked if key in table()), None)
+    eights = -(-batch // 8)
+    reaching = (key for key in asked if key in table() and table()[key][-1].eights >= eights)
+    found = next(reaching, None)
     if found is None:
         return hows
     rows, exact = table()[found], found[1] == mask
-    eights = -(-batch // 8)
     place = bisect_left(rows, eights, key=itemgetter(0))
-    if place == len(rows):
-        return hows
     below = eights < rows[0].eights
     between = not below and eights < rows[place].eights
     near = rows[place - 1 : place + 1] if between else rows[place : place + 1]

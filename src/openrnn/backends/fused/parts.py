@@ -47,8 +47,8 @@ def count(steps: int, batch: int, row: int) -> int:
 
 def count_again(steps: int, batch: int, row: int) -> int:
     """The same with recompute. The reserve has this size: symbolic T and B must meet no branch."""
-    each = LEAST_AGAIN + ENOUGH_AGAIN // (batch * row + 1)
-    return (steps + each - 1) // each
+    most = LEAST_AGAIN + 1 + ENOUGH_AGAIN // (batch * row + 1)
+    return steps // most + 1
 
 
 def even(number: int, steps: int) -> list[int]:

@@ -101,10 +101,15 @@ class Run:
         if few or self.w_ih is None or self.call.reset_states:
             return 0
         inner, hidden = self.w_ih.shape[1], self.chain.hidden
-        wanted = zip((inner, inner, hidden), wants or (True,))  # dx, dW, dR; forward's inputs
-        columns = sum(size for size, want in wanted if want)
-        kind, keep = ("backward", False) if wants else ("forward", self.call.problem.grad)
-        return self.chain.short(self.steps, self.batch, columns, kind, keep)
+        masks = (("lengths", self.rows), ("reset", self.reset))
+        flags = tuple(name for name, mask in masks if mask is not None)
+        if wants:
+            sizes = zip((inner, inner, hidden), wants)  # of dx, dW and dR
+            kind, columns = "backward", sum(size for size, want in sizes if want)
+        else:
+            kind, columns = "forward", inner
+            flags += ("keep",) if self.call.problem.grad else ()
+        return self.chain.short(self.steps, self.batch, columns, kind, flags)
 
     @cached_property
     def replaced(self) -> Tensor | None:
