@@ -66,7 +66,8 @@ def measured(
     for name, grad in (("infer", None), ("train", dy)):
 
         def call(grad: torch.Tensor | None = grad) -> list[torch.Tensor]:
-            return step(layer, x, grad)
+            # what outlives the call must not bind x to this stream: no other could capture it
+            return [one.detach() for one in step(layer, x, grad)]
 
         ways = {way: in_way(call, least) for way, least in WAYS.items()}
         wanted = ways["after"]()

@@ -45,6 +45,19 @@ def problem(dice: random.Random) -> Callable[[], list[torch.Tensor]]:
     return call
 
 
+def said(number: int, found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Where y, dx or a parameter's gradient, in this order, has other bits; or nothing."""
+    if torch.equal(found, wanted):
+        return ""
+    places = (found != wanted).nonzero()
+    least, most = places.min(0).values.tolist(), places.max(0).values.tolist()
+    off = (found.float() - wanted.float()).abs().max().item()
+    return (
+        f"  tensor {number} {tuple(found.shape)}: {len(places)} elements from {least} to {most}, "
+        f"by up to {off:.2g}"
+    )
+
+
 def main() -> int:
     """Runs until the time is over; says how many calls there were."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,12 +86,13 @@ def main() -> int:
                     found.append(calls[pick]())
             torch.cuda.synchronize()
             for pick, have in zip(picks, found):
-                for a, b in zip(have, alone[pick]):
-                    if not torch.equal(a, b):
-                        print(f"problem {pick} gave other bits after {done} calls")
-                        return 1
+                wrong = [said(n, a, b) for n, (a, b) in enumerate(zip(have, alone[pick]))]
+                if any(wrong):
+                    print(f"problem {pick} gave other bits after {done} calls:")
+                    print(*filter(None, wrong), sep="\n")
+                    return 1
             done += len(picks)
-        del found, have, a, b  # how much they hold is the dice's doing
+        del found, have  # how much they hold is the dice's doing
         last = torch.cuda.memory_allocated()
         first = first or last
     print(f"{done} calls of {len(calls)} problems, memory {first >> 10} -> {last >> 10} KiB")

@@ -3,7 +3,9 @@
 For each row it compiles the plan's first choices of each kind (forward without what training keeps
 is `inference`), times launches of T steps from a CUDA graph, grids with several delays, then the
 two fastest with more and less of R in registers, frugal and not, and prints what the plan would
-pick beside the fastest. `--mask` times those of calls with lengths, spread evenly up to T, or with
+pick beside the fastest. Whether a look at L2 comes just too early differs from launch to launch
+of a grid, so that its delays are told apart by the mean of many, those a little later than the best
+once more; `--delays` does that alone, to the grids that the plan picks now. `--mask` times those of calls with lengths, spread evenly up to T, or with
 resets at 3% of all steps.
 Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
 `backends/fused/measured.csv` with such times; the models beside it were fitted to them.
@@ -20,7 +22,7 @@ from itertools import product
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -40,6 +42,7 @@ from openrnn.native import nvrtc
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
 DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # of grids
+LATER = (0, 50, 100, 150, 200)  # than the fastest of them
 KEPT = ("units", *measured.SHAPE, *measured.HELD, "delay")  # of tiles, in files
 KINDS = {
     "inference": partial(plan.forward, keep=False),
@@ -170,8 +173,8 @@ def arguments(
 
 
 def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | None:
-    """The least of some replays, microseconds a step, and the tiles with a grid's best delay, where
-    there are some to try; None where the device does not hold it.
+    """The least of some replays, microseconds a step, of a grid the mean, and the tiles with its
+    best delay, where there are some to try; None where the device does not hold it.
 
     From a graph, because a launch from Python adds a tenth of a microsecond to each of 256 steps.
     """
@@ -186,14 +189,14 @@ def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | 
     calls = [arguments(cell, how, batch, getattr(torch, job.dtype)) for _ in range(own)]
     boxes = [held[1] for held, _, _ in calls if grid]
 
-    def times(tried: Tiles) -> list[float]:
+    def times(tried: Tiles, replays: int = REPLAYS) -> list[float]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _, given, states in calls * (LAUNCHES // own):
                 kernels.launch(kernel, tried, batch, given, *states)
         found = []
-        for _ in range(REPLAYS):
+        for _ in range(replays):
             for box in boxes:
                 box.fill_(-1)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -204,10 +207,13 @@ def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | 
             found.append(start.elapsed_time(end) * 1e3 / (STEPS * LAUNCHES))
         return found[1:]
 
-    if grid and delays:
-        delayed = [replace(how, delay=delay) for delay in delays]
-        how = min(delayed, key=lambda tried: median(times(tried)))
-    return min(times(how)), how
+    if not grid:
+        return min(times(how)), how
+    if delays:
+        coarse = min(delays, key=lambda delay: median(times(replace(how, delay=delay))))
+        delayed = [replace(how, delay=coarse + later) for later in LATER]
+        how = min(delayed, key=lambda tried: fmean(times(tried, 3 * REPLAYS)))
+    return fmean(times(how, 2 * REPLAYS)), how
 
 
 def said(how: Tiles) -> str:
@@ -280,6 +286,7 @@ def main() -> None:
     parser.add_argument(
         "--most", type=int, default=8, help="kernels of a row, grids and others each"
     )
+    parser.add_argument("--delays", action="store_true", help="of the plan's grids, and no more")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path, nargs="+", metavar="JSON",
                         help="print measured.csv with these files, and time nothing")  # fmt: skip
@@ -299,7 +306,8 @@ def main() -> None:
         for job in candidates(
             Job(cell, dtype, capability, tiles.Forward(8, 1, 1, 1, 1, 1, 0)), kind, mask, hidden,
             batch, asked.most,
-        )
+        )[: 1 if asked.delays else None]
+        if not asked.delays or job.how.clusters > 1
     ]  # fmt: skip
     found: dict[tuple[Any, ...], list[tuple[float, Tiles]]] = {}
 
@@ -325,9 +333,10 @@ def main() -> None:
             if ready[job]
         ]
         time_all(held, DELAYS)
+        best = {} if asked.delays else found
         rows = [
             (*key[4:], key[3], job)
-            for key, tried in found.items()
+            for key, tried in best.items()
             for _, how in sorted(tried, key=itemgetter(0))[:2]
             for job in variants(Job(key[0], key[1], capability, how))
             if job.how not in [how for _, how in tried]

@@ -252,17 +252,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             // a branch, past which the compiler does not move factors: they would wait for letters, too
             if (before > 0) {
 #if CLUSTER > 1
+                // Gates are written over what the step before read. Letters say so of their senders only;
+                // with two turns the other's barrier does. Here warps wait for letters anyway.
+                if (FLIGHT == 1) __syncthreads();
                 const word mailbox = mailboxes + f * 16 + (8 - box_now);
                 await(mailbox, phase);
                 if (thread == 0) expect(mailbox, letter);
 #endif
                 add_parts(f, PARTS - parts_now);
             }
-#if CLUSTER > 1 && PATIENCE
-            // Gates are written over what the step before read. Its letters order the two, each
-            // sent after its sender's reads; racecheck follows barriers, not letters.
-            __syncthreads();
-#endif
             float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
             Pair pairs[SLOTS][PLANES];
             auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[f][s][c]; };
