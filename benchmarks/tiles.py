@@ -3,10 +3,13 @@
 For each row it compiles the plan's first choices of each kind (forward without what training keeps
 is `inference`), times launches of T steps from a CUDA graph, grids with several delays, then the
 two fastest with more and less of R in registers, frugal and not, and prints what the plan would
-pick beside the fastest. Whether a look at L2 comes just too early differs from launch to launch
-of a grid, so that its delays are told apart by the mean of many, those a little later than the best
-once more; `--delays` does that alone, to the grids that the plan picks now. `--mask` times those of calls with lengths, spread evenly up to T, or with
-resets at 3% of all steps.
+pick beside the fastest. `--mask` times kernels with lengths, spread evenly up to T, or with resets
+at 3% of all steps.
+
+Whether a look at L2 comes just too early differs from launch to launch of a grid. So its delays are
+told apart by the mean of many, those a little later than the fastest once more; `--delays` does
+that alone, for the grids that the plan picks now.
+
 Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
 `backends/fused/measured.csv` with such times; the models beside it were fitted to them.
 """

@@ -16,7 +16,7 @@ from test_grid_protocol import Mailbox
 
 @dataclass
 class Tile:
-    """What a block holds of a tile of rows, marked by step: gates by warp, parts of dh by sender."""
+    """What a block holds of rows, marked by step: gates by warp, parts of dh by sender."""
 
     gates: dict = field(default_factory=dict)
     parts: list = field(default_factory=lambda: [{}, {}])
