@@ -2,11 +2,13 @@
 
 Each problem runs once alone, then again among others on any of the streams: the same bits are
 wanted, with no error, no hang and no growth of memory. Ends with 1 where that fails; once all
-kernels are compiled, says each minute how far it is.
+kernels are compiled, says each minute how far it is. With several processes the device changes
+from one to another in the middle of kernels, whose warps then fall behind each other.
 """
 
 import argparse
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -58,13 +60,8 @@ def said(number: int, found: torch.Tensor, wanted: torch.Tensor) -> str:
     )
 
 
-def main() -> int:
+def soak(asked: argparse.Namespace) -> int:
     """Runs until the time is over; says how many calls there were."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--problems", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
     dice = random.Random(asked.seed)
     torch.manual_seed(asked.seed)
     # several streams differentiate the same parameters on purpose
@@ -97,6 +94,23 @@ def main() -> int:
         first = first or last
     print(f"{done} calls of {len(calls)} problems, memory {first >> 10} -> {last >> 10} KiB")
     return int(last > first + (1 << 20))
+
+
+def main() -> int:
+    """Starts as many processes as asked, each with a seed of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="that take turns on the device")
+    asked = parser.parse_args()
+    sizes = ["--minutes", str(asked.minutes), "--problems", str(asked.problems)]
+    others = [
+        subprocess.Popen([sys.executable, __file__, *sizes, "--seed", str(asked.seed + number)])
+        for number in range(1, asked.processes)
+    ]
+    found = soak(asked)
+    return max([found, *(other.wait() for other in others)])
 
 
 if __name__ == "__main__":
