@@ -150,13 +150,23 @@ def test_threads_on_one_stream_share_the_stream_beside_it(monkeypatch, training)
                     assert all(map(torch.equal, have, wanted))
 
 
-@pytest.mark.gpu
-def test_products_beside_loops_are_chosen_where_a_loop_leaves_room():
-    """Few rows and long calls; none where products are short or the loop takes all."""
-    lstm = chain.chain(cells.lstm.spec(768, 768), 0, torch.float16, 0)
-    assert 0 < lstm.short(1024, 16, 3 * 768, "backward", ()) < 512
-    assert lstm.short(16, 16, 3 * 768, "backward", ()) == 0
-    assert lstm.short(1024, 512, 3 * 768, "backward", ()) == 0
+def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
+    """Few rows and long calls; not where products are short, the loop takes all, or is a grid's."""
+    h200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    monkeypatch.setattr(chain, "able", lambda: True)
+    small, large = (
+        chain.Chain(cells.lstm.spec(hidden, hidden), 0, torch.float16, 0) for hidden in (512, 768)
+    )
+    assert 0 < small.short(1024, 16, 3 * 512, "backward", ()) < 512
+    assert 0 < small.short(1024, 16, 3 * 512, "backward", ("lengths",)) < 512
+    assert small.short(16, 16, 3 * 512, "backward", ()) == 0
+    assert small.short(1024, 512, 3 * 512, "backward", ()) == 0
+    assert 0 < large.short(1024, 16, 768, "forward", ("keep",)) < 512
+    assert large.short(1024, 16, 3 * 768, "backward", ()) == 0
+    monkeypatch.setattr(chain, "able", lambda: False)
+    old = chain.Chain(cells.lstm.spec(512, 512), 0, torch.float16, 0)
+    assert old.short(1024, 16, 3 * 512, "backward", ()) == 0
 
 
 def test_calls_of_few_rows_are_not_asked_whether_products_run_beside_loops():
