@@ -3,8 +3,8 @@
 A loop of few rows leaves multiprocessors idle, and the products over all its steps, which need its
 results or give its inputs, take up to a quarter of a call. So a call may run in two parts, a short
 one and a long one: forward multiplies inputs of the long part while the short one's loop runs,
-backward, but for grids, multiplies the long part's gradients. Products begin when all blocks of the loop
-have: they would take its places else.
+backward, but for grids, multiplies the long part's gradients. Products begin when all blocks of the
+loop have: they would take its places else.
 """
 
 from collections.abc import Callable
