@@ -199,14 +199,14 @@ def test_products_are_those_of_the_gradients_that_are_wanted(monkeypatch, wants,
     x = torch.zeros(()).expand(steps, batch, 48)
     weights = [torch.zeros(slot.shape) for slot in module_slots(spec)]
     masks = {"lengths": torch.full((batch,), steps), "reset": torch.zeros(steps, batch, dtype=bool)}
-    for lengths, reset in itertools.product((False, True), repeat=2):
-        problem = Problem(spec, torch.float32, "cpu", grad=True, lengths=lengths, reset=reset)
+    for lengths, reset, every in itertools.product((False, True), repeat=3):
         on = {"lengths": lengths, "reset": reset}
+        problem = Problem(spec, torch.float32, "cpu", grad=True, return_states=every, **on)
         given = {name: masks[name] for name in masks if on[name]}
         rows = ragged.Rows(masks["lengths"], torch.arange(batch)) if lengths else None
         run.Run(Call(problem, x, [], weights, **given), 0, 0, rows, wants)
-        kind, kept = ("backward", ()) if wants else ("forward", ("keep",))
-        flags = (*(name for name in on if on[name]), *kept)
+        kind, more = ("backward", {}) if wants else ("forward", {"every": every, "keep": True})
+        flags = tuple(name for name, here in (on | more).items() if here)
         assert asked.pop() == (steps, batch, columns, kind, flags)
 
 

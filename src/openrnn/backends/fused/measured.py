@@ -4,8 +4,8 @@
 value and of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the
 fastest kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a
 grid, and its microseconds a step. Forward without what training keeps is `inference`. Masks take
-registers: with those that have no rows for so many, only the shape and the delay are those of calls
-without.
+registers: where a batch was measured without them only, they have the shape and the delay of that
+kernel, filled by the plan.
 Between two measured batches runs the fastest of their two kernels and the model's first, by the
 model's times scaled to those that were measured. Below the least runs that of the least, a grid
 without its delay, which is for more rows; elsewhere the model chooses.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import chain
 from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -84,11 +85,9 @@ def fastest_first(
         return hows
     one = hows[0]
     size = len(cell.gates), SIZES[dtype], one.multiplied(dtype), one.units
-    masks = dict.fromkeys((mask, PLAIN))
-    asked = [(name, here, *size) for here in masks for name in dict.fromkeys((kind, one.kind))]
+    masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
     eights = -(-batch // 8)
-    reaching = (key for key in asked if key in table() and table()[key][-1].eights >= eights)
-    found = next(reaching, None)
+    found = _nearest([(name, here, *size) for here in masks for name in kinds], eights)
     if found is None:
         return hows
     rows, exact = table()[found], found[1] == mask
@@ -115,6 +114,14 @@ def fastest_first(
         held = dict(zip(HELD, known[first].held))
         fronts.insert(0, replace(first, **held))  # type: ignore[arg-type]
     return [*dict.fromkeys(fronts), *(how for how in hows if shape_of(how) != shape_of(first))]
+
+
+def _nearest(keys: list[Key], eights: int) -> Key | None:
+    """The first key with a row for a batch; else with rows on both sides of it; else above it."""
+    reaching = [key for key in keys if key in table() and table()[key][-1].eights >= eights]
+    here = (key for key in reaching if any(row.eights == eights for row in table()[key]))
+    around = (key for key in reaching if table()[key][0].eights < eights)
+    return next(chain(here, around, reaching), None)
 
 
 def _delayed(how: How, delay: int) -> How:

@@ -5,10 +5,10 @@ fastest tiles; for all others the model chooses. Its times are cycles of one
 multiprocessor; what they rest on stands in `docs/kernels.md`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, product
+from itertools import product
 from typing import TypeVar
 
 from openrnn.backends.fused import grid, measured
@@ -149,8 +149,21 @@ def us_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> f
     return time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
 
 
+@lru_cache(maxsize=256)
+def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Forward, ...]:
+    """All kinds, for any batch."""
+    grids = grid.fitting(GridForward, cell, dtype, units, limits)
+    return *forwards(cell, dtype, units, limits), *grids
+
+
+@lru_cache(maxsize=256)
+def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Backward, ...]:
+    grids = grid.fitting(GridBackward, cell, dtype, units, limits)
+    return *backwards(cell, dtype, units, limits), *grids
+
+
 def _ranked(
-    kind: str, mask: str, fitting: Iterator[How], cell: Traced, dtype: str, batch: int,
+    kind: str, mask: str, fitting: Iterable[How], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, limits: Limits,
 ) -> tuple[How, ...]:  # fmt: skip
     def model(how: How, batch: int) -> float:
@@ -174,11 +187,7 @@ def forward(
     `mask`: see `measured`; `keep`: with what training keeps.
     """
     units, limits = units_of(hidden), Limits.of(capability, processors)
-    fitting: Iterator[Forward] = chain(
-        forwards(cell, dtype, units, limits),
-        grid.fitting(GridForward, cell, dtype, units, limits),
-    )
-    kind = "forward" if keep else "inference"
+    kind, fitting = "forward" if keep else "inference", _forwards(cell, dtype, units, limits)
     return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits)
 
 
@@ -189,8 +198,5 @@ def backward(
 ) -> tuple[Backward, ...]:  # fmt: skip
     """The backward kernels that fit: the fastest if it was measured, then by the model."""
     units, limits = units_of(hidden), Limits.of(capability, processors)
-    fitting: Iterator[Backward] = chain(
-        backwards(cell, dtype, units, limits),
-        grid.fitting(GridBackward, cell, dtype, units, limits),
-    )
+    fitting = _backwards(cell, dtype, units, limits)
     return _ranked("backward", mask, fitting, cell, dtype, batch, capability, processors, limits)

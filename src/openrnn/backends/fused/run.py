@@ -107,8 +107,9 @@ class Run:
             sizes = zip((inner, inner, hidden), wants)  # of dx, dW and dR
             kind, columns = "backward", sum(size for size, want in sizes if want)
         else:
-            kind, columns = "forward", inner
-            flags += ("keep",) if self.call.problem.grad else ()
+            kind, columns, problem = "forward", inner, self.call.problem
+            flags += ("every",) if problem.return_states else ()
+            flags += ("keep",) if problem.grad else ()
         return self.chain.short(self.steps, self.batch, columns, kind, flags)
 
     @cached_property
