@@ -9,7 +9,6 @@ from cases import (
     CELLS,
     CLIP,
     CORNERS,
-    DTYPES,
     Case,
     Inputs,
     Oracle,
@@ -39,7 +38,7 @@ ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same co
 def test_no_worse_than_the_reference(backend, cell):
     """The error against float64 is at most twice that of the reference run in the same dtype."""
     require(backend)
-    share = SHARE.get(backend, 0.2 if cell in ALIKE else 3.0)
+    share = SHARE.get(backend, 0.2 if cell in ALIKE else 2.0)
 
     @settings(examples(share), suppress_health_check=[HealthCheck.too_slow])
     @given(cases(CELLS[cell]))
@@ -57,8 +56,13 @@ def test_corners(backend, corner, cell):
     check(with_cell(CORNERS[corner], CELLS[cell]), backend)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("clip", [CLIP, (0.0, 0.0), (-100.0, 100.0)], ids=str)
+@pytest.mark.parametrize(
+    ("clip", "dtype"),
+    [(CLIP, torch.float32), (CLIP, torch.float64), (CLIP, torch.bfloat16), (CLIP, torch.float16),
+     ((0.0, 0.0), torch.float32), ((0.0, 0.0), torch.bfloat16), ((-100.0, 100.0), torch.float64),
+     ((-100.0, 100.0), torch.float16)],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_clip(backend, clip, dtype):
     """Bounds that bite on both sides, that leave one value, that never bite."""
