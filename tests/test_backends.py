@@ -38,7 +38,7 @@ ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same co
 def test_no_worse_than_the_reference(backend, cell):
     """The error against float64 is at most twice that of the reference run in the same dtype."""
     require(backend)
-    share = SHARE.get(backend, 0.2 if cell in ALIKE else 2.0)
+    share = SHARE.get(backend, 0.2 if cell in ALIKE else 1.0)
 
     @settings(examples(share), suppress_health_check=[HealthCheck.too_slow])
     @given(cases(CELLS[cell]))
