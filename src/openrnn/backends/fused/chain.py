@@ -110,8 +110,8 @@ class Chain:
             how, limits = kernels.ranked(kind, flags, *asked)[0], Limits.of(where, most)
             time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
             blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
-            pays = where == measured.CAPABILITY and able()
-            pays = pays and not (kind == "backward" and how.clusters > 1)
+            shares_l2 = kind == "backward" and how.clusters > 1
+            pays = where == measured.CAPABILITY and not shares_l2 and able()
             found = time, max(0.0, 1 - blocks / most) if pays else 0.0
             self._loops[kind, flags, many] = found
         return found

@@ -6,6 +6,7 @@ fastest kernel's shape, how much of R it holds and whether it is frugal, its del
 grid, and its microseconds a step. Forward without what training keeps is `inference`. Masks take
 registers: where a batch was measured without them only, they have the shape and the delay of that
 kernel, filled by the plan.
+
 Between two measured batches runs the fastest of their two kernels and the model's first, by the
 model's times scaled to those that were measured. Below the least runs that of the least, a grid
 without its delay, which is for more rows; elsewhere the model chooses.
