@@ -9,6 +9,7 @@ from cases import (
     CELLS,
     CLIP,
     CORNERS,
+    DTYPES,
     Case,
     Inputs,
     Oracle,
@@ -30,7 +31,8 @@ from openrnn import cells, dispatch, reference
 # the reference in its own dtype is the measure; what it is measured by is in test_reference.py
 # a new size is a new kernel for `fused`
 SHARE = {"reference": 0.3, "fused": 0.4}
-ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same code
+# On a CPU each cell, dtype and clip is compiled, 15 s or more. These cells meet the code of others.
+ALIKE = ("coupled_lstm", "mgu", "peephole_lstm", "rnn_relu")
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -38,11 +40,15 @@ ALIKE = ("coupled_lstm", "mgu", "peephole_lstm")  # other cells meet the same co
 def test_no_worse_than_the_reference(backend, cell):
     """The error against float64 is at most twice that of the reference run in the same dtype."""
     require(backend)
-    share = SHARE.get(backend, 0.2 if cell in ALIKE else 1.0)
+    few = backend == "cpu" and cell in ALIKE
+    share = SHARE.get(backend, 0.2 if few else 1.0)
+    dtypes = DTYPES[:-1] if few else DTYPES
 
     @settings(examples(share), suppress_health_check=[HealthCheck.too_slow])
-    @given(cases(CELLS[cell]))
+    @given(cases(CELLS[cell], dtypes))
     def holds(case):
+        if few:
+            case = replace(case, spec=case.spec.with_(cell_clip=None))
         check(case, backend)
 
     holds()
@@ -59,7 +65,7 @@ def test_corners(backend, corner, cell):
 @pytest.mark.parametrize(
     ("clip", "dtype"),
     [(CLIP, torch.float32), (CLIP, torch.float64), (CLIP, torch.bfloat16), (CLIP, torch.float16),
-     ((0.0, 0.0), torch.float32), ((0.0, 0.0), torch.bfloat16), ((-100.0, 100.0), torch.float64),
+     ((0.0, 0.0), torch.float32), ((0.0, 0.0), torch.bfloat16), ((-100.0, 100.0), torch.float32),
      ((-100.0, 100.0), torch.float16)],
     ids=str,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from cases import ON_CPU, distance, require
+from cases import CLIP, ON_CPU, distance, require
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
@@ -536,7 +536,7 @@ def test_copies(kind, how):
     """A copy has the same settings and numbers, and parameters of its own."""
     x = torch.randn(2, 3)
     if kind == "Recurrent":
-        layer = openrnn.Recurrent(cells.coupled_lstm, 3, 4, cell_clip=0.5)
+        layer = openrnn.Recurrent(cells.coupled_lstm, 3, 4, cell_clip=CLIP)
     else:
         layer = getattr(openrnn, kind)(3, 4)
     copied = ALIKE[how](layer)

@@ -6,7 +6,18 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cases import CELLS, ON_CPU, Inputs, Oracle, _cotangents, cases, examples, require, takes
+from cases import (
+    CELLS,
+    CLIP,
+    ON_CPU,
+    Inputs,
+    Oracle,
+    _cotangents,
+    cases,
+    examples,
+    require,
+    takes,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -118,7 +129,7 @@ class Run:
 
 
 NETWORKS = [
-    ("lstm", {"dropout": 0.4, "num_proj": 2, "cell_clip": 0.3}),
+    ("lstm", {"dropout": 0.4, "num_proj": 2, "cell_clip": CLIP}),
     ("gru", {"dropout": 0.4, "bias_mode": "input"}),
 ]
 every_network = pytest.mark.parametrize(

@@ -97,13 +97,17 @@ INLINE void post(multiplied* place, Letter letter) {
 #endif
 }
 
-// The block's part of K of all rows, as soon as it is there; from: this step's, in row 0. A look that
-// comes too early costs a whole way to L2 once more, and looks hold up posts: so not before `delay` cycles.
-INLINE void fetch(const Place& here, word delay, const multiplied* from, wide row_stride, const int* rows,
+// When a warp looks at L2 for what others post, in sixteenths of a cycle after it could. A look that comes
+// too early costs a whole way there once more, and looks hold up posts: the next comes later then, and after
+// one that found all a little sooner.
+constexpr word LATER = 8 * 16, SOONER = 16 / 2;
+
+// The block's part of K of all rows, as soon as it is there; from: this step's, in row 0.
+INLINE void fetch(const Place& here, word& delay, const multiplied* from, wide row_stride, const int* rows,
                   unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
     const word begin = word(clock());
-    while (word(clock()) - begin < delay) continue;
+    while (word(clock()) - begin < delay / 16) continue;
     #pragma unroll 1
     for (int done = 0; done < COUNT; done += BATCH) {
         const multiplied* source[BATCH];
@@ -120,6 +124,7 @@ INLINE void fetch(const Place& here, word delay, const multiplied* from, wide ro
             found[i] = source[i] ? look(source[i]) : make_uint4(0, 0, 0, 0);
         }
         // those that are not there are asked for again, all at once: a look takes half a microsecond
+        bool early = false;
 #if PATIENCE
         int tries = 0;
 #endif
@@ -128,6 +133,7 @@ INLINE void fetch(const Place& here, word delay, const multiplied* from, wide ro
             #pragma unroll
             for (int i = 0; i < BATCH; ++i) all &= complete(found[i]);
             if (all) break;
+            early = true;
 #if PATIENCE
             if (++tries > PATIENCE) __trap();
 #endif
@@ -142,6 +148,7 @@ INLINE void fetch(const Place& here, word delay, const multiplied* from, wide ro
                 *reinterpret_cast<uint4*>(operand + place[i]) = make_uint4(
                     rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
         }
+        if (done == 0) delay = __any_sync(~0u, early) ? delay + LATER : delay - min(delay, SOONER);
     }
 }
 
