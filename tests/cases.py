@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -343,6 +343,12 @@ def _orders() -> Iterator[Any]:
         yield mock.patch.object(reference, "linear", reordered)
 
 
+@contextmanager
+def _both(first: Any, second: Any) -> Iterator[None]:
+    with first, second:
+        yield
+
+
 def _kinks(case: Case, eps: float) -> Iterator[tuple[Any, Case]]:
     """The reference with the clip's edges, or the corner of relu, a rounding off.
 
@@ -416,10 +422,14 @@ class Oracle:
         if backend in TF32 and case.dtype == torch.float32:
             eps = 2.0**-10
         errors = dict.fromkeys(exact, 0.0)
-        orders = [*_orders()]
+        ways = [(order, case) for order in _orders()]
+        products = [nullcontext()]
         if backend in TF32:
-            orders.append(mock.patch.object(reference, "linear", _tf32_linear))
-        for order, near in [*((order, case) for order in orders), *_kinks(case, eps)]:
+            products.append(mock.patch.object(reference, "linear", _tf32_linear))
+            ways.append((products[-1], case))
+        for product in products:  # what tf32 moves may meet a kink, too
+            ways += ((_both(product, kink), near) for kink, near in _kinks(case, eps))
+        for order, near in ways:
             with order:
                 plain = ask(near, inputs, "reference", narrow)
             for name, want in exact.items():
