@@ -194,7 +194,8 @@ class _Grid(Tiles):
     Args:
         clusters: that share R.
         k_warps: warps of a block that split its part of K.
-        delay: cycles before a block looks for what others post, an argument of the kernel.
+        delay: cycles before a block looks for what others post, in the first step: warps find their
+            own from there. An argument of the kernel.
     """
 
     clusters: int = 1
