@@ -6,9 +6,9 @@ two fastest with more and less of R in registers, frugal and not, and prints wha
 pick beside the fastest. `--mask` times kernels with lengths, spread evenly up to T, or with resets
 at 3% of all steps.
 
-A grid's delay is that of its first step; each warp finds its own from there. What it comes to differs
-from launch to launch, so delays are told apart by the mean of many, those a little later than the
-fastest once more; `--delays` does that alone, for the grids that the plan picks now.
+A grid's delay is that of its first step; each warp finds its own from there. What that comes to
+differs from launch to launch, so delays are told apart by the mean of many, those a little later
+than the fastest once more; `--delays` does that alone, for the grids that the plan picks now.
 
 Inputs are random, results are not looked at: tests/test_fused_gpu.py does that. `--table` prints
 `backends/fused/measured.csv` with such times; the models beside it were fitted to them.
