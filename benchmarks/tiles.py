@@ -6,7 +6,7 @@ two fastest with more and less of R in registers, frugal and not, and prints wha
 pick beside the fastest. `--mask` times kernels with lengths, spread evenly up to T, or with resets
 at 3% of all steps.
 
-A grid's delay is that of its first step; each warp finds its own from there. What that comes to
+A grid's delay is that of its first step; each warp finds its own from there. The delay it ends with
 differs from launch to launch, so delays are told apart by the mean of many, those a little later
 than the fastest once more; `--delays` does that alone, for the grids that the plan picks now.
 

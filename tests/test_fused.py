@@ -83,20 +83,23 @@ def test_the_rows_that_are_published_spill_nothing(kind, hidden):
 @compiles
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
-    [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (9, 0), "float32"),
-     ("gru", (9, 0), "bfloat16"), ("lstm", (10, 0), "bfloat16"), ("gru", (10, 0), "float32")],
+    [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (9, 0), "bfloat16"),
+     ("gru", (9, 0), "float32"), ("lstm", (10, 0), "float32"), ("gru", (10, 0), "bfloat16")],
     ids=str,
 )  # fmt: skip
 def test_kernels_that_share_r_through_l2(name, capability, dtype):
-    """The first choice of a size that no cluster holds, with every feature and with none."""
+    """The first choice of a size that no cluster holds, with every feature and with none.
+
+    Each architecture and cell with one dtype: a kernel of this size compiles for seconds.
+    """
     cell = trace(TRACED[name])
-    hidden = {"bfloat16": 2400, "float32": 1200}[dtype] // len(cell.gates)
+    most = 1800 if capability == (8, 0) else 3600  # rows of R; clusters hold more than one block
+    hidden = most // len(cell.gates)
     for kind, last in (("forward", {"keep": True}), ("backward", {})):
         for flags in ({}, {**EVERYTHING, **last}):
             made, how = chosen(cell, dtype, hidden, 16, capability, flags, kind)
             assert made.resources.spilled == 0
-            if capability == (8, 0):
-                assert how.clusters > 1
+            assert how.clusters > 1
 
 
 @pytest.mark.parametrize("hidden", [1, 7, 64, 100, 256, 500, 640, 1100])
@@ -357,9 +360,9 @@ WGMMA = {
 
 
 def wgmma_combinations():
-    """Each kind with each number of operands, each pair of either with a dtype among them."""
+    """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
     for i, kind in enumerate(WGMMA):
-        for j, count in enumerate((2, 3, 4, 8)):
+        for j, count in enumerate(((2, 4), (3, 8))[i % 2] if i else (2, 3, 4, 8)):
             yield DTYPES[(i + j) % len(DTYPES)], kind, count
 
 

@@ -65,7 +65,7 @@ class Tiles(ABC):
     kind: ClassVar[str]
     skeleton: ClassVar[str]
     clusters = 1  # that share R
-    delay = 0  # cycles, of a grid
+    delay = 0  # cycles, of a grid's first step
     half = False  # products read float32 values as float16, of forward
 
     @property

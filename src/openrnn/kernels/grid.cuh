@@ -97,17 +97,18 @@ INLINE void post(multiplied* place, Letter letter) {
 #endif
 }
 
-// When a warp looks at L2 for what others post, in sixteenths of a cycle after it could. A look that comes
-// too early costs a whole way there once more, and looks hold up posts: the next comes later then, and after
-// one that found all a little sooner.
-constexpr word LATER = 8 * 16, SOONER = 16 / 2;
+// How long a warp waits before it looks in L2 for what others post. A look that comes too early costs a
+// whole way there once more, and looks hold up posts. So the next look comes later, and after one that found
+// all a little sooner: the wait settles where one look in 17 is too early.
+constexpr word FINE = 16;  // of a cycle: the unit of waits
+constexpr word LATER = 8 * FINE, SOONER = FINE / 2;
 
 // The block's part of K of all rows, as soon as it is there; from: this step's, in row 0.
-INLINE void fetch(const Place& here, word& delay, const multiplied* from, wide row_stride, const int* rows,
+INLINE void fetch(const Place& here, word& wait, const multiplied* from, wide row_stride, const int* rows,
                   unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
     const word begin = word(clock());
-    while (word(clock()) - begin < delay / 16) continue;
+    while (word(clock()) - begin < wait / FINE) continue;
     #pragma unroll 1
     for (int done = 0; done < COUNT; done += BATCH) {
         const multiplied* source[BATCH];
@@ -148,7 +149,8 @@ INLINE void fetch(const Place& here, word& delay, const multiplied* from, wide r
                 *reinterpret_cast<uint4*>(operand + place[i]) = make_uint4(
                     rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
         }
-        if (done == 0) delay = __any_sync(~0u, early) ? delay + LATER : delay - min(delay, SOONER);
+        // what is looked for afterwards has had more time, and says nothing of the first look
+        if (done == 0) wait = __any_sync(~0u, early) ? wait + LATER : wait - min(wait, SOONER);
     }
 }
 

@@ -155,11 +155,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     await_cluster();
 #endif
 
-    word look_after = word(delay) * 16;
+    word wait = word(delay) * FINE;  // before a look
     for (int i = 0; i < count; ++i) {
         const int t = first + way * i, now = i & 1;
         if (i > 0)
-            fetch(here, look_after, moved_by(box, (moved + i - 1) * box_move), box_row, rows,
+            fetch(here, wait, moved_by(box, (moved + i - 1) * box_move), box_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
         multiply_and_send(here, matrix, others, shared, mailboxes, now);

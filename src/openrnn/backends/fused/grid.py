@@ -65,7 +65,7 @@ def fitting(kind: type[How], cell: Traced, dtype: str, units: int, limits: Limit
 
 
 def _delay(kind: type[GridForward] | type[GridBackward], tiles: int) -> int:
-    """Cycles before a look, about as measured best: more rows a block take its fellows longer."""
+    """Cycles before the first look: about the best constants, as more rows take others longer."""
     return min(200 * tiles, 600) if kind.kind == "forward" else min(300 * tiles, 800)
 
 
