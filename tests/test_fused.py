@@ -217,9 +217,9 @@ def test_masks_without_rows_have_tiles_that_were_measured_and_the_plan_fills_the
 @pytest.mark.parametrize(("cell", "hidden"), [("gru", 640), ("lstm", 512), ("lstm", 64)], ids=str)
 def test_a_mask_has_the_tiles_of_a_batch_that_was_measured_without(cell, hidden, mask):
     """Where it was not itself: rows of other batches do not hide that."""
+    traced = trace(getattr(cells, cell))
+    size = len(traced.gates), 2, 2, hidden
     for kind in RANKS:
-        traced = trace(getattr(cells, cell))
-        size = len(traced.gates), 2, 2, hidden
         masked = {row.eights for row in measured.table().get((kind, mask, *size), [])}
         for row in measured.table()[(kind, measured.PLAIN, *size)]:
             if row.eights not in masked:
@@ -361,8 +361,9 @@ WGMMA = {
 
 def wgmma_combinations():
     """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
-    for i, kind in enumerate(WGMMA):
-        for j, count in enumerate(((2, 4), (3, 8))[i % 2] if i else (2, 3, 4, 8)):
+    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4)
+    for i, (kind, some) in enumerate(zip(WGMMA, counts, strict=True)):
+        for j, count in enumerate(some):
             yield DTYPES[(i + j) % len(DTYPES)], kind, count
 
 

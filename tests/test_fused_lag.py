@@ -10,6 +10,8 @@ from itertools import count
 
 import pytest
 import torch
+from test_cluster_protocol import BARRIER
+from test_fused_gpu import step
 
 import openrnn
 from openrnn import cells
@@ -41,7 +43,6 @@ PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
     "        if (here) return;\n": "        if (here) { LAG(AFTER_LETTERS) return; }\n",
 }
-BARRIER = "if (FLIGHT == 1) __syncthreads();"
 PATIENCE = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
@@ -73,17 +74,12 @@ def same_tiles(case):
     """With a lag, too, what is planned first compiles without spills: all add up in one order."""
     net, x, dy = case
     asked = trace(net.cell), str(x.dtype).removeprefix("torch."), net.hidden_size
-    about, batch = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
-    where = (about.major, about.minor), about.multi_processor_count
+    about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
+    capability, many = (about.major, about.minor), about.multi_processor_count
     for kind, flags in (("forward", ("keep",)), ("backward", ())):
-        _, how = kernels.best(kind, *asked, batch, flags, where[0], kernels.PATIENCE, where[1])
-        first = kernels.ranked(kind, flags, *asked, 8 * batch, *where)[0]
+        _, how = kernels.best(kind, *asked, tiles, flags, capability, kernels.PATIENCE, many)
+        first = kernels.ranked(kind, flags, *asked, 8 * tiles, capability, many)[0]
         assert how == kernels.first_try(net.hidden_size, first, flags)
-
-
-def step(net, x, dy):
-    y = net(x)[0]
-    return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], dy)]
 
 
 def given(cell, hidden, batch, dtype):
