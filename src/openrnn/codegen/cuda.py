@@ -16,7 +16,7 @@ from openrnn.codegen.graph import Graph, Node, Value, factored
 from openrnn.codegen.tiles import SIZES, Backward, Forward, Tiles, kept
 from openrnn.codegen.trace import Traced
 
-ARRANGE_TILE = 32  # rows and columns that a block of arrange.cuh moves
+ARRANGE_TILE = 64  # rows and columns that a block of arrange.cuh moves
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",

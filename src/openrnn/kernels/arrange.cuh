@@ -11,20 +11,22 @@ extern "C" __global__ void arrange(
     stored* __restrict__ out,
     wide units, wide hidden, wide across, wide columns, wide gates, wide order, wide turned
 ) {
-    __shared__ stored tile[TILE][TILE + 1];
-    const wide side = (across + TILE - 1) / TILE, down = (units + TILE - 1) / TILE;  // in tiles
+    __shared__ stored tile[TILE][TILE + 4 / SIZE];  // columns begin in banks that differ
+    const word side = word((across + TILE - 1) / TILE), down = word((units + TILE - 1) / TILE);  // in tiles
     const wide first_column = blockIdx.x % side * TILE, first_unit = blockIdx.x / side % down * TILE;
     const wide gate = blockIdx.x / side / down, from = order >> (4 * gate) & 15;
     const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
-    #pragma unroll
-    for (int line = y; line < TILE; line += LINES) {
+    #pragma unroll 8
+    for (int i = 0; i < TILE / LINES; ++i) {
+        const int line = i * LINES + y;
         const wide unit = first_unit + line, column = first_column + x;
         const bool inside = unit < hidden && column < columns;
         tile[line][x] = inside ? matrix[(from * hidden + unit) * columns + column] : stored(0);
     }
     __syncthreads();
-    #pragma unroll
-    for (int line = y; line < TILE; line += LINES) {
+    #pragma unroll 8
+    for (int i = 0; i < TILE / LINES; ++i) {
+        const int line = i * LINES + y;
         const wide unit = first_unit + (turned ? x : line), column = first_column + (turned ? line : x);
         if (unit >= units || column >= across) continue;
         if (turned)

@@ -69,6 +69,12 @@ class Beside:
         with torch.cuda.stream(self._lane.stream):
             work()
 
+    def join(self) -> None:
+        """What the current stream does next comes after all that runs beside it."""
+        if self._lane is not None and self._away:
+            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
+            self._away.clear()
+
     def __enter__(self) -> "Beside":
         return self
 
@@ -76,8 +82,6 @@ class Beside:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if self._lane is not None and self._away:
-            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
-            self._away.clear()
+        self.join()
         if error is None and self._waiting is not None:
             self._waiting()

@@ -98,9 +98,8 @@ class Chain:
     def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float]:
         """Microseconds of a step by the model, and the share of multiprocessors it leaves idle.
 
-        None counts as idle where nothing was measured, on other devices and with drivers that
-        cannot say that all blocks of a launch have begun, and where products do not pay: beside
-        backward in grids, which shares L2 with them.
+        None counts as idle where nothing was measured, on other devices, and with drivers that
+        cannot say that all blocks of a launch have begun.
         """
         found = self._loops.get((kind, flags, many))
         if found is None:
@@ -110,9 +109,8 @@ class Chain:
             how, limits = kernels.ranked(kind, flags, *asked)[0], Limits.of(where, most)
             time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
             blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
-            shares_l2 = kind == "backward" and how.clusters > 1
-            pays = where == measured.CAPABILITY and not shares_l2 and able()
-            found = time, max(0.0, 1 - blocks / most) if pays else 0.0
+            known = where == measured.CAPABILITY and able()
+            found = time, max(0.0, 1 - blocks / most) if known else 0.0
             self._loops[kind, flags, many] = found
         return found
 

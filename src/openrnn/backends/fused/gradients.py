@@ -12,7 +12,7 @@ from openrnn.backends.fused.beside import Beside
 from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part
 from openrnn.backends.fused.ragged import blanked
-from openrnn.backends.fused.run import ALIGNED, Run, emptied, whole
+from openrnn.backends.fused.run import ALIGNED, Run, empty, whole
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -67,6 +67,7 @@ def backward(
             _recurrent(run, part, y, d_gates, right)
 
     carried: Tensor | None = None
+    grid = how.clusters > 1
     if run.uneven and dx is not None:
         _ = run.input_by_planes  # both streams read it, so that torch's current one makes it
     with Beside(chain.device, run.uneven) as beside:
@@ -74,8 +75,11 @@ def backward(
             part = run.order[number]
             kept = run.records(number, x, held) if chain.again else part.of(held)
             d_gates = part.of(room) if most == run.steps else room[: part.steps]
-            if how.clusters > 1:
-                emptied(d_gates)
+            if grid and (number or not run.uneven):
+                empty(d_gates)
+            if grid and number and run.uneven:
+                beside.later(partial(empty, run.order[number - 1].of(room)))
+            beside.join()  # that mailbox is empty
             carry = run.carry() if number else None
             kernels.launch(
                 kernel, how, run.batch,

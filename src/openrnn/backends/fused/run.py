@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from struct import pack, unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from openrnn.backends.fused.chain import Chain, chain
 from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part, even, split
 from openrnn.backends.fused.ragged import Rows
+from openrnn.codegen.tiles import Tiles
 from openrnn.native.cublaslt import Matrix, multiply
+from openrnn.native.nvrtc import Kernel
 
 ALIGNED = 16  # bytes, of every row that a kernel copies
 
@@ -28,11 +31,10 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
-def emptied(mailbox: Tensor) -> Tensor:
-    """A mailbox with all bits set: a nan that no kernel writes."""
+def empty(mailbox: Tensor) -> None:
+    """Sets all bits of a mailbox: a nan that no kernel writes."""
     bits = torch.int16 if mailbox.element_size() == 2 else torch.int32
     mailbox.view(bits).fill_(-1)
-    return mailbox
 
 
 def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
@@ -54,6 +56,19 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
         high, word, philox.threshold(p), scale,
     )  # fmt: skip
     return out
+
+
+class Inputs(NamedTuple):
+    """What forward's kernel needs of a part's steps besides their masks.
+
+    Attributes:
+        left: the input side (T, B, G*units), or x itself; gate: the stride of its gates.
+        mail: a grid's mailbox; None where y is it, or where none is.
+    """
+
+    left: Tensor
+    gate: int
+    mail: Tensor | None
 
 
 class Run:
@@ -178,36 +193,56 @@ class Run:
             return weight
         return chain.arranged(weight, chain.left, False)
 
-    def _left(self, x: Tensor, beside: Beside | None = None) -> tuple[Tensor, int]:
-        """The input side of some steps, (T, B, G*units) or x itself, and the stride of gates.
+    def _inputs(
+        self, part: Part, how: Tiles, x: Tensor, y: Tensor, beside: Beside | None = None
+    ) -> Inputs:
+        """Makes what the kernel needs of a part, whose x and y are given.
 
         With `beside` it is there after the loop that comes next.
 
         What stands between H and the next multiple of 8 is no number: kernels use none of it.
         """
         chain, weight = self.chain, self.w_ih
+        mail, filled = self._mailbox(part, how, y)
         if weight is None:
             wide = x if chain.exact else pad(x, (0, chain.units - chain.hidden))
             plain = wide.stride(-1) == 1 and self.aligned(wide)
-            return wide if plain else whole(wide), 0
+            if filled is not None:
+                empty(filled)
+            return Inputs(wide if plain else whole(wide), 0, mail)
         x, width = x.contiguous(), chain.gates * chain.units
         steps, batch, inner = x.shape
         left = x.new_empty(steps, batch, width)
         columns, count = (width, 1) if chain.exact else (chain.hidden, chain.gates)
 
-        def product() -> None:
+        def work() -> None:
             multiply(
                 chain.dtype, chain.device, (steps * batch, columns, inner),
                 Matrix(x.data_ptr(), inner),
                 Matrix(weight.data_ptr(), inner, True, columns * inner),
                 Matrix(left.data_ptr(), width, False, chain.units), count=count,
             )  # fmt: skip
+            if filled is not None:  # last: L2 holds it when the loop begins
+                empty(filled)
 
         if beside is None:
-            product()
+            work()
         else:
-            beside.later(product)
-        return left, chain.units
+            beside.later(work)
+        return Inputs(left, chain.units, mail)
+
+    def _mailbox(self, part: Part, how: Tiles, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """A grid's mailbox where y is not it, and what is to be made empty."""
+        chain = self.chain
+        if how.clusters == 1:
+            return None, None
+        # y can be the mailbox where it has what is posted, and nothing else
+        if part.rows is None and self.reset is None and chain.exact and not how.half:
+            start = self.direction * chain.hidden
+            return None, y[..., start : start + chain.hidden]
+        sizes = (part.steps, self.batch, chain.units)
+        box = y.new_empty(sizes, dtype=torch.float16 if how.half else None)
+        return box, box
 
     def forward(
         self,
@@ -222,23 +257,34 @@ class Run:
         `held` are the records (T, ...), or with recompute what the parts leave to the next.
         """
         records, states = (None, held) if self.chain.again else (held, None)
+        kernel = self._kernel(bool(every), records is not None)
         carried: Tensor | None = None
-        left: tuple[Tensor, int] | None = None
+        inputs: Inputs | None = None
         for number, part in enumerate(self.order):
             kept = None if records is None else part.of(records)
             more, carry = number < len(self.parts) - 1, None
             if more:
                 carry = self.carry() if states is None else states[number]
-            if left is None:
-                left = self._left(part.of(x))
+            if inputs is None:
+                inputs = self._inputs(part, kernel[1], part.of(x), part.of(y))
             carries, ahead = (carried, carry), None
             if self.uneven and more:
+                following = self.order[number + 1]
                 with Beside(self.chain.device, True) as beside:
-                    ahead = self._left(self.order[number + 1].of(x), beside)
-                    self._launch(part, left, part.of(y), kept, carries, finals, every, beside)
+                    ahead = self._inputs(
+                        following, kernel[1], following.of(x), following.of(y), beside
+                    )
+                    self._launch(
+                        kernel, part, inputs, part.of(y), kept, carries, finals, every, beside
+                    )
             else:
-                self._launch(part, left, part.of(y), kept, carries, finals, every)
-            carried, left = carry, ahead
+                self._launch(kernel, part, inputs, part.of(y), kept, carries, finals, every)
+            carried, inputs = carry, ahead
+
+    def _kernel(self, every: bool, keep: bool) -> tuple[Kernel, Tiles]:
+        """Forward's kernel and its tiles; `every`: it writes all states, `keep`: records."""
+        fresh, lengths = bool(self.call.reset_states), self.rows is not None
+        return self.chain.forward(self.batch, (lengths, self.reset is not None, every, fresh, keep))
 
     def records(self, number: int, x: Tensor, held: Tensor) -> Tensor:
         """What backward needs of the part that forward ran as this number, by running it again."""
@@ -248,14 +294,17 @@ class Run:
         kept = x.new_empty(shape)
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
+        kernel = self._kernel(False, True)
+        inputs = self._inputs(part, kernel[1], x, y)
         # the last part's carry is nobody's: final states stand already
-        self._launch(part, self._left(x), y, kept, (carried, self.carry()), [], [])
+        self._launch(kernel, part, inputs, y, kept, (carried, self.carry()), [], [])
         return kept
 
     def _launch(
         self,
+        kernel: tuple[Kernel, Tiles],
         part: Part,
-        inputs: tuple[Tensor, int],
+        inputs: Inputs,
         y: Tensor,
         kept: Tensor | None,
         carries: tuple[Tensor | None, Tensor | None],
@@ -263,30 +312,18 @@ class Run:
         every: list[Tensor],
         beside: Beside | None = None,
     ) -> None:
-        """Runs one part: inputs (`_left`), y and kept of its steps, finals and every of all."""
-        call, chain, hidden = self.call, self.chain, self.chain.hidden
-        fresh = bool(call.reset_states)
-        flags = part.rows is not None, self.reset is not None, bool(every), fresh, kept is not None
-        kernel, how = chain.forward(self.batch, flags)
-        left, gate = inputs
+        """Runs one part: inputs, y and kept of its steps, finals and every of all."""
+        call, hidden, (loop, how) = self.call, self.chain.hidden, kernel
+        left, gate, mail = inputs
         start = self.direction * hidden
         way, size = -1 if self.direction else 1, y.element_size()
         left_step, left_row, _ = left.stride()
         step, row, _ = y.stride()
-        mail: tuple[int, ...] = ()
-        box: Tensor | None = None
-        if how.clusters > 1:
-            # y can be the mailbox where it has what is posted, and nothing else
-            if part.rows is None and self.reset is None and chain.exact and not how.half:
-                emptied(y[..., start : start + hidden])
-            else:
-                sizes = (part.steps, self.batch, chain.units)
-                box = emptied(y.new_empty(sizes, dtype=torch.float16 if how.half else None))
-            mail = (address(box),)
         kernels.launch(
-            kernel, how, self.batch,
+            loop, how, self.batch,
             (self._matrix.data_ptr(), left.data_ptr(), way * left_step * size, left_row, gate,
-             y.data_ptr() + start * size, way * step * size, row, *mail, address(kept),
+             y.data_ptr() + start * size, way * step * size, row,
+             *((address(mail),) if how.clusters > 1 else ()), address(kept),
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries, way)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),

@@ -1,0 +1,190 @@
+"""What launches of loops are given, without a device: addresses, states of parts, mailboxes."""
+
+import ctypes
+import itertools
+import re
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from openrnn import cells
+from openrnn.backends.base import Call, Cotangents, Needs
+from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
+from openrnn.codegen import cuda, tiles
+from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.params import module_slots
+from openrnn.spec import Problem
+
+GRIDS = {
+    "forward": tiles.GridForward(64, 2, 4, 2, 1, 1, 8, clusters=2),
+    "backward": tiles.GridBackward(64, 2, 4, 2, 1, 1, 8, clusters=2),
+}
+CLUSTERS = {
+    "forward": tiles.Forward(64, 1, 8, 1, 1, 1, 4),
+    "backward": tiles.Backward(64, 1, 4, 8, 1, 1, 3),
+}
+
+
+MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
+
+
+def post(kind, arguments):
+    """Writes into all of a grid's mailbox, of B 5 and H 64; how many words stood there before."""
+    forward = kind == "forward"
+    steps, address = arguments[-16 - (not forward)], arguments[5]
+    if forward:
+        address = arguments[8] or address
+    words = (ctypes.c_int32 * (steps * 5 * 64 * (1 if forward else 4))).from_address(address)
+    box = torch.frombuffer(words, dtype=torch.int32)
+    before = int((box != -1).sum())
+    box.zero_()
+    return before
+
+
+@pytest.fixture
+def aside(monkeypatch):
+    """A short and a long part, the short one of three steps; how often streams were joined."""
+    joined = []
+    stream = SimpleNamespace(device=0, wait_stream=joined.append)
+    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
+    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
+    return joined
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A training step without a device: what each launch was given, by kind, in order."""
+
+    def step(hows, spec, steps=3, **given):
+        found = []
+        # of each launch of a loop: the event it is given, and words in a grid's mailbox, then none
+        step.begun, step.posted = [], []
+
+        class Kernel:
+            threads, resident = 256, 64
+
+            def __init__(self, kind):
+                self.kind = kind
+
+            def launch(self, blocks, *arguments, begun=0):
+                found.append((self.kind, arguments))
+                if self.kind != "plain":
+                    step.begun.append(begun)
+                    if hows[self.kind].clusters > 1:
+                        step.posted.append(post(self.kind, arguments))
+
+        monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
+        monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
+        chain.chain.cache_clear()
+        problem = Problem(
+            spec,
+            torch.float32,
+            "cpu",
+            grad=True,
+            lengths="lengths" in given,
+            reset="reset" in given,
+        )
+        weights = [torch.randn(slot.shape) for slot in module_slots(spec)]
+        call = Call(problem, torch.randn(steps, 5, 64), [], weights, **given)
+        fused = BACKENDS["fused"]
+        out = fused.forward(call)
+        shapes = fused.reserve(problem, steps, 5)
+        assert [(tuple(kept.shape), kept.dtype) for kept in out.reserve] == shapes
+        needs = Needs(True, (), (True,) * len(weights), ())
+        fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
+        chain.chain.cache_clear()
+        return [(kind, arguments) for kind, arguments in found if kind != "plain"]
+
+    monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    for module in (run, gradients):
+        monkeypatch.setattr(module, "multiply", lambda *_, **__: None)
+    return step
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
+def test_the_loop_that_products_wait_for_says_that_it_has_begun(launched, aside, both):
+    """Forward's first and backward's second, of each direction; the short part comes first."""
+    spec = cells.lstm.spec(64, 64, bidirectional=both)
+    found = launched(CLUSTERS, spec, steps=11)
+    forward, backward = [7, 0] * (1 + both), [0, 7] * (1 + both)
+    assert launched.begun == forward + backward
+    assert [kind for kind, _ in found] == ["forward"] * len(forward) + ["backward"] * len(backward)
+    steps = [next(size for size in arguments if size in (3, 8)) for _, arguments in found]
+    assert steps == [3, 8] * (1 + both) + [8, 3] * (1 + both)
+    assert len(aside) == 2 * (1 + both)
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, given):
+    monkeypatch.setattr(parts, "count", lambda *_: number)
+    launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
+    assert launched.posted == [0] * (2 * number)
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+def test_a_mailbox_is_emptied_beside_the_loop_before(launched, aside, given):
+    """The second of a grid's loops waits for what runs beside the first."""
+    launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
+    assert launched.posted == [0] * 4
+    assert launched.begun == [7, 0, 7, 7]
+    assert len(aside) == 3
+
+
+@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
+def test_kernels_get_as_many_arguments_as_they_declare(launched, hows):
+    """A launch passes addresses in a row: one too few would shift all that follow."""
+    passed = {kind: len(arguments) for kind, arguments in launched(hows, cells.lstm.spec(64, 64))}
+    for kind, states in (("forward", "STATE"), ("backward", "GRADIENT")):
+        source = cuda.source(trace(cells.lstm), "float32", hows[kind])
+        more = re.search(rf"#define {states}_ARGUMENTS (.*)", source)[1]
+        head = re.search(rf"void __launch_bounds__\(.*\) {kind}\(\n(.*?)\n\) {{", source, re.S)[1]
+        declared = re.sub(r"//.*", "", head).replace(f"{states}_ARGUMENTS", more)
+        assert passed[kind] == declared.count(",") + 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
+def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
+    """Each part of a direction begins with what the one that ran before it left."""
+    for name in ("count", "count_again"):
+        monkeypatch.setattr(parts, name, lambda steps, batch, row: 3)
+    options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
+    spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
+    found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
+    carries = []  # of each launch: what it takes and leaves, its steps and its direction
+    for kind, arguments in found:
+        states, moves = 8, 2 if kind == "forward" else 3
+        *sizes, direction = arguments[: -states - moves]
+        carries.append((kind, *sizes[-5:-2], direction))
+        # bytes to the loop's next step of x and y or dy, then of records, resets and gate gradients
+        way = 1 if (kind == "forward") == (direction == 0) else -1
+        inputs = (arguments[2], arguments[6]) if kind == "forward" else (arguments[3],)
+        assert inputs == tuple(way * 5 * width * 4 for width in (256, 128)[-len(inputs) :])
+        record = 8 * 64 * tiles.record(trace(cells.lstm)) * 4
+        expected = (way * record, way * 5, way * 5 * 256 * 4)[:moves]
+        assert arguments[-states - moves : -states] == expected
+
+    def chained(launches):
+        assert launches[0][1] == 0
+        assert launches[-1][2] == 0
+        assert all(left[2] == right[1] != 0 for left, right in itertools.pairwise(launches))
+        assert [launch[3] for launch in launches] == [4, 4, 4]
+
+    forward = [launch for launch in carries if launch[0] == "forward"]
+    backward = [launch for launch in carries if launch[0] == "backward"]
+    for direction in (0, 1):
+        chained(forward[3 * direction : 3 * direction + 3])
+        chained(backward[3 * direction : 3 * direction + 3])
+        assert {launch[4] for launch in forward[3 * direction : 3 * direction + 3]} == {direction}
+    again = forward[6:]
+    assert len(again) == (6 if recompute == "gates" else 0)
+    for launch, before in zip(again, [*forward[2::-1], *forward[5:2:-1]]):
+        assert launch[1] == before[1]
+        assert launch[4] == before[4]
