@@ -26,8 +26,9 @@ ROWS = (
     ("LSTM", "fp16", 1024, 16, 768), ("LSTM", "bf16", 1024, 16, 512),
     ("LSTM", "bf16", 256, 64, 512), ("LSTM", "bf16", 1024, 48, 512),
     ("LSTM", "bf16", 1024, 64, 256), ("LSTM", "bf16", 500, 16, 1024),
-    ("LSTM", "bf16", 256, 64, 640), ("GRU", "bf16", 1024, 32, 512),
-    ("GRU", "bf16", 256, 64, 512), ("LSTM", "tf32", 1024, 16, 512),
+    ("LSTM", "bf16", 256, 64, 640), ("LSTM", "bf16", 256, 64, 1024),
+    ("GRU", "bf16", 1024, 32, 512), ("GRU", "bf16", 256, 64, 512), ("GRU", "bf16", 256, 64, 1024),
+    ("LSTM", "tf32", 1024, 16, 512), ("LSTM", "tf32", 256, 64, 640),
 )  # fmt: skip
 # us of loops that a call has at least where products run beside them
 WAYS = {"after": math.inf, "chosen": beside.LONG, "short, too": 0.0}
