@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,30 +32,22 @@ CLUSTERS = {
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
 
-def post(kind, arguments):
+def post(how, arguments):
     """Writes into all of a grid's mailbox, of B 5 and H 64; how many words stood there before."""
-    forward = kind == "forward"
-    steps, address = arguments[-16 - (not forward)], arguments[5]
-    if forward:
-        address = arguments[8] or address
-    words = (ctypes.c_int32 * (steps * 5 * 64 * (1 if forward else 4))).from_address(address)
-    box = torch.frombuffer(words, dtype=torch.int32)
+    forward = how.kind == "forward"
+    steps, address, width = arguments[-16 - (not forward)], arguments[5], 64 if forward else 4 * 64
+    width //= 2 if how.half else 1  # in words
+    step, row = 5 * width, width
+    if forward and arguments[8]:
+        address = arguments[8]
+    elif forward:  # y, of which another direction may have its part
+        step, row = abs(arguments[6]) // 4, arguments[7]
+    count = (steps - 1) * step + 4 * row + width
+    words = torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
+    box = words.as_strided((steps, 5, width), (step, row, 1))
     before = int((box != -1).sum())
     box.zero_()
     return before
-
-
-@pytest.fixture
-def aside(monkeypatch):
-    """A short and a long part, the short one of three steps; how often streams were joined."""
-    joined = []
-    stream = SimpleNamespace(device=0, wait_stream=joined.append)
-    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
-    monkeypatch.setattr(beside, "lane", lambda device: lane)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
-    return joined
 
 
 @pytest.fixture
@@ -63,8 +56,8 @@ def launched(monkeypatch):
 
     def step(hows, spec, steps=3, **given):
         found = []
-        # of each launch of a loop: the event it is given, and words in a grid's mailbox, then none
-        step.begun, step.posted = [], []
+        # of each launch of a loop: the event it is given, words that a grid's mailbox held, flags
+        step.begun, step.posted, step.asked = [], [], set()
 
         class Kernel:
             threads, resident = 256, 64
@@ -77,9 +70,13 @@ def launched(monkeypatch):
                 if self.kind != "plain":
                     step.begun.append(begun)
                     if hows[self.kind].clusters > 1:
-                        step.posted.append(post(self.kind, arguments))
+                        step.posted.append(post(hows[self.kind], arguments))
 
-        monkeypatch.setattr(kernels, "kernel", lambda kind, *_: (Kernel(kind), hows[kind]))
+        def kernel(kind, cell, dtype, hidden, many, flags, device):
+            step.asked.add((kind, flags))
+            return Kernel(kind), hows[kind]
+
+        monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
         chain.chain.cache_clear()
         problem = Problem(
@@ -107,9 +104,22 @@ def launched(monkeypatch):
     return step
 
 
+@pytest.fixture
+def aside(monkeypatch, launched):
+    """A short part of three steps, and a long one; after how many loops streams were joined."""
+    joined = []
+    stream = SimpleNamespace(device=0, wait_stream=lambda _: joined.append(len(launched.begun)))
+    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
+    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
+    return joined
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
 def test_the_loop_that_products_wait_for_says_that_it_has_begun(launched, aside, both):
-    """Forward's first and backward's second, of each direction; the short part comes first."""
+    """Forward's first and backward's second, of each direction."""
     spec = cells.lstm.spec(64, 64, bidirectional=both)
     found = launched(CLUSTERS, spec, steps=11)
     forward, backward = [7, 0] * (1 + both), [0, 7] * (1 + both)
@@ -117,24 +127,39 @@ def test_the_loop_that_products_wait_for_says_that_it_has_begun(launched, aside,
     assert [kind for kind, _ in found] == ["forward"] * len(forward) + ["backward"] * len(backward)
     steps = [next(size for size in arguments if size in (3, 8)) for _, arguments in found]
     assert steps == [3, 8] * (1 + both) + [8, 3] * (1 + both)
-    assert len(aside) == 2 * (1 + both)
+    assert aside == ([1, 3, 6, 8] if both else [1, 4])
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"input_mode": "skip"}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, given):
+def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, half, options, given):
+    """Which is y only where that has what is posted, and nothing else."""
     monkeypatch.setattr(parts, "count", lambda *_: number)
-    launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
-    assert launched.posted == [0] * (2 * number)
+    hows = GRIDS | {"forward": replace(GRIDS["forward"], half=half)}
+    masks = {name: MASKS[name] for name in given}
+    found = launched(hows, cells.lstm.spec(64, 64, **options), 11, **masks)
+    loops = 2 * number * (2 if "bidirectional" in options else 1)
+    assert launched.posted == [0] * loops
+    own = [arguments[8] != 0 for kind, arguments in found if kind == "forward"]
+    assert own == [half or bool(given)] * (loops // 2)
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
-def test_a_mailbox_is_emptied_beside_the_loop_before(launched, aside, given):
-    """The second of a grid's loops waits for what runs beside the first."""
+def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, aside, given):
+    """The second of a grid's loops, forward and backward, waits for what runs beside the first."""
+    emptied, products = [], []
+    empty = run.empty
+    for module in (run, gradients):
+        monkeypatch.setattr(
+            module, "empty", lambda box: emptied.append(len(launched.begun)) or empty(box)
+        )
+    monkeypatch.setattr(run, "multiply", lambda *_, **__: products.append(len(launched.begun)))
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
     assert launched.posted == [0] * 4
     assert launched.begun == [7, 0, 7, 7]
-    assert len(aside) == 3
+    assert (emptied, products, aside) == ([0, 1, 2, 3], [0, 1], [1, 3, 4])
 
 
 @pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
@@ -158,6 +183,8 @@ def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
     options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
     spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
     found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
+    keeps = {"keep" in flags for kind, flags in launched.asked if kind == "forward"}
+    assert keeps == ({True} if recompute == "none" else {False, True})
     carries = []  # of each launch: what it takes and leaves, its steps and its direction
     for kind, arguments in found:
         states, moves = 8, 2 if kind == "forward" else 3

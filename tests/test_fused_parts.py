@@ -161,6 +161,8 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     assert small.short(1024, 512, 3 * 512, "backward", ()) == 0
     assert 0 < large.short(1024, 16, 768, "forward", ("keep",)) < 512
     assert 0 < large.short(1024, 16, 3 * 768, "backward", ()) < 512
+    vanilla = chain.Chain(cells.rnn_tanh.spec(1024, 1024), 0, torch.bfloat16, 0)
+    assert vanilla.short(4096, 16, 3 * 1024, "backward", ()) == 0  # a grid of nearly all blocks
     monkeypatch.setattr(chain, "able", lambda: False)
     old = chain.Chain(cells.lstm.spec(512, 512), 0, torch.float16, 0)
     assert old.short(1024, 16, 3 * 512, "backward", ()) == 0
@@ -180,6 +182,8 @@ def test_the_short_part_is_as_long_as_the_products_beside_it():
     assert beside.short(1000, beside.COST + beside.LEAST, 1e9, 1.0) == 0
     assert beside.short(1000, 1e4, 1e4, 0.0) == 0
     assert beside.short(200, 2.1e4, 1e3, 0.1) == 0  # no step would be left
+    assert beside.short(1000, 150.0, 4500.0, 0.1) > 0
+    assert beside.short(1000, 150.0, 4500.0, 0.1, 0.05) == 0  # the loop would lose more
     assert beside.short(1000, 1e4, beside.LONG - 1, 0.5) == 0
     assert beside.short(1000, 0.0, 1e4, 0.0) == 0  # gradients of biases alone
 
@@ -218,11 +222,12 @@ def test_work_waits_for_the_next_loop(monkeypatch):
         assert here.begun == 0
         here.start()
         here.later(lambda: done.append("first"))
+        here.later(lambda: done.append("second"))
         assert (here.begun, done) == (7, [])
         here.start()
-        assert (here.begun, done) == (0, ["begun", "first"])
+        assert (here.begun, done) == (0, ["begun", "first", "second"])
         here.later(lambda: done.append("last"))
-    assert done == ["begun", "first", "joined", "last"]
+    assert done == ["begun", "first", "second", "joined", "last"]
 
     def fails():
         with beside.Beside(0, True) as here:
@@ -231,7 +236,7 @@ def test_work_waits_for_the_next_loop(monkeypatch):
 
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert done[4:] == ["begun", "joined"]
+    assert done[5:] == ["begun", "joined"]
     with beside.Beside(0, False) as here:
         here.later(lambda: done.append("now"))
         assert (here.begun, done[-1]) == (0, "now")

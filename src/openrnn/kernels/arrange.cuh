@@ -3,6 +3,7 @@
 #include "device.cuh"
 
 constexpr int LINES = 256 / TILE;  // a block of 256 threads moves TILE x TILE values, so many rows at a time
+static_assert(256 % TILE == 0 && TILE % LINES == 0, "a block moves whole rows, and all of them");
 
 // From matrix [gates, hidden, columns] to out [gates, units, columns] or, turned, [across, gates,
 // units]; `order` names with 4 bits each the gate that stands at its places.
@@ -11,7 +12,7 @@ extern "C" __global__ void arrange(
     stored* __restrict__ out,
     wide units, wide hidden, wide across, wide columns, wide gates, wide order, wide turned
 ) {
-    __shared__ stored tile[TILE][TILE + 4 / SIZE];  // columns begin in banks that differ
+    __shared__ stored tile[TILE][TILE + 4 / SIZE];  // a column's values lie in banks that differ
     const word side = word((across + TILE - 1) / TILE), down = word((units + TILE - 1) / TILE);  // in tiles
     const wide first_column = blockIdx.x % side * TILE, first_unit = blockIdx.x / side % down * TILE;
     const wide gate = blockIdx.x / side / down, from = order >> (4 * gate) & 15;

@@ -3,8 +3,8 @@
 A loop of few rows leaves multiprocessors idle, and the products over all its steps, which need its
 results or give its inputs, take up to a quarter of a call. So a call may run in two parts, a short
 one and a long one: forward multiplies inputs of the long part while the short one's loop runs,
-backward, but for grids, multiplies the long part's gradients. Products begin when all blocks of the
-loop have: they would take its places else.
+backward multiplies the long part's gradients. The mailbox of a grid's second loop is emptied there,
+too. Such work begins when all blocks of the loop have: it would take its places else.
 """
 
 from collections.abc import Callable
@@ -18,21 +18,24 @@ from openrnn.native.lane import Lane, lane
 COST = 40.0  # us of a second part, see `parts`
 LEAST = 40.0  # us that it must save beyond them
 LONG = 800.0  # us of loops: shorter calls wait for their host, which the second part keeps longer
+SLOWER = 0.05  # of the time of backward's loop in a grid, which shares L2 with what is beside it
 RATE = {2: 5e8, 4: 2e8}  # flop a us of products over all steps on an H200, by bytes of a value
 
 
-def short(steps: int, products: float, loop: float, idle: float) -> int:
+def short(steps: int, products: float, loop: float, idle: float, slower: float = 0.0) -> int:
     """Steps of the short part, beside whose loop the others end their products; 0 if none.
 
     Args:
         products: us of those of all steps; loop: of the loop over all steps.
         idle: the share of multiprocessors that the loop leaves.
+        slower: the share of its time that a loop takes longer with products beside it.
     """
     if not idle or loop < LONG or products < COST + LEAST:
         return 0
     share = products / (products + idle * loop)
     found = ceil(share * steps)
-    return found if (1 - share) * products >= COST + LEAST and found < steps else 0
+    saved = (1 - share) * products - slower * share * loop - COST
+    return found if saved >= LEAST and found < steps else 0
 
 
 class Beside:
@@ -44,7 +47,7 @@ class Beside:
 
     def __init__(self, device: int, on: bool) -> None:
         self._lane: Lane | None = lane(device) if on else None
-        self._waiting: Callable[[], None] | None = None
+        self._waiting: list[Callable[[], None]] = []
         self._away: list[Callable[[], None]] = []  # what they hold lives until the join
 
     def later(self, work: Callable[[], None]) -> None:
@@ -52,22 +55,23 @@ class Beside:
         if self._lane is None:
             work()
         else:
-            self._waiting = work
+            self._waiting.append(work)
 
     @property
     def begun(self) -> int:
         """What the next loop's launch takes, see `Kernel.launch`."""
-        return 0 if self._lane is None or self._waiting is None else self._lane.begun
+        return self._lane.begun if self._lane is not None and self._waiting else 0
 
     def start(self) -> None:
         """The loop is launched: what waits runs beside it."""
-        if self._lane is None or self._waiting is None:
+        if self._lane is None or not self._waiting:
             return
-        work, self._waiting = self._waiting, None
-        self._away.append(work)
+        started, self._waiting = self._waiting, []
+        self._away += started
         self._lane.follow()
         with torch.cuda.stream(self._lane.stream):
-            work()
+            for work in started:
+                work()
 
     def join(self) -> None:
         """What the current stream does next comes after all that runs beside it."""
@@ -83,5 +87,6 @@ class Beside:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.join()
-        if error is None and self._waiting is not None:
-            self._waiting()
+        if error is None:
+            for work in self._waiting:
+                work()

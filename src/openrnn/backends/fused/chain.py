@@ -72,7 +72,7 @@ class Chain:
         columns = 2 * spec.layer_input(index // spec.directions) + self.hidden
         # rows of all steps from which products may be worth running beside loops
         self.worth = (beside.COST + beside.LEAST) / self._product(columns)
-        self._loops: dict[tuple[str, kernels.Flags, int], tuple[float, float]] = {}
+        self._loops: dict[tuple[str, kernels.Flags, int], tuple[float, float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
     def parts(self, steps: int, batch: int, again: bool) -> int:
@@ -87,19 +87,19 @@ class Chain:
         the loop.
         """
         products = steps * batch * self._product(columns)
-        loop, idle = self._loop(kind, flags, (batch + 7) // 8)
-        return beside.short(steps, products, steps * loop, idle)
+        loop, idle, slower = self._loop(kind, flags, (batch + 7) // 8)
+        return beside.short(steps, products, steps * loop, idle, slower)
 
     def _product(self, columns: int) -> float:
         """Microseconds of a row in products of matrices of so many columns."""
         flop = 2.0 * self.gates * self.hidden * columns
         return flop / beside.RATE[self.dtype.itemsize]
 
-    def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float]:
-        """Microseconds of a step by the model, and the share of multiprocessors it leaves idle.
+    def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float, float]:
+        """Microseconds of a step by the model, and two shares of `beside.short`: idle, slower.
 
-        None counts as idle where nothing was measured, on other devices, and with drivers that
-        cannot say that all blocks of a launch have begun.
+        No multiprocessor counts as idle on devices where nothing was measured, and with drivers
+        that cannot say that all blocks of a launch have begun.
         """
         found = self._loops.get((kind, flags, many))
         if found is None:
@@ -110,7 +110,8 @@ class Chain:
             time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
             blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
             known = where == measured.CAPABILITY and able()
-            found = time, max(0.0, 1 - blocks / most) if known else 0.0
+            slower = beside.SLOWER if kind == "backward" and how.clusters > 1 else 0.0
+            found = time, max(0.0, 1 - blocks / most) if known else 0.0, slower
             self._loops[kind, flags, many] = found
         return found
 

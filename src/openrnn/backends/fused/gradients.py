@@ -79,7 +79,7 @@ def backward(
                 empty(d_gates)
             if grid and number and run.uneven:
                 beside.later(partial(empty, run.order[number - 1].of(room)))
-            beside.join()  # that mailbox is empty
+            beside.join()  # a grid's second loop reads the mailbox that was emptied there
             carry = run.carry() if number else None
             kernels.launch(
                 kernel, how, run.batch,

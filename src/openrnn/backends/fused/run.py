@@ -193,22 +193,23 @@ class Run:
             return weight
         return chain.arranged(weight, chain.left, False)
 
-    def _inputs(
+    def _prepared(
         self, part: Part, how: Tiles, x: Tensor, y: Tensor, beside: Beside | None = None
     ) -> Inputs:
-        """Makes what the kernel needs of a part, whose x and y are given.
+        """Makes what forward's kernel needs of a part, whose x and y are given.
 
         With `beside` it is there after the loop that comes next.
 
         What stands between H and the next multiple of 8 is no number: kernels use none of it.
         """
         chain, weight = self.chain, self.w_ih
-        mail, filled = self._mailbox(part, how, y)
+        box, own = self._mailbox(part, how, y)
+        mail = box if own else None
         if weight is None:
             wide = x if chain.exact else pad(x, (0, chain.units - chain.hidden))
             plain = wide.stride(-1) == 1 and self.aligned(wide)
-            if filled is not None:
-                empty(filled)
+            if box is not None:
+                empty(box)
             return Inputs(wide if plain else whole(wide), 0, mail)
         x, width = x.contiguous(), chain.gates * chain.units
         steps, batch, inner = x.shape
@@ -222,8 +223,8 @@ class Run:
                 Matrix(weight.data_ptr(), inner, True, columns * inner),
                 Matrix(left.data_ptr(), width, False, chain.units), count=count,
             )  # fmt: skip
-            if filled is not None:  # last: L2 holds it when the loop begins
-                empty(filled)
+            if box is not None:  # last: L2 holds it when the loop begins
+                empty(box)
 
         if beside is None:
             work()
@@ -231,18 +232,17 @@ class Run:
             beside.later(work)
         return Inputs(left, chain.units, mail)
 
-    def _mailbox(self, part: Part, how: Tiles, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """A grid's mailbox where y is not it, and what is to be made empty."""
+    def _mailbox(self, part: Part, how: Tiles, y: Tensor) -> tuple[Tensor | None, bool]:
+        """A grid's mailbox, and whether it is one of its own: else it is y."""
         chain = self.chain
         if how.clusters == 1:
-            return None, None
-        # y can be the mailbox where it has what is posted, and nothing else
+            return None, False
+        # y can be it where it has what is posted, and nothing else
         if part.rows is None and self.reset is None and chain.exact and not how.half:
             start = self.direction * chain.hidden
-            return None, y[..., start : start + chain.hidden]
+            return y[..., start : start + chain.hidden], False
         sizes = (part.steps, self.batch, chain.units)
-        box = y.new_empty(sizes, dtype=torch.float16 if how.half else None)
-        return box, box
+        return y.new_empty(sizes, dtype=torch.float16 if how.half else None), True
 
     def forward(
         self,
@@ -257,29 +257,27 @@ class Run:
         `held` are the records (T, ...), or with recompute what the parts leave to the next.
         """
         records, states = (None, held) if self.chain.again else (held, None)
-        kernel = self._kernel(bool(every), records is not None)
+        loop, how = self._kernel(bool(every), records is not None)
         carried: Tensor | None = None
         inputs: Inputs | None = None
-        for number, part in enumerate(self.order):
-            kept = None if records is None else part.of(records)
-            more, carry = number < len(self.parts) - 1, None
-            if more:
-                carry = self.carry() if states is None else states[number]
-            if inputs is None:
-                inputs = self._inputs(part, kernel[1], part.of(x), part.of(y))
-            carries, ahead = (carried, carry), None
-            if self.uneven and more:
-                following = self.order[number + 1]
-                with Beside(self.chain.device, True) as beside:
-                    ahead = self._inputs(
-                        following, kernel[1], following.of(x), following.of(y), beside
-                    )
-                    self._launch(
-                        kernel, part, inputs, part.of(y), kept, carries, finals, every, beside
-                    )
-            else:
-                self._launch(kernel, part, inputs, part.of(y), kept, carries, finals, every)
-            carried, inputs = carry, ahead
+        with Beside(self.chain.device, self.uneven) as beside:
+            for number, part in enumerate(self.order):
+                kept = None if records is None else part.of(records)
+                more, carry, ahead = number < len(self.parts) - 1, None, None
+                if more:
+                    carry = self.carry() if states is None else states[number]
+                if inputs is None:
+                    inputs = self._prepared(part, how, part.of(x), part.of(y))
+                if more and self.uneven:
+                    after = self.order[number + 1]
+                    ahead = self._prepared(after, how, after.of(x), after.of(y), beside)
+                self._launch(
+                    loop, how, part, inputs, part.of(y), kept, (carried, carry), finals, every,
+                    beside.begun,
+                )  # fmt: skip
+                beside.start()
+                beside.join()  # the next loop reads what was made there
+                carried, inputs = carry, ahead
 
     def _kernel(self, every: bool, keep: bool) -> tuple[Kernel, Tiles]:
         """Forward's kernel and its tiles; `every`: it writes all states, `keep`: records."""
@@ -294,15 +292,16 @@ class Run:
         kept = x.new_empty(shape)
         y = x.new_empty((part.steps, self.batch, chain.spec.directions * chain.hidden))
         carried = held[number - 1] if number else None
-        kernel = self._kernel(False, True)
-        inputs = self._inputs(part, kernel[1], x, y)
+        loop, how = self._kernel(False, True)
+        inputs = self._prepared(part, how, x, y)
         # the last part's carry is nobody's: final states stand already
-        self._launch(kernel, part, inputs, y, kept, (carried, self.carry()), [], [])
+        self._launch(loop, how, part, inputs, y, kept, (carried, self.carry()), [], [])
         return kept
 
     def _launch(
         self,
-        kernel: tuple[Kernel, Tiles],
+        loop: Kernel,
+        how: Tiles,
         part: Part,
         inputs: Inputs,
         y: Tensor,
@@ -310,10 +309,13 @@ class Run:
         carries: tuple[Tensor | None, Tensor | None],
         finals: list[Tensor],
         every: list[Tensor],
-        beside: Beside | None = None,
+        begun: int = 0,
     ) -> None:
-        """Runs one part: inputs, y and kept of its steps, finals and every of all."""
-        call, hidden, (loop, how) = self.call, self.chain.hidden, kernel
+        """Runs one part: inputs, y and kept of its steps, finals and every of all.
+
+        `begun`: see `Kernel.launch`.
+        """
+        call, hidden = self.call, self.chain.hidden
         left, gate, mail = inputs
         start = self.direction * hidden
         way, size = -1 if self.direction else 1, y.element_size()
@@ -327,7 +329,5 @@ class Run:
              address(self.b_ih), address(self.b_hh), address(self.vectors),
              *self.shared(part, *carries, way)),
             *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
-            *self.states(every, part.begin), begun=0 if beside is None else beside.begun,
+            *self.states(every, part.begin), begun=begun,
         )  # fmt: skip
-        if beside is not None:
-            beside.start()
