@@ -27,8 +27,6 @@ CLUSTERS = {
     "forward": tiles.Forward(64, 1, 8, 1, 1, 1, 4),
     "backward": tiles.Backward(64, 1, 4, 8, 1, 1, 3),
 }
-
-
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
 
@@ -48,6 +46,15 @@ def post(how, arguments):
     before = int((box != -1).sum())
     box.zero_()
     return before
+
+
+def run_beside(monkeypatch, joins, follows=lambda: None):
+    """Work beside loops without a device: it is done when its loop starts; an event of 7."""
+    stream = SimpleNamespace(device=0, wait_stream=lambda _: joins())
+    lane = SimpleNamespace(begun=7, follow=follows, stream=stream)
+    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
 
 @pytest.fixture
@@ -108,11 +115,7 @@ def launched(monkeypatch):
 def aside(monkeypatch, launched):
     """A short part of three steps, and a long one; after how many loops streams were joined."""
     joined = []
-    stream = SimpleNamespace(device=0, wait_stream=lambda _: joined.append(len(launched.begun)))
-    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
-    monkeypatch.setattr(beside, "lane", lambda device: lane)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    run_beside(monkeypatch, lambda: joined.append(len(launched.begun)))
     monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
     return joined
 

@@ -2,11 +2,11 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_fused_launches import run_beside
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
@@ -213,11 +213,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(monkeypatch, wants,
 
 def test_work_waits_for_the_next_loop(monkeypatch):
     done = []
-    stream = SimpleNamespace(device=0, wait_stream=lambda other: done.append("joined"))
-    one = SimpleNamespace(stream=stream, begun=7, follow=lambda: done.append("begun"))
-    monkeypatch.setattr(beside, "lane", lambda device: one)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    run_beside(monkeypatch, lambda: done.append("joined"), lambda: done.append("begun"))
     with beside.Beside(0, True) as here:
         assert here.begun == 0
         here.start()

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from test_fused_launches import run_beside
 from torch.nn.functional import pad
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
+from openrnn.backends.fused import backend, chain, gradients, kernels, parts, run
 from openrnn.codegen import tiles
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
@@ -96,11 +97,7 @@ def divide(monkeypatch, number):
         monkeypatch.setattr(parts, "count", lambda *_: number)
         return
     monkeypatch.setattr(run.Run, "_short", lambda *_: 4)
-    stream = SimpleNamespace(device=0, wait_stream=lambda other: None)
-    lane = SimpleNamespace(begun=7, follow=lambda: None, stream=stream)
-    monkeypatch.setattr(beside, "lane", lambda device: lane)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    run_beside(monkeypatch, lambda: None)
 
 
 @pytest.mark.parametrize("number", [1, 3, 11, "beside"])
