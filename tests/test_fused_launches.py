@@ -111,26 +111,37 @@ def launched(monkeypatch):
     return step
 
 
-@pytest.fixture
-def aside(monkeypatch, launched):
-    """A short part of three steps, and a long one; after how many loops streams were joined."""
-    joined = []
+@pytest.fixture(params=[(3, 8), (2, 3, 6)], ids=str)
+def aside(request, monkeypatch, launched):
+    """Parts of so many steps, and after how many loops streams were joined."""
+    joined, edges = [], [0, *itertools.accumulate(request.param)]
     run_beside(monkeypatch, lambda: joined.append(len(launched.begun)))
-    monkeypatch.setattr(run.Run, "_short", lambda *_: 3)
-    return joined
+    monkeypatch.setattr(run.Run, "_edges", lambda *_: edges)
+    return request.param, joined
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
-def test_the_loop_that_products_wait_for_says_that_it_has_begun(launched, aside, both):
-    """Forward's first and backward's second, of each direction."""
-    spec = cells.lstm.spec(64, 64, bidirectional=both)
-    found = launched(CLUSTERS, spec, steps=11)
-    forward, backward = [7, 0] * (1 + both), [0, 7] * (1 + both)
-    assert launched.begun == forward + backward
-    assert [kind for kind, _ in found] == ["forward"] * len(forward) + ["backward"] * len(backward)
-    steps = [next(size for size in arguments if size in (3, 8)) for _, arguments in found]
-    assert steps == [3, 8] * (1 + both) + [8, 3] * (1 + both)
-    assert aside == ([1, 3, 6, 8] if both else [1, 4])
+def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, both):
+    """All of forward's but the last and of backward's but the first, of each direction."""
+    (sizes, joined), ways = aside, 1 + both
+    number = len(sizes)
+    found = launched(CLUSTERS, cells.lstm.spec(64, 64, bidirectional=both), steps=11)
+    some = [7] * (number - 1)
+    assert launched.begun == [*some, 0] * ways + [0, *some] * ways
+    assert [kind for kind, _ in found] == [
+        *["forward"] * number * ways,
+        *["backward"] * number * ways,
+    ]
+    steps = tuple(next(size for size in arguments if size in sizes) for _, arguments in found)
+    assert steps == sizes * ways + sizes[::-1] * ways
+    # forward before each loop but the first, backward before the third, and at the end
+    forward, backward = range(1, number), range(2, number + 1)
+    begins = [number * loop for loop in range(2 * ways)]
+    assert joined == [
+        begin + loops
+        for n, begin in enumerate(begins)
+        for loops in (forward if n < ways else backward)
+    ]
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
@@ -151,8 +162,9 @@ def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, half, opt
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
 def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, aside, given):
-    """The second of a grid's loops, forward and backward, waits for what runs beside the first."""
-    emptied, products = [], []
+    """Each but the first of a grid's loops, forward and backward, waits for what runs beside."""
+    (sizes, joined), emptied, products = aside, [], []
+    number = len(sizes)
     empty = run.empty
     for module in (run, gradients):
         monkeypatch.setattr(
@@ -160,9 +172,11 @@ def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, asid
         )
     monkeypatch.setattr(run, "multiply", lambda *_, **__: products.append(len(launched.begun)))
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
-    assert launched.posted == [0] * 4
-    assert launched.begun == [7, 0, 7, 7]
-    assert (emptied, products, aside) == ([0, 1, 2, 3], [0, 1], [1, 3, 4])
+    assert launched.posted == [0] * 2 * number
+    assert launched.begun == [7] * (number - 1) + [0] + [7] * number
+    assert emptied == list(range(2 * number))
+    assert products == list(range(number))
+    assert joined == [*range(1, number), *range(number + 1, 2 * number + 1)]
 
 
 @pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])

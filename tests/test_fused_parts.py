@@ -112,15 +112,16 @@ def test_parts_give_what_one_launch_gives(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("edges", [(0, 5), (0, 2, 9)], ids=str)
 def test_products_beside_loops_give_what_those_after_them_give(
-    monkeypatch, training, cell, hidden, dtype
+    monkeypatch, training, cell, hidden, dtype, edges
 ):
     """Alike twice, and but for rounding what one part gives; also from a CUDA graph."""
     step, cases = training(cell, hidden, dtype)
     for given in cases:
         wanted = step(**given)
         with monkeypatch.context() as changed:
-            changed.setattr(run.Run, "_short", lambda *_: 5)
+            changed.setattr(run.Run, "_edges", lambda self, _: [*edges, self.steps])
             found, again = step(**given), step(**given)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -137,7 +138,7 @@ def test_threads_on_one_stream_share_the_stream_beside_it(monkeypatch, training)
     """Forward's loops and products of each lie between the others', and results are the same."""
     hiddens = (24, 256, 512, 1024)
     steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
-    monkeypatch.setattr(run.Run, "_short", lambda *_: 20)
+    monkeypatch.setattr(run.Run, "_edges", lambda self, _: [0, 7, 20, self.steps])
     alone = [step() for step in steps]
     with ThreadPoolExecutor(len(steps)) as pool:
         rounds = [pool.map(lambda step: [step() for _ in range(8)], steps) for _ in range(3)]
@@ -155,17 +156,21 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     small, large = (
         chain.Chain(cells.lstm.spec(hidden, hidden), 0, torch.float16, 0) for hidden in (512, 768)
     )
-    assert 0 < small.short(1024, 16, 3 * 512, "backward", ()) < 512
-    assert 0 < small.short(1024, 16, 3 * 512, "backward", ("lengths",)) < 512
-    assert small.short(16, 16, 3 * 512, "backward", ()) == 0
-    assert small.short(1024, 512, 3 * 512, "backward", ()) == 0
-    assert 0 < large.short(1024, 16, 768, "forward", ("keep",)) < 512
-    assert 0 < large.short(1024, 16, 3 * 768, "backward", ()) < 512
+    for found in (
+        small.edges(1024, 16, 3 * 512, "backward", ()),
+        small.edges(1024, 16, 3 * 512, "backward", ("lengths",)),
+        large.edges(1024, 16, 768, "forward", ("keep",)),
+        large.edges(1024, 16, 3 * 768, "backward", ()),
+    ):
+        assert found[0] < found[1] < 512
+        assert found[-1] == 1024
+    assert small.edges(16, 16, 3 * 512, "backward", ()) == []
+    assert small.edges(1024, 512, 3 * 512, "backward", ()) == []
     vanilla = chain.Chain(cells.rnn_tanh.spec(1024, 1024), 0, torch.bfloat16, 0)
-    assert vanilla.short(4096, 16, 3 * 1024, "backward", ()) == 0  # a grid of nearly all blocks
+    assert vanilla.edges(4096, 16, 3 * 1024, "backward", ()) == []  # a grid of nearly all blocks
     monkeypatch.setattr(chain, "able", lambda: False)
     old = chain.Chain(cells.lstm.spec(512, 512), 0, torch.float16, 0)
-    assert old.short(1024, 16, 3 * 512, "backward", ()) == 0
+    assert old.edges(1024, 16, 3 * 512, "backward", ()) == []
 
 
 def test_calls_of_few_rows_are_not_asked_whether_products_run_beside_loops():
@@ -174,18 +179,29 @@ def test_calls_of_few_rows_are_not_asked_whether_products_run_beside_loops():
     assert products == pytest.approx(beside.COST + beside.LEAST)
 
 
-def test_the_short_part_is_as_long_as_the_products_beside_it():
-    for products, loop, idle in ((400.0, 1800.0, 0.6), (200.0, 900.0, 0.3), (1e4, 1e5, 0.9)):
-        steps = 1000
-        share = beside.short(steps, products, loop, idle) / steps
-        assert (1 - share) * products / idle == pytest.approx(share * loop, rel=0.02)
-    assert beside.short(1000, beside.COST + beside.LEAST, 1e9, 1.0) == 0
-    assert beside.short(1000, 1e4, 1e4, 0.0) == 0
-    assert beside.short(200, 2.1e4, 1e3, 0.1) == 0  # no step would be left
-    assert beside.short(1000, 150.0, 4500.0, 0.1) > 0
-    assert beside.short(1000, 150.0, 4500.0, 0.1, 0.05) == 0  # the loop would lose more
-    assert beside.short(1000, 1e4, beside.LONG - 1, 0.5) == 0
-    assert beside.short(1000, 0.0, 1e4, 0.0) == 0  # gradients of biases alone
+def test_products_of_a_part_end_with_the_loop_beside_them():
+    steps, numbers = 10_000, set()
+    for products, loop, idle in (
+        (400.0, 1800.0, 0.6), (120.0, 900.0, 0.3), (1e4, 1e4, 0.9), (1e4, 1e4, 1.1),
+    ):  # fmt: skip
+        found = beside.edges(steps, products, loop, idle)
+        assert (found[0], found[-1]) == (0, steps)
+        sizes = [end - begin for begin, end in itertools.pairwise(found)]
+        numbers.add(len(sizes))
+        for part, after in itertools.pairwise(sizes):
+            assert after * products / idle == pytest.approx(part * loop, rel=0.02)
+    assert numbers == {2, 3, beside.MOST}
+
+
+def test_a_part_more_saves_what_it_costs():
+    assert beside.edges(1000, beside.COST + beside.LEAST, 1e9, 1.0) == []
+    assert beside.edges(1000, 1e4, 1e4, 0.0) == []
+    assert beside.edges(200, 2.1e4, 1e3, 0.1) == []  # no step would be left
+    assert beside.edges(3, 1e4, 1e4, 0.9) == [0, 2, 3]  # a step each, or fewer parts
+    assert beside.edges(1000, 150.0, 4500.0, 0.1) == [0, 250, 1000]
+    assert beside.edges(1000, 150.0, 4500.0, 0.1, 0.05) == []  # the loop would lose more
+    assert beside.edges(1000, 1e4, beside.LONG - 1, 0.5) == []
+    assert beside.edges(1000, 0.0, 1e4, 0.0) == []  # gradients of biases alone
 
 
 @pytest.mark.parametrize(
@@ -195,7 +211,7 @@ def test_the_short_part_is_as_long_as_the_products_beside_it():
 )  # fmt: skip
 def test_products_are_those_of_the_gradients_that_are_wanted(monkeypatch, wants, columns):
     asked = []
-    monkeypatch.setattr(chain.Chain, "short", lambda self, *given: asked.append(given) or 0)
+    monkeypatch.setattr(chain.Chain, "edges", lambda self, *given: asked.append(given) or [])
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
     x = torch.zeros(()).expand(steps, batch, 48)
     weights = [torch.zeros(slot.shape) for slot in module_slots(spec)]

@@ -92,15 +92,15 @@ class Given:
 
 
 def divide(monkeypatch, number):
-    """Calls have that many parts, or a short and a long one whose products run beside a loop."""
-    if number != "beside":
+    """Calls have that many parts, or others whose products run beside the loops of the next."""
+    if isinstance(number, int):
         monkeypatch.setattr(parts, "count", lambda *_: number)
         return
-    monkeypatch.setattr(run.Run, "_short", lambda *_: 4)
+    monkeypatch.setattr(run.Run, "_edges", lambda *_: list(number))
     run_beside(monkeypatch, lambda: None)
 
 
-@pytest.mark.parametrize("number", [1, 3, 11, "beside"])
+@pytest.mark.parametrize("number", [1, 3, 11, (0, 4, STEPS), (0, 1, 4, STEPS)], ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
@@ -163,7 +163,8 @@ def test_products_of_parts_are_those_of_all_steps(
             else:
                 continue
             d_recurrent += torch.outer(d_gates[t, b], before)
-    assert [given.begun for given in lefts] == [[0, 7] if number == "beside" else [0] * number] * 2
+    begun = [0] * number if isinstance(number, int) else [0] + [7] * (len(number) - 2)
+    assert [given.begun for given in lefts] == [begun] * 2
     assert all(grad.is_contiguous() for grad in found.params)
     torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.params[place], d_input, rtol=1e-4, atol=1e-4)

@@ -1,13 +1,15 @@
 """Products of one part of a call beside the loop of the next.
 
 A loop of few rows leaves multiprocessors idle, and the products over all its steps, which need its
-results or give its inputs, take up to a quarter of a call. So a call may run in two parts, a short
-one and a long one: forward multiplies inputs of the long part while the short one's loop runs,
-backward multiplies the long part's gradients. The mailbox of a grid's second loop is emptied there,
-too. Such work begins when all blocks of the loop have: it would take its places else.
+results or give its inputs, take up to a quarter of a call. So a call may run in a few parts: while
+the loop of one runs, forward multiplies the inputs of the next, backward the gradients of the one
+before. The shortest is mostly forward's first and backward's last, whose products nothing hides.
+The mailbox of a grid's next loop is emptied beside a loop, too. Such work begins when all blocks of
+the loop have: it would take its places else.
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from math import ceil
 from types import TracebackType
 
@@ -15,15 +17,18 @@ import torch
 
 from openrnn.native.lane import Lane, lane
 
-COST = 40.0  # us of a second part, see `parts`
-LEAST = 40.0  # us that it must save beyond them
-LONG = 800.0  # us of loops: shorter calls wait for their host, which the second part keeps longer
+COST = 40.0  # us of each part after the first, see `parts`
+MOST = 4  # parts
+LEAST = 40.0  # us that they must save beyond that
+LONG = 800.0  # us of loops: shorter calls wait for their host, which more parts keep longer
 SLOWER = 0.05  # of the time of backward's loop in a grid, which shares L2 with what is beside it
 RATE = {2: 5e8, 4: 2e8}  # flop a us of products over all steps on an H200, by bytes of a value
 
 
-def short(steps: int, products: float, loop: float, idle: float, slower: float = 0.0) -> int:
-    """Steps of the short part, beside whose loop the others end their products; 0 if none.
+def edges(steps: int, products: float, loop: float, idle: float, slower: float = 0.0) -> list[int]:
+    """Where parts begin and end, as forward runs them; [] where one part is as good.
+
+    Each is as many times as long as the one before as makes its products end with that one's loop.
 
     Args:
         products: us of those of all steps; loop: of the loop over all steps.
@@ -31,11 +36,17 @@ def short(steps: int, products: float, loop: float, idle: float, slower: float =
         slower: the share of its time that a loop takes longer with products beside it.
     """
     if not idle or loop < LONG or products < COST + LEAST:
-        return 0
-    share = products / (products + idle * loop)
-    found = ceil(share * steps)
-    saved = (1 - share) * products - slower * share * loop - COST
-    return found if saved >= LEAST and found < steps else 0
+        return []
+    ratio = idle * loop / products
+    most, found = LEAST, []
+    for number in range(2, MOST + 1):
+        ends = [*accumulate(ratio**place for place in range(number))]
+        first, others = 1 / ends[-1], ends[-2] / ends[-1]
+        saved = (1 - first) * products - slower * others * loop - (number - 1) * COST
+        tried = [0, *(ceil(steps * end / ends[-1]) for end in ends)]
+        if saved >= most and len(set(tried)) == number + 1:
+            most, found = saved, tried
+    return found
 
 
 class Beside:

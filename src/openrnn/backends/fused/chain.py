@@ -80,15 +80,17 @@ class Chain:
         count = parts.count_again if again else parts.count
         return count(steps, batch, self.width * self.dtype.itemsize)
 
-    def short(self, steps: int, batch: int, columns: int, kind: str, flags: kernels.Flags) -> int:
-        """Steps of the short part of a call whose products run beside its loops; 0 where none do.
+    def edges(
+        self, steps: int, batch: int, columns: int, kind: str, flags: kernels.Flags
+    ) -> list[int]:
+        """Where parts of a call begin and end whose products run beside loops; [] where none do.
 
         `columns`: of all matrices in products over steps, of G*H rows each; `kind` and `flags` of
         the loop.
         """
         products = steps * batch * self._product(columns)
         loop, idle, slower = self._loop(kind, flags, (batch + 7) // 8)
-        return beside.short(steps, products, steps * loop, idle, slower)
+        return beside.edges(steps, products, steps * loop, idle, slower)
 
     def _product(self, columns: int) -> float:
         """Microseconds of a row in products of matrices of so many columns."""
@@ -96,7 +98,7 @@ class Chain:
         return flop / beside.RATE[self.dtype.itemsize]
 
     def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float, float]:
-        """Microseconds of a step by the model, and two shares of `beside.short`: idle, slower.
+        """Microseconds of a step by the model, and two shares of `beside.edges`: idle, slower.
 
         No multiprocessor counts as idle on devices where nothing was measured, and with drivers
         that cannot say that all blocks of a launch have begun.

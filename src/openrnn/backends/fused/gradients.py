@@ -75,11 +75,11 @@ def backward(
             part = run.order[number]
             kept = run.records(number, x, held) if chain.again else part.of(held)
             d_gates = part.of(room) if most == run.steps else room[: part.steps]
-            if grid and (number or not run.uneven):
+            if grid and (number == len(parts) - 1 or not run.uneven):
                 empty(d_gates)
             if grid and number and run.uneven:
                 beside.later(partial(empty, run.order[number - 1].of(room)))
-            beside.join()  # a grid's second loop reads the mailbox that was emptied there
+            beside.join()  # a grid's next loop reads the mailbox that was emptied there
             carry = run.carry() if number else None
             kernels.launch(
                 kernel, how, run.batch,

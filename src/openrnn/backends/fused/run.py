@@ -101,20 +101,20 @@ class Run:
         again = self.chain.again and problem.grad
         # the gradients of fresh states are added up inside one launch
         number = 1 if call.reset_states else self.chain.parts(self.steps, self.batch, again)
-        short = 0 if number > 1 or again else self._short(wants)
-        self.uneven = short > 0  # a short and a long part: products run beside loops
-        if short:  # the first that forward runs
-            edge = self.steps - short if direction else short
-            self.parts = split([0, edge, self.steps], rows, self.reset)
-        else:
-            self.parts = split(even(number, self.steps), rows, self.reset)
+        edges = [] if number > 1 or again else self._edges(wants)
+        self.uneven = bool(edges)  # parts of several lengths: products run beside loops
+        if not edges:
+            edges = even(number, self.steps)
+        elif direction:  # forward begins at the end
+            edges = [self.steps - edge for edge in reversed(edges)]
+        self.parts = split(edges, rows, self.reset)
         self.order = self.parts[::-1] if direction else self.parts  # that of forward
 
-    def _short(self, wants: tuple[bool, ...]) -> int:
-        """Steps of a short part whose loop products of the long one run beside; 0 for one part."""
+    def _edges(self, wants: tuple[bool, ...]) -> list[int]:
+        """Where parts, as forward runs them, begin and end; [] without products beside loops."""
         few = self.steps * self.batch < self.chain.worth
         if few or self.w_ih is None or self.call.reset_states:
-            return 0
+            return []
         inner, hidden = self.w_ih.shape[1], self.chain.hidden
         masks = (("lengths", self.rows), ("reset", self.reset))
         flags = tuple(name for name, mask in masks if mask is not None)
@@ -125,7 +125,7 @@ class Run:
             kind, columns, problem = "forward", inner, self.call.problem
             flags += ("every",) if problem.return_states else ()
             flags += ("keep",) if problem.grad else ()
-        return self.chain.short(self.steps, self.batch, columns, kind, flags)
+        return self.chain.edges(self.steps, self.batch, columns, kind, flags)
 
     @cached_property
     def replaced(self) -> Tensor | None:
