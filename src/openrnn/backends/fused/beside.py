@@ -1,4 +1,4 @@
-"""Products of one part of a call beside the loop of the next.
+"""Products of one part of a call beside the loop of another.
 
 A loop of few rows leaves multiprocessors idle, and the products over all its steps, which need its
 results or give its inputs, take up to a quarter of a call. So a call may run in a few parts: while
@@ -9,7 +9,7 @@ the loop have: it would take its places else.
 """
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
 from types import TracebackType
 
@@ -43,8 +43,9 @@ def edges(steps: int, products: float, loop: float, idle: float, slower: float =
         ends = [*accumulate(ratio**place for place in range(number))]
         first, others = 1 / ends[-1], ends[-2] / ends[-1]
         saved = (1 - first) * products - slower * others * loop - (number - 1) * COST
-        tried = [0, *(ceil(steps * end / ends[-1]) for end in ends)]
-        if saved >= most and len(set(tried)) == number + 1:
+        inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
+        tried = [0, *inner, steps]
+        if saved >= most and all(begin < end for begin, end in pairwise(tried)):
             most, found = saved, tried
     return found
 
