@@ -1,9 +1,9 @@
 """Whole layers with products after loops or beside them: `python benchmarks/beside.py`.
 
 Microseconds a step of the same layer in one process, as called and from CUDA graphs: with no
-products beside loops ("after"), with them as `backends/fused/beside.py` chooses ("chosen"), and
-with them also in short calls ("short, too"). Times of a way whose results are not those of the
-first, but for rounding, are not taken.
+products beside loops ("after"), with them in at most two parts ("two parts"), in as many as
+`backends/fused/beside.py` chooses ("chosen"), and so also in short calls ("short, too"). Times of a
+way whose results are not those of the first, but for rounding, are not taken.
 """
 
 import argparse
@@ -30,20 +30,24 @@ ROWS = (
     ("GRU", "bf16", 1024, 32, 512), ("GRU", "bf16", 256, 64, 512), ("GRU", "bf16", 256, 64, 1024),
     ("LSTM", "tf32", 1024, 16, 512), ("LSTM", "tf32", 256, 64, 640),
 )  # fmt: skip
-# us of loops that a call has at least where products run beside them
-WAYS = {"after": math.inf, "chosen": beside.LONG, "short, too": 0.0}
+# parts at most, and us of loops that a call has at least where products run beside them
+WAYS = {
+    "after": (1, math.inf), "two parts": (2, beside.LONG), "chosen": (beside.MOST, beside.LONG),
+    "short, too": (beside.MOST, 0.0),
+}  # fmt: skip
 Call = Callable[[], list[torch.Tensor]]
 
 
-def in_way(call: Call, least: float) -> Call:
-    """The call, with so many microseconds of loops taken as long."""
+def in_way(call: Call, most: int, least: float) -> Call:
+    """The call, in so many parts at most and with so many microseconds of loops taken as long."""
 
     def made() -> list[torch.Tensor]:
-        before, beside.LONG = beside.LONG, least
+        before = beside.MOST, beside.LONG
+        beside.MOST, beside.LONG = most, least
         try:
             return call()
         finally:
-            beside.LONG = before
+            beside.MOST, beside.LONG = before
 
     return made
 
@@ -70,7 +74,7 @@ def measured(
             # what outlives the call must not bind x to this stream: no other could capture it
             return [one.detach() for one in step(layer, x, grad)]
 
-        ways = {way: in_way(call, least) for way, least in WAYS.items()}
+        ways = {way: in_way(call, *limits) for way, limits in WAYS.items()}
         wanted = ways["after"]()
         ways = {way: one for way, one in ways.items() if off(one(), wanted) <= WORST[x.dtype]}
         sides = {f"{name} {way} called": one for way, one in ways.items()}
@@ -94,7 +98,7 @@ def main() -> None:
             said = " ".join(str(row[key]) for key in ("cell", "dtype", "T", "B", "H"))
             times = [row.get(f"{column} {how}") for column in columns]
             table.add_row(said, *("wrong" if time is None else f"{time:.2f}" for time in times))
-        Console(width=120).print(table)
+        Console(width=140).print(table)
     if asked.json:
         asked.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 

@@ -38,10 +38,10 @@ class Loss(NamedTuple):
 
 # H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/results/h200, for the
 # tanh RNN fused-choice.json (whose one loss, float32 at H 256 B 1, was of the tf32 products that it
-# had then), and for that with relu, T 50, deepbench.jsonl. Here are those where cuDNN's best
-# correct algorithm (in bfloat16 torch.nn) needs at most 0.95 of our time, with that share; between
-# measured H the border lies halfway, B is a class up to a power of two, and beyond the measured
-# nothing is said.
+# had then), and for that with relu, T 50, deepbench.jsonl of c81649a. Here are those where cuDNN's
+# best correct algorithm (in bfloat16 torch.nn) needs at most 0.95 of our time, with that share;
+# between measured H the border lies halfway, B is a class up to a power of two, and beyond the
+# measured nothing is said.
 LOSSES = (
     Loss(("lstm", "gru"), torch.float16, (832, 1024), (129, 256), (False,)),  # 0.83 and 0.85
     Loss(("lstm",), torch.float16, (832, 1024), (129, 256), (True,)),  # 0.92
