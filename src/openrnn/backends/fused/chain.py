@@ -11,6 +11,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import beside, kernels, measured, parts, plan
 from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda, tiles
+from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.native.lane import able
 from openrnn.params import places
@@ -122,14 +123,14 @@ class Chain:
         return steps, (batch + 7) // 8, self.units // 8, 64 * self.record
 
     @cached_property
-    def arrange(self) -> nvrtc.Kernel:
+    def permute_weights(self) -> nvrtc.Kernel:
         """The kernel that puts weights in another order."""
-        return kernels.plain("arrange", self.name, self.device)
+        return kernels.plain("permute_weights", self.name, self.device)
 
     @cached_property
-    def finish(self) -> nvrtc.Kernel:
+    def reduce_bias_gradients(self) -> nvrtc.Kernel:
         """The kernel that makes gradients of biases and unit vectors from their sums."""
-        return kernels.plain("finish", self.name, self.device)
+        return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
     def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
@@ -140,9 +141,12 @@ class Chain:
         across = units if turned else columns
         tile = cuda.ARRANGE_TILE
         out = matrix.new_empty((units, gates, units) if turned else (gates, units, columns))
-        self.arrange.launch(
-            gates * (-(-units // tile) * -(-across // tile)), matrix.data_ptr(), out.data_ptr(),
-            units, self.hidden, across, columns, gates, nibbles(order), turned,
+        self.permute_weights.launch(
+            gates * (-(-units // tile) * -(-across // tile)),
+            PermuteWeightsArgs(
+                matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
+                across=across, columns=columns, gates=gates, order=nibbles(order), turned=turned,
+            ),
         )  # fmt: skip
         return out
 

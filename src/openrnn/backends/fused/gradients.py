@@ -13,6 +13,7 @@ from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part
 from openrnn.backends.fused.ragged import blanked
 from openrnn.backends.fused.run import ALIGNED, Run, empty, whole
+from openrnn.kernels.cuda.args import BackwardArgs, ReduceBiasGradientsArgs
 from openrnn.native.cublaslt import Matrix, multiply
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -33,7 +34,7 @@ def backward(
     put those of initial and fresh ones; `wants` says what is needed of dx and each parameter.
     """
     chain, parts = run.chain, run.parts
-    d_final, d_every, d_initial, d_fresh = states
+    _, d_every, _, d_fresh = states
     kernel, how = chain.backward(run.batch, (
         run.rows is not None, run.reset is not None,
         any(state is not None for state in d_every),
@@ -41,8 +42,7 @@ def backward(
     ))  # fmt: skip
     # what a unit's h was multiplied by, (units, G, units), gates in the order of planes
     weight = chain.arranged(run.w_hh, chain.right, True)
-    dy, step, row = _laid(run, dy)
-    way, size = 1 if run.direction else -1, x.element_size()
+    dy = _laid(run, dy)
     # what products read beside a loop, that loop does not write over
     most = run.steps if run.uneven else max(part.steps for part in parts)
     room = x.new_empty((most, run.batch, chain.width))
@@ -81,15 +81,9 @@ def backward(
                 beside.later(partial(empty, run.order[number - 1].of(room)))
             beside.join()  # a grid's next loop reads the mailbox that was emptied there
             carry = run.carry() if number else None
-            kernels.launch(
-                kernel, how, run.batch,
-                (weight.data_ptr(), kept.data_ptr(), address(None if dy is None else part.of(dy)),
-                 way * step * size, row, d_gates.data_ptr(), sums.data_ptr() + number * piece,
-                 address(run.vectors), *run.shared(part, carried, carry, way),
-                 way * room.stride(0) * size),
-                *run.states(d_final), *run.states(d_every, part.begin), *run.states(d_initial),
-                *run.states(d_fresh), begun=beside.begun,
-            )  # fmt: skip
+            args = _arguments(run, part, kept, dy, d_gates, states, (carried, carry))
+            args.weight, args.sums = weight.data_ptr(), sums.data_ptr() + number * piece
+            kernels.launch(kernel, how, args, beside.begun)
             beside.start()
             carried = carry
             beside.later(partial(products, part, d_gates))
@@ -101,19 +95,38 @@ def backward(
     return dx, found
 
 
-def _laid(run: Run, dy: Tensor | None) -> tuple[Tensor | None, int, int]:
-    """This direction's part of dy as the kernel reads it, and its strides of steps and rows."""
+def _arguments(
+    run: Run, part: Part, kept: Tensor, dy: Tensor | None, d_gates: Tensor,
+    states: tuple[Sequence[Tensor | None], ...], carries: tuple[Tensor | None, Tensor | None],
+) -> BackwardArgs:  # fmt: skip
+    """What backward's kernel takes of a part, but for `weight` and `sums`; dy is that of all."""
+    d_final, d_every, d_initial, d_fresh = states
+    way, size = 1 if run.direction else -1, kept.element_size()
+    args = BackwardArgs()
+    run.fill(args, part, carries, way)
+    args.saved = kept.data_ptr()
+    step, row, _ = (0, 0, 0) if dy is None else dy.stride()
+    args.dy = 0 if dy is None else part.of(dy).data_ptr()
+    args.dy_step_bytes, args.dy_row = way * step * size, row
+    args.d_gates = d_gates.data_ptr()
+    args.d_gates_step_bytes = way * d_gates.stride(0) * size
+    args.d_final, args.d_all_states = run.states(d_final), run.states(d_every, part.begin)
+    args.d_initial, args.d_reset_state = run.states(d_initial), run.states(d_fresh)
+    return args
+
+
+def _laid(run: Run, dy: Tensor | None) -> Tensor | None:
+    """This direction's part of dy as the kernel reads it."""
     chain = run.chain
     if dy is None:
-        return None, 0, 0
+        return None
     if chain.spec.directions > 1:
         dy = dy[..., run.direction * chain.hidden : (run.direction + 1) * chain.hidden]
     if not chain.exact:
         dy = pad(dy, (0, chain.units - chain.hidden))
     elif dy.stride(-1) != 1 or not run.aligned(dy):
         dy = whole(dy)
-    step, row, _ = dy.stride()
-    return dy, step, row
+    return dy
 
 
 def _inputs(run: Run, dx: Tensor, d_gates: Tensor) -> None:
@@ -269,8 +282,12 @@ def _sums(run: Run, sums: Tensor, found: Found, wants: tuple[bool, ...]) -> None
         found[5:] = vectors.unbind(0)
     elif found[2] is None and found[3] is None:
         return
-    chain.finish.launch(
-        -(-(2 * chain.gates + chain.vectors) * chain.hidden // 256), sums.data_ptr(),
-        address(found[2]), address(found[3]), address(vectors), sums.shape[0], chain.planes,
-        chain.gates, chain.vectors, chain.units, chain.hidden, chain.left_word, chain.right_word,
+    chain.reduce_bias_gradients.launch(
+        -(-(2 * chain.gates + chain.vectors) * chain.hidden // 256),
+        ReduceBiasGradientsArgs(
+            sums=sums.data_ptr(), input_bias=address(found[2]), recurrent_bias=address(found[3]),
+            unit_vectors=address(vectors), parts=sums.shape[0], planes=chain.planes,
+            gates=chain.gates, vectors=chain.vectors, units=chain.units, hidden=chain.hidden,
+            left=chain.left_word, right=chain.right_word,
+        ),
     )  # fmt: skip

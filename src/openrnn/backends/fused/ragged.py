@@ -7,6 +7,7 @@ from torch import Tensor
 
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.kernels import address
+from openrnn.kernels.cuda.args import MaskRowsArgs, SortLengthsArgs
 
 RANKED = 8192  # rows up to which counting, B * B comparisons, is quicker than sorting
 PIECE = 16  # bytes that a thread copies
@@ -31,8 +32,9 @@ def ordered(lengths: Tensor | None, order: Tensor | None) -> Rows | None:
         order.copy_(lengths.argsort(descending=True, stable=True))
     else:
         # it knows no dtype: float32 stands for all
-        kernel = kernels.plain("rank", "float32", lengths.device.index or 0)
-        kernel.launch(-(-batch // kernel.threads), lengths.data_ptr(), order.data_ptr(), batch)
+        kernel = kernels.plain("sort_lengths", "float32", lengths.device.index or 0)
+        args = SortLengthsArgs(lengths=lengths.data_ptr(), order=order.data_ptr(), batch=batch)
+        kernel.launch(-(-batch // kernel.threads), args)
     return Rows(lengths, order)
 
 
@@ -47,9 +49,12 @@ def blanked(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -> Te
     size = x.element_size()
     whole = (x.data_ptr() | width * size | step * size | row * size) % PIECE == 0
     pieces = width * size // PIECE if whole else width
-    kernel = kernels.plain("blank", str(x.dtype).removeprefix("torch."), x.device.index or 0)
+    kernel = kernels.plain("mask_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     kernel.launch(
-        -(-steps * batch * pieces // kernel.threads), x.data_ptr(), out.data_ptr(),
-        address(lengths), address(mask), steps, batch, width, step, row, pieces,
+        -(-steps * batch * pieces // kernel.threads),
+        MaskRowsArgs(
+            x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(), lengths=address(lengths),
+            mask=address(mask), steps=steps, batch=batch, width=width, pieces=pieces,
+        ),
     )  # fmt: skip
     return out

@@ -19,6 +19,7 @@ from openrnn.backends.fused.kernels import address
 from openrnn.backends.fused.parts import Part, even, split
 from openrnn.backends.fused.ragged import Rows
 from openrnn.codegen.tiles import Tiles
+from openrnn.kernels.cuda.args import BackwardArgs, DropoutArgs, ForwardArgs
 from openrnn.native.cublaslt import Matrix, multiply
 from openrnn.native.nvrtc import Kernel
 
@@ -50,8 +51,11 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
     (scale,) = unpack("i", pack("f", philox.scale(p)))
     threads = steps * batch * ((width + 3) // 4)
     kernel.launch(
-        -(-threads // kernel.threads), y.data_ptr(), out.data_ptr(), steps, batch, width,
-        call.seed.data_ptr(), layer, philox.threshold(p), scale,
+        -(-threads // kernel.threads),
+        DropoutArgs(
+            x=y.data_ptr(), out=out.data_ptr(), steps=steps, batch=batch, width=width,
+            seed=call.seed.data_ptr(), layer=layer, threshold=philox.threshold(p), scale=scale,
+        ),
     )  # fmt: skip
     return out
 
@@ -155,21 +159,31 @@ class Run:
             for state in group
         ]  # fmt: skip
 
-    def shared(
-        self, part: Part, carried: Tensor | None, carry: Tensor | None, way: int
-    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
-        """What both kernels take last before states: lengths, order, resets, carries, sizes, moves.
+    def fill(
+        self,
+        args: ForwardArgs | BackwardArgs,
+        part: Part,
+        carries: tuple[Tensor | None, Tensor | None],
+        way: int,
+    ) -> None:
+        """Sets what both kernels take: vectors, lengths, resets, carries, sizes.
 
         `way`: 1 where the loop's next step is the next of time, or -1.
         """
-        rows = part.rows
-        return (
-            0 if rows is None else rows.lengths.data_ptr(),
-            0 if rows is None else rows.order.data_ptr(),
-            address(part.reset), address(carried), address(carry),
-            part.steps, self.batch, self.chain.hidden, self.direction,
-            way * self.record_bytes, way * self.batch,
-        )  # fmt: skip
+        rows, (carried, carry), batch = part.rows, carries, self.batch
+        args.lengths = 0 if rows is None else rows.lengths.data_ptr()
+        args.order = 0 if rows is None else rows.order.data_ptr()
+        args.vectors = 0 if self.vectors is None else self.vectors.data_ptr()
+        args.reset = 0 if part.reset is None else part.reset.data_ptr()
+        args.reset_step_bytes = way * batch
+        args.saved_step_bytes = way * self.record_bytes
+        args.chunk_in = 0 if carried is None else carried.data_ptr()
+        args.chunk_out = 0 if carry is None else carry.data_ptr()
+        args.steps = part.end - part.begin
+        args.batch = batch
+        args.units = self.chain.hidden
+        args.reverse = self.direction
+        args.first_row = args.delay = 0  # a grid's launches set them
 
     def carry(self) -> Tensor:
         """Room for what one part leaves to the next: float32 (states, B, H)."""
@@ -313,19 +327,21 @@ class Run:
 
         `begun`: see `Kernel.launch`.
         """
-        call, hidden = self.call, self.chain.hidden
         left, gate, mail = inputs
-        start = self.direction * hidden
         way, size = -1 if self.direction else 1, y.element_size()
-        left_step, left_row, _ = left.stride()
+        args = ForwardArgs()
+        self.fill(args, part, carries, way)
+        args.weight = self._matrix.data_ptr()
+        step, row, _ = left.stride()
+        args.x, args.x_step_bytes, args.x_row = left.data_ptr(), way * step * size, row
+        args.x_gate = gate
         step, row, _ = y.stride()
-        kernels.launch(
-            loop, how, self.batch,
-            (self._matrix.data_ptr(), left.data_ptr(), way * left_step * size, left_row, gate,
-             y.data_ptr() + start * size, way * step * size, row,
-             *((address(mail),) if how.clusters > 1 else ()), address(kept),
-             address(self.b_ih), address(self.b_hh), address(self.vectors),
-             *self.shared(part, *carries, way)),
-            *self.states(call.states), *self.states(call.reset_states), *self.states(finals),
-            *self.states(every, part.begin), begun=begun,
-        )  # fmt: skip
+        args.y = y.data_ptr() + self.direction * self.chain.hidden * size
+        args.y_step_bytes, args.y_row = way * step * size, row
+        args.flag_buffer, args.saved = address(mail), address(kept)
+        args.bias_x, args.bias_r = address(self.b_ih), address(self.b_hh)
+        args.initial = self.states(self.call.states)
+        args.reset_state = self.states(self.call.reset_states)
+        args.final = self.states(finals)
+        args.all_states = self.states(every, part.begin)
+        kernels.launch(loop, how, args, begun)
