@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from openrnn.errors import CheckpointError, shown
+from openrnn.errors import CellError, CheckpointError, shown
 
 NAME = "checkpoint.safetensors"
 FORMAT, VERSION = "openrnn.lm", 1
@@ -75,7 +75,7 @@ def naming(path: Path) -> Iterator[None]:
     """Around what judges the contents of a checkpoint: what it says begins with the file."""
     try:
         yield
-    except CheckpointError as error:
+    except (CellError, CheckpointError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from error
 
 
