@@ -144,7 +144,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
                 if "bits/byte" in line:
                     break
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=900)
         finally:
             process.kill()
     assert process.returncode == 130
