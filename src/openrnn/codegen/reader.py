@@ -77,6 +77,8 @@ class _Reader:
         except aten.Unknown as error:
             raise self._error(f"no kernel knows {error} of {word}") from error
         made = node.meta["val"]
+        if name in aten.RESHAPES and node.args[0].meta["val"].shape != made.shape:
+            raise self._error(f"no kernel knows {word} to another shape")
         if isinstance(found, tuple):
             return tuple(self._kept(*pair, word) for pair in zip(found, made))
         return self._kept(found, made, word)
@@ -115,10 +117,12 @@ class _Reader:
             return value if exact else float(torch.tensor(value, dtype=torch.float64).to(dtype))
         if dtype == torch.bool:
             return self.emit.truth(value)
-        if dtype != self.dtype:
+        value = self.emit.real(value)
+        exact = dtype.is_floating_point and self.emit.is_choice(value)
+        if dtype != self.dtype and not exact:
             kinds = f"{self.dtype} and torch.bool"
             raise self._error(f"{word} makes values of {dtype}, kernels here know {kinds}")
-        return self.emit.real(value)
+        return value
 
     def _constant(self, node: Any) -> float:
         """The number of a tensor that the cell makes; one from outside could change."""
