@@ -169,9 +169,7 @@ def functions(x, r, s, p):
     return torch.tanh(before * 0.5 + 0.25 * s.after), before
 
 
-@pytest.mark.parametrize(
-    "cell", [awkward, idle, sided, functions], ids=lambda cell: cell.name
-)
+@pytest.mark.parametrize("cell", [awkward, idle, sided, functions], ids=lambda cell: cell.name)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cell_of_ones_own(backend, cell):
     require(backend)

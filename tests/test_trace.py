@@ -197,6 +197,8 @@ ACTIVATIONS = {
     "logit": lambda v: torch.logit(0.1 + 0.8 * sigmoid(v)),
     "sinh": lambda v: torch.sinh(v) + torch.atan(v),
 }
+
+
 def activated(function, name):
     @openrnn.cell(gates="a b", states="h k", params="q", name=f"with_{name}")
     def cell(x, r, s, p):

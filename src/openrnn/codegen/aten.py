@@ -44,7 +44,9 @@ def _div(emit: Builder, a: Value, b: Value, *, rounding_mode: str | None = None)
     whole = emit("div", emit("sub", a, rest), b)
     whole = emit("where", _crosses(emit, rest, b), emit("sub", whole, 1.0), whole)
     floor = emit("floor", whole)
-    floor = emit("where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor)
+    floor = emit(
+        "where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor
+    )
     return emit("where", emit("eq", b, 0.0), emit("div", a, b), floor)
 
 
@@ -78,6 +80,10 @@ def _clamp(emit: Builder, x: Value, min: Value | None = None, max: Value | None 
         known = isinstance(max, float) and not math.isnan(max)
         x = emit("where", emit("gt", x, max), max, x) if known else emit("minimum", x, max)
     return x
+
+
+def _clamp_min(emit: Builder, x: Value, min: Value) -> Value:
+    return _clamp(emit, x, min, None)
 
 
 def _clamp_max(emit: Builder, x: Value, max: Value) -> Value:
@@ -266,7 +272,7 @@ RULES: dict[str, Rule] = {
     "remainder": _remainder,
     "round": _round,
     "clamp": _clamp,
-    "clamp_min": lambda emit, x, min: _clamp(emit, x, min),
+    "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
     "hardtanh": _hardtanh,
     "relu": _relu,

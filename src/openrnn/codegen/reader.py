@@ -47,7 +47,8 @@ class _Reader:
         self.stale: set[Any] = set()
 
     def read(self, outputs: tuple[str, ...]) -> Graph:
-        inputs, results = iter(self.names), ()
+        inputs = iter(self.names)
+        results: tuple[Any, ...] = ()
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = next(inputs)
@@ -88,7 +89,7 @@ class _Reader:
         for arg in node.all_input_nodes:
             if arg in self.stale:
                 raise self._error(f"no kernel knows what changed in place before {word}")
-        first = node.args[0] if node.args else None
+        first: Any = node.args[0] if node.args else None
         writes = aten.in_place(node.target)
         self.places[node] = node
         if writes or name in aten.VIEWS:
@@ -107,9 +108,11 @@ class _Reader:
             raise self._error("no kernel knows complex numbers")
         return float(arg) if isinstance(arg, int | float) else arg
 
-    def _kept(self, value: Any, made: Tensor, word: str) -> Value:
+    def _kept(self, value: Value, made: Tensor, word: str) -> Value:
         """What a rule gave, as a value of the dtype that torch gave it."""
         dtype = made.dtype
+        if dtype.is_complex:
+            raise self._error("no kernel knows complex numbers")
         if made.device.type != "cpu":
             raise self._error(f"no kernel knows {word} to device {made.device}")
         if not isinstance(value, str):

@@ -202,6 +202,7 @@ def _graph(
     given = examples(len(names), shape, dtype)
     try:
         traced: Any = make_fx(function, decomposition_table=decompositions())(*given)
+        return read(cell, traced, names, outputs, dtype)
     except CellError:
         raise
     except Exception as error:  # of the cell, its derivative or torch: the reference may run it
@@ -209,7 +210,6 @@ def _graph(
         raise CellError(
             f"cell '{cell.name}' cannot be traced: {type(error).__name__}: {line}"
         ) from error
-    return read(cell, traced, names, outputs, dtype)
 
 
 def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None:
