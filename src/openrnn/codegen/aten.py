@@ -28,10 +28,6 @@ def _sub(emit: Builder, a: Value, b: Value, *, alpha: Value = 1.0) -> Value:
     return emit("sub", a, emit("mul", b, alpha))
 
 
-def _rsub(emit: Builder, a: Value, b: Value, alpha: Value = 1.0) -> Value:
-    return _sub(emit, b, a, alpha=alpha)
-
-
 def _div(emit: Builder, a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return emit("div", a, b)
@@ -266,7 +262,7 @@ _BINARY = "mul maximum minimum fmod atan2 hypot copysign eq ne lt le gt ge".spli
 RULES: dict[str, Rule] = {
     "add": _add,
     "sub": _sub,
-    "rsub": _rsub,
+    "rsub": lambda emit, a, b, alpha=1.0: _sub(emit, b, a, alpha=alpha),
     "div": _div,
     "floor_divide": _floor_divide,
     "remainder": _remainder,
