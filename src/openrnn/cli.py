@@ -268,6 +268,8 @@ def _sentence(error: Exception) -> str | None:
     """What a foreseen error says to a user; None for one that nobody foresaw."""
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: try a smaller --batch, --bptt or --hidden"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return "the memory is too small: try a smaller --batch, --bptt or --hidden"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if hasattr(error, "format_message"):  # what typer raises on wrong options
