@@ -574,8 +574,9 @@ def test_two_processes_train_as_one(tmp_path, folder, texts):
     options = ["--corpus", folder, "--out", tmp_path / "two", "--quiet"]
     for name, value in {**TINY, "steps": 3}.items():
         options += [f"--{name}", value]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["-m", "openrnn.cli", "train"]
+    # standalone: a port that is free, as other runs may be on this machine
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "-m", "openrnn.cli", "train"]
     for arguments in (options, ["--resume", tmp_path / "two", "--steps", 6, "--quiet"]):
         done = subprocess.run(
             [*torchrun, *map(str, arguments)], check=False, capture_output=True, text=True

@@ -129,16 +129,16 @@ def fitting(
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     asked = (hidden, tiles, flags, capability, processors)
     hows = list(islice(holding(kind, cell, dtype, *asked), TRIES))
-    spilling: list[tuple[nvrtc.Binary, Forward | Backward]] = []
+    spilling: list[Forward | Backward] = []
     for how, after in zip_longest(hows, hows[1:]):
         exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
         found = unspilled(cell, dtype, how, arch, shared, patience, exact)
         if found is not None:
             yield found
-            continue
-        tries = tries_of(cell, dtype, how, shared, exact)
-        spilling += [(binary(cell, dtype, one, arch, patience), one) for one in tries]
-    yield from sorted(spilling, key=lambda pair: pair[0].resources.spilled)
+        else:
+            spilling += tries_of(cell, dtype, how, shared, exact)
+    made = [(binary(cell, dtype, how, arch, patience), how) for how in dict.fromkeys(spilling)]
+    yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
 
 
 def holding(
