@@ -14,6 +14,7 @@ from openrnn import cells
 from openrnn.backends.fused import kernels, ragged
 from openrnn.backends.fused.chain import chain, nibbles, spans
 from openrnn.codegen import cuda
+from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.native.cublaslt import Matrix, multiply
 
@@ -39,7 +40,7 @@ def test_nibbles_come_back_from_64_bits():
 
 @compiles
 @pytest.mark.parametrize("dtype", cuda.SIZES)
-@pytest.mark.parametrize("name", ["arrange", "finish", "dropout", "rank", "blank"])
+@pytest.mark.parametrize("name", PLAIN)
 def test_small_kernels_spill_nothing(name, dtype, tmp_path):
     for arch in ("sm_80", "sm_90", "sm_120"):
         made = nvrtc.binary(
@@ -138,14 +139,18 @@ def test_rows_of_zeros(width, dtype, given):
 @pytest.mark.gpu
 def test_a_thread_without_a_context_may_launch_first():
     """Backward runs on autograd's thread, where nothing else may have touched the device yet."""
-    kernel = kernels.plain("arrange", "float32", torch.cuda.current_device())
+    kernel = kernels.plain("permute_weights", "float32", torch.cuda.current_device())
     matrix = torch.arange(6.0, device="cuda").view(2, 3)
     out = torch.full((3, 2), math.nan, device="cuda")
     wrong = []
 
     def launch():
         try:
-            kernel.launch(1, matrix.data_ptr(), out.data_ptr(), 2, 2, 3, 3, 1, nibbles((0,)), True)
+            args = PermuteWeightsArgs(
+                matrix=matrix.data_ptr(), out=out.data_ptr(), units=2, hidden=2, across=3,
+                columns=3, gates=1, order=nibbles((0,)), turned=True,
+            )  # fmt: skip
+            kernel.launch(1, args)
         except nvrtc.LaunchError as error:
             wrong.append(str(error))
 

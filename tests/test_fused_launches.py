@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import torch
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
-from openrnn.codegen import cuda, tiles
+from openrnn.codegen import tiles
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
@@ -30,16 +29,16 @@ CLUSTERS = {
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
 
-def post(how, arguments):
+def post(how, args):
     """Writes into all of a grid's mailbox, of B 5 and H 64; how many words stood there before."""
     forward = how.kind == "forward"
-    steps, address, width = arguments[-16 - (not forward)], arguments[5], 64 if forward else 4 * 64
+    steps, address, width = args.steps, args.y if forward else args.d_gates, 64 * (4 - 3 * forward)
     width //= 2 if how.half else 1  # in words
     step, row = 5 * width, width
-    if forward and arguments[8]:
-        address = arguments[8]
+    if forward and args.flag_buffer:
+        address = args.flag_buffer
     elif forward:  # y, of which another direction may have its part
-        step, row = abs(arguments[6]) // 4, arguments[7]
+        step, row = abs(args.y_step_bytes) // 4, args.y_row
     count = (steps - 1) * step + 4 * row + width
     words = torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
     box = words.as_strided((steps, 5, width), (step, row, 1))
@@ -72,12 +71,13 @@ def launched(monkeypatch):
             def __init__(self, kind):
                 self.kind = kind
 
-            def launch(self, blocks, *arguments, begun=0):
-                found.append((self.kind, arguments))
+            def launch(self, blocks, args, begun=0):
+                assert len(args.words()) == sum(2 if one.array else 1 for one in args.fields)
                 if self.kind != "plain":
+                    found.append((self.kind, args))
                     step.begun.append(begun)
                     if hows[self.kind].clusters > 1:
-                        step.posted.append(post(hows[self.kind], arguments))
+                        step.posted.append(post(hows[self.kind], args))
 
         def kernel(kind, cell, dtype, hidden, many, flags, device):
             step.asked.add((kind, flags))
@@ -103,7 +103,7 @@ def launched(monkeypatch):
         needs = Needs(True, (), (True,) * len(weights), ())
         fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
         chain.chain.cache_clear()
-        return [(kind, arguments) for kind, arguments in found if kind != "plain"]
+        return found
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     for module in (run, gradients):
@@ -132,8 +132,7 @@ def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, 
         *["forward"] * number * ways,
         *["backward"] * number * ways,
     ]
-    steps = tuple(next(size for size in arguments if size in sizes) for _, arguments in found)
-    assert steps == sizes * ways + sizes[::-1] * ways
+    assert tuple(args.steps for _, args in found) == sizes * ways + sizes[::-1] * ways
     # forward before each loop but the first, backward before the third, and at the end
     forward, backward = range(1, number), range(2, number + 1)
     begins = [number * loop for loop in range(2 * ways)]
@@ -156,7 +155,7 @@ def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, half, opt
     found = launched(hows, cells.lstm.spec(64, 64, **options), 11, **masks)
     loops = 2 * number * (2 if "bidirectional" in options else 1)
     assert launched.posted == [0] * loops
-    own = [arguments[8] != 0 for kind, arguments in found if kind == "forward"]
+    own = [args.flag_buffer != 0 for kind, args in found if kind == "forward"]
     assert own == [half or bool(given)] * (loops // 2)
 
 
@@ -179,18 +178,6 @@ def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, asid
     assert joined == [*range(1, number), *range(number + 1, 2 * number + 1)]
 
 
-@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
-def test_kernels_get_as_many_arguments_as_they_declare(launched, hows):
-    """A launch passes addresses in a row: one too few would shift all that follow."""
-    passed = {kind: len(arguments) for kind, arguments in launched(hows, cells.lstm.spec(64, 64))}
-    for kind, states in (("forward", "STATE"), ("backward", "GRADIENT")):
-        source = cuda.source(trace(cells.lstm), "float32", hows[kind])
-        more = re.search(rf"#define {states}_ARGUMENTS (.*)", source)[1]
-        head = re.search(rf"void __launch_bounds__\(.*\) {kind}\(\n(.*?)\n\) {{", source, re.S)[1]
-        declared = re.sub(r"//.*", "", head).replace(f"{states}_ARGUMENTS", more)
-        assert passed[kind] == declared.count(",") + 1
-
-
 @pytest.mark.parametrize("recompute", ["none", "gates"])
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
 def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
@@ -203,17 +190,18 @@ def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
     keeps = {"keep" in flags for kind, flags in launched.asked if kind == "forward"}
     assert keeps == ({True} if recompute == "none" else {False, True})
     carries = []  # of each launch: what it takes and leaves, its steps and its direction
-    for kind, arguments in found:
-        states, moves = 8, 2 if kind == "forward" else 3
-        *sizes, direction = arguments[: -states - moves]
-        carries.append((kind, *sizes[-5:-2], direction))
-        # bytes to the loop's next step of x and y or dy, then of records, resets and gate gradients
-        way = 1 if (kind == "forward") == (direction == 0) else -1
-        inputs = (arguments[2], arguments[6]) if kind == "forward" else (arguments[3],)
-        assert inputs == tuple(way * 5 * width * 4 for width in (256, 128)[-len(inputs) :])
-        record = 8 * 64 * tiles.record(trace(cells.lstm)) * 4
-        expected = (way * record, way * 5, way * 5 * 256 * 4)[:moves]
-        assert arguments[-states - moves : -states] == expected
+    for kind, args in found:
+        carries.append((kind, args.chunk_in, args.chunk_out, args.steps, args.reverse))
+        # bytes to the loop's next step
+        way = 1 if (kind == "forward") == (args.reverse == 0) else -1
+        if kind == "forward":
+            assert args.x_step_bytes == way * 5 * 256 * 4
+            assert args.y_step_bytes == way * 5 * 128 * 4
+        else:
+            assert args.dy_step_bytes == way * 5 * 128 * 4
+            assert args.d_gates_step_bytes == way * 5 * 256 * 4
+        assert args.saved_step_bytes == way * 8 * 64 * tiles.record(trace(cells.lstm)) * 4
+        assert args.reset_step_bytes == way * 5
 
     def chained(launches):
         assert launches[0][1] == 0

@@ -45,17 +45,18 @@ def multiply(dtype, device, sizes, a, b, d, add=False, full=False, count=1):
         out.copy_(out + product if add else product)
 
 
-def arrange(source, target, units, hidden, across, columns, gates, order, turned):
-    """What arrange.cuh does."""
-    matrix = at(source, (gates * hidden, columns)).unflatten(0, (gates, hidden))
-    taken = matrix[[order >> 4 * gate & 15 for gate in range(gates)]]
-    wide = pad(taken, (0, across - columns, 0, units - hidden))
-    made = wide.permute(2, 0, 1) if turned else wide
-    at(target, (1, made.numel()))[0].copy_(made.flatten())
+def permute_weights(args):
+    """What permute_weights.cuh does."""
+    matrix = at(args.matrix, (args.gates * args.hidden, args.columns))
+    taken = matrix.unflatten(0, (args.gates, args.hidden))
+    taken = taken[[args.order >> 4 * gate & 15 for gate in range(args.gates)]]
+    wide = pad(taken, (0, args.across - args.columns, 0, args.units - args.hidden))
+    made = wide.permute(2, 0, 1) if args.turned else wide
+    at(args.out, (1, made.numel()))[0].copy_(made.flatten())
 
 
 def blanked(x, lengths, mask=None):
-    """What blank.cuh does."""
+    """What mask_rows.cuh does."""
     ended = False if lengths is None else torch.arange(len(x))[:, None] >= lengths
     return x.masked_fill((ended | (False if mask is None else mask))[..., None], 0)
 
@@ -68,14 +69,13 @@ class Kernel:
     def __init__(self, kind, left):
         self.kind, self.left = kind, left
 
-    def launch(self, blocks, *arguments, begun=0):
-        if self.kind == "arrange":
-            arrange(*arguments)
+    def launch(self, blocks, args, begun=0):
+        if self.kind == "permute_weights":
+            permute_weights(args)
         if self.kind == "backward":
             self.left.begun.append(begun)
-            steps, d_gates = arguments[-15], arguments[5]
-            at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
-                self.left.next(steps).reshape(steps * BATCH, -1)
+            at(args.d_gates, (args.steps * BATCH, self.left.shape[-1])).copy_(
+                self.left.next(args.steps).reshape(args.steps * BATCH, -1)
             )
 
 

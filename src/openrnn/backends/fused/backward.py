@@ -6,7 +6,7 @@ from openrnn.backends.base import Call, Cotangents, Gradients, Needs
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import Weights, address, fill_flags
+from openrnn.backends.fused.launches import Weights, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.backends.fused.lengths import SortedLengths, masked_rows
 from openrnn.codegen.tiles import Tiles
@@ -148,42 +148,27 @@ class Backward(ForwardLoops):
         self.launch_forward(operation, y, saved, (before, self.chunk_states(layer)), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        at, chunk, reverse = self.at, operation.chunk, operation.direction
-        layer, way = at.layer, 1 if operation.direction else -1
+        at, chunk, way = self.at, operation.chunk, 1 if operation.direction else -1
+        layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         if self._again is not None:
             saved = self._again[1]
         else:
             saved = chunk.of(self.saved[layer.index])
-        masks, dy, d_gates = self.masks(chunk), at.dy, at.d_gates(chunk)
         room = self.chunk_states(layer) if chunk.number else None
-        size = d_gates.element_size()
-        args = BackwardArgs(
-            weight=at.weights.recurrent_by_planes.data_ptr(),
-            saved=saved.data_ptr(),
-            saved_step_bytes=way * self.saved_bytes(layer),
-            dy=0 if dy is None else chunk.of(dy).data_ptr(),
-            dy_step_bytes=0 if dy is None else way * dy.stride(0) * size,
-            dy_row=0 if dy is None else dy.stride(1),
-            d_gates=d_gates.data_ptr(),
-            d_gates_step_bytes=way * d_gates.stride(0) * size,
-            sums=at.sums_of(chunk).data_ptr(),
-            vectors=address(at.weights.unit_vectors),
-            lengths=0 if masks.lengths is None else masks.lengths.lengths.data_ptr(),
-            order=0 if masks.lengths is None else masks.lengths.order.data_ptr(),
-            reset=address(masks.reset),
-            reset_step_bytes=way * self.batch,
-            chunk_in=address(self._chunk_states),
-            chunk_out=address(room),
-            steps=chunk.steps,
-            batch=self.batch,
-            units=layer.hidden,
-            reverse=reverse,
-            d_final=self.states(layer, self.d_finals),
-            d_all_states=self.states(layer, self.d_all_states, chunk.begin),
-            d_initial=self.states(layer, self.d_initial),
-            d_reset_state=self.states(layer, self.d_reset_states),
-        )
-        kernels.launch(at.kernel, at.config, self.batch, args, self.launch_event(operation.signals))
+        size, args = d_gates.element_size(), BackwardArgs()
+        self.fill(args, at.weights, chunk, (self._chunk_states, room), way)
+        args.weight, args.saved = at.weights.recurrent_by_planes.data_ptr(), saved.data_ptr()
+        step, row, _ = (0, 0, 0) if dy is None else dy.stride()
+        args.dy = 0 if dy is None else chunk.of(dy).data_ptr()
+        args.dy_step_bytes, args.dy_row = way * step * size, row
+        args.d_gates = d_gates.data_ptr()
+        args.d_gates_step_bytes = way * d_gates.stride(0) * size
+        args.sums = at.sums_of(chunk).data_ptr()
+        args.d_final = self.states(layer, self.d_finals)
+        args.d_all_states = self.states(layer, self.d_all_states, chunk.begin)
+        args.d_initial = self.states(layer, self.d_initial)
+        args.d_reset_state = self.states(layer, self.d_reset_states)
+        kernels.launch(at.kernel, at.config, args, self.launch_event(operation.signals))
         self._chunk_states, self._again = room, None
 
     def gradient_products(self, operation: GradientProducts) -> None:

@@ -117,38 +117,21 @@ class ForwardLoops(Launches):
         weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
         layer, reverse = weights.kernels, operation.direction
         kernel, config = self.forward_kernel(weights)
-        inputs, masks = self._ready.pop(_key(operation)), self.masks(chunk)
+        inputs = self._ready.pop(_key(operation))
         way, size = -1 if reverse else 1, y.element_size()
-        x_step, x_row, _ = inputs.x_gates.stride()
-        y_step, y_row, _ = y.stride()
-        args = ForwardArgs(
-            weight=weights.recurrent.data_ptr(),
-            x=inputs.x_gates.data_ptr(),
-            x_step_bytes=way * x_step * size,
-            x_row=x_row,
-            x_gate=inputs.gate_stride,
-            y=y.data_ptr() + reverse * layer.hidden * size,
-            y_step_bytes=way * y_step * size,
-            y_row=y_row,
-            flag_buffer=address(inputs.flags),
-            saved=address(saved),
-            saved_step_bytes=way * self.saved_bytes(layer),
-            bias_x=address(weights.b_ih),
-            bias_r=address(weights.b_hh),
-            vectors=address(weights.unit_vectors),
-            lengths=0 if masks.lengths is None else masks.lengths.lengths.data_ptr(),
-            order=0 if masks.lengths is None else masks.lengths.order.data_ptr(),
-            reset=address(masks.reset),
-            reset_step_bytes=way * self.batch,
-            chunk_in=address(chunk_states[0]),
-            chunk_out=address(chunk_states[1]),
-            steps=chunk.steps,
-            batch=self.batch,
-            units=layer.hidden,
-            reverse=reverse,
-            initial=self.states(layer, self.call.states),
-            reset_state=self.states(layer, self.call.reset_states),
-            final=self.states(layer, finals),
-            all_states=self.states(layer, all_states, chunk.begin),
-        )
-        kernels.launch(kernel, config, self.batch, args, self.launch_event(signals))
+        args = ForwardArgs()
+        self.fill(args, weights, chunk, chunk_states, way)
+        args.weight = weights.recurrent.data_ptr()
+        step, row, _ = inputs.x_gates.stride()
+        args.x, args.x_step_bytes, args.x_row = inputs.x_gates.data_ptr(), way * step * size, row
+        args.x_gate, args.flag_buffer = inputs.gate_stride, address(inputs.flags)
+        args.bias_x, args.bias_r = address(weights.b_ih), address(weights.b_hh)
+        step, row, _ = y.stride()
+        args.y = y.data_ptr() + reverse * layer.hidden * size
+        args.y_step_bytes, args.y_row = way * step * size, row
+        args.saved = address(saved)
+        args.initial = self.states(layer, self.call.states)
+        args.reset_state = self.states(layer, self.call.reset_states)
+        args.final = self.states(layer, finals)
+        args.all_states = self.states(layer, all_states, chunk.begin)
+        kernels.launch(kernel, config, args, self.launch_event(signals))

@@ -18,6 +18,7 @@ from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
 from openrnn.spec import Spec
 
@@ -220,25 +221,27 @@ def address(tensor: Tensor | None) -> int:
 
 
 def launch(
-    kernel: nvrtc.Kernel, how: Tiles, batch: int, shared: tuple[int, ...], *states: int,
-    begun: int = 0,
-) -> None:  # fmt: skip
+    kernel: nvrtc.Kernel, how: Tiles, args: ForwardArgs | BackwardArgs, begun: int = 0
+) -> None:
     """Starts a kernel for all rows of a batch, where clusters share R for as many as fit at once.
 
-    `shared` are the arguments before those of states; begun: see `Kernel.launch`.
+    What only a grid has of the arguments is set here; begun: see `Kernel.launch`.
     """
+    batch = args.batch
     if how.clusters == 1:
-        kernel.launch(-(-batch // how.rows), *shared, *states, begun=begun)
+        kernel.launch(-(-batch // how.rows), args, begun=begun)
         return
+    args.delay = how.delay
     most = kernel.resident // how.clusters
     for first in range(0, batch, how.rows * most):
+        args.first_row = first
         groups = min(most, -(-(batch - first) // how.rows))
-        kernel.launch(groups * how.clusters, *shared, first, how.delay, *states, begun=begun)
+        kernel.launch(groups * how.clusters, args, begun=begun)
 
 
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
-    """A compiled kernel that no cell changes: a name is that of its file in `kernels/`."""
+    """A compiled kernel that no cell changes: a name is that of its file in `kernels/cuda/`."""
     source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
     return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}", folder))
 

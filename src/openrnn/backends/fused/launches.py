@@ -12,6 +12,7 @@ from torch import Tensor
 from openrnn.backends.base import Call
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
@@ -169,6 +170,30 @@ class Launches:
             + (index * state.stride(0) + begin * state.stride(1)) * state.element_size()
             for state in group
         ]  # fmt: skip
+
+    def fill(
+        self,
+        args: ForwardArgs | BackwardArgs,
+        weights: Weights,
+        chunk: Chunk,
+        chunk_states: tuple[Tensor | None, Tensor | None],
+        way: int,
+    ) -> None:
+        """Sets what both loops take: masks, unit vectors, states between chunks, sizes.
+
+        Args:
+            chunk_states: what the chunk before left, and room for what this one leaves.
+            way: 1 where the loop's next step is the next of time, or -1.
+        """
+        lengths, reset = self.masks(chunk)
+        args.vectors = address(weights.unit_vectors)
+        args.lengths = 0 if lengths is None else lengths.lengths.data_ptr()
+        args.order = 0 if lengths is None else lengths.order.data_ptr()
+        args.reset, args.reset_step_bytes = address(reset), way * self.batch
+        args.saved_step_bytes = way * self.saved_bytes(weights.kernels)
+        args.chunk_in, args.chunk_out = map(address, chunk_states)
+        args.steps, args.batch = chunk.steps, self.batch
+        args.units, args.reverse = weights.kernels.hidden, weights.direction
 
     # the side stream
 

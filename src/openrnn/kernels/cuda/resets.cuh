@@ -8,23 +8,23 @@ constexpr int RESET_BYTES = RESET ? 32 : 0;  // of a tile and step, in the ring 
 struct Resets {
     const unsigned char* next;  // to be copied, of this lane's row
     int time, end;              // LENGTHS: of `next`; there are none outside [0, end)
-    word mask;                  // of the four bytes looked at next: the row's own, none where there is no row
+    uint32 mask;                  // of the four bytes looked at next: the row's own, none where there is no row
 
     // t: of the first that is copied, and looked at
-    INLINE void begin(const unsigned char* reset, wide batch, int row, int t, int its_end) {
+    INLINE void begin(const unsigned char* reset, int64 batch, int row, int t, int its_end) {
         next = reset + t * batch + max(row, 0), time = t, end = handy(its_end);
-        mask = row < 0 ? 0 : 255u << (word(reinterpret_cast<wide>(next)) & 3) * 8;
+        mask = row < 0 ? 0 : 255u << (uint32(reinterpret_cast<int64>(next)) & 3) * 8;
     }
     // Whether the row begins anew; then on, by as many bits as its byte moves.
-    INLINE bool look(const unsigned char* copied, word turn) {
-        const bool found = *reinterpret_cast<const word*>(copied) & mask;
+    INLINE bool look(const unsigned char* copied, uint32 turn) {
+        const bool found = *reinterpret_cast<const uint32*>(copied) & mask;
         mask = __funnelshift_l(mask, mask, turn);
         return found;
     }
     // Into the ring, where the lane's row has its four bytes, by the first of its four lanes, if `there` or, with
     // LENGTHS, inside the row's; then a step on, by `way` and `move` bytes.
-    INLINE void copy(word target, int of4, int way, wide move, bool there) {
-        const wide place = reinterpret_cast<wide>(next) & ~3ll;
+    INLINE void copy(uint32 target, int of4, int way, int64 move, bool there) {
+        const int64 place = reinterpret_cast<int64>(next) & ~3ll;
         if (LENGTHS) there = unsigned(time) < unsigned(end);
         if (of4 == 0) copy_async<4>(target, reinterpret_cast<const void*>(place), there ? 4 : 0);
         next += move, time += way;
@@ -35,8 +35,8 @@ struct Resets {
 INLINE int reset_place(int lane) { return lane & 28; }
 
 // units `unit` and the next of a row of states (B, units), zeros where there is none
-INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units) {
-    stored pair[2] = {0, 0};
+INLINE Pair pair_of_state(const storage_t* states, int64 row, int64 unit, int64 units) {
+    storage_t pair[2] = {0, 0};
     if (states && unit < units) pair[0] = states[row * units + unit];
     if (states && unit + 1 < units) pair[1] = states[row * units + unit + 1];
     return pair_of(pair);
@@ -44,8 +44,8 @@ INLINE Pair pair_of_state(const stored* states, wide row, wide unit, wide units)
 
 // a cell's states become the fresh ones (B, units), zeros where there are none
 template <int N>
-INLINE void begin_again(float (&states)[N], const stored* const (&fresh)[N], wide row, wide unit,
-                        wide units) {
+INLINE void begin_again(float (&states)[N], const storage_t* const (&fresh)[N], int64 row, int64 unit,
+                        int64 units) {
     #pragma unroll
     for (int k = 0; k < N; ++k)
         states[k] = fresh[k] && unit < units ? widen(fresh[k][row * units + unit]) : 0.0f;
@@ -54,8 +54,8 @@ INLINE void begin_again(float (&states)[N], const stored* const (&fresh)[N], wid
 // Of a lane's two cells those in `reset_rows` begin anew, with zeros or, FRESH, what is given; mine_of:
 // their rows' bits; rows: of the batch, of both.
 template <int N>
-INLINE void begin_rows(float (&states)[2][N], word reset_rows, const word (&mine_of)[2],
-                       const stored* const (&fresh)[N], const int* rows, wide unit, wide units) {
+INLINE void begin_rows(float (&states)[2][N], uint32 reset_rows, const uint32 (&mine_of)[2],
+                       const storage_t* const (&fresh)[N], const int* rows, int64 unit, int64 units) {
     #pragma unroll
     for (int c = 0; c < 2; ++c)
         #pragma unroll

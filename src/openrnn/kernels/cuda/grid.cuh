@@ -52,15 +52,15 @@ struct Slot { int group, tile; bool mine; };  // group: of the cluster's
 // where a block stands: its clusters share the rows from `first_row` on
 struct Place {
     int lane, warp, of8, of4, block, first_group, groups;
-    wide first_row;
+    int64 first_row;
 
-    INLINE explicit Place(wide first) {
+    INLINE explicit Place(int64 first) {
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5, of8 = lane >> 2, of4 = lane & 3;
         block = block_of_cluster();
         const int cluster = blockIdx.x / CLUSTER;
         first_group = first_group_of_cluster(cluster % CLUSTERS);
         groups = first_group_of_cluster(cluster % CLUSTERS + 1) - first_group;
-        first_row = first + wide(cluster / CLUSTERS) * ROWS;
+        first_row = first + int64(cluster / CLUSTERS) * ROWS;
     }
     INLINE Slot slot(int s) const {  // this warp's
         const int number = (s * WARPS + warp) * CLUSTER + block, group = number / TILES;
@@ -72,7 +72,7 @@ struct Place {
     INLINE int first_chunk() const { return block * CHUNKS; }
 };
 
-INLINE uint4 look(const multiplied* place) {
+INLINE uint4 look(const operand_t* place) {
     uint4 found;
     asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
@@ -85,9 +85,9 @@ INLINE bool complete(uint4 words) {
 }
 
 // into a mailbox; where all bits of a word are ones it is a nan of the user's, and another one does
-INLINE word told(word bits) { return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits; }
+INLINE uint32 told(uint32 bits) { return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits; }
 
-INLINE void post(multiplied* place, Letter letter) {
+INLINE void post(operand_t* place, Letter letter) {
 #if SHORT
     asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(letter.bits)) : "memory");
 #else
@@ -100,18 +100,18 @@ INLINE void post(multiplied* place, Letter letter) {
 // How long a warp waits before it looks in L2 for what others post. A look that comes too early costs a
 // whole way there once more, and looks hold up posts. So the next look comes later, and after one that found
 // all a little sooner: the wait settles where one look in 17 is too early.
-constexpr word FINE = 16;  // of a cycle: the unit of waits
-constexpr word LATER = 8 * FINE, SOONER = FINE / 2;
+constexpr uint32 FINE = 16;  // of a cycle: the unit of waits
+constexpr uint32 LATER = 8 * FINE, SOONER = FINE / 2;
 
 // The block's part of K of all rows, as soon as it is there; from: this step's, in row 0.
-INLINE void fetch(const Place& here, word& wait, const multiplied* from, wide row_stride, const int* rows,
+INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 row_stride, const int* rows,
                   unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
-    const word begin = word(clock());
-    while (word(clock()) - begin < wait / FINE) continue;
+    const uint32 begin = uint32(clock());
+    while (uint32(clock()) - begin < wait / FINE) continue;
     #pragma unroll 1
     for (int done = 0; done < COUNT; done += BATCH) {
-        const multiplied* source[BATCH];
+        const operand_t* source[BATCH];
         uint4 found[BATCH];
         int place[BATCH];
         #pragma unroll
@@ -176,7 +176,7 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
 
 // multiplies, and sends each sum's part to the owner of its slot; now: the turn's half of buffers
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
-                              unsigned char* shared, word mailboxes, int now) {
+                              unsigned char* shared, uint32 mailboxes, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * EACH) return;
     Sums sums = {};
@@ -196,7 +196,7 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
                               here.of8 * 32 + here.of4 * 8;
             if (group >= here.groups) continue;
 #if CLUSTER > 1
-            const word base = remote(mailboxes, owner);
+            const uint32 base = remote(mailboxes, owner);
             send(base + there, low, high, base + now * 8);
 #else
             *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
@@ -206,10 +206,10 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
 }
 
 // waits until all parts of step i are here
-INLINE void await_parts(const Place& here, word mailboxes, int i) {
+INLINE void await_parts(const Place& here, uint32 mailboxes, int i) {
 #if CLUSTER > 1
-    const word mailbox = mailboxes + (i & 1) * 8;
-    await(mailbox, word(i >> 1) & 1);
+    const uint32 mailbox = mailboxes + (i & 1) * 8;
+    await(mailbox, uint32(i >> 1) & 1);
     if (threadIdx.x == 0) expect(mailbox, here.letter());
 #endif
 }

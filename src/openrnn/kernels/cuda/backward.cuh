@@ -46,35 +46,21 @@ struct Slot {
     INLINE Slot(int number, int groups) { group = number / TILES, tile = number % TILES, mine = group < groups; }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
-    const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
-    const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], by the strides after it; or null
-    wide dy_move, wide dy_row,
-    stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS], out
-    float* __restrict__ sums,            // [clusters, TILES, PLANES + VECTORS, UNITS], out
-    const stored* __restrict__ vectors,  // [VECTORS, units]
-    const wide* __restrict__ lengths, const wide* __restrict__ order,
-    const unsigned char* __restrict__ reset,
-    const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
-    float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
-    wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move, wide gates_move,  // `_move`: bytes to the loop's next step; `_row`: in values
-    GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
-) {
-    GRADIENT_ARRAYS
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+backward(const __grid_constant__ BackwardArgs given) {
+    const BackwardArgs args = given;  // read once: loads at each use cost the loop instructions
     extern __shared__ __align__(128) unsigned char shared[];
     const int thread = pinned(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
-    const wide cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
+    const int64 cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const int first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
 
-    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
+    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, args.batch, LENGTHS ? args.order : nullptr);
     for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-    const word mailboxes = shared_address(shared);
+    const uint32 mailboxes = shared_address(shared);
     const int letter = groups * 256 * TILES * CLUSTER;
     open_mailboxes<FLIGHT * 2>(mailboxes, letter);
 
@@ -85,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = slot_of(s);
         const int unit = (first_group + slot.group) * 8 + of8;
-        const bool inside = slot.mine && unit < units;
+        const bool inside = slot.mine && unit < args.units;
         #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
+        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
         #pragma unroll
@@ -97,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
-                    const wide at = wide(b) * units + unit;
+                    const int64 at = int64(b) * args.units + unit;
                     d_state[f][s][c][k] = !inside || b < 0 ? 0.0f
-                                          : carried        ? carried[k * batch * units + at]
-                                          : d_final[k]     ? widen(d_final[k][at])
+                                          : args.chunk_in        ? args.chunk_in[k * args.batch * args.units + at]
+                                          : args.d_final[k]     ? widen(args.d_final[k][at])
                                                            : 0.0f;
                     if (FRESH) d_start[f][s][c][k] = 0.0f;
                 }
@@ -108,16 +94,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     }
 
     // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
-    const int count = int(LENGTHS ? lengths[order[first_row]] : steps);
-    const int way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
-    const wide tiles = (batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
-    const stored *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
-    stored* d_gate_at[FLIGHT][SLOTS];
+    const int count = int(LENGTHS ? args.lengths[args.order[first_row]] : args.steps);
+    const int way = args.reverse ? 1 : -1, first = args.reverse ? 0 : count - 1;
+    const int64 tiles = (args.batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
+    const storage_t *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
+    storage_t* d_gate_at[FLIGHT][SLOTS];
     bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
-    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    const word mine_of[2] = {handy(1u << of4 * 8), handy(1u << (of4 * 8 + 4))};
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(args.lengths[b]) : count; };
+    const uint32 mine_of[2] = {handy(1u << of4 * 8), handy(1u << (of4 * 8 + 4))};
     const Cells cells(lane);
-    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
+    const int later = args.reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
     int length[FLIGHT][SLOTS][2];
     Resets resets[FLIGHT][SLOTS];  // of the row that this lane writes
     #pragma unroll
@@ -130,35 +116,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             // dy: a lane copies 16 bytes of [row, 8 units]
             const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
             const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[line] : -1;
-            dy_here[f][s] = dy && b >= 0;
-            d_output[f][s] = dy_here[f][s] ? moved_by(dy, moved * dy_move) + b * dy_row + unit : weight;
-            const wide tile = first_row / 8 + f * TILES + slot.tile;
+            dy_here[f][s] = args.dy && b >= 0;
+            d_output[f][s] = dy_here[f][s] ? moved_by(args.dy, moved * args.dy_step_bytes) + b * args.dy_row + unit : args.weight;
+            const int64 tile = first_row / 8 + f * TILES + slot.tile;
             record_here[f][s] = slot.mine && tile < tiles;
-            record[f][s] = record_here[f][s] ? moved_by(kept, moved * record_move) +
-                                                   (tile * GROUPS + group) * (64 * RECORD) + first_of(lane) : weight;
+            record[f][s] = record_here[f][s] ? moved_by(args.saved, moved * args.saved_step_bytes) +
+                                                   (tile * GROUPS + group) * (64 * RECORD) + first_of(lane) : args.weight;
             const int own = slot.mine ? tile_rows[of8] : -1;
             gates_here[f][s] = own >= 0;  // the row that this lane writes
-            d_gate_at[f][s] = moved_by(d_gates, moved * gates_move) + wide(own) * (PLANES * UNITS) + group * 8 + of4 * 2;
+            d_gate_at[f][s] = moved_by(args.d_gates, moved * args.d_gates_step_bytes) + int64(own) * (PLANES * UNITS) + group * 8 + of4 * 2;
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
-                length[f][s][c] = slot.mine && group * 8 + of8 < units ? length_at(tile_rows[of4 * 2 + c]) : 0;
-            if (RESET) resets[f][s].begin(reset, batch, own, first + later, length_at(own));
+                length[f][s][c] = slot.mine && group * 8 + of8 < args.units ? length_at(tile_rows[of4 * 2 + c]) : 0;
+            if (RESET) resets[f][s].begin(args.reset, args.batch, own, first + later, length_at(own));
         }
     constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
     int stage = 0, spare = RING - STAGE;  // of a step; and of the last, to be filled anew
-    const word ring_place = shared_address(shared + ring);
+    const uint32 ring_place = shared_address(shared + ring);
     const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
-    const word reset_turn = word(reset_move) * 8;
+    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const word target = ring_place + into + (f * SLOTS + s) * ENTRY_BYTES;
+            const uint32 target = ring_place + into + (f * SLOTS + s) * ENTRY_BYTES;
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[f][s], cells, i < count && record_here[f][s]);
-            if (RESET) resets[f][s].copy(target + reset_at, of4, way, reset_move, i < count && (i > 0 || !later));
-            d_output[f][s] = moved_by(d_output[f][s], dy_move), record[f][s] = moved_by(record[f][s], record_move);
+            if (RESET) resets[f][s].copy(target + reset_at, of4, way, args.reset_step_bytes, i < count && (i > 0 || !later));
+            d_output[f][s] = moved_by(d_output[f][s], args.dy_step_bytes), record[f][s] = moved_by(record[f][s], args.saved_step_bytes);
         }
         commit_copies();
     };
@@ -171,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         uint4 found = {};
         if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
             found = *reinterpret_cast<const uint4*>(
-                weight + (wide(group * 8 + of8) * GATES + plane) * UNITS + unit);
+                args.weight + (int64(group * 8 + of8) * GATES + plane) * UNITS + unit);
         return found;
     });
 
@@ -190,14 +176,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             const int k = gate * OWN + slot.group * 8 + of4 * 2;
-            const int place = AT_GATES + place_of(k / CHUNK_K, slot.tile, of8) + k % CHUNK_K * sizeof(multiplied);
+            const int place = AT_GATES + place_of(k / CHUNK_K, slot.tile, of8) + k % CHUNK_K * sizeof(operand_t);
             // where the pattern of places repeats from gate to gate, one is enough
             const bool same = OWN / CHUNK_K % 4 == 0 && gate > 0;
             own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK_K) * CHUNK_BYTES : pinned(place);
         }
     }
 #if CLUSTER > 1
-    word owners[MMA_ROWS][2];
+    uint32 owners[MMA_ROWS][2];
 #endif
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
@@ -227,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     };
 
     int parts_now = 0, box_now = 0;  // of a step: the halves of parts change places
-    word phase = 1;                  // of the other half's mailbox
+    uint32 phase = 1;                  // of the other half's mailbox
     auto take_step = [&](int i) {
         const int t = first + way * i;
         int before = i;
@@ -237,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
-            word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
+            uint32 again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
                 const int place = stage + (f * SLOTS + s) * ENTRY_BYTES;
@@ -255,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 // Gates are written over what the step before read. Letters say so of their senders only;
                 // with two turns the other's barrier does. Here warps wait for letters anyway.
                 if (FLIGHT == 1) __syncthreads();
-                const word mailbox = mailboxes + f * 16 + (8 - box_now);
+                const uint32 mailbox = mailboxes + f * 16 + (8 - box_now);
                 await(mailbox, phase);
                 if (thread == 0) expect(mailbox, letter);
 #endif
@@ -268,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 #pragma unroll
                 for (int p = 0; p < PLANES; ++p)
                     if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pairs[s][p]);
-                d_gate_at[f][s] = moved_by(d_gate_at[f][s], gates_move);
+                d_gate_at[f][s] = moved_by(d_gate_at[f][s], args.d_gates_step_bytes);
             };
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
@@ -283,9 +269,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
                         d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
-                        const wide b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
-                        if (EVERY && d_every[k] && slot.mine && live && b >= 0 && unit < units)
-                            d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
+                        const int64 b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
+                        if (EVERY && args.d_all_states[k] && slot.mine && live && b >= 0 && unit < args.units)
+                            d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
                     }
                     derivative(factor[s][c], d_after, found, d_before, d_vector[s][c]);
                     if (ALL_LIVE || live) {
@@ -301,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 for (int p = 0; p < PLANES; ++p) {
                     pairs[s][p] = transposed(d_gate[s][0][p], d_gate[s][1][p]);
                     if (p >= RIGHT && slot.mine)
-                        keep(reinterpret_cast<stored*>(shared + f * GATE_ROWS + own_gates[s][max(p - RIGHT, 0)]),
+                        keep(reinterpret_cast<storage_t*>(shared + f * GATE_ROWS + own_gates[s][max(p - RIGHT, 0)]),
                              rounded(pairs[s][p]));
                 }
                 if (!LATE) leave_gates(s);
@@ -351,14 +337,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         for (int j = 0; j < ROUND && (j == 0 || i < count); ++j, ++i) {
             take_step(i);
             spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
-            parts_now = PARTS - parts_now, box_now = 8 - box_now, phase ^= word(box_now) >> 3;
+            parts_now = PARTS - parts_now, box_now = 8 - box_now, phase ^= uint32(box_now) >> 3;
         }
     }
 
     #pragma unroll
     for (int f = 0; f < FLIGHT && count > 0; ++f) {
 #if CLUSTER > 1
-        await(mailboxes + f * 16 + (count - 1) % 2 * 8, word(count - 1) / 2 % 2);
+        await(mailboxes + f * 16 + (count - 1) % 2 * 8, uint32(count - 1) / 2 % 2);
 #endif
         add_parts(f, (count - 1) % 2 * PARTS);
     }
@@ -372,23 +358,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const int group = first_group + slot.group, unit = group * 8 + of8;
             #pragma unroll
             for (int f = 0; f < FLIGHT; ++f) {
-                const wide own = rows[f * ROWS + slot.tile * 8 + of8];
+                const int64 own = rows[f * ROWS + slot.tile * 8 + of8];
                 if (LENGTHS && own >= 0)
-                    leave_none(d_gates, count * batch + own, batch, group * 8 + of4 * 2, int(steps) - count);
+                    leave_none(args.d_gates, count * args.batch + own, args.batch, group * 8 + of4 * 2, int(args.steps) - count);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
-                    if (b < 0 || unit >= units) continue;
-                    const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
-                    leave_first(d_state[f][s][c], d_start[f][s][c], replaced, carry, d_initial, d_fresh,
-                                anew(batch) * units, wide(b) * units + unit);
+                    if (b < 0 || unit >= args.units) continue;
+                    const bool replaced = RESET && !args.reverse && length_at(b) > 0 && args.reset[b];
+                    leave_first(d_state[f][s][c], d_start[f][s][c], replaced, args.chunk_out, args.d_initial, args.d_reset_state,
+                                anew(args.batch) * args.units, int64(b) * args.units + unit);
                 }
             }
             #pragma unroll
             for (int p = 0; p < PLANES + VECTORS; ++p) {
                 const float all = over_lanes(total[s][p]);
                 if (of4 == 0)
-                    sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+                    args.sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
             }
         }
     }

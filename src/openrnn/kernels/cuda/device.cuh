@@ -2,33 +2,33 @@
 // BFLOAT: bfloat16; NARROW: a 16-bit type; neither: float32. Products read float32 as tf32 or, HALF, as
 // float16, whose 11 bits are tf32's: for h within [-1, 1] its exponent is enough (codegen/bounds.py).
 
-typedef unsigned int word;
-typedef long long wide;
+typedef unsigned int uint32;
+typedef long long int64;
 
 #if NARROW
-typedef unsigned short stored;
+typedef unsigned short storage_t;
 #else
-typedef float stored;
+typedef float storage_t;
 #endif
 #define SHORT (NARROW || HALF)
 #if SHORT
-typedef unsigned short multiplied;  // what products read
+typedef unsigned short operand_t;  // what products read
 #else
-typedef float multiplied;
+typedef float operand_t;
 #endif
 
-constexpr int SIZE = sizeof(stored);
+constexpr int SIZE = sizeof(storage_t);
 constexpr int CHUNK = 16 / SIZE;                  // values of one 16-byte chunk
-constexpr int CHUNK_K = 16 / sizeof(multiplied);  // of K of one 16-byte chunk
+constexpr int CHUNK_K = 16 / sizeof(operand_t);  // of K of one 16-byte chunk
 constexpr int SLICE = 4 * CHUNK_K;                // of K that one 16-byte load a lane serves: 2 mma
 
 #define INLINE __device__ __forceinline__
 
-INLINE float widen(stored value) {
+INLINE float widen(storage_t value) {
 #if !NARROW
     return value;
 #elif BFLOAT
-    return __uint_as_float(word(value) << 16);
+    return __uint_as_float(uint32(value) << 16);
 #else
     float wider;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wider) : "h"(value));
@@ -37,8 +37,8 @@ INLINE float widen(stored value) {
 }
 
 #if SHORT
-INLINE word pack(float low, float high) {
-    word both;
+INLINE uint32 pack(float low, float high) {
+    uint32 both;
 #if BFLOAT
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
 #elif HALF  // R and first states may be anything: above 65504 they are that, and products finite
@@ -50,16 +50,16 @@ INLINE word pack(float low, float high) {
 }
 #endif
 
-INLINE stored narrow(float value) {
+INLINE storage_t narrow(float value) {
 #if NARROW
-    return stored(pack(value, 0.0f));
+    return storage_t(pack(value, 0.0f));
 #else
     return value;
 #endif
 }
 
 // a state of unit and row `at`, the end of the call or, in full, what its next part begins with
-INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
+INLINE void leave(float* carry, storage_t* end, int64 first, int64 at, float value) {
     if (carry)
         carry[first + at] = value;
     else
@@ -69,7 +69,7 @@ INLINE void leave(float* carry, stored* end, wide first, wide at, float value) {
 // What a product reads where it is tf32: ties away from 0. Tensor cores drop the last 13
 // bits themselves, so that cvt.rna.tf32, which clears them, would take two instructions more. What
 // rounds up to infinity has such bits left, and a nan with no other bits (none is made) becomes it.
-INLINE word rounded(word bits) {
+INLINE uint32 rounded(uint32 bits) {
 #if SHORT
     return bits;
 #else
@@ -78,9 +78,9 @@ INLINE word rounded(word bits) {
 }
 
 // a value as products read it
-INLINE multiplied multiplied_of(stored value) {
+INLINE operand_t operand_of(storage_t value) {
 #if HALF
-    return multiplied(pack(value, 0.0f));
+    return operand_t(pack(value, 0.0f));
 #elif NARROW
     return value;
 #else
@@ -89,7 +89,7 @@ INLINE multiplied multiplied_of(stored value) {
 }
 
 // sum += A (16 units-and-gates x 16 or 8 of K) * B (K x 8 rows of the batch)
-INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
+INLINE void multiply(float (&sum)[4], uint4 a, uint32 b0, uint32 b1) {
 #if !SHORT
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #elif BFLOAT
@@ -104,7 +104,7 @@ INLINE void multiply(float (&sum)[4], uint4 a, word b0, word b1) {
 
 // A place so many bytes on. A cast to a number and back would make the compiler forget that it is in global memory.
 template <class Value>
-INLINE Value* moved_by(Value* place, wide bytes) { return (Value*)((char*)place + bytes); }
+INLINE Value* moved_by(Value* place, int64 bytes) { return (Value*)((char*)place + bytes); }
 
 #include "pairs.cuh"
 
@@ -114,8 +114,8 @@ INLINE Value* moved_by(Value* place, wide bytes) { return (Value*)((char*)place 
 INLINE constexpr float scale_of(int gate) { return SCALED >> gate & 1 ? 0.5f : 1.0f; }
 
 #if NARROW
-INLINE word halved(word pair) {
-    word half;
+INLINE uint32 halved(uint32 pair) {
+    uint32 half;
 #if BFLOAT
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(half) : "r"(pair), "r"(0x3f003f00), "r"(0x80008000));
 #else
@@ -126,18 +126,18 @@ INLINE word halved(word pair) {
 #endif
 
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
-INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide units) {
-    const wide count = PADDED ? units : UNITS;
-    const stored* const row = matrix + (gate * count + unit) * count + k;
-    word words[4];
+INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
+    const int64 count = PADDED ? units : UNITS;
+    const storage_t* const row = matrix + (gate * count + unit) * count + k;
+    uint32 words[4];
 #if !PADDED && !HALF
     const uint4 found = *reinterpret_cast<const uint4*>(row);
     words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
 #else
 #if PADDED
-    stored found[CHUNK_K];
+    storage_t found[CHUNK_K];
     #pragma unroll
-    for (int i = 0; i < CHUNK_K; ++i) found[i] = unit < units && k + i < units ? row[i] : stored(0);
+    for (int i = 0; i < CHUNK_K; ++i) found[i] = unit < units && k + i < units ? row[i] : storage_t(0);
 #else
     const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
     const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -147,7 +147,7 @@ INLINE uint4 chunk_of(const stored* matrix, int gate, int unit, int k, wide unit
 #if HALF
         words[i] = pack(found[2 * i], found[2 * i + 1]);
 #elif NARROW
-        words[i] = word(found[2 * i]) | word(found[2 * i + 1]) << 16;
+        words[i] = uint32(found[2 * i]) | uint32(found[2 * i + 1]) << 16;
 #else
         words[i] = __float_as_uint(found[i]);
 #endif
@@ -173,14 +173,14 @@ INLINE int thread_anew() {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
-INLINE wide anew(wide argument) {
-    wide same;
+INLINE int64 anew(int64 argument) {
+    int64 same;
     asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(argument));
     return same;
 }
 
-INLINE word shared_address(const void* place) {
-    return word(__cvta_generic_to_shared(place));
+INLINE uint32 shared_address(const void* place) {
+    return uint32(__cvta_generic_to_shared(place));
 }
 
 // where in matrices of 8 rows x 8 units a lane reads first
@@ -190,9 +190,9 @@ INLINE int side_of(int lane) { return NARROW ? lane * 16 : ((lane & 3) * 16 + (l
 // 2 * (lane % 4) and the next; source: with `side_of`, of which a read of fewer than four matrices takes
 // that of the first lanes only
 template <int COUNT>
-INLINE void read_flipped(const unsigned char* source, word (&bits)[COUNT]) {
+INLINE void read_flipped(const unsigned char* source, uint32 (&bits)[COUNT]) {
 #if NARROW
-    const word place = shared_address(source);
+    const uint32 place = shared_address(source);
     #pragma unroll
     for (int i = 0; i + 4 <= COUNT; i += 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -214,12 +214,12 @@ INLINE void read_flipped(const unsigned char* source, word (&bits)[COUNT]) {
 template <int COUNT>
 INLINE void read_sides(const unsigned char* source, float (*cells)[2]) {
 #if NARROW
-    word bits[COUNT];
+    uint32 bits[COUNT];
     read_flipped<COUNT>(source, bits);
     #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-        cells[i][0] = widen(stored(bits[i]));
-        cells[i][1] = widen(stored(bits[i] >> 16));
+        cells[i][0] = widen(storage_t(bits[i]));
+        cells[i][1] = widen(storage_t(bits[i] >> 16));
     }
 #else
     #pragma unroll
@@ -237,7 +237,7 @@ INLINE float over_lanes(float mine) {
 }
 
 template <int BYTES>
-INLINE void copy_async(word target, const void* source, int taken) {  // the rest becomes zeros
+INLINE void copy_async(uint32 target, const void* source, int taken) {  // the rest becomes zeros
     if (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                      "r"(taken) : "memory");
@@ -265,8 +265,8 @@ INLINE int block_of_cluster() {  // found anew wherever it is asked for
 }
 
 // where a place in this block's shared memory lies in another block's
-INLINE word remote(word place, int block) {
-    word there;
+INLINE uint32 remote(uint32 place, int block) {
+    uint32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(block));
     return there;
 }
@@ -283,7 +283,7 @@ INLINE void await_warpgroup(int number) {
 }
 
 // one thread says how many bytes the next letter has
-INLINE void expect(word mailbox, int bytes) {
+INLINE void expect(uint32 mailbox, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mailbox),
                  "r"(bytes) : "memory");
 }
@@ -291,8 +291,8 @@ INLINE void expect(word mailbox, int bytes) {
 // COUNT mailboxes await their first letters; with SECONDS only the second of each pair. What all threads
 // wrote before is seen by all.
 template <int COUNT, bool SECONDS = false>
-INLINE void open_mailboxes(word mailboxes, int bytes) {
-    const word mailbox = mailboxes + threadIdx.x * 8;
+INLINE void open_mailboxes(uint32 mailboxes, int bytes) {
+    const uint32 mailbox = mailboxes + threadIdx.x * 8;
     if (threadIdx.x < COUNT) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mailbox) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -301,13 +301,13 @@ INLINE void open_mailboxes(word mailboxes, int bytes) {
     if (threadIdx.x < COUNT && (!SECONDS || threadIdx.x & 1)) expect(mailbox, bytes);
 }
 
-INLINE void send(word target, uint4 value, word mailbox) {
+INLINE void send(uint32 target, uint4 value, uint32 mailbox) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
                  "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(target), "r"(value.x), "r"(value.y),
                  "r"(value.z), "r"(value.w), "r"(mailbox) : "memory");
 }
 
-INLINE void send(word target, float low, float high, word mailbox) {
+INLINE void send(uint32 target, float low, float high, uint32 mailbox) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
                  "[%0], {%1, %2}, [%3];" ::"r"(target), "r"(__float_as_uint(low)),
                  "r"(__float_as_uint(high)), "r"(mailbox) : "memory");
@@ -316,8 +316,8 @@ INLINE void send(word target, float low, float high, word mailbox) {
 // Waits for the letter of a phase; PATIENCE 0 waits for ever, as only a tested kernel may. The scope
 // is the block's, as where CUTLASS waits for other blocks' copies: what comes lies in its own shared
 // memory. That of the cluster would empty L1 at each step.
-INLINE void await(word mailbox, word phase) {
-    word here = 0;
+INLINE void await(uint32 mailbox, uint32 phase) {
+    uint32 here = 0;
 #if PATIENCE
     for (int tries = 0; tries < PATIENCE; ++tries) {
 #else
@@ -337,16 +337,16 @@ INLINE void await(word mailbox, word phase) {
 INLINE int block_of_cluster() { return 0; }
 
 template <int COUNT, bool SECONDS = false>
-INLINE void open_mailboxes(word, int) {
+INLINE void open_mailboxes(uint32, int) {
     __syncthreads();
 }
 #endif
 
 // the row of the batch that each row of a cluster's tiles is, or -1; order: none is the plain one
 template <int COUNT, int THREADS>
-INLINE void number_rows(int* rows, wide first, wide batch, const wide* order) {
+INLINE void number_rows(int* rows, int64 first, int64 batch, const int64* order) {
     for (int r = threadIdx.x; r < COUNT; r += THREADS) {
-        const wide place = first + r;
+        const int64 place = first + r;
         rows[r] = place >= batch ? -1 : order ? int(order[place]) : int(place);
     }
 }

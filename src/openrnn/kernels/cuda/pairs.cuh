@@ -4,13 +4,13 @@
 // Afterwards it holds row lane / 4 of units 2 * (lane % 4) and the next.
 struct Pair {
 #if NARROW
-    word bits;
+    uint32 bits;
 #else
     float low, high;
 #endif
 };
 
-INLINE word flipped(word bits) {
+INLINE uint32 flipped(uint32 bits) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(bits));
     return bits;
 }
@@ -19,8 +19,8 @@ INLINE Pair transposed(float first, float second) {
 #if NARROW
     return {flipped(pack(first, second))};
 #else
-    const word a = __float_as_uint(first), b = __float_as_uint(second);
-    const word low = flipped(__byte_perm(a, b, 0x5410)), high = flipped(__byte_perm(a, b, 0x7632));
+    const uint32 a = __float_as_uint(first), b = __float_as_uint(second);
+    const uint32 low = flipped(__byte_perm(a, b, 0x5410)), high = flipped(__byte_perm(a, b, 0x7632));
     return {__uint_as_float(__byte_perm(low, high, 0x5410)),
             __uint_as_float(__byte_perm(low, high, 0x7632))};
 #endif
@@ -30,7 +30,7 @@ INLINE Pair transposed(float first, float second) {
 // are at hand HALF packs them, and need not wait until the pair of floats has been transposed.
 #if HALF
 struct Letter {
-    word bits;
+    uint32 bits;
 };
 INLINE Letter letter_of(Pair pair) { return {pack(pair.low, pair.high)}; }
 INLINE Letter letter_of(Pair, float first, float second) { return {flipped(pack(first, second))}; }
@@ -40,32 +40,32 @@ INLINE Letter letter_of(Pair pair) { return pair; }
 INLINE Letter letter_of(Pair pair, float, float) { return pair; }
 #endif
 
-INLINE Pair pair_of(const stored* source) {
+INLINE Pair pair_of(const storage_t* source) {
 #if NARROW
-    return {word(source[0]) | word(source[1]) << 16};
+    return {uint32(source[0]) | uint32(source[1]) << 16};
 #else
     return {source[0], source[1]};
 #endif
 }
 
-INLINE void keep(stored* target, Pair pair) {
+INLINE void keep(storage_t* target, Pair pair) {
 #if NARROW
-    *reinterpret_cast<word*>(target) = pair.bits;
+    *reinterpret_cast<uint32*>(target) = pair.bits;
 #else
     *reinterpret_cast<float2*>(target) = make_float2(pair.low, pair.high);
 #endif
 }
 #if HALF
-INLINE void keep(multiplied* target, Letter letter) { *reinterpret_cast<word*>(target) = letter.bits; }
+INLINE void keep(operand_t* target, Letter letter) { *reinterpret_cast<uint32*>(target) = letter.bits; }
 #endif
 
 // A pair into a row of y: PADDED, H is no multiple of 8, and what is past it has no place there.
-INLINE void keep_inside(stored* target, Pair pair, wide unit, wide units) {
+INLINE void keep_inside(storage_t* target, Pair pair, int64 unit, int64 units) {
 #if PADDED
 #if NARROW
-    const stored first = stored(pair.bits), second = stored(pair.bits >> 16);
+    const storage_t first = storage_t(pair.bits), second = storage_t(pair.bits >> 16);
 #else
-    const stored first = pair.low, second = pair.high;
+    const storage_t first = pair.low, second = pair.high;
 #endif
     if (unit + 1 < units && units % 2 == 0) return keep(target, pair);
     if (unit < units) target[0] = first;
@@ -76,7 +76,7 @@ INLINE void keep_inside(stored* target, Pair pair, wide unit, wide units) {
 }
 
 // zeros into so many rows, the first at `target`; move: bytes to the next
-INLINE void keep_zeros(stored* target, wide move, int rows, wide unit, wide units) {
+INLINE void keep_zeros(storage_t* target, int64 move, int rows, int64 unit, int64 units) {
     #pragma unroll 1
     for (int r = 0; r < rows; ++r, target = moved_by(target, move)) keep_inside(target, Pair{}, unit, units);
 }
@@ -96,7 +96,7 @@ INLINE uint4 gathered(Letter letter) {
     return make_uint4(__shfl_sync(~0u, letter.bits, 0, 4), __shfl_sync(~0u, letter.bits, 1, 4),
                       __shfl_sync(~0u, letter.bits, 2, 4), __shfl_sync(~0u, letter.bits, 3, 4));
 #else
-    const word low = __float_as_uint(letter.low), high = __float_as_uint(letter.high);
+    const uint32 low = __float_as_uint(letter.low), high = __float_as_uint(letter.high);
     return make_uint4(__shfl_sync(~0u, low, 0, 2), __shfl_sync(~0u, high, 0, 2),
                       __shfl_sync(~0u, low, 1, 2), __shfl_sync(~0u, high, 1, 2));
 #endif

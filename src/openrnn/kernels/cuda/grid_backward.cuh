@@ -13,61 +13,46 @@ static_assert(SLOT_BYTES == 64 * SIZE * (1 + RECORD), "the plan counts records o
 constexpr int DY_BYTES = 64 * SIZE;
 constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
-    const stored* __restrict__ weight,   // [UNITS, GATES, UNITS]: R transposed, gates as planes
-    const stored* __restrict__ kept,     // as forward wrote it
-    const stored* __restrict__ dy,       // [T, B, UNITS], by the strides after it; or null
-    wide dy_move, wide dy_row,
-    stored* __restrict__ d_gates,        // [T, B, PLANES, UNITS] of ones, out
-    float* __restrict__ sums,            // [tiles, PLANES + VECTORS, UNITS], out
-    const stored* __restrict__ vectors,  // [VECTORS, units]
-    const wide* __restrict__ lengths, const wide* __restrict__ order,
-    const unsigned char* __restrict__ reset,
-    const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
-    float* __restrict__ carry,           // for the part that runs next, not d_initial; or null
-    wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move, wide gates_move,  // `_move`: bytes to the loop's next step; `_row`: in values
-    wide first_of_launch, wide delay,
-    GRADIENT_ARGUMENTS                   // d_final, d_every in; d_initial, d_fresh out; or null
-) {
-    GRADIENT_ARRAYS
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+backward(const __grid_constant__ BackwardArgs given) {
+    const BackwardArgs args = given;  // read once: loads at each use cost the loop instructions
     extern __shared__ __align__(128) unsigned char shared[];
-    const Place here(first_of_launch);
+    const Place here(args.first_row);
     const int lane = here.lane, of8 = here.of8, of4 = here.of4;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    const word mailboxes = shared_address(shared);
+    const uint32 mailboxes = shared_address(shared);
 
-    number_rows<ROWS, THREADS>(rows, here.first_row, batch, LENGTHS ? order : nullptr);
+    number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
     clear_operand(shared);
     open_mailboxes<2>(mailboxes, here.letter());
-    const int count = int(LENGTHS ? lengths[order[here.first_row]] : steps);
-    const int way = reverse ? 1 : -1, first = reverse ? 0 : count - 1;
+    const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
+    const int way = args.reverse ? 1 : -1, first = args.reverse ? 0 : count - 1;
 
-    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(lengths[b]) : count; };
-    const word mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
+    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(args.lengths[b]) : count; };
+    const uint32 mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)};
     const Cells cells(lane);
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[SLOTS][2][STATES], d_start[SLOTS][2][FRESH ? STATES : 1];
     bool mine[SLOTS], dy_here[SLOTS], record_here[SLOTS];
     int length[SLOTS][2], row[SLOTS];
     Resets resets[SLOTS];  // of the row that this lane writes
-    const int later = reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
-    const stored *d_output[SLOTS], *record[SLOTS];
-    stored* d_gate_at[SLOTS];
-    const wide tiles = (batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
-    const wide gates_row = PLANES * UNITS;
-    const word reset_turn = word(reset_move) * 8;
+    const int later = args.reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
+    const storage_t *d_output[SLOTS], *record[SLOTS];
+    storage_t* d_gate_at[SLOTS];
+    const int64 tiles = (args.batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
+    const int64 gates_row = PLANES * UNITS;
+    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
     bool works = threadIdx.x < 32;  // the first thread renews the mailbox
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group, unit = group * 8 + of8;
-        const bool inside = slot.mine && unit < units;
+        const bool inside = slot.mine && unit < args.units;
         const int* const tile_rows = rows + slot.tile * 8;
         works |= slot.mine;
         mine[s] = slot.mine;
         #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(vectors[v * units + unit]) : 0.0f;
+        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
         #pragma unroll
@@ -76,25 +61,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             length[s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
-                const wide at = wide(b) * units + unit;
+                const int64 at = int64(b) * args.units + unit;
                 d_state[s][c][k] = !inside || b < 0 ? 0.0f
-                                   : carried        ? carried[k * batch * units + at]
-                                   : d_final[k]     ? widen(d_final[k][at])
+                                   : args.chunk_in        ? args.chunk_in[k * args.batch * args.units + at]
+                                   : args.d_final[k]     ? widen(args.d_final[k][at])
                                                     : 0.0f;
                 if (FRESH) d_start[s][c][k] = 0.0f;
             }
         }
         // dy: a lane copies 16 bytes of [row, 8 units]
         const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[lane * CHUNK / 8] : -1;
-        dy_here[s] = dy && b >= 0;
-        d_output[s] = dy_here[s] ? moved_by(dy, moved * dy_move) + b * dy_row + group * 8 + lane * CHUNK % 8 : weight;
-        const wide tile = here.first_row / 8 + slot.tile;
+        dy_here[s] = args.dy && b >= 0;
+        d_output[s] = dy_here[s] ? moved_by(args.dy, moved * args.dy_step_bytes) + b * args.dy_row + group * 8 + lane * CHUNK % 8 : args.weight;
+        const int64 tile = here.first_row / 8 + slot.tile;
         record_here[s] = slot.mine && tile < tiles;
-        record[s] = record_here[s] ? moved_by(kept, moved * record_move) + (tile * GROUPS + group) * (64 * RECORD) +
-                                         first_of(lane) : weight;
+        record[s] = record_here[s] ? moved_by(args.saved, moved * args.saved_step_bytes) + (tile * GROUPS + group) * (64 * RECORD) +
+                                         first_of(lane) : args.weight;
         row[s] = slot.mine ? tile_rows[of8] : -1;  // this lane writes
-        if (RESET) resets[s].begin(reset, batch, row[s], first + later, length_at(row[s]));
-        d_gate_at[s] = moved_by(d_gates, moved * gates_move) + row[s] * gates_row + group * 8 + of4 * 2;
+        if (RESET) resets[s].begin(args.reset, args.batch, row[s], first + later, length_at(row[s]));
+        d_gate_at[s] = moved_by(args.d_gates, moved * args.d_gates_step_bytes) + row[s] * gates_row + group * 8 + of4 * 2;
     }
     auto stage_of = [&](int s, int i) {
         return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * ENTRY_BYTES;
@@ -102,20 +87,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     auto copy_inputs = [&](int i) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const word target = shared_address(shared + stage_of(s, i));
+            const uint32 target = shared_address(shared + stage_of(s, i));
             if (lane * 16 < DY_BYTES)
                 copy_async<16>(target + lane * 16, d_output[s], i < count && dy_here[s] ? 16 : 0);
             copy_records(target + DY_BYTES, record[s], cells, i < count && record_here[s]);
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, reset_move,
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), here.of4, way, args.reset_step_bytes,
                                       mine[s] && i < count && (i > 0 || !later));
-            d_output[s] = moved_by(d_output[s], dy_move), record[s] = moved_by(record[s], record_move);
+            d_output[s] = moved_by(d_output[s], args.dy_step_bytes), record[s] = moved_by(record[s], args.saved_step_bytes);
         }
         commit_copies();
     };
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int, int k) {
-        return *reinterpret_cast<const uint4*>(weight + wide(group * 8 + of8) * K + k);
+        return *reinterpret_cast<const uint4*>(args.weight + int64(group * 8 + of8) * K + k);
     });
 
     #pragma unroll
@@ -125,11 +110,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     await_cluster();
 #endif
 
-    word wait = word(delay) * FINE;  // before a look
+    uint32 wait = uint32(args.delay) * FINE;  // before a look
     for (int i = 0; i <= count && count > 0; ++i) {
         const int t = first + way * i, now = (i - 1) & 1;
         if (i > 0) {
-            fetch(here, wait, moved_by(d_gates, (moved + i - 1) * gates_move) + RIGHT * UNITS, gates_row, rows,
+            fetch(here, wait, moved_by(args.d_gates, (moved + i - 1) * args.d_gates_step_bytes) + RIGHT * UNITS, gates_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
             multiply_and_send(here, matrix, others, shared, mailboxes, now);
@@ -138,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 #endif
         }
         float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
-        word again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
+        uint32 again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
         if (i < count) {
             await_copies<STAGES - 2>();
             __syncwarp();
@@ -172,15 +157,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 float (&d_here)[STATES] = d_state[s][c];
-                const wide b = rows[slot.tile * 8 + of4 * 2 + c];
+                const int64 b = rows[slot.tile * 8 + of4 * 2 + c];
                 if (RESET && again[s] & mine_of[c]) end_here(d_here, d_start[s][c]);
                 const bool live = lives(s, c);
                 float d_after[STATES], d_before[STATES], found[PLANES];
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k) {
                     d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
-                    if (EVERY && d_every[k] && live && b >= 0 && unit < units)
-                        d_after[k] += widen(d_every[k][(t * batch + b) * units + unit]);
+                    if (EVERY && args.d_all_states[k] && live && b >= 0 && unit < args.units)
+                        d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
                 }
                 derivative(factor[s][c], d_after, found, d_before, d_vector[s][c]);
                 if (ALL_LIVE || live) {
@@ -195,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
                 const Pair pair = transposed(d_gate[s][0][p], d_gate[s][1][p]);
                 if (row[s] >= 0) post(d_gate_at[s] + p * UNITS, pair);
             }
-            d_gate_at[s] = moved_by(d_gate_at[s], gates_move);
+            d_gate_at[s] = moved_by(d_gate_at[s], args.d_gates_step_bytes);
         }
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)  // after gates were posted: nobody waits for it
@@ -210,20 +195,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group, unit = group * 8 + of8;
         if (LENGTHS && row[s] >= 0)
-            leave_none(d_gates, count * batch + row[s], batch, group * 8 + of4 * 2, int(steps) - count);
+            leave_none(args.d_gates, count * args.batch + row[s], args.batch, group * 8 + of4 * 2, int(args.steps) - count);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + of4 * 2 + c];
-            if (b < 0 || unit >= units) continue;
-            const bool replaced = RESET && !reverse && length_at(b) > 0 && reset[b];
-            leave_first(d_state[s][c], d_start[s][c], replaced, carry, d_initial, d_fresh,
-                        batch * units, wide(b) * units + unit);
+            if (b < 0 || unit >= args.units) continue;
+            const bool replaced = RESET && !args.reverse && length_at(b) > 0 && args.reset[b];
+            leave_first(d_state[s][c], d_start[s][c], replaced, args.chunk_out, args.d_initial, args.d_reset_state,
+                        args.batch * args.units, int64(b) * args.units + unit);
         }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {
             const float all = over_lanes(total[s][p]);
             if (of4 == 0)
-                sums[((here.first_row / 8 + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
+                args.sums[((here.first_row / 8 + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
         }
     }
 #if CLUSTER > 1

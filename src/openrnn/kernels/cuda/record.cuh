@@ -21,9 +21,9 @@ INLINE int first_of(int lane) { return lane * 8; }
 
 // two cells side by side, VALUES of each from `first` on
 template <int VALUES>
-INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int first) {
+INLINE void keep_values(storage_t* target, const float (*values)[KEPT + 4], int first) {
     constexpr int WORDS = VALUES * 2 * SIZE / 4;
-    word bits[WORDS];
+    uint32 bits[WORDS];
     #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
 #if NARROW
@@ -35,7 +35,7 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
     }
     #pragma unroll
     for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
-        word* place = reinterpret_cast<word*>(target) + i;
+        uint32* place = reinterpret_cast<uint32*>(target) + i;
         if (WORDS == 1)
             *place = bits[i];
         else if (WORDS % 4 == 0)
@@ -46,7 +46,7 @@ INLINE void keep_values(stored* target, const float (*values)[KEPT + 4], int fir
 }
 
 // base: the first cell of this lane in the first plane; rest: see Cells
-INLINE void keep_records(stored* base, int rest, const float (&values)[2][KEPT + 4]) {
+INLINE void keep_records(storage_t* base, int rest, const float (&values)[2][KEPT + 4]) {
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)
         keep_values<4>(base + plane * 256, values, plane * 4);
@@ -57,10 +57,10 @@ INLINE void keep_records(stored* base, int rest, const float (&values)[2][KEPT +
 template <int VALUES>
 INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4], int first) {
     constexpr int WORDS = VALUES * 2 * SIZE / 4;
-    word bits[WORDS];
+    uint32 bits[WORDS];
     #pragma unroll
     for (int i = 0; i < WORDS; i += WORDS % 4 == 0 ? 4 : 2) {
-        const word* place = reinterpret_cast<const word*>(source) + i;
+        const uint32* place = reinterpret_cast<const uint32*>(source) + i;
         if (WORDS == 1) {
             bits[i] = *place;
         } else if (WORDS % 4 != 0) {
@@ -74,8 +74,8 @@ INLINE void read_values(const unsigned char* source, float (&values)[2][KEPT + 4
     #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
 #if NARROW
-        values[i * 2 / VALUES][first + i * 2 % VALUES] = widen(stored(bits[i]));
-        values[(i * 2 + 1) / VALUES][first + (i * 2 + 1) % VALUES] = widen(stored(bits[i] >> 16));
+        values[i * 2 / VALUES][first + i * 2 % VALUES] = widen(storage_t(bits[i]));
+        values[(i * 2 + 1) / VALUES][first + (i * 2 + 1) % VALUES] = widen(storage_t(bits[i] >> 16));
 #else
         values[i / VALUES][first + i % VALUES] = __uint_as_float(bits[i]);
 #endif
@@ -90,7 +90,7 @@ INLINE void read_records(const unsigned char* source, const Cells& cells, float 
 }
 
 // the copy itself, of one lane from its cells on, where there is something to copy; else zeros
-INLINE void copy_records(word target, const stored* source, const Cells& cells, bool here) {
+INLINE void copy_records(uint32 target, const storage_t* source, const Cells& cells, bool here) {
     constexpr int LAST_STEP = !LAST ? 4 : LAST < 16 ? LAST : 16;
     #pragma unroll
     for (int plane = 0; plane < WHOLE; ++plane)

@@ -11,7 +11,7 @@ constexpr int MATRIX_BYTES = (SLICES * MMA_ROWS - RESIDENT) * 1024;  // of the o
 // sums side by side, where few products would wait for each other; a slice has two
 constexpr int CHAINS = WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || SLICES < 2 ? 2 : 4;
 
-typedef word Matrix[HELD][8];
+typedef uint32 Matrix[HELD][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
 // where in its warpgroup's matrix in shared memory, or in its own, a thread keeps its first 16 bytes
@@ -25,15 +25,15 @@ INLINE unsigned char* matrix_of(unsigned char* matrices, int thread) {
 }
 
 #if WGMMA
-INLINE word picked(uint4 words, int number) {
-    const word low = number & 1 ? words.y : words.x, high = number & 1 ? words.w : words.z;
+INLINE uint32 picked(uint4 words, int number) {
+    const uint32 low = number & 1 ? words.y : words.x, high = number & 1 ? words.w : words.z;
     return number & 2 ? high : low;
 }
 
 // of four lanes' 16 bytes word lane % 4 of each, instead of all words of one
 INLINE uint4 dealt(uint4 mine) {
     const int lane = threadIdx.x & 31;
-    word found[4];
+    uint32 found[4];
     #pragma unroll
     for (int turn = 0; turn < 4; ++turn)
         found[turn] = __shfl_sync(~0u, picked(mine, lane - turn & 3), (lane & ~3) | (lane + turn & 3));
@@ -50,7 +50,7 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
 #if WGMMA
     if (piece < RESIDENT) lower = dealt(lower), upper = dealt(upper);
 #endif
-    const word a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
+    const uint32 a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
                        rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
     if (piece < RESIDENT) {
         #pragma unroll
@@ -99,17 +99,17 @@ INLINE int start_of(int of4, int of8) { return WGMMA ? 0 : place_of(of4, 0, of8)
 // A matrix in shared memory in cores of 8 rows x 16 bytes, as wgmma is told of it: where it begins and
 // how far the next core along K is; then that along rows. The same in all lanes, which the compiler is
 // to know: it counts on from there in uniform registers.
-INLINE word described(word place, int along_k) {
+INLINE uint32 described(uint32 place, int along_k) {
     return __shfl_sync(~0u, (place & 0x3ffff) >> 4 | along_k >> 4 << 16, 0);
 }
-INLINE unsigned long long completed(word low, int along_rows) {
+INLINE unsigned long long completed(uint32 low, int along_rows) {
     unsigned long long both;
     asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(along_rows >> 4));
     return both;
 }
 
 // sums += A B of one mma's K; sums are 4 a tile, as WGMMA_SUMS names them
-INLINE void multiply_together(float (&sums)[TILES][1][4], const word* a, unsigned long long b) {
+INLINE void multiply_together(float (&sums)[TILES][1][4], const uint32* a, unsigned long long b) {
     asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE " " WGMMA_SUMS ", " WGMMA_REGISTERS
                  WGMMA_SIGNS_REGISTERS ";"
                  : WGMMA_BOUND(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
@@ -130,8 +130,8 @@ INLINE void settle(Sums& sums) {
 // others: as `matrix_of` gives it; operand: its beginning
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
                     const unsigned char* operand) {
-    const word a = described(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
-    const word b = described(shared_address(operand), CHUNK_BYTES);
+    const uint32 a = described(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
+    const uint32 b = described(shared_address(operand), CHUNK_BYTES);
     // what other threads and blocks stored is read by the asynchronous proxy now
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     settle(sums);
@@ -167,7 +167,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
             uint4 first, second;
             const int piece = s * MMA_ROWS + m;
             if (piece < RESIDENT) {
-                const word (&a)[8] = matrix[piece];
+                const uint32 (&a)[8] = matrix[piece];
                 first = make_uint4(a[0], a[1], a[2], a[3]);
                 second = make_uint4(a[4], a[5], a[6], a[7]);
             } else {

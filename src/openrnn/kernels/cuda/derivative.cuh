@@ -50,7 +50,7 @@ INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANE
 
 // Zeros for so many steps that no row of a tile lives to: this lane's two units of all planes, from `row` of
 // (T * B) rows on, the same sequence each step.
-INLINE void leave_none(stored* d_gates, wide row, wide batch, int unit, int steps) {
+INLINE void leave_none(storage_t* d_gates, int64 row, int64 batch, int unit, int steps) {
     #pragma unroll
     for (int p = 0; p < PLANES; ++p)
         keep_zeros(d_gates + (row * PLANES + p) * UNITS + unit, batch * (PLANES * UNITS * SIZE), steps, unit, UNITS);
@@ -59,8 +59,8 @@ INLINE void leave_none(stored* d_gates, wide row, wide batch, int unit, int step
 // A cell's gradients of initial states, and of those that it began anew with; replaced: forward's first
 // states were such, because the row was reset before its first step. count: of cells, at: this one.
 INLINE void leave_first(const float (&d_state)[STATES], const float (&d_start)[FRESH ? STATES : 1],
-                        bool replaced, float* carry, stored* const (&d_initial)[STATES],
-                        stored* const (&d_fresh)[STATES], wide count, wide at) {
+                        bool replaced, float* carry, storage_t* const (&d_initial)[STATES],
+                        storage_t* const (&d_fresh)[STATES], int64 count, int64 at) {
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
         if (carry || d_initial[k])

@@ -24,7 +24,7 @@ constexpr int GATE_BYTES = 64 * SIZE;                // of one gate of 8 units x
 constexpr int STAGE_BYTES = PER_WARP * TILES * SLOT_BYTES;
 constexpr int COPIES = (STAGE_BYTES / 16 + 31) / 32;
 constexpr int TURN_BYTES = STAGE_BYTES + TILES * RESET_BYTES;  // of the ring, a warp
-constexpr int LETTER = UNITS * sizeof(multiplied) * ROWS;
+constexpr int LETTER = UNITS * sizeof(operand_t) * ROWS;
 
 #include "product.cuh"
 
@@ -38,59 +38,42 @@ static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory other
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
               "a warpgroup without any units would wait for nobody, and miss a letter");
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
-    const stored* __restrict__ weight,   // [GATES, units, units]
-    const stored* __restrict__ x,        // [T, B, GATES, UNITS], by the strides after it
-    wide x_move, wide x_row, wide x_gate,
-    stored* __restrict__ y,              // [T, B, units], by the strides after it
-    wide y_move, wide y_row,
-    stored* __restrict__ kept,           // [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes
-    const stored* __restrict__ bias_x,   // [GATES, units], or null
-    const stored* __restrict__ bias_r,
-    const stored* __restrict__ vectors,  // [VECTORS, units]
-    const wide* __restrict__ lengths,    // [B]
-    const wide* __restrict__ order,      // [B]: rows by falling length
-    const unsigned char* __restrict__ reset,  // [T, B]
-    const float* __restrict__ carried,   // [STATES, B, units] from the part that ran before, or null
-    float* __restrict__ carry,           // for the part that runs next, instead of final; or null
-    wide steps, wide batch, wide units, wide reverse,
-    wide record_move, wide reset_move,   // `_move`: bytes to the loop's next step; `_row`, `_gate`: in values
-    STATE_ARGUMENTS                      // initial, fresh, final: [B, units]; every: [T, B, units]
-) {
-    STATE_ARRAYS
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+forward(const __grid_constant__ ForwardArgs given) {
+    const ForwardArgs args = given;  // read once: loads at each use cost the loop instructions
     extern __shared__ __align__(128) unsigned char shared[];
     const int thread = pinned(threadIdx.x), lane = thread & 31, warp = thread >> 5;
     const int of8 = lane >> 2, of4 = lane & 3;
     const int block = block_of_cluster();
     const int first_group = first_group_of(block) + warp * PER_WARP;
     const int end_group = first_group_of(block + 1);  // of this block
-    const wide first_row = wide(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
+    const int64 first_row = int64(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
 
-    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, batch, LENGTHS ? order : nullptr);
+    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, args.batch, LENGTHS ? args.order : nullptr);
     for (int at = AT_HIDDEN + threadIdx.x * 16; at < AT_RING; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-    const word mailboxes = shared_address(shared);
+    const uint32 mailboxes = shared_address(shared);
     open_mailboxes<FLIGHT * 2, true>(mailboxes, LETTER);
-    const int count = int(LENGTHS ? lengths[order[first_row]] : steps);
+    const int count = int(LENGTHS ? args.lengths[args.order[first_row]] : args.steps);
 
     // whether a row starts from fresh states: it is reset before its first step
-    auto starts_fresh = [&](wide b) {
-        return RESET && !reverse && count > 0 && reset[b] && (!LENGTHS || lengths[b] > 0);
+    auto starts_fresh = [&](int64 b) {
+        return RESET && !args.reverse && count > 0 && args.reset[b] && (!LENGTHS || args.lengths[b] > 0);
     };
-    auto first_state = [&](int k, wide b, wide unit) {
-        const wide at = b * units + unit;
+    auto first_state = [&](int k, int64 b, int64 unit) {
+        const int64 at = b * args.units + unit;
         const bool again = starts_fresh(b);
-        if (carried && !again) return carried[k * batch * units + at];
-        const stored* source = again ? fresh[k] : initial[k];
+        if (args.chunk_in && !again) return args.chunk_in[k * args.batch * args.units + at];
+        const storage_t* source = again ? args.reset_state[k] : args.initial[k];
         return source ? widen(source[at]) : 0.0f;
     };
     for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
         const int r = at / UNITS, unit = at % UNITS, b = rows[r];
-        if (b < 0 || unit >= units) continue;
+        if (b < 0 || unit >= args.units) continue;
         unsigned char* place = shared + AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
                                place_of(unit / CHUNK_K, r % ROWS / 8, r % 8);
-        reinterpret_cast<multiplied*>(place)[unit % CHUNK_K] = multiplied_of(narrow(first_state(0, b, unit)));
+        reinterpret_cast<operand_t*>(place)[unit % CHUNK_K] = operand_of(narrow(first_state(0, b, unit)));
     }
 
     float from_x[PER_WARP][GATES], from_r[PER_WARP][GATES], vector[PER_WARP][VECTORS + 1];
@@ -99,9 +82,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         const int unit = (first_group + j) * 8 + of8;
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
-            const bool inside = unit < units;
-            from_x[j][gate] = inside && bias_x ? widen(bias_x[gate * units + unit]) : 0.0f;
-            from_r[j][gate] = inside && bias_r ? widen(bias_r[gate * units + unit]) : 0.0f;
+            const bool inside = unit < args.units;
+            from_x[j][gate] = inside && args.bias_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
+            from_r[j][gate] = inside && args.bias_r ? widen(args.bias_r[gate * args.units + unit]) : 0.0f;
             if (SUMMED >> gate & 1) {  // one register serves both sides
                 from_r[j][gate] = scale_of(gate) * (from_r[j][gate] + from_x[j][gate]);
                 from_x[j][gate] = 0.0f;
@@ -109,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         }
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v)
-            vector[j][v] = unit < units ? widen(vectors[v * units + unit]) : 0.0f;
+            vector[j][v] = unit < args.units ? widen(args.vectors[v * args.units + unit]) : 0.0f;
     }
 
     float state[FLIGHT][PER_WARP][TILES][2][STATES];
@@ -125,31 +108,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     const int unit = (first_group + j) * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
-                        state[f][j][n][c][k] = b >= 0 && unit < units ? first_state(k, b, unit) : 0.0f;
+                        state[f][j][n][c][k] = b >= 0 && unit < args.units ? first_state(k, b, unit) : 0.0f;
                 }
 
     // this lane's row of each tile, and its places in y and in what is kept: they move with time
-    const int way = reverse ? -1 : 1, first = reverse ? count - 1 : 0;
-    const wide moved = way * first;  // steps of the loop from where memory begins
+    const int way = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
+    const int64 moved = way * first;  // steps of the loop from where memory begins
     int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};
     Resets resets[FLIGHT][TILES];  // of this lane's row
-    stored* output[FLIGHT][TILES];
+    storage_t* output[FLIGHT][TILES];
     const Cells cells(lane);
-    const word mine_of[2] = {word(pinned(1 << of4 * 8)), word(pinned(1 << (of4 * 8 + 4)))};
-    const word own_row = handy(1u << of8 * 4);
+    const uint32 mine_of[2] = {uint32(pinned(1 << of4 * 8)), uint32(pinned(1 << (of4 * 8 + 4)))};
+    const uint32 own_row = handy(1u << of8 * 4);
     // after a step the resets of the next one count, in reverse its own
-    const int later = reverse ? 0 : 1;
+    const int later = args.reverse ? 0 : 1;
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             row[f][n] = rows[f * ROWS + n * 8 + of8];
-            if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(lengths[row[f][n]]);
-            if (RESET) resets[f][n].begin(reset, batch, row[f][n], first + later, length[f][n]);
-            output[f][n] = moved_by(y, moved * y_move) + row[f][n] * y_row + first_group * 8 + of4 * 2;
+            if (LENGTHS) length[f][n] = row[f][n] < 0 ? 0 : int(args.lengths[row[f][n]]);
+            if (RESET) resets[f][n].begin(args.reset, args.batch, row[f][n], first + later, length[f][n]);
+            output[f][n] = moved_by(args.y, moved * args.y_step_bytes) + row[f][n] * args.y_row + first_group * 8 + of4 * 2;
         }
     constexpr int TILE_RECORDS = GROUPS * (64 * RECORD);
-    stored* record = moved_by(kept, moved * record_move) + first_row / 8 * TILE_RECORDS +
+    storage_t* record = moved_by(args.saved, moved * args.saved_step_bytes) + first_row / 8 * TILE_RECORDS +
                      first_group * (64 * RECORD) + first_of(lane);
 
     // A warp without units sends nothing, so nobody would wait for it to see each letter. Where its
@@ -162,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     constexpr int STAGE = FLIGHT * TURN_BYTES, RING = STAGES * STAGE;
     const int ring = AT_RING + warp * RING;
     int stage = 0, spare = RING - STAGE;  // of this step; and of the last, to be filled anew
-    const stored* input[FLIGHT][COPIES];
+    const storage_t* input[FLIGHT][COPIES];
     int taken[FLIGHT][COPIES];  // in how many steps
     #pragma unroll
     for (int f = 0; f < FLIGHT; ++f)
@@ -174,23 +157,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
             const int j = number / chunks / GATES / TILES, unit = number * CHUNK % 8;
             const int b = rows[f * ROWS + n * 8 + line];
             taken[f][copy] = b >= 0 && j < PER_WARP && first_group + j < end_group ? count : 0;
-            input[f][copy] = taken[f][copy] ? moved_by(x, moved * x_move) + b * x_row + gate * x_gate +
-                                                  (first_group + j) * 8 + unit : x;
+            input[f][copy] = taken[f][copy] ? moved_by(args.x, moved * args.x_step_bytes) + b * args.x_row + gate * args.x_gate +
+                                                  (first_group + j) * 8 + unit : args.x;
         }
-    const word ring_place = handy(shared_address(shared + ring + lane * 16));
+    const uint32 ring_place = handy(shared_address(shared + ring + lane * 16));
     const int reset_at = handy(ring + STAGE_BYTES + reset_place(lane));
-    const word reset_turn = word(reset_move) * 8;
+    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
     auto copy_inputs = [&](int i, int into, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             if (copy * 512 + lane * 16 < STAGE_BYTES)
                 copy_async<16>(ring_place + into + f * TURN_BYTES + copy * 512, input[f][copy],
                                i < taken[f][copy] ? 16 : 0);
-            input[f][copy] = moved_by(input[f][copy], x_move);
+            input[f][copy] = moved_by(input[f][copy], args.x_step_bytes);
         }
         #pragma unroll
         for (int n = 0; RESET && n < TILES; ++n)
-            resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way, reset_move,
+            resets[f][n].copy(mailboxes + reset_at + into + f * TURN_BYTES + n * RESET_BYTES, of4, way, args.reset_step_bytes,
                               i + later < turns);
         commit_copies();
     };
@@ -201,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         const int j = number / GATES, group = first_group + j, k = s * SLICE + of4 * CHUNK_K;
         uint4 found = {};
         if (j < PER_WARP && group < end_group && k < UNITS)
-            found = chunk_of(weight, number % GATES, group * 8 + of8, k, units);
+            found = chunk_of(args.weight, number % GATES, group * 8 + of8, k, args.units);
         return found;
     });
 
@@ -222,10 +205,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     int read_at = AT_HIDDEN, read_box = 0;
     // Of the mailbox that is read. The first one's phase 1 counts as over before it is opened, so that step 0
     // waits for nothing, and then opens it: nobody sends there before all of this block's step 0 has come.
-    word phase = 1;
+    uint32 phase = 1;
 #if CLUSTER > 1
     constexpr int SENDS = (CLUSTER + SHARERS - 1) / SHARERS;
-    word peers[SENDS];
+    uint32 peers[SENDS];
     #pragma unroll
     for (int i = 0; i < SENDS; ++i)
         peers[i] = pinned(remote(mailboxes, ((lane % SHARERS) + i * SHARERS + block) % CLUSTER));
@@ -259,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                                 from_r[j][gate] + (summed ? scale_of(gate) * given[j][n][gate][c] : 0.0f);
                         }
             copy_inputs(i + STAGES - 1, spare, f);
-            word live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
+            uint32 live_rows[TILES], reset_rows[TILES];  // bit 4r of row r
             bool begins[TILES];  // anew, this lane's row: the warp votes while it multiplies
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
@@ -282,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 #pragma unroll
                 for (int j = 0; j < PER_WARP; ++j) {
                     const int group = first_group + j;
-                    const bool inside = !PADDED || group * 8 + of8 < units;  // else 0 for any cell
+                    const bool inside = !PADDED || group * 8 + of8 < args.units;  // else 0 for any cell
                     float sent[2] = {0.0f, 0.0f}, values[2][KEPT + 4] = {};
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
@@ -298,11 +281,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                         const int column = of4 * 2 + c;
                         const bool live = !LENGTHS || live_rows[n] & mine_of[c];
                         if (EVERY && live && group < end_group && rows[f * ROWS + n * 8 + column] >= 0) {
-                            const wide b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
+                            const int64 b = rows[f * ROWS + n * 8 + column], unit = group * 8 + of8;
                             #pragma unroll
                             for (int k = 0; k < STATES; ++k)
-                                if (unit < units)
-                                    every[k][(t * batch + b) * units + unit] = narrow(after[k]);
+                                if (unit < args.units)
+                                    args.all_states[k][(t * args.batch + b) * args.units + unit] = narrow(after[k]);
                         }
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k) {
@@ -314,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
                     if (RESET && begins[n]) letter = {};
                     if (RESET && FRESH && begins[n])
-                        letter = letter_of(pair_of_state(fresh[0], row[f][n], group * 8 + of4 * 2, units));
+                        letter = letter_of(pair_of_state(args.reset_state[0], row[f][n], group * 8 + of4 * 2, args.units));
                     letter = rounded(letter);
                     const bool mine = GROUPS == CLUSTER * GROUPS_HERE || group < end_group;
                     const int there = own_place[j] - read_at + f * (2 * HIDDEN_BYTES) + n * 128;
@@ -328,36 +311,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                     }
 #else
                     if (mine)
-                        keep(reinterpret_cast<multiplied*>(shared + there) + of4 % SHARERS * 2, letter);
+                        keep(reinterpret_cast<operand_t*>(shared + there) + of4 % SHARERS * 2, letter);
 #endif
                     const bool live = !LENGTHS || live_rows[n] & own_row;
                     if (mine && row[f][n] >= 0)
-                        keep_inside(output[f][n] + j * 8, live ? hidden_pair : Pair{}, group * 8 + of4 * 2, units);
-                    if (KEEP && mine && (f + n == 0 || first_row + f * ROWS + n * 8 < batch))
+                        keep_inside(output[f][n] + j * 8, live ? hidden_pair : Pair{}, group * 8 + of4 * 2, args.units);
+                    if (KEEP && mine && (f + n == 0 || first_row + f * ROWS + n * 8 < args.batch))
                         keep_records(record + (f * TILES + n) * TILE_RECORDS + j * (64 * RECORD), cells.rest, values);
                 }
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
-                output[f][n] = moved_by(output[f][n], y_move);
+                output[f][n] = moved_by(output[f][n], args.y_step_bytes);
                 #pragma unroll
                 for (int j = 0; RESET && j < PER_WARP; ++j)  // after letters went: nobody waits for it
-                    begin_rows(state[f][j][n], reset_rows[n], mine_of, fresh,
-                               rows + f * ROWS + n * 8 + of4 * 2, (first_group + j) * 8 + of8, units);
+                    begin_rows(state[f][j][n], reset_rows[n], mine_of, args.reset_state,
+                               rows + f * ROWS + n * 8 + of4 * 2, (first_group + j) * 8 + of8, args.units);
             }
         }
 #if CLUSTER == 1
         __syncthreads();
 #endif
-        record = moved_by(record, record_move);
+        record = moved_by(record, args.saved_step_bytes);
         spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
         read_at = 2 * AT_HIDDEN + HIDDEN_BYTES - read_at, read_box = 8 - read_box;
-        phase ^= word(read_box) >> 3;
+        phase ^= uint32(read_box) >> 3;
     }
 
     {   // places anew: what only the end needs is not held in the loop
         const int thread = thread_anew(), of8 = thread % 32 / 4, of4 = thread % 4, block = block_of_cluster();
         const int first_group = first_group_of(block) + thread / 32 * PER_WARP, end_group = first_group_of(block + 1);
-        const wide cells_each = anew(batch) * units;
+        const int64 cells_each = anew(args.batch) * args.units;
         #pragma unroll
         for (int f = 0; f < FLIGHT; ++f)
             #pragma unroll
@@ -365,15 +348,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
                 const int j = at / TILES, n = at % TILES, group = first_group + j;
                 if (group >= end_group) continue;
                 if (LENGTHS && row[f][n] >= 0)
-                    keep_zeros(moved_by(y, count * way * y_move) + row[f][n] * y_row + group * 8 + of4 * 2, way * y_move,
-                               int(steps) - count, group * 8 + of4 * 2, units);
+                    keep_zeros(moved_by(args.y, count * way * args.y_step_bytes) + row[f][n] * args.y_row + group * 8 + of4 * 2, way * args.y_step_bytes,
+                               int(args.steps) - count, group * 8 + of4 * 2, args.units);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const int b = rows[f * ROWS + n * 8 + of4 * 2 + c], unit = group * 8 + of8;
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k)
-                        if (b >= 0 && unit < units)
-                            leave(carry, final[k], k * cells_each, wide(b) * units + unit, state[f][j][n][c][k]);
+                        if (b >= 0 && unit < args.units)
+                            leave(args.chunk_out, args.final[k], k * cells_each, int64(b) * args.units + unit, state[f][j][n][c][k]);
                 }
             }
     }
