@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Chunk(NamedTuple):
-    """Steps `begin` to `end`, in time; `number` counts chunks in the order in which forward runs."""
+    """Steps `begin` to `end` in time; `number` counts chunks in the order of the forward loop."""
 
     number: int
     begin: int

@@ -181,6 +181,4 @@ def _laid_out(call: Call) -> Call:
     def plain(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor.contiguous() for tensor in tensors]
 
-    return replace(
-        call, states=plain(call.states), reset_states=plain(call.reset_states)
-    )
+    return replace(call, states=plain(call.states), reset_states=plain(call.reset_states))

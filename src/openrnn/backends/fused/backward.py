@@ -150,10 +150,7 @@ class Backward(ForwardLoops):
     def _backward(self, operation: Loop) -> None:
         at, chunk, way = self.at, operation.chunk, 1 if operation.direction else -1
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
-        if self._again is not None:
-            saved = self._again[1]
-        else:
-            saved = chunk.of(self.saved[layer.index])
+        saved = self._again[1] if self._again else chunk.of(self.saved[layer.index])
         room = self.chunk_states(layer) if chunk.number else None
         size, args = d_gates.element_size(), BackwardArgs()
         self.fill(args, at.weights, chunk, (self._chunk_states, room), way)

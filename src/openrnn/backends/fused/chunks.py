@@ -1,7 +1,7 @@
 """Long calls in chunks of time, so that what a chunk needs beside its results stays small."""
 
-# Each chunk costs about 40 us more than its steps, as it loads R anew. On an H200 an LSTM in bf16 of
-# T 1024, B 64, H 512 was measured: docs/kernels.md.
+# Each chunk costs about 40 us more than its steps, as it loads R anew. Measured on an H200 with an
+# LSTM in bf16 of T 1024, B 64, H 512: docs/kernels.md.
 LARGE = 256 << 20  # bytes of gate gradients of all steps, from which on a call runs in chunks
 ENOUGH = 44 << 20  # bytes of them that make a chunk
 LEAST = 128  # steps that make a chunk

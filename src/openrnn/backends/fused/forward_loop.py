@@ -18,7 +18,6 @@ from openrnn.codegen.tiles import Tiles
 from openrnn.kernels.cuda.args import ForwardArgs
 from openrnn.native.cublaslt import Matrix, multiply
 from openrnn.native.nvrtc import Kernel
-from openrnn.schedule import Chunk
 from openrnn.schedule.operations import FillFlags, InputProduct, OfChunk
 
 

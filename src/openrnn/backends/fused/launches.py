@@ -1,4 +1,4 @@
-"""What the forward and the backward pass of a call share: weights, masks, chunks, the side stream."""
+"""What the forward and the backward pass of a call share: weights, masks, the side stream."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
