@@ -81,3 +81,89 @@ def test_export_keeps_one_node():
     assert names.count("openrnn.forward.default") == 1
     x = torch.randn(11, 6, 6)
     torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_autocast_breaks_no_graph():
+    """torch 2.11 cannot trace the question whether a device knows autocast."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Model(dropout=0.3)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 3, 6, requires_grad=True)
+    for want, have in zip(results(run, model, x), results(compiled, model, x), strict=True):
+        torch.testing.assert_close(have, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor_compiles_dropout(mode):
+    """The seed is drawn on the device: no code for the host, and CUDA graphs take it."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Model(dropout=0.5).cuda().to(torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    x = torch.randn(4, 3, 6, device="cuda", dtype=torch.bfloat16)
+    seen = []
+    for _ in range(6):
+        y = compiled(x)
+        y.sum().backward()
+        seen.append(y.detach().clone())
+    assert len({tuple(y.flatten().tolist()) for y in seen}) == len(seen)
+
+
+layer = openrnn.LSTM(3, 4)
+weights = dict(layer.named_parameters())
+
+
+def loss(weights, x):
+    return torch.func.functional_call(layer, weights, (x,))[0].square().sum()
+
+
+def outputs(x):
+    return layer(x)[0]
+
+
+def adapted(weights, x):
+    """A step of MAML: the loss after a step of gradient descent."""
+    grads = torch.func.grad(loss)(weights, x)
+    return loss({name: value - 0.1 * grads[name] for name, value in weights.items()}, x)
+
+
+TRANSFORMS = {
+    "grad": lambda x: torch.func.grad(loss)(weights, x[0]),
+    "maml": lambda x: adapted(weights, x[0]),
+    "vmap": torch.vmap(outputs),
+    "jvp": lambda x: torch.func.jvp(outputs, (x[0],), (x[1],))[1],
+    "vjp": lambda x: torch.func.vjp(outputs, x[0])[1](torch.ones(4, 2, 4))[0],
+    "jacrev": lambda x: torch.func.jacrev(lambda one: outputs(one).sum((0, 1)))(x[0]),
+    "jacfwd": lambda x: torch.func.jacfwd(lambda one: outputs(one).sum((0, 1)))(x[0]),
+    "per_example": lambda x: torch.vmap(torch.func.grad(loss), (None, 0))(weights, x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_inside_a_graph(name):
+    """`torch.func` is seen by the compiler too: the reference has its derivatives."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 2, 3)
+    # in forward mode AOTAutograd fails on torch's own Linear, too
+    backend = "eager" if name in ("jvp", "jacfwd") else "aot_eager"
+    compiled = torch.compile(TRANSFORMS[name], fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(x), TRANSFORMS[name](x))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_of_dropout(randomness):
+    """Each example has a mask of its own, or all the same one, as `torch.vmap` is asked."""
+    torch.manual_seed(0)
+    dropping = openrnn.LSTM(3, 4, 2, dropout=0.5)
+    x = torch.randn(4, 2, 3).expand(3, 4, 2, 3)
+    y = torch.vmap(lambda one: dropping(one)[0], randomness=randomness)(x)
+    assert torch.equal(y[0], y[1]) == (randomness == "same")

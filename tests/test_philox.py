@@ -130,26 +130,35 @@ def test_the_word_at_the_threshold_is_kept():
         assert (mask(seed_of(21), 0, p, (1, 1, 3))[0, 0, 2] == 0) == dropped
 
 
+CPU = torch.device("cpu")
+
+
 def test_draw_takes_from_the_generator_it_is_given():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     mine = torch.Generator().manual_seed(8)
-    first, second = philox.draw(mine), philox.draw(mine)
+    first, second = philox.draw(CPU, mine), philox.draw(CPU, mine)
     assert torch.equal(torch.get_rng_state(), before)
     assert first.shape == (2,)
     assert first.dtype == torch.int64
     assert first.device.type == "cpu"
     assert first[0] != second[0]
-    assert first[1] == second[1] == 0
-    assert torch.equal(philox.draw(torch.Generator().manual_seed(8)), first)
+    assert torch.equal(philox.draw(CPU, torch.Generator().manual_seed(8)), first)
 
 
 def test_draw_takes_from_torch_by_default():
     torch.manual_seed(4)
-    first, second = philox.draw(), philox.draw()
+    first, second = philox.draw(CPU), philox.draw(CPU)
     torch.manual_seed(4)
-    assert torch.equal(philox.draw(), first)
+    assert torch.equal(philox.draw(CPU), first)
     assert not torch.equal(first, second)
+
+
+def test_an_offset_counts_modulo_what_fits_beside_the_layer():
+    shape, large = (3, 2, 7), 5 * 2**24 + 6
+    assert torch.equal(mask(seed_of(1, large), 2, 0.5, shape), mask(seed_of(1, 6), 2, 0.5, shape))
+    assert philox.split(seed_of(1, large)) == (1, 0, 6)
+    assert philox.split(seed_of(1, -1))[2] == philox.OFFSETS - 1
 
 
 def test_split_takes_the_seed_apart():

@@ -86,6 +86,11 @@ def check_name(name: str) -> None:
         raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {name!r}")
 
 
+def seed_device(name: str, device: torch.device) -> torch.device:
+    """Where a backend reads the seed of dropout: the device of the call, but for cuDNN's own."""
+    return torch.device("cpu") if BACKENDS[name].own_masks else device
+
+
 @cache
 def _absent(name: str) -> str | None:
     return BACKENDS[name].absent()

@@ -43,10 +43,11 @@ def _choose(
     return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
 
-def _choose_in_graph(*values: Any) -> str:
+def _choose_in_graph(*asked: Any, generator: bool) -> str:
     """The backend while a compiler traces, where all that decides is constant."""
-    text, _, dtype, device, *_ = values
-    return _choose(*values, precision_of(Spec.parse(text), dtype, device.type)).backend
+    text, _, dtype, device, *_ = asked
+    precision = precision_of(Spec.parse(text), dtype, device.type)
+    return _choose(*asked, _transformed(), generator, None, precision).backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -109,7 +110,6 @@ def recurrent(
     if reset is not None:
         reset = check_reset(reset, x)
     drops = spec.drops(training)
-    seed = philox.draw(generator) if drops else None
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
     asked = (
@@ -118,11 +118,12 @@ def recurrent(
     )  # fmt: skip
     generated, compiling = drops and generator is not None, torch.compiler.is_compiling()
     if compiling:
-        name = _choose_in_graph(*asked, False, generated, None)
+        name = _choose_in_graph(*asked, generator=generated)
         how = op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
         how = _choose(*asked, _transformed(), generated, _size_class(x), precision)
+    seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
     if how.backend == "reference":
         problem = Problem(
             spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
@@ -255,11 +256,13 @@ def packed_lengths(packed: PackedSequence) -> Tensor:
 def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
     """A packed sequence as padded (T, B, I), lengths (B,), and where its rows lie in (T*B, I)."""
     sizes = packed.batch_sizes
-    steps, batch = sizes.numel(), int(sizes[0])
+    # the tracer of torch.jit follows sizes and tensors; a number would be a constant of its graph
+    steps: int = sizes.shape[0]
+    batch: Any = sizes[0] if op.tracing() else int(sizes[0])
     present = torch.arange(batch) < sizes[:, None]  # (T, B)
     rows = present.flatten().nonzero().squeeze(1).to(packed.data.device)
     data = packed.data
-    flat = data.new_zeros(steps * batch, data.shape[1]).index_copy(0, rows, data)
+    flat = data.new_zeros((steps * batch, data.shape[1])).index_copy(0, rows, data)
     return flat.view(steps, batch, -1), present.sum(0), rows
 
 

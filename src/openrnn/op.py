@@ -6,6 +6,7 @@ round the dispatcher, straight to the backend: at T = 1 its cost would be felt. 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
-from openrnn.dispatch import BACKENDS
+from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
 from openrnn.spec import Problem, Spec, precision_of
@@ -22,6 +23,7 @@ _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
     "Tensor[] reset_states, Tensor? seed"
 )
+_LISTS = (1, 2, 5)  # which of the inputs are lists of tensors
 _LIBRARY = torch.library.Library("openrnn", "DEF")
 _LIBRARY.define(
     f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states, "
@@ -163,8 +165,7 @@ class Recurrence(torch.autograd.Function):
         else:
             out = _eager(how, *inputs)
         ctx.how, ctx.counts = how, counts
-        spec = Spec.parse(how.spec)
-        ctx.visible = 1 + len(spec.states) * (2 if how.return_states else 1)
+        ctx.visible = _visible(how)
         ctx.save_for_backward(*tensors, out[0], *out[ctx.visible :])
         ctx.mark_non_differentiable(*out[ctx.visible :])
         # a traced backward takes no None; an eager one saves the zeros
@@ -249,13 +250,44 @@ def tracing() -> bool:
 
 
 def _autograd(*args: Any) -> list[Tensor]:
-    *inputs, spec, backend, grad, training, return_states, precision = args
+    *given, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
-    if grad and torch.is_grad_enabled():
-        return list(recurrence(how, *inputs))
+    # AOTInductor passes None for an empty list
+    inputs = [[] if place in _LISTS and part is None else part for place, part in enumerate(given)]
+    if torch.is_grad_enabled():
+        if grad:
+            return list(recurrence(how, *inputs))
+        # a graph that was recorded where nothing required a gradient, and is now trained
+        if _requires_grad(inputs):
+            out = recurrence(_with_grad(how, inputs), *inputs)
+            return list(out[: _visible(how)])
     with torch._C._AutoDispatchBelowAutograd():
-        found: list[Tensor] = torch.ops.openrnn.forward(*args)
+        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
     return found
+
+
+def _requires_grad(inputs: Sequence[Any]) -> bool:
+    """Whether any tensor of the operator's inputs requires a gradient."""
+    x, states, params, _, _, reset_states, _ = inputs
+    return any(tensor.requires_grad for tensor in (x, *states, *params, *reset_states))
+
+
+def _with_grad(how: How, inputs: Sequence[Any]) -> How:
+    """The same call, keeping what backward needs.
+
+    Raises:
+        NoBackendError: the backend that the graph names computes no gradient of this call.
+    """
+    how = how._replace(grad=True)
+    problem, device = _call(how, *inputs).problem, inputs[0].device
+    capability, processors = place_of(device)
+    select(replace(problem, capability=capability, processors=processors), how.backend)
+    return how
+
+
+def _visible(how: How) -> int:
+    """How many outputs are the user's: y, final states, and all states where asked for."""
+    return 1 + len(Spec.parse(how.spec).states) * (2 if how.return_states else 1)
 
 
 def _backward_autograd(*args: Any) -> list[Tensor]:

@@ -113,11 +113,11 @@ def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
 
 
 def _places_in_graph(text: str) -> tuple[tuple[int | None, ...], ...]:
-    """`places` while a compiler traces, which warns of caches that it sees."""
+    """`places` while a compiler traces, which would trace its caches: a constant of the graph."""
     return places(Spec.parse(text))
 
 
-# what torch.compiler.assume_constant_result does, but for its import of dynamo
+# what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
 _places_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

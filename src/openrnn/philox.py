@@ -3,6 +3,10 @@
 The key is the seed. The counter is (unit // 4, b, t, layer + 256 * offset); word unit % 4 of the
 result decides: kept where it is at least p * 2**32. So a mask needs no memory, is the same on every
 backend and device, and can be recomputed in backward.
+
+Seed and offset are a tensor (2,) int64 on the device of the call. On CUDA nothing reads it on the
+host: kernels take its address, and each replay of a CUDA graph draws it anew, as torch's own
+dropout does.
 """
 
 import torch
@@ -12,6 +16,7 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 WORD = 0xFFFFFFFF
+OFFSETS = 1 << 24  # an offset counts modulo this: it shares a 32-bit word with the layer
 
 
 def threshold(p: float) -> int:
@@ -24,11 +29,23 @@ def scale(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-def draw(generator: torch.Generator | None = None) -> Tensor:
-    """(seed, offset) for one call, from torch's default generator or the given one: (2,) int64."""
-    device = generator.device if generator is not None else "cpu"
-    seed = torch.randint(-(2**63), 2**63 - 1, (1,), generator=generator, device=device)
-    return torch.cat((seed.cpu(), torch.zeros(1, dtype=torch.int64)))
+def draw(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """Seed and offset of one call, (2,) int64 on a device.
+
+    From the given generator, or from torch's default generator of that device.
+
+    Raises:
+        ValueError: a CUDA graph is being captured, and the generator is on the CPU.
+    """
+    home = generator.device if generator is not None else device
+    if home.type == device.type:
+        return torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator, device=device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"generator is on {home}: a call inside a CUDA graph needs one on {device}, registered "
+            "with the graph, or none"
+        )
+    return torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator, device=home).to(device)
 
 
 def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +55,9 @@ def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return (high >> 16) & WORD, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
-def words(key: tuple[int, int], counter: tuple[Tensor | int, ...]) -> tuple[Tensor, ...]:
+def words(
+    key: tuple[Tensor | int, Tensor | int], counter: tuple[Tensor | int, ...]
+) -> tuple[Tensor, ...]:
     """The four 32-bit words, as int64 tensors, of counters that broadcast together."""
     device = next(part.device for part in counter if isinstance(part, Tensor))
     c0, c1, c2, c3 = torch.broadcast_tensors(
@@ -54,19 +73,21 @@ def words(key: tuple[int, int], counter: tuple[Tensor | int, ...]) -> tuple[Tens
 
 
 def split(seed: Tensor) -> tuple[int, int, int]:
-    """(key low, key high, offset) of a (2,) seed tensor."""
+    """(key low, key high, offset) of a seed (2,); waits for its device."""
     value, offset = (int(part) for part in seed.tolist())
-    return value & WORD, (value >> 32) & WORD, offset
+    return value & WORD, (value >> 32) & WORD, offset % OFFSETS
 
 
 def mask(seed: Tensor, layer: int, p: float, shape: tuple[int, int, int], like: Tensor) -> Tensor:
     """The factors, 0 or 1 / (1 - p), on the output (T, B, W) of `layer`, in the type of `like`."""
     steps, batch, width = shape
-    low, high, offset = split(seed)
     device = like.device
+    value, offset = seed.to(device).unbind()
     group = torch.arange((width + 3) // 4, device=device)
     b = torch.arange(batch, device=device)[:, None]
     t = torch.arange(steps, device=device)[:, None, None]
-    drawn = words((low, high), (group, b, t, (layer + 256 * offset) & WORD))
+    # of tensors, not of their numbers: a compiler, a graph or `torch.vmap` may hold them
+    key = value & WORD, (value >> 32) & WORD
+    drawn = words(key, (group, b, t, (layer + 256 * offset) & WORD))
     bits = torch.stack(drawn, dim=-1).flatten(-2)[..., :width]  # (T, B, W)
     return (bits >= threshold(p)).to(like.dtype) * scale(p)

@@ -4,17 +4,19 @@
 
 // out = x * mask; a thread takes four units of one row of one step
 extern "C" __global__ void dropout(
-    const stored* __restrict__ x,  // [T, B, width]
-    stored* __restrict__ out,      // [T, B, width]
-    wide steps, wide batch, wide width, wide key_low, wide key_high, wide layer,
-    wide threshold,                // the smallest word that is kept, of 2^32
-    wide scale                     // bits of the float that kept values are multiplied by
+    const stored* __restrict__ x,   // [T, B, width]
+    stored* __restrict__ out,       // [T, B, width]
+    wide steps, wide batch, wide width,
+    const wide* __restrict__ seed,  // [2] seed and offset, read here so that a CUDA graph may draw
+    wide layer,                     // whose output x is
+    wide threshold,                 // the smallest word that is kept, of 2^32
+    wide scale                      // bits of the float that kept values are multiplied by
 ) {
     const wide groups = (width + 3) / 4, number = wide(blockIdx.x) * blockDim.x + threadIdx.x;
     if (number >= steps * batch * groups) return;
     const wide group = number % groups, row = number / groups;
-    word c[4] = {word(group), word(row % batch), word(row / batch), word(layer)};
-    word k0 = word(key_low), k1 = word(key_high);
+    word c[4] = {word(group), word(row % batch), word(row / batch), word(layer + 256 * seed[1])};
+    word k0 = word(seed[0]), k1 = word(seed[0] >> 32);
     #pragma unroll
     for (int round = 0; round < 10; ++round) {
         const word high0 = __umulhi(0xD2511F53u, c[0]), low0 = 0xD2511F53u * c[0];

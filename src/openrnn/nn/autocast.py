@@ -12,6 +12,8 @@ def wanted(device: torch.device) -> torch.dtype | None:
     if not torch._C._is_any_autocast_enabled():
         return None
     kind = device.type
+    if torch.compiler.is_compiling():  # torch 2.11 breaks the graph at the question below
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return None

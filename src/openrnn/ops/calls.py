@@ -60,7 +60,7 @@ class Reserve:
         if self.call is None or self.call.seed is None:
             return None
         seed, offset = self.call.seed.tolist()
-        return seed, offset
+        return seed, offset % philox.OFFSETS
 
     @property
     def nbytes(self) -> int:
@@ -174,15 +174,17 @@ def _filled(
     ]
 
 
-def _seed(seed: int | None, offset: int, generator: torch.Generator | None) -> Tensor:
-    """(2,) int64: the seed as given, in two's complement, or drawn."""
+def _seed(
+    seed: int | None, offset: int, generator: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """(2,) int64 on a device: the seed as given, in two's complement, or drawn."""
     if seed is None:
-        return philox.draw(generator)
+        return philox.draw(device, generator)
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"seed must fit 64 bits, got {seed}")
-    if not 0 <= offset < 2**24:
+    if not 0 <= offset < philox.OFFSETS:
         raise ValueError(f"offset must be in [0, 2**24), got {offset}")
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset])
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], device=device)
 
 
 def forward(
@@ -261,7 +263,7 @@ def forward(
             None if lengths is None else functional.check_lengths(lengths, x),
             None if reset is None else plain(functional.check_reset(reset, x)),
             _filled(spec, fresh, x, reset_names),
-            _seed(seed, offset, generator) if drops else None,
+            _seed(seed, offset, generator, dispatch.seed_device(name, x.device)) if drops else None,
             seed_given=seed is not None,
         )
         out = dispatch.BACKENDS[name].forward(call)

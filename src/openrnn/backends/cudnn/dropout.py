@@ -37,6 +37,15 @@ def states_of(handle: Handle, call: Call) -> Tensor:
     key = (handle.stream, seed if call.seed_given and not spec.reset_dropout_state else None)
     states = handle.dropout.get(key)
     begin = states is None or spec.reset_dropout_state
+    if begin and torch.cuda.is_current_stream_capturing():
+        needs = (
+            "reset_dropout_state=False" if spec.reset_dropout_state
+            else "a call on the stream that captures, before the capture"
+        )  # fmt: skip
+        raise ValueError(
+            "dropout of backend cudnn begins from a seed on the host, with which every replay of "
+            f'a CUDA graph would draw the same masks: needs {needs}, or backend="fused"'
+        )
     if begin:
         with On(handle.device), torch.inference_mode(False):
             states = _space(handle, key) if states is None else states

@@ -22,7 +22,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.fused import choice, gradients, kernels, plan
+from openrnn.backends.fused import choice, gradients, kernels
 from openrnn.backends.fused.chain import chain
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.ragged import Rows, blanked, ordered
@@ -71,21 +71,12 @@ class Fused(Backend):
         if reasons or problem.capability is None:
             return reasons
         try:
-            cell = traced(spec)
+            traced(spec)
         except CellError as error:
             return [str(error)]
         if len(spec.gates) > MOST_GATES:
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
-        dtype = str(problem.dtype).removeprefix("torch.")
-        asked = [plan.forward] + ([plan.backward] if problem.grad else [])
-        where = problem.capability, problem.processors
-        if not all(ask(cell, dtype, spec.hidden_size, 1, *where) for ask in asked):
-            reasons.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel of "
-                f"compute capability {problem.capability[0]}.{problem.capability[1]}"
-                + (f" with {problem.processors} multiprocessors" if problem.processors else "")
-            )
-        return reasons or _spills(problem, dtype)
+        return reasons + _unplanned(problem)
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
@@ -193,27 +184,24 @@ class Fused(Backend):
         return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
 
 
-def _spills(problem: Problem, dtype: str) -> list[str]:
-    """Kernels of a size near the limit that nobody can compile without spills, as refusals.
+def _unplanned(problem: Problem) -> list[str]:
+    """Why no tiles hold the recurrent matrix, by the plan alone: what compiles runs, see `fitting`.
 
     A problem does not say whether fresh states are given: their kernels are taken for the others.
     """
-    spec, capability, tiles = problem.spec, problem.capability, -(-(problem.batch or 1) // 8)
-    if capability is None or nvrtc.absent():
+    spec, capability = problem.spec, problem.capability
+    if capability is None:
         return []
-    cell, found = traced(spec), list[str]()
+    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    many = f" with {problem.processors} multiprocessors" if problem.processors else ""
+    where = f"of compute capability {capability[0]}.{capability[1]}{many}"
     for kind, flags in kernels.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
-        asked = kind, cell, dtype, spec.hidden_size
-        if kernels.tight(*asked, capability, problem.processors, flags) and not kernels.best(
-            *asked, tiles, flags, capability, processors=problem.processors
-        ):
-            found.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix leaves every {kind} kernel "
-                f"of compute capability {capability[0]}.{capability[1]} too few registers"
-            )
-    return found
+        asked = kind, cell, dtype, spec.hidden_size, 1
+        if next(kernels.holding(*asked, flags, capability, problem.processors), None) is None:
+            return [f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel {where}"]
+    return []
 
 
 def _laid_out(call: Call) -> Call:

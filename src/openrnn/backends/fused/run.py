@@ -44,16 +44,14 @@ def dropped(call: Call, layer: int, y: Tensor) -> Tensor:
     if call.seed is None:
         raise ValueError("dropout needs a seed")
     p, y = call.problem.spec.dropout, y.contiguous()
-    low, high, offset = philox.split(call.seed)
-    word = (layer + 256 * offset) & philox.WORD
     kernel = kernels.plain("dropout", str(y.dtype).removeprefix("torch."), y.device.index or 0)
     out = torch.empty_like(y)
     steps, batch, width = y.shape
     (scale,) = unpack("i", pack("f", philox.scale(p)))
     threads = steps * batch * ((width + 3) // 4)
     kernel.launch(
-        -(-threads // kernel.threads), y.data_ptr(), out.data_ptr(), steps, batch, width, low,
-        high, word, philox.threshold(p), scale,
+        -(-threads // kernel.threads), y.data_ptr(), out.data_ptr(), steps, batch, width,
+        call.seed.data_ptr(), layer, philox.threshold(p), scale,
     )  # fmt: skip
     return out
 

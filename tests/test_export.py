@@ -1,0 +1,125 @@
+"""Graphs that are recorded once and run elsewhere: torch.export, AOTInductor, torch.jit.trace."""
+
+import pytest
+import torch
+from cases import ON_CPU
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import openrnn
+from openrnn import dispatch, op
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # sizes become constants
+]
+
+
+class Headed(nn.Module):
+    """A recurrent layer and a head that is trained with it."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = openrnn.LSTM(3, 4, **options)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+def recorded(how, model, x):
+    """A graph of the model, recorded where nothing asked for a gradient."""
+    if how == "frozen":
+        model.requires_grad_(False)
+        graph = torch.jit.trace(model, x)
+        model.requires_grad_(True)
+        return graph
+    with torch.no_grad():
+        if how == "trace":
+            return torch.jit.trace(model, x)
+        exported = torch.export.export(model, (x,))
+        return (exported.run_decompositions() if how == "decomposed" else exported).module()
+
+
+@pytest.mark.parametrize("how", ["export", "decomposed", "trace", "frozen"])
+def test_a_graph_of_inference_can_be_trained(how):
+    """Every parameter gets the gradient that the model gets; a head alone would be silent."""
+    model, x = Headed(), torch.randn(5, 2, 3)
+    graph = recorded(how, model, x)
+    graph(x).square().sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in graph.named_parameters()}
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
+
+
+def test_a_graph_of_inference_says_who_cannot_train_it(monkeypatch):
+    """A backend that refuses the gradient is named with its reasons, before anything runs."""
+    model, x = Headed(), torch.randn(5, 2, 3)
+    graph = recorded("export", model, x)
+    cpu = dispatch.BACKENDS["cpu"]
+    refuse = type("Inference", (type(cpu),), {"can": None})()
+    refuse.can = type(cpu.can)(**{**vars(cpu.can), "grad": False})
+    monkeypatch.setitem(dispatch.BACKENDS, "cpu", refuse)
+    dispatch.select.cache_clear()
+    try:
+        with pytest.raises(openrnn.NoBackendError, match="does not do gradients"):
+            graph(x)
+        with torch.no_grad():
+            torch.testing.assert_close(graph(x), model(x))
+    finally:
+        dispatch.select.cache_clear()
+
+
+def test_outputs_are_counted_alike():
+    """With and without a gradient the operator returns what its graph expects."""
+    layer = openrnn.LSTM(3, 4, backend="cpu")
+    how = op.How(layer.spec.text, "cpu", False, False, True)
+    x = torch.randn(5, 2, 3)
+    counts = []
+    for wanted in (True, False):
+        weights = [weight.detach().requires_grad_(wanted) for weight in layer.weights()]
+        counts.append(len(torch.ops.openrnn.forward(x, [], weights, None, None, [], None, *how)))
+    assert counts == [5, 5]
+
+
+class Packing(nn.Module):
+    """Packs inside, as users do."""
+
+    def __init__(self, backend):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = openrnn.GRU(3, 4, bidirectional=True, backend=backend)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        y, h = self.layer(packed)
+        return pad_packed_sequence(y)[0], h
+
+
+@pytest.mark.parametrize("backend", ["cpu"])
+def test_a_traced_packed_sequence_may_have_another_batch(backend):
+    model = Packing(backend)
+    graph = torch.jit.trace(model, (torch.randn(5, 3, 3), torch.tensor([5, 2, 3])))
+    for lengths in ([5, 4, 3], [5, 2], [1, 7, 2, 2], [4, 1, 2]):
+        x = torch.randn(max(lengths), len(lengths), 3)
+        want = model(x, torch.tensor(lengths))
+        have = graph(x, torch.tensor(lengths))
+        for a, b in zip(have, want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", [name for name in ON_CPU if name != "reference"])
+def test_aot_inductor(backend, tmp_path):
+    """A package compiled ahead calls our operator, with no initial states too."""
+    model = Headed(backend=backend).eval()
+    x = torch.randn(5, 2, 3)
+    exported = torch.export.export(model, (x,))
+    package = torch._inductor.aoti_compile_and_package(
+        exported, package_path=str(tmp_path / "model.pt2")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), model(x))
