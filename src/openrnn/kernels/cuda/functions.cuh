@@ -48,7 +48,7 @@ INLINE float sign(float x) { return float(x > 0.0f) - float(x < 0.0f); }
 // registers. `turned` is x less the nearest multiple of pi/2, and `quarter` which one, modulo 4.
 
 // 32 bits of 2/pi from bit 32 * place - 2 on
-INLINE word bits_of_2_over_pi(int place) {
+INLINE uint32 bits_of_2_over_pi(int place) {
     return place == 0 ? 0x28be60dbu : place == 1 ? 0x9391054au : place == 2 ? 0x7f09d5f4u
          : place == 3 ? 0x7d4d3770u : place == 4 ? 0x36d8a566u : place == 5 ? 0x4f10e410u : 0u;
 }
@@ -63,14 +63,14 @@ INLINE float turned(float x, int& quarter) {
         return fmaf(count, -5.39030253e-15f, rest);
     }
     // x = mantissa * 2^(exponent - 32); x * 2/pi modulo 4 as 64 bits, 62 of them a fraction
-    const word bits = __float_as_uint(far);
-    const word mantissa = bits << 8 | 0x80000000u;
+    const uint32 bits = __float_as_uint(far);
+    const uint32 mantissa = bits << 8 | 0x80000000u;
     const int exponent = int(bits >> 23) - 126, place = exponent >> 5, shift = exponent & 31;
-    const word first = place ? bits_of_2_over_pi(place - 1) : 0u;
-    const word words[3] = {bits_of_2_over_pi(place), bits_of_2_over_pi(place + 1), bits_of_2_over_pi(place + 2)};
-    const word high = shift ? first << shift | words[0] >> (32 - shift) : first;
-    const word middle = shift ? words[0] << shift | words[1] >> (32 - shift) : words[0];
-    const word low = shift ? words[1] << shift | words[2] >> (32 - shift) : words[1];
+    const uint32 first = place ? bits_of_2_over_pi(place - 1) : 0u;
+    const uint32 words[3] = {bits_of_2_over_pi(place), bits_of_2_over_pi(place + 1), bits_of_2_over_pi(place + 2)};
+    const uint32 high = shift ? first << shift | words[0] >> (32 - shift) : first;
+    const uint32 middle = shift ? words[0] << shift | words[1] >> (32 - shift) : words[0];
+    const uint32 low = shift ? words[1] << shift | words[2] >> (32 - shift) : words[1];
     unsigned long long product = (unsigned long long)mantissa * low;
     product = (unsigned long long)mantissa * middle + (product >> 32);
     product += (unsigned long long)(mantissa * high) << 32;
