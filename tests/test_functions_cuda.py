@@ -15,14 +15,14 @@ from openrnn.codegen.graph import PRIMITIVES, TRUTHS, Node
 from openrnn.native import nvrtc
 
 ABSENT = nvrtc.absent()
-TEXT = files("openrnn.kernels").joinpath("functions.cuh").read_text(encoding="utf-8")
+TEXT = files("openrnn.kernels.cuda").joinpath("functions.cuh").read_text(encoding="utf-8")
 INFIX = {"where", "neg", *TRUTHS}
 HOST = """
 #include <cmath>
 #include <cstring>
-typedef unsigned int word;
+typedef unsigned int uint32;
 #define INLINE static inline
-INLINE word __float_as_uint(float value) { word bits; memcpy(&bits, &value, 4); return bits; }
+INLINE uint32 __float_as_uint(float value) { uint32 bits; memcpy(&bits, &value, 4); return bits; }
 %s
 extern "C" void run(const float* x, float* found, long count) {
     for (long i = 0; i < count; ++i) {
@@ -44,7 +44,7 @@ def test_no_function_takes_stack(narrow):
         lines += [cuda._line(Node(f"v{number}", name, args)), f"sum += v{number};"]
     source = (
         f"#define NARROW {narrow}\n#define INLINE __device__ __forceinline__\n"
-        f"typedef unsigned int word;\n{TEXT}\n"
+        f"typedef unsigned int uint32;\n{TEXT}\n"
         'extern "C" __global__ void every(float* at, int count) {\n'
         "#pragma unroll\nfor (int i = 0; i < 8; ++i) {\n"
         "const float a = at[i * count], b = at[i * count + 1];\nfloat sum = 0.0f;\n"
