@@ -8,8 +8,8 @@ import torch
 
 import openrnn
 from openrnn import cells, dispatch
-from openrnn.backends.fused import kernels, plan
-from openrnn.backends.fused.chain import chain
+from openrnn.backends.fused import kernels, plan, schedules
+from openrnn.backends.fused.layer import layer_kernels
 from openrnn.codegen.trace import trace
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +109,9 @@ def family(monkeypatch, request):
 
     def forget():
         kernels._kernel.cache_clear()
-        chain.cache_clear()
+        layer_kernels.cache_clear()
+        schedules.forward.cache_clear()
+        schedules.backward.cache_clear()
 
     def only(rank, *asked, **more):
         frugal = request.param.startswith("frugal")

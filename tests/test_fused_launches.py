@@ -1,4 +1,4 @@
-"""What launches of loops are given, without a device: addresses, states of parts, mailboxes."""
+"""What launches of loops are given, without a device: addresses, chunk states, flag buffers."""
 
 import ctypes
 import itertools
@@ -11,7 +11,18 @@ import torch
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
+from openrnn.backends.fused import (
+    backend,
+    backward,
+    chunks,
+    forward_loop,
+    kernels,
+    launches,
+    layer,
+    overlap,
+    schedules,
+    weight_gradients,
+)
 from openrnn.codegen import tiles
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
@@ -29,8 +40,15 @@ CLUSTERS = {
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
 
-def post(how, args):
-    """Writes into all of a grid's mailbox, of B 5 and H 64; how many words stood there before."""
+def clear_caches():
+    """Forgets kernels and schedules, which the tests replace."""
+    layer.layer_kernels.cache_clear()
+    schedules.forward.cache_clear()
+    schedules.backward.cache_clear()
+
+
+def store(how, args):
+    """Writes into all of a grid's flag buffer, B 5 and H 64; how many words were not filled."""
     forward = how.kind == "forward"
     steps, address, width = args.steps, args.y if forward else args.d_gates, 64 * (4 - 3 * forward)
     width //= 2 if how.half else 1  # in words
@@ -47,11 +65,11 @@ def post(how, args):
     return before
 
 
-def run_beside(monkeypatch, joins, follows=lambda: None):
-    """Work beside loops without a device: it is done when its loop starts; an event of 7."""
+def without_side_stream(monkeypatch, joins):
+    """A side stream without a device: its work is done at once; a launch event of 7."""
     stream = SimpleNamespace(device=0, wait_stream=lambda _: joins())
-    lane = SimpleNamespace(begun=7, follow=follows, stream=stream)
-    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    side = SimpleNamespace(launch_event=7, wait_for_launch=lambda: None, stream=stream)
+    monkeypatch.setattr(launches, "side_stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
@@ -62,8 +80,8 @@ def launched(monkeypatch):
 
     def step(hows, spec, steps=3, **given):
         found = []
-        # of each launch of a loop: the event it is given, words that a grid's mailbox held, flags
-        step.begun, step.posted, step.asked = [], [], set()
+        # of each launch of a loop: its event, words of a grid's buffer that were not filled, flags
+        step.events, step.unfilled, step.asked = [], [], set()
 
         class Kernel:
             threads, resident = 256, 64
@@ -75,9 +93,9 @@ def launched(monkeypatch):
                 assert len(args.words()) == sum(2 if one.array else 1 for one in args.fields)
                 if self.kind != "plain":
                     found.append((self.kind, args))
-                    step.begun.append(begun)
+                    step.events.append(begun)
                     if hows[self.kind].clusters > 1:
-                        step.posted.append(post(hows[self.kind], args))
+                        step.unfilled.append(store(hows[self.kind], args))
 
         def kernel(kind, cell, dtype, hidden, many, flags, device):
             step.asked.add((kind, flags))
@@ -85,7 +103,7 @@ def launched(monkeypatch):
 
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
-        chain.chain.cache_clear()
+        clear_caches()
         problem = Problem(
             spec,
             torch.float32,
@@ -102,32 +120,32 @@ def launched(monkeypatch):
         assert [(tuple(kept.shape), kept.dtype) for kept in out.reserve] == shapes
         needs = Needs(True, (), (True,) * len(weights), ())
         fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
-        chain.chain.cache_clear()
+        clear_caches()
         return found
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
-    for module in (run, gradients):
+    for module in (forward_loop, weight_gradients):
         monkeypatch.setattr(module, "multiply", lambda *_, **__: None)
     return step
 
 
 @pytest.fixture(params=[(3, 8), (2, 3, 6)], ids=str)
-def aside(request, monkeypatch, launched):
-    """Parts of so many steps, and after how many loops streams were joined."""
+def overlapped(request, monkeypatch, launched):
+    """Chunks of so many steps, and after how many loops the side stream was waited for."""
     joined, edges = [], [0, *itertools.accumulate(request.param)]
-    run_beside(monkeypatch, lambda: joined.append(len(launched.begun)))
-    monkeypatch.setattr(run.Run, "_edges", lambda *_: edges)
+    without_side_stream(monkeypatch, lambda: joined.append(len(launched.events)))
+    monkeypatch.setattr(overlap, "edges", lambda *_: edges)
     return request.param, joined
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
-def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, both):
+def test_loops_that_products_wait_for_record_an_event(launched, overlapped, both):
     """All of forward's but the last and of backward's but the first, of each direction."""
-    (sizes, joined), ways = aside, 1 + both
+    (sizes, joined), ways = overlapped, 1 + both
     number = len(sizes)
     found = launched(CLUSTERS, cells.lstm.spec(64, 64, bidirectional=both), steps=11)
     some = [7] * (number - 1)
-    assert launched.begun == [*some, 0] * ways + [0, *some] * ways
+    assert launched.events == [*some, 0] * ways + [0, *some] * ways
     assert [kind for kind, _ in found] == [
         *["forward"] * number * ways,
         *["backward"] * number * ways,
@@ -147,43 +165,45 @@ def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, 
 @pytest.mark.parametrize("options", [{}, {"input_mode": "skip"}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, half, options, given):
-    """Which is y only where that has what is posted, and nothing else."""
-    monkeypatch.setattr(parts, "count", lambda *_: number)
+def test_a_grid_finds_its_flags_filled(monkeypatch, launched, number, half, options, given):
+    """In y only where that has what blocks send each other, and nothing else."""
+    monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
     hows = GRIDS | {"forward": replace(GRIDS["forward"], half=half)}
     masks = {name: MASKS[name] for name in given}
     found = launched(hows, cells.lstm.spec(64, 64, **options), 11, **masks)
     loops = 2 * number * (2 if "bidirectional" in options else 1)
-    assert launched.posted == [0] * loops
+    assert launched.unfilled == [0] * loops
     own = [args.flag_buffer != 0 for kind, args in found if kind == "forward"]
     assert own == [half or bool(given)] * (loops // 2)
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
-def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, aside, given):
-    """Each but the first of a grid's loops, forward and backward, waits for what runs beside."""
-    (sizes, joined), emptied, products = aside, [], []
+def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapped, given):
+    """Each but the first of a grid's loops, forward and backward, waits for the side stream."""
+    (sizes, joined), filled, products = overlapped, [], []
     number = len(sizes)
-    empty = run.empty
-    for module in (run, gradients):
+    fill = launches.fill_flags
+    for module in (forward_loop, backward):
         monkeypatch.setattr(
-            module, "empty", lambda box: emptied.append(len(launched.begun)) or empty(box)
+            module, "fill_flags", lambda box: filled.append(len(launched.events)) or fill(box)
         )
-    monkeypatch.setattr(run, "multiply", lambda *_, **__: products.append(len(launched.begun)))
+    monkeypatch.setattr(
+        forward_loop, "multiply", lambda *_, **__: products.append(len(launched.events))
+    )
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
-    assert launched.posted == [0] * 2 * number
-    assert launched.begun == [7] * (number - 1) + [0] + [7] * number
-    assert emptied == list(range(2 * number))
+    assert launched.unfilled == [0] * 2 * number
+    assert launched.events == [7] * (number - 1) + [0] + [7] * number
+    assert filled == list(range(2 * number))
     assert products == list(range(number))
     assert joined == [*range(1, number), *range(number + 1, 2 * number + 1)]
 
 
 @pytest.mark.parametrize("recompute", ["none", "gates"])
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
-def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
-    """Each part of a direction begins with what the one that ran before it left."""
-    for name in ("count", "count_again"):
-        monkeypatch.setattr(parts, name, lambda steps, batch, row: 3)
+def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
+    """Each chunk of a direction begins with what the one that ran before it left."""
+    for name in ("for_memory", "for_recompute"):
+        monkeypatch.setattr(chunks, name, lambda steps, batch, row: 3)
     options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
     spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
     found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})

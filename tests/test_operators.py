@@ -74,7 +74,7 @@ def overloads():
             continue
         for overload in packet.overloads():
             found = getattr(packet, overload)
-            writes = torch.Tag.out in found.tags or "out" in overload.lower()
+            writes = any(argument.is_out for argument in found._schema.arguments)
             seeded = torch.Tag.nondeterministic_seeded in found.tags
             new = not writes and overload != "grad_input"
             if torch.Tag.pointwise in found.tags and new and not seeded:

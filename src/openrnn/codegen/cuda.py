@@ -26,11 +26,11 @@ _NAMES = {
     "sigmoid": "logistic", "sigmoid_of_half": "logistic_of_half", "tanh": "hyperbolic",
     "reciprocal": "inverse_of", "abs": "fabsf",
     "exp": "exponential", "expm1": "expm1f", "log": "logf", "log1p": "log1pf", "sqrt": "sqrtf",
-    "round": "rintf",
+    "round": "rintf", "sin": "sine", "cos": "cosine", "tan": "tangent",
     **{
         name: f"{name}f"
         for name in (
-            "log2 log10 sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
+            "log2 log10 asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
             "lgamma pow hypot fmod copysign floor ceil trunc"
         ).split()
     },

@@ -1,4 +1,4 @@
-"""One layer and direction of a network as the kernels know it: all that no call changes."""
+"""One layer and direction of a network as its kernels know it: all that no call changes."""
 
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import beside, kernels, measured, parts, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import kernels, plan
 from openrnn.codegen import cuda, tiles
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.native import nvrtc
-from openrnn.native.lane import able
 from openrnn.params import places
 from openrnn.spec import Spec
 
@@ -37,12 +35,14 @@ def nibbles(order: tuple[int, ...]) -> int:
     return word - (word >> 63 << 64)
 
 
-class Chain:
-    """Sizes, places and kernels of one layer and direction.
+class LayerKernels:
+    """Sizes, orders of gates and kernels of one layer and direction.
 
     Attributes:
-        units: H as the kernels see it, a multiple of 8.
-        record: the values of a kept record; again: they are computed again in backward.
+        index: layer * directions + direction.
+        units: H as the kernels see it, a multiple of 8; exact: it is H.
+        saved: values that forward saves for backward, of a unit, row and step.
+        recompute: backward computes them again.
         planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
         left, right: the gates in the order of the first and of the last planes.
         left_spans, right_spans: the same as spans of gates that follow each other.
@@ -66,65 +66,19 @@ class Chain:
         self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
         self.width = self.planes * self.units
-        self.record = tiles.record(cell)
-        self.again = spec.recompute == "gates"
+        self.saved = tiles.record(cell)
+        self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
-        columns = 2 * spec.layer_input(index // spec.directions) + self.hidden
-        # rows of all steps from which products may be worth running beside loops
-        self.worth = (beside.COST + beside.LEAST) / self._product(columns)
-        self._loops: dict[tuple[str, kernels.Flags, int], tuple[float, float, float]] = {}
         self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
 
-    def parts(self, steps: int, batch: int, again: bool) -> int:
-        """In how many parts a call runs; `again`: backward will compute gates once more."""
-        count = parts.count_again if again else parts.count
-        return count(steps, batch, self.width * self.dtype.itemsize)
-
-    def edges(
-        self, steps: int, batch: int, columns: int, kind: str, flags: kernels.Flags
-    ) -> list[int]:
-        """Where parts of a call begin and end whose products run beside loops; [] where none do.
-
-        `columns`: of all matrices in products over steps, of G*H rows each; `kind` and `flags` of
-        the loop.
-        """
-        products = steps * batch * self._product(columns)
-        loop, idle, slower = self._loop(kind, flags, (batch + 7) // 8)
-        return beside.edges(steps, products, steps * loop, idle, slower)
-
-    def _product(self, columns: int) -> float:
-        """Microseconds of a row in products of matrices of so many columns."""
-        flop = 2.0 * self.gates * self.hidden * columns
-        return flop / beside.RATE[self.dtype.itemsize]
-
-    def _loop(self, kind: str, flags: kernels.Flags, many: int) -> tuple[float, float, float]:
-        """Microseconds of a step by the model, and two shares of `beside.edges`: idle, slower.
-
-        No multiprocessor counts as idle on devices where nothing was measured, and with drivers
-        that cannot say that all blocks of a launch have begun.
-        """
-        found = self._loops.get((kind, flags, many))
-        if found is None:
-            about = torch.cuda.get_device_properties(self.device)
-            where, most = (about.major, about.minor), about.multi_processor_count
-            asked = self.cell, self.name, self.hidden, 8 * many, where, most
-            how, limits = kernels.ranked(kind, flags, *asked)[0], Limits.of(where, most)
-            time = plan.us_of(self.cell, self.name, how, 8 * many, limits)
-            blocks = -(-8 * many // how.rows) * how.clusters * how.cluster
-            known = where == measured.CAPABILITY and able()
-            slower = beside.SLOWER if kind == "backward" and how.clusters > 1 else 0.0
-            found = time, max(0.0, 1 - blocks / most) if known else 0.0, slower
-            self._loops[kind, flags, many] = found
-        return found
-
-    def records(self, steps: int, batch: int) -> tuple[int, int, int, int]:
-        """The shape of what backward needs of so many steps."""
-        return steps, (batch + 7) // 8, self.units // 8, 64 * self.record
+    def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
+        """The shape of the saved activations of so many steps."""
+        return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
 
     @cached_property
     def permute_weights(self) -> nvrtc.Kernel:
-        """The kernel that puts weights in another order."""
+        """The kernel that puts a matrix's gates in another order."""
         return kernels.plain("permute_weights", self.name, self.device)
 
     @cached_property
@@ -132,20 +86,22 @@ class Chain:
         """The kernel that makes gradients of biases and unit vectors from their sums."""
         return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
-    def arranged(self, matrix: Tensor, order: tuple[int, ...], turned: bool) -> Tensor:
+    def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
 
-        `turned`: as (units, G, units), where N are units, too.
+        `transposed`: as (units, G, units), where N are units, too.
         """
         gates, units, columns = self.gates, self.units, matrix.shape[1]
-        across = units if turned else columns
+        across = units if transposed else columns
         tile = cuda.ARRANGE_TILE
-        out = matrix.new_empty((units, gates, units) if turned else (gates, units, columns))
+        shape = (units, gates, units) if transposed else (gates, units, columns)
+        out = matrix.new_empty(shape)
         self.permute_weights.launch(
             gates * (-(-units // tile) * -(-across // tile)),
             PermuteWeightsArgs(
                 matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
-                across=across, columns=columns, gates=gates, order=nibbles(order), turned=turned,
+                across=across, columns=columns, gates=gates, order=nibbles(order),
+                turned=transposed,
             ),
         )  # fmt: skip
         return out
@@ -171,4 +127,4 @@ class Chain:
         return found
 
 
-chain = lru_cache(maxsize=4096)(Chain)
+layer_kernels = lru_cache(maxsize=4096)(LayerKernels)
