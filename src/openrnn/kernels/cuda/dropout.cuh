@@ -7,7 +7,8 @@ extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
     const int64 groups = (args.width + 3) / 4;
     const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (number >= args.steps * args.batch * groups) return;
-    const int64 group = number % groups, row = number / groups, first = row * args.width + group * 4;
+    const int64 group = number % groups, row = number / groups;
+    const int64 first = row * args.width + group * 4;
     storage_t x[4];  // all loaded before any is stored: out could overlap them, for the compiler
     #pragma unroll
     for (int i = 0; i < 4; ++i)
