@@ -8,10 +8,9 @@ backend and device, and can be recomputed in backward.
 import torch
 from torch import Tensor
 
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-WORD = 0xFFFFFFFF
+from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
+
+__all__ = ["MULTIPLIERS", "ROUNDS", "WEYL", "WORD"]
 
 
 def threshold(p: float) -> int:

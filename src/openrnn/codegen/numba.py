@@ -51,7 +51,6 @@ from openrnn.kernels.memory import {dtype}_at as reals
 from openrnn.kernels.memory import float64_at, int64_at, no_overlap
 from openrnn.kernels.product import dots_{dtype} as dots
 from openrnn.kernels.product import product_{dtype} as product
-from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop
 from openrnn.kernels.rows import spread_{dtype} as spread
@@ -64,7 +63,6 @@ from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import {dtype}_at as reals
 from openrnn.kernels.memory import float64_at, int64_at, no_overlap
 from openrnn.kernels.product import product_{dtype} as product
-from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import add_{dtype} as add
 from openrnn.kernels.rows import copy_{dtype} as copy
 from openrnn.kernels.rows import drop_{dtype} as drop

@@ -17,7 +17,6 @@ from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
 from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
@@ -369,7 +368,6 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     return meet(counter, parts, turn)
 
 
-@task_kernel
 def backward(job_at, task, team):
     """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]

@@ -14,7 +14,6 @@ from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import dots_float32 as dots
 from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.regions import task_kernel
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
@@ -273,7 +272,6 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
     return turn
 
 
-@task_kernel
 def forward(job_at, task, team):
     """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]

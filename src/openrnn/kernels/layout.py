@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from openrnn.kernels.vectors import LANES, PANEL, SIZES
+from openrnn.kernels.host import LANES, PANEL, SIZES
 
 # rows of a tile: enough to use each loaded weight often, few enough for the caches
 MOST_ROWS = 32

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from openrnn.kernels import crew, launch
+from openrnn.kernels import launch
+from openrnn.kernels.host import LINE, YIELDS
 from openrnn.kernels.layout import Layout
 
 
@@ -38,7 +39,7 @@ def plan(
     resets: bool,
 ) -> Plan:
     """The plan of a forward or backward run."""
-    shares = crew.POSSIBLE and launch.openmp() is not None and layout.shares(not (skip or resets))
+    shares = YIELDS and launch.openmp() is not None and layout.shares(not (skip or resets))
     rows = layout.tile_rows(batch, threads, shares)
     chunk = layout.chunk(steps, rows)
     groups = layout.tasks(steps, batch, rows, threads)
@@ -56,5 +57,5 @@ def plan(
         reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
         members,
     )  # fmt: skip
-    counters = groups * crew.LINE if members > 1 else 0
+    counters = groups * LINE if members > 1 else 0
     return Plan(tasks, groups, groups * room, counters, packs, head)

@@ -1,24 +1,18 @@
 """A parallel region: the tasks of a kernel on the threads of an OpenMP library.
 
-A kernel here is a C function `kernel(job, task, team)` of three int64, made by `task_kernel`; team
-is how many tasks run at the same time.
+A kernel here is a C function `kernel(job, task, team)` of three int64; team is how many tasks run
+at the same time.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 from numba.extending import intrinsic
 
 from openrnn.kernels.memory import int64_at
 
 INT = ir.IntType(64)
-
-
-def task_kernel(function: Callable[[int, int, int], None]) -> Any:
-    """`function(job, task, team)` compiled to a C function, and kept on disk."""
-    return cfunc("void(int64, int64, int64)", cache=True, error_model="numpy")(function)
 
 
 @intrinsic
@@ -44,7 +38,6 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), emit
 
 
-@cfunc("void(int64)", cache=True)
 def share(region):  # type: ignore[no-untyped-def]
     """One thread's tasks. A region: kernel, job, tasks, omp_get_thread_num, omp_get_num_threads."""
     field = int64_at(region)

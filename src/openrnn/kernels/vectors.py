@@ -7,26 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
-_BYTES = 64 if _FEATURES.get("avx512f") else 32 if _FEATURES.get("avx2") else 16
+from openrnn.kernels.host import LANES, PANEL, REGISTERS, SIZES
 
-REGISTERS = 32 if _BYTES == 64 else 16  # 16 where unknown: fewer than there are costs little
-SIZES = {"float32": 4, "float64": 8}  # bytes
-LANES = {dtype: _BYTES // size for dtype, size in SIZES.items()}
-PANEL = {dtype: 2 * lanes for dtype, lanes in LANES.items()}
+__all__ = [
+    "LANES", "PANEL", "REGISTERS", "SIZES", "Emitter", "compiled", "intrinsic", "number",
+]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """`function` compiled by numba at its first call, and kept on disk."""
-    return njit(function, nogil=True, cache=True, error_model="numpy")  # type: ignore[no-any-return]
+    """`function` compiled by numba where it is called."""
+    return njit(function, nogil=True, error_model="numpy")  # type: ignore[no-any-return]
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
