@@ -27,8 +27,8 @@ HEAVY = {
 
 FLOORS = [  # bottom up: a room imports only from floors below its own, and from itself
     {"rounds"},
-    {"cores", "digest", "errors", "spec", "store", "philox"},
-    {"kernels", "native"},
+    {"cores", "digest", "errors", "fresh", "spec", "store", "philox"},
+    {"names", "kernels", "native"},
     {"cells", "params", "codegen"},
     {"backends.base"},
     {"reference", "backends.*"},

@@ -9,19 +9,18 @@ emitted.
 
 import importlib
 import inspect
-import keyword
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, sigmoid, tanh
 
-from openrnn import digest
+from openrnn import digest, fresh
 from openrnn.errors import CellError
+from openrnn.names import Names, NotCalledError, words_of
 from openrnn.spec import Spec
 
 Clip = Callable[[Tensor], Tensor]
@@ -85,21 +84,25 @@ class Cell:
     ) -> tuple[Tensor, ...]:
         """The same with plain tuples, in the order of `gates`, `states` and `unit_params`."""
         given = (
-            SimpleNamespace(**dict(zip(self.gates, x))),
-            SimpleNamespace(**dict(zip(self.gates, r))) if isinstance(r, tuple) else r,
-            SimpleNamespace(**dict(zip(self.states, s))),
-            SimpleNamespace(**dict(zip(self.unit_params, p))),
+            Names(self.gates, x),
+            Names(self.gates, r) if isinstance(r, tuple) else r,
+            Names(self.states, s),
+            Names(self.unit_params, p),
         )
         try:
             return self(*given, clip)
-        except AttributeError as error:
+        except (AttributeError, NotCalledError) as error:
             for letter, names in zip("xrsp", given):
-                if isinstance(names, SimpleNamespace) and error.obj is names:
-                    raise CellError(
-                        f"cell '{self.name}' reads {letter}.{error.name}, {letter} has "
-                        f"{', '.join(vars(names))}"
-                    ) from error
+                if isinstance(names, Names) and error.obj is names:
+                    raise CellError(self._misread(letter, names, error)) from error
             raise
+
+    def _misread(self, letter: str, names: Names, error: Exception) -> str:
+        """What a cell did wrong with x, r, s or p."""
+        has = ", ".join(vars(names)) or "nothing"
+        if isinstance(error, AttributeError):
+            return f"cell '{self.name}' reads {letter}.{error.name}, {letter} has {has}"
+        return f"cell '{self.name}' calls {letter}(...), which only has attributes: {has}"
 
     def spec(self, input_size: int, hidden_size: int, **options: object) -> Spec:
         """The spec of a network of this cell."""
@@ -111,8 +114,10 @@ class Cell:
     def __deepcopy__(self, memo: object) -> "Cell":
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[str, str, str, digest.Digest]]:
+    def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[Any, ...]]:
         module, qualname = self._place
+        if module == __name__:  # its code may change, its equations do not
+            return lookup, (self.key,)
         return _find, (self.key, module, qualname, self.fingerprint())
 
     @property
@@ -167,8 +172,8 @@ def cell(
     if callable(gates):
         raise CellError("openrnn.cell needs the names of the gates: @openrnn.cell(gates='f n')")
     words = {
-        kind: _words(kind, names)
-        for kind, names in (("gates", gates), ("states", states), ("params", params))
+        kind: words_of(kind, given)
+        for kind, given in (("gates", gates), ("states", states), ("params", params))
     }
     taken = [name for name in words["params"] if name in RESERVED]
     if taken:
@@ -177,8 +182,9 @@ def cell(
         raise CellError("a cell needs at least one gate and one state")
 
     def register(function: Callable[..., object]) -> Cell:
-        title = name or function.__name__
-        if title.split() != [title]:  # a spec's text is words
+        title = name or getattr(function, "__name__", None)
+        # a spec's text is words
+        if not isinstance(title, str) or title.split() != [title] or not title.isprintable():
             raise CellError(f"the name of a cell must be one word, got {title!r}")
         arguments = list(inspect.signature(function).parameters)
         wanted = ["x", "r", "s"] + (["p"] if words["params"] else [])
@@ -190,19 +196,6 @@ def cell(
         return _register(title, words, function, takes_clip="clip" in arguments)
 
     return register
-
-
-def _words(kind: str, names: object) -> list[str]:
-    """The names that a user gave as one string or as several."""
-    words = names.split() if isinstance(names, str) else names
-    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise CellError(f"{kind} must be names, as 'f n' or ['f', 'n'], got {names!r}")
-    if len(set(words)) != len(words) or not all(map(str.isidentifier, words)):
-        raise CellError(f"{kind} must be distinct identifiers, got {' '.join(words)!r}")
-    for word in words:
-        if keyword.iskeyword(word):
-            raise CellError(f"{kind} must not be words of Python itself, got {word!r}")
-    return list(words)
 
 
 def _register(
@@ -223,7 +216,7 @@ def _register(
 
 def _find(key: str, module: str, qualname: str, wanted: digest.Digest) -> Cell:
     """The cell that a pickle names: that of this place, code and captured values."""
-    if module == __name__:  # ours: their code may change, their equations do not
+    if module == __name__:  # of an earlier version
         return lookup(key)
     found = _match(key, (module, qualname), wanted)
     if found is None:
@@ -259,6 +252,9 @@ def lookup(key: str) -> Cell:
     return _CELLS[key]
 
 
+torch.serialization.add_safe_globals([lookup])  # torch.load(weights_only=True) may call it
+
+
 def check(spec: Spec) -> None:
     """Raises ValueError where the spec asks of its cell what the cell cannot do."""
     known = lookup(spec.cell)
@@ -270,14 +266,18 @@ def check(spec: Spec) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def _reads_emitted(known: Cell) -> bool:
     """Whether the cell uses its emitted state elementwise: a projection would narrow it."""
-    one = torch.zeros(1)
-    if known.dependent_product:
-        return True
-    gates = SimpleNamespace(**dict.fromkeys(known.gates, one))
-    others = SimpleNamespace(**dict.fromkeys(known.states[1:], one))
-    vectors = SimpleNamespace(**dict.fromkeys(known.unit_params, one))
+    return known.dependent_product or fresh.run(_needs_emitted, known)
+
+
+def _needs_emitted(known: Cell) -> bool:
+    one = torch.zeros(1, dtype=torch.float32, device="cpu")
+    gates, others, vectors = (
+        Names(names, [one] * len(names))
+        for names in (known.gates, known.states[1:], known.unit_params)
+    )
     try:
         known(gates, gates, others, vectors)
     except AttributeError:

@@ -12,7 +12,7 @@ from openrnn.backends.cpu import Cpu
 from openrnn.backends.cudnn import Cudnn
 from openrnn.backends.fused import Fused
 from openrnn.cells import lookup
-from openrnn.codegen.trace import check_elementwise
+from openrnn.codegen.check import check_elementwise
 from openrnn.errors import NoBackendError
 from openrnn.reference import Reference
 from openrnn.spec import Problem

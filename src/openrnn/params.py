@@ -112,10 +112,20 @@ def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
     )
 
 
+def _places_in_graph(text: str) -> tuple[tuple[int | None, ...], ...]:
+    """`places` while a compiler traces, which warns of caches that it sees."""
+    return places(Spec.parse(text))
+
+
+# what torch.compiler.assume_constant_result does, but for its import of dynamo
+_places_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def chains(spec: Spec, tensors: Sequence[Tensor]) -> list[Chain]:
     """Sorts tensors, given in the order of `module_slots`, into chains."""
     made = []
-    for row in places(spec):
+    compiling = torch.compiler.is_compiling()
+    for row in _places_in_graph(spec.text) if compiling else places(spec):
         found = [None if place is None else tensors[place] for place in row]
         w_hh = found[1]
         if w_hh is None:

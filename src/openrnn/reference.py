@@ -6,12 +6,13 @@ second derivatives, forward-mode derivatives and vmap.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from openrnn import philox
+from openrnn import fresh, philox
 from openrnn.backends.base import (
     Backend,
     Call,
@@ -138,7 +139,49 @@ def run(call: Call) -> Outputs:
     every_state = (
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
-    return Outputs(x, [torch.stack(parts) for parts in zip(*finals)], every_state, [])
+    y, last = x, [torch.stack(parts) for parts in zip(*finals)]
+    if call.problem.grad and not _reached(spec, cell, call.x.shape[0]):
+        y, last, every_state = _tied(call, y, last, every_state)
+    return Outputs(y, last, every_state, [])
+
+
+def _reached(spec: Spec, cell: Cell, steps: int) -> bool:
+    """Whether every output has every input in its graph by itself, as in an LSTM or a GRU."""
+    if torch.compiler.is_compiling() or spec.proj_size or cell.dependent_product:
+        return False  # a compiler sees no cache, and ties for nothing cost little there
+    return steps > 0 and _reaches(cell)
+
+
+@lru_cache(maxsize=256)
+def _reaches(cell: Cell) -> bool:
+    """Whether each new state depends on x, on r, on each state (the first by r) and vector."""
+    return fresh.run(_depends, cell)
+
+
+def _depends(cell: Cell) -> bool:
+    count = 2 + len(cell.states) + len(cell.unit_params)
+    x, r, *rest = (torch.full((1, 1), 0.5, requires_grad=True, device="cpu") for _ in range(count))
+    h, *others = rest[: len(cell.states)]
+    gates = (x * 1,) * len(cell.gates), (r + h,) * len(cell.gates)
+    new = cell.step(*gates, (h, *others), tuple(rest[len(cell.states) :]))
+    return all(
+        value.requires_grad
+        and None not in torch.autograd.grad(value, (x, r, *rest), torch.ones_like(value),
+                                            retain_graph=True, allow_unused=True)
+        for value in new
+    )  # fmt: skip
+
+
+def _tied(
+    call: Call, y: Tensor, finals: list[Tensor], every: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The outputs, tied to all inputs: one that they do not depend on has a gradient of zeros."""
+    inputs = [call.x, *call.states, *call.params, *call.reset_states]
+    zeros = [tensor[:0].sum() for tensor in inputs if tensor.requires_grad]
+    if not zeros:
+        return y, finals, every
+    zero = torch.stack(zeros).sum()
+    return y + zero, [state + zero for state in finals], [states + zero for states in every]
 
 
 def _run_packed(call: Call) -> Outputs:

@@ -156,6 +156,9 @@ class Spec:
     def __str__(self) -> str:
         return self.text
 
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return _parse, (self.text,)  # what is read from a file is checked as any other
+
     @classmethod
     def parse(cls, text: str) -> "Spec":
         """The spec whose text this is."""
@@ -184,6 +187,9 @@ def _parse(text: str) -> Spec:
         else:
             values[name] = int(word)
     return Spec(**values)  # type: ignore[arg-type]  # the words of one spec's own text
+
+
+torch.serialization.add_safe_globals([_parse])  # torch.load(weights_only=True) may call it
 
 
 def precision_of(spec: Spec, dtype: torch.dtype, device: str) -> str:

@@ -1,18 +1,23 @@
 """A cell's step or its derivative as a short list of primitive elementwise operations."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-# what a printer must know; a comparison gives a truth value that `where`, `and`, `or`, `not` take
-PRIMITIVES = frozenset(
-    "const neg add sub mul div abs sign exp expm1 log log1p sqrt reciprocal sin cos erf pow "
-    "sigmoid tanh logsigmoid maximum minimum floor eq ne lt le gt ge and or not where".split()
+# what gives a truth value, which `where`, `and`, `or`, `not` take
+TRUTHS = frozenset("eq ne lt le gt ge and or not".split())
+# what a printer must know; `round` is to the even one of two
+PRIMITIVES = TRUTHS | frozenset(
+    "neg add sub mul div abs sign exp expm1 log log1p log2 log10 sqrt reciprocal sin cos tan asin "
+    "acos atan atan2 sinh cosh asinh acosh atanh erf erfc lgamma pow hypot fmod copysign sigmoid "
+    "tanh logsigmoid maximum minimum floor ceil trunc round where".split()
 )
 
 Value = str | float
 _NUMBERS: dict[str, Callable[[float, float], float]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
 
 
@@ -76,9 +81,23 @@ class Graph:
         inputs = tuple(dict.fromkeys(str(rename(name)) for name in self.inputs))
         return Graph(inputs, nodes, {out: rename(value) for out, value in self.outputs.items()})
 
+    def named(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> "Graph":
+        """With other names of inputs and outputs, and of nodes what follows from those."""
+        emit = Builder(tuple(inputs[name] for name in self.inputs))
+        values: dict[Value, Value] = {name: inputs[name] for name in self.inputs}
+        for node in self.nodes:
+            values[node.name] = emit(node.op, *(values.get(arg, arg) for arg in node.args))
+        return emit.graph(
+            {outputs[name]: values.get(value, value) for name, value in self.outputs.items()}
+        )
+
 
 class Builder:
-    """Collects nodes; the same operation on the same values is one node."""
+    """Collects nodes; the same operation on the same values is one node.
+
+    Every node gets what it takes, numbers or truth values: one becomes the other where it must. A
+    constant truth value is 1.0 or 0.0.
+    """
 
     def __init__(self, inputs: tuple[str, ...]) -> None:
         self.inputs = inputs
@@ -86,8 +105,30 @@ class Builder:
         self._known: dict[tuple[str, tuple[Value, ...]], str] = {}
         self._names = set(inputs)
         self._gates: dict[str, str] = {}
+        self._truths: set[Value] = set()
+        self._reals: dict[Value, Value] = {}  # truth values by the numbers made of them
+
+    def truth(self, value: Value) -> Value:
+        """Whether a value is not 0."""
+        if value in self._truths:
+            return value
+        return self._reals.get(value) or self("ne", value, 0.0)
+
+    def real(self, value: Value) -> Value:
+        """The value as a number, 1 for true."""
+        if value not in self._truths:
+            return value
+        number = self("where", value, 1.0, 0.0)
+        self._reals[number] = value
+        return number
 
     def __call__(self, op: str, *args: Value) -> Value:
+        if op in ("and", "or", "not"):
+            args = tuple(map(self.truth, args))
+        elif op == "where":
+            args = (self.truth(args[0]), *map(self.real, args[1:]))
+        else:
+            args = tuple(map(self.real, args))
         simple = _fold(op, args)
         if simple is not None:
             return simple
@@ -95,6 +136,8 @@ class Builder:
         if key not in self._known:
             self._known[key] = self._name(op, args)
             self.nodes.append(Node(self._known[key], op, args))
+            if op in TRUTHS:
+                self._truths.add(self._known[key])
         return self._known[key]
 
     def _name(self, op: str, args: tuple[Value, ...]) -> str:
@@ -102,11 +145,11 @@ class Builder:
         gates = {self._gate(arg) for arg in args if isinstance(arg, str)}
         gate = gates.pop() if len(gates) == 1 else None
         base = f"logic_{op}" if op in ("and", "or", "not") else op
-        name = f"{base}_{gate}" if gate else f"{base}_1"
+        name = f"{base}_{gate}" if gate else f"{base}_v1"
         count = 1
         while name in self._names:
             count += 1
-            name = f"{base}_{gate}_{count}" if gate else f"{base}_{count}"
+            name = f"{base}_{gate}_{count}" if gate else f"{base}_v{count}"
         self._names.add(name)
         if gate:
             self._gates[name] = gate
@@ -136,7 +179,8 @@ def factored(graph: Graph, linear: frozenset[str]) -> Graph:
 
     def whole(value: Value) -> Value:
         if value in terms:
-            return emit("mul", *terms[str(value)])
+            first, factor = terms[str(value)]
+            return first if factor == 1.0 else emit("mul", first, factor)
         return values[value] if isinstance(value, str) else value
 
     for node in graph.nodes:
@@ -158,8 +202,10 @@ def factored(graph: Graph, linear: frozenset[str]) -> Graph:
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
     """What an operation on 0, 1, equal values or numbers is, exact for every input."""
-    if op == "const":
-        return args[0]
+    if op in TRUTHS and any(isinstance(arg, float) for arg in args):
+        found = _fold_truth(op, args)
+        if found is not None:
+            return found
     if op in ("add", "sub") and args[1] == 0.0:
         return args[0]
     if op == "add" and args[0] == 0.0:
@@ -168,6 +214,8 @@ def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
         return args[0]
     if op == "mul" and args[0] == 1.0:
         return args[1]
+    if op == "where" and isinstance(args[0], float):
+        return args[1] if args[0] else args[2]
     if op == "where" and args[1] == args[2]:
         return args[1]
     if op == "neg" and isinstance(args[0], float):
@@ -175,5 +223,16 @@ def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
     if len(args) == 2 and op in _NUMBERS:
         first, second = args
         if isinstance(first, float) and isinstance(second, float) and (op != "div" or second):
-            return _NUMBERS[op](first, second)
+            return float(_NUMBERS[op](first, second))
     return None
+
+
+def _fold_truth(op: str, args: tuple[Value, ...]) -> Value | None:
+    """The same of `and`, `or`, `not` where an argument is constant."""
+    if op == "not":
+        return float(not args[0])
+    if op not in ("and", "or"):
+        return None
+    number, other = args if isinstance(args[0], float) else args[::-1]
+    keeps = bool(number) == (op == "and")
+    return other if keeps else float(bool(number))

@@ -6,27 +6,28 @@ the new state c). Outputs of the step are named like the states, those of the de
 `dr_i` (one of them, `da_i`, where both are the same), `ds_c`, `dp_f`.
 """
 
-import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrnn.codegen.aten import RULES, decompositions, known, name_of
-from openrnn.codegen.graph import Builder, Graph, Value
+from openrnn import fresh
+from openrnn.codegen.aten import decompositions
+from openrnn.codegen.check import SHAPE, Clip, check_elementwise, examples, names_of, step_of
+from openrnn.codegen.graph import Graph, Value
+from openrnn.codegen.reader import read
 from openrnn.errors import CellError
 
 if TYPE_CHECKING:
     from openrnn.cells import Cell
 
-SHAPE = (2, 3)
-Clip = tuple[float, float] | None
+# of examples that must give the same graphs as those of SHAPE and float32
+_OTHER_SHAPE, _OTHER_DTYPE = (3, 5), torch.float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,8 @@ class Traced:
         step: new states from x_*, r_*, s_*, p_*; summed_step the same from a_* where possible.
         derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `kept` names, s_*, p_*, d_*.
         kept: the gate inputs that the derivative reads and forward keeps, `a_i` or `x_n`, `r_n`.
-        summed: the gates of which the cell reads only x + r.
+        summed: the gates of which cell and derivative read only x + r; their gradients may differ.
+        narrow: why no kernel of float64 is right, or None.
     """
 
     name: str
@@ -49,6 +51,60 @@ class Traced:
     derivative: Graph
     kept: tuple[str, ...]
     summed: frozenset[str]
+    narrow: str | None = None
+
+    @cached_property
+    def apart(self) -> tuple[str, ...]:
+        """The gates whose two sides have gradients of their own."""
+        outputs = self.derivative.outputs
+        return tuple(gate for gate in self.gates if f"da_{gate}" not in outputs)
+
+    @cached_property
+    def legend(self) -> str:
+        """The names behind the numbers of `numbered`, harmless in any comment."""
+        kinds = (("gates", self.gates), ("states", self.states), ("vectors", self.unit_params))
+        return "; ".join(
+            f"{kind} {', '.join(f'{n} {_harmless(name)}' for n, name in enumerate(names))}"
+            for kind, names in kinds
+            if names
+        )
+
+    @cached_property
+    def numbered(self) -> "Traced":
+        """The same with numbers for the user's names, which generated source must not hold."""
+        inputs: dict[str, str] = {}
+        outputs: dict[str, str] = {}
+        for names, reads, gives in (
+            (self.gates, "x r a", "dx dr da"),
+            (self.states, "s d", "ds"),
+            (self.unit_params, "p", "dp"),
+        ):
+            inputs |= _numbered(names, reads.split())
+            outputs |= _numbered(names, gives.split())
+        states = {name: str(n) for n, name in enumerate(self.states)}
+        return replace(
+            self,
+            name=_harmless(self.name),
+            gates=_numbers(self.gates), states=_numbers(self.states),
+            unit_params=_numbers(self.unit_params),
+            step=self.step.named(inputs, states),
+            summed_step=self.summed_step.named(inputs, states),
+            derivative=self.derivative.named(inputs, outputs),
+            kept=tuple(inputs[name] for name in self.kept),
+            summed=frozenset(str(self.gates.index(gate)) for gate in self.summed),
+        )  # fmt: skip
+
+
+def _numbers(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, range(len(names))))
+
+
+def _numbered(names: tuple[str, ...], kinds: Iterable[str]) -> dict[str, str]:
+    return {f"{kind}_{name}": f"{kind}_{n}" for kind in kinds for n, name in enumerate(names)}
+
+
+def _harmless(name: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_.@-]", "_", name)
 
 
 def trace(cell: "Cell", clip: Clip = None) -> Traced:
@@ -59,85 +115,35 @@ def trace(cell: "Cell", clip: Clip = None) -> Traced:
             operator and the line.
     """
     with _LOCK:
-        return _trace_once(cell, clip)
-
-
-def check_elementwise(cell: "Cell") -> None:
-    """Runs a cell once on small tensors.
-
-    Raises:
-        CellError: it calls something that is not elementwise, or a new state changes its shape.
-    """
-    with _LOCK:
-        _check_once(cell)
+        found = _trace_once(cell, clip)
+    if isinstance(found, str):
+        raise CellError(found)
+    return found
 
 
 _LOCK = Lock()
-Result = TypeVar("Result")
-
-
-def _apart(function: Callable[..., Result], *args: object) -> Result:
-    # a thread of its own has none of the modes, fake tensors and switched-off keys of its caller,
-    # which may be a compiler in the middle of an operator
-    with ThreadPoolExecutor(1) as fresh:
-        return fresh.submit(function, *args).result()
 
 
 @lru_cache(maxsize=256)
-def _trace_once(cell: "Cell", clip: Clip) -> Traced:
-    return _apart(_trace, cell, clip)
-
-
-@lru_cache(maxsize=256)
-def _check_once(cell: "Cell") -> None:
-    _apart(_check, cell, _step(cell, None), _examples(len(_names(cell))))
-
-
-def _names(cell: "Cell") -> tuple[str, ...]:
-    return (
-        *(f"x_{gate}" for gate in cell.gates),
-        *(f"r_{gate}" for gate in cell.gates),
-        *(f"s_{state}" for state in cell.states),
-        *(f"p_{param}" for param in cell.unit_params),
-    )
-
-
-def _examples(count: int) -> list[Tensor]:
-    return [torch.full(SHAPE, 0.5, dtype=torch.float32, device="cpu") for _ in range(count)]
-
-
-def _step(cell: "Cell", clip: Clip) -> Callable[..., tuple[Tensor, ...]]:
-    count, states = len(cell.gates), len(cell.states)
-
-    def bound(c: Tensor) -> Tensor:
-        return c if clip is None else torch.clamp(c, min=clip[0], max=clip[1])
-
-    def step(*flat: Tensor) -> tuple[Tensor, ...]:
-        x, r, rest = flat[:count], tuple(flat[count : 2 * count]), flat[2 * count :]
-        return cell.step(x, r, rest[:states], rest[states:], bound)
-
-    return step
+def _trace_once(cell: "Cell", clip: Clip) -> Traced | str:
+    """A trace, or why there is none: both are asked for at every report."""
+    if cell.dependent_product:
+        return f"cell '{cell.name}' has two dependent products a step and no single graph"
+    check_elementwise(cell)
+    try:
+        return fresh.run(_trace, cell, clip)
+    except CellError as error:
+        return str(error)
 
 
 def _trace(cell: "Cell", clip: Clip) -> Traced:
-    if cell.dependent_product:
-        raise CellError(f"cell '{cell.name}' has two dependent products a step and no single graph")
-    gates, states, params = cell.gates, cell.states, cell.unit_params
-    names, step = _names(cell), _step(cell, clip)
+    gates = cell.gates
+    forward, backward = _graphs(cell, clip, SHAPE, torch.float32)
+    narrow = None if _is_ours(cell) else _compare(cell, clip, (forward, backward))
 
-    def derivative(*flat: Tensor) -> tuple[Tensor, ...]:
-        pullback: Any = torch.func.vjp(step, *flat[: len(names)])[1]
-        grads: tuple[Tensor, ...] = pullback(tuple(flat[len(names) :]))
-        return grads
-
-    examples = _examples(len(names) + len(states))
-    _check(cell, step, examples[: len(names)])
-    forward = _graph(cell, step, names, states, examples)
-    cotangents = tuple(f"d_{state}" for state in states)
-    grads = tuple(f"d{name}" for name in names)
-    backward = _graph(cell, derivative, names + cotangents, grads, examples)
-
-    summed = frozenset(gate for gate in gates if _only_sum(forward, gate))
+    summed = frozenset(
+        gate for gate in gates if _only_sum(forward, gate) and _only_sum(backward, gate, 0)
+    )
     backward = _with_sums(backward, summed)
     outputs = dict(backward.outputs)
     for gate in gates:
@@ -146,8 +152,41 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
             del outputs[f"dr_{gate}"]
     backward = Graph(backward.inputs, backward.nodes, outputs).pruned()
     kept = tuple(name for name in backward.inputs if name[0] in "axr" and name in backward.reads)
-    apart = _with_sums(forward, summed)
-    return Traced(cell.name, gates, states, params, forward, apart, backward, kept, summed)
+    return Traced(
+        cell.name, gates, cell.states, cell.unit_params, forward, _with_sums(forward, summed),
+        backward, kept, summed, narrow,
+    )  # fmt: skip
+
+
+def _is_ours(cell: "Cell") -> bool:
+    return cell.function.__module__ == "openrnn.cells"
+
+
+def _graphs(
+    cell: "Cell", clip: Clip, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Graph, Graph]:
+    """The step and its derivative, as traced with examples of this shape and dtype."""
+    names, step = names_of(cell), step_of(cell, clip)
+
+    def derivative(*flat: Tensor) -> tuple[Tensor, ...]:
+        leaves = [value.detach().requires_grad_() for value in flat[: len(names)]]
+        pairs = [
+            (value, d) for value, d in zip(step(*leaves), flat[len(names) :]) if value.requires_grad
+        ]
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if pairs:
+            values, ds = zip(*pairs)
+            grads = torch.autograd.grad(values, leaves, ds, allow_unused=True)
+        return tuple(
+            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads)
+        )
+
+    cotangents = tuple(f"d_{state}" for state in cell.states)
+    grads = tuple(f"d{name}" for name in names)
+    return (
+        _graph(cell, step, names, cell.states, shape, dtype),
+        _graph(cell, derivative, names + cotangents, grads, shape, dtype),
+    )
 
 
 def _graph(
@@ -155,66 +194,63 @@ def _graph(
     function: Callable[..., tuple[Tensor, ...]],
     names: tuple[str, ...],
     outputs: tuple[str, ...],
-    examples: list[Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> Graph:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    traced = make_fx(function, decomposition_table=decompositions())(*examples[: len(names)])
-    emit = Builder(names)
-    values: dict[Any, Any] = {}
-
-    def value(arg: object) -> object:
-        if isinstance(arg, torch.fx.Node):
-            return values[arg]
-        return float(arg) if isinstance(arg, (int, float)) and not isinstance(arg, bool) else arg
-
-    inputs = iter(names)
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(inputs)
-        elif node.op == "get_attr":
-            values[node] = _constant(cell, node, getattr(traced, str(node.target)))
-        elif node.op == "output":
-            results = node.args[0]
-        elif node.target.__name__ == "getitem":
-            values[node] = values[node.args[0]][node.args[1]]
-        else:
-            rule = RULES.get(name_of(node.target))
-            if rule is None:
-                word = str(node.target).rsplit(".", 1)[0]
-                raise CellError(f"cell '{cell.name}': no kernel knows {word} (codegen/aten.py)")
-            kwargs = {key: value(arg) for key, arg in node.kwargs.items()}
-            values[node] = rule(emit, *map(value, node.args), **kwargs)
-    return emit.graph({name: _value(values[node]) for name, node in zip(outputs, results)})
-
-
-def _constant(cell: "Cell", node: torch.fx.Node, tensor: Tensor) -> float:
-    """The number of a tensor that the cell makes; one from outside could change, or be trained."""
-    shape = tuple(tensor.shape)
-    if not all("lift_fresh" in str(user.target) for user in node.users):
+    given = examples(len(names), shape, dtype)
+    try:
+        traced: Any = make_fx(function, decomposition_table=decompositions())(*given)
+    except CellError:
+        raise
+    except Exception as error:  # of the cell, its derivative or torch: the reference may run it
+        line = str(error).strip().partition("\n")[0]
         raise CellError(
-            f"cell '{cell.name}' reads a tensor of shape {shape} from outside: pass it as a "
-            "per-unit parameter (params=), or as a number, which a kernel keeps as it is"
+            f"cell '{cell.name}' cannot be traced: {type(error).__name__}: {line}"
+        ) from error
+    return read(cell, traced, names, outputs, dtype)
+
+
+def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None:
+    """Why no kernel of float64 is right, or None.
+
+    Raises:
+        CellError: what the cell does depends on the shape of its inputs, or changes by itself.
+    """
+    if _again(cell, clip, _OTHER_SHAPE, _OTHER_DTYPE) == found:
+        return None
+    other = _again(cell, clip, _OTHER_SHAPE, torch.float32)
+    if other != found:
+        why = f" ({other})" if isinstance(other, str) else ""
+        raise CellError(
+            f"cell '{cell.name}' does other things for inputs of shape {_OTHER_SHAPE} than of "
+            f"{SHAPE}{why}: a kernel would keep what it reads of shapes, or draws at random"
         )
-    if tensor.numel() != 1:
-        raise CellError(f"cell '{cell.name}': a tensor of shape {shape} is no constant")
-    return float(tensor.item())
-
-
-def _value(found: object) -> Value:
-    if not isinstance(found, (str, float)):
-        raise TypeError(f"a traced output must be one value, got {found!r}")
-    return found
-
-
-def _only_sum(step: Graph, gate: str) -> bool:
-    sides = {f"x_{gate}", f"r_{gate}"}
-    users = [node for node in step.nodes if sides & set(node.args)]
     return (
-        len(users) == 1
-        and users[0].op == "add"
-        and set(users[0].args) == sides
-        and not sides & set(step.outputs.values())
+        f"cell '{cell.name}' does other things in float64 than in float32: it names a dtype, as "
+        "x.f.float() does, where x.f.to(s.h.dtype) would be right in both"
+    )
+
+
+def _again(
+    cell: "Cell", clip: Clip, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Graph, Graph] | str:
+    """The graphs for other examples, or why there are none."""
+    try:
+        return _graphs(cell, clip, shape, dtype)
+    except CellError as error:
+        return str(error)
+
+
+def _only_sum(graph: Graph, gate: str, least: int = 1) -> bool:
+    """Whether a graph reads both sides of a gate in `least` to one sums, and nowhere else."""
+    sides = {f"x_{gate}", f"r_{gate}"}
+    users = [node for node in graph.nodes if sides & set(node.args)]
+    return (
+        least <= len(users) <= 1
+        and all(node.op == "add" and set(node.args) == sides for node in users)
+        and not sides & set(graph.outputs.values())
     )
 
 
@@ -235,40 +271,3 @@ def _with_sums(graph: Graph, summed: frozenset[str]) -> Graph:
         return replaced.get(value, value) if isinstance(value, str) else value
 
     return Graph(graph.inputs, tuple(nodes), graph.outputs).renamed(rename)
-
-
-class _Watch(TorchDispatchMode):
-    """Refuses, by name and line, what is not elementwise."""
-
-    def __init__(self, cell: "Cell") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.cell = cell
-        self.decomposed = decompositions()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not known(func) and not self._pointwise(func):
-            word = str(func).rsplit(".", 1)[0]
-            raise CellError(f"cell '{self.cell.name}': {word} is not elementwise{self._line()}")
-        return func(*args, **(kwargs or {}))
-
-    def _pointwise(self, func: Any) -> bool:
-        return torch.Tag.pointwise in func.tags and func in self.decomposed
-
-    def _line(self) -> str:
-        frame = sys._getframe()
-        while frame is not None:
-            if frame.f_code is self.cell.function.__code__:
-                return f" (line {frame.f_lineno})"
-            frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-        return ""
-
-
-def _check(cell: "Cell", step: Callable[..., tuple[Tensor, ...]], examples: list[Tensor]) -> None:
-    with torch.no_grad(), _Watch(cell):
-        new = step(*(example.clone() for example in examples))
-    for state, value in zip(cell.states, new):
-        if tuple(value.shape) != SHAPE:
-            raise CellError(
-                f"cell '{cell.name}': new state {state} must keep the shape {SHAPE} of its inputs, "
-                f"got {tuple(value.shape)}"
-            )

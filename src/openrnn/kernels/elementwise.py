@@ -61,14 +61,32 @@ def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Any:
     return x(x, x, x), emit
 
 
-@intrinsic
-def _with_sign(_: Any, x: Any, sign: Any) -> Any:
-    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        declared = ir.FunctionType(args[0].type, [arg.type for arg in args])
-        name = "llvm.copysign.f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, declared, name), args)
+def _of_llvm(name: str, count: int) -> Any:
+    """An operation of LLVM on `count` values of one dtype, which stays it: math's give integers."""
 
-    return types.float32(types.float32, types.float32), emit
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+        declared = ir.FunctionType(args[0].type, [arg.type for arg in args])
+        kind = "f32" if signature.args[0] == types.float32 else "f64"
+        called = cgutils.get_or_insert_function(builder.module, declared, f"llvm.{name}.{kind}")
+        return builder.call(called, args)
+
+    if count == 1:
+
+        @intrinsic
+        def one(_: Any, x: Any) -> Any:
+            return x(x), emit
+
+        return one
+
+    @intrinsic
+    def two(_: Any, x: Any, y: Any) -> Any:
+        return x(x, y), emit
+
+    return two
+
+
+_with_sign = _of_llvm("copysign", 2)
+_floor, _ceil, _trunc, _rint = (_of_llvm(name, 1) for name in ("floor", "ceil", "trunc", "rint"))
 
 
 @intrinsic
@@ -273,6 +291,36 @@ def erf(x: Real) -> Real:
 
 
 @compiled
+def floor(x: Real) -> Real:
+    """The largest whole number that is not above x."""
+    return _floor(x)
+
+
+@compiled
+def ceil(x: Real) -> Real:
+    """The smallest whole number that is not below x."""
+    return _ceil(x)
+
+
+@compiled
+def trunc(x: Real) -> Real:
+    """x without its fraction."""
+    return _trunc(x)
+
+
+@compiled
+def round(x: Real) -> Real:
+    """The nearest whole number, the even one of two."""
+    return _rint(x)
+
+
+@compiled
+def copysign(x: Real, y: Real) -> Real:
+    """x with the sign of y."""
+    return _with_sign(x, y)
+
+
+@compiled
 def maximum(x: Real, y: Real) -> Real:
     """The larger one; nan if either is."""
     return x if (x > y) | math.isnan(x) else y
@@ -294,6 +342,11 @@ def clamp(x: Real, low: Real, high: Real) -> Real:
 sin_float32 = sin_float64 = sin
 cos_float32 = cos_float64 = cos
 erf_float32 = erf_float64 = erf
+floor_float32 = floor_float64 = floor
+ceil_float32 = ceil_float64 = ceil
+trunc_float32 = trunc_float64 = trunc
+round_float32 = round_float64 = round
+copysign_float32 = copysign_float64 = copysign
 maximum_float32 = maximum_float64 = maximum
 minimum_float32 = minimum_float64 = minimum
 clamp_float32 = clamp_float64 = clamp

@@ -58,9 +58,11 @@ class Cpu(Backend):
         reasons = super().refusals(problem)
         if not reasons:
             try:
-                traced(problem.spec)
+                narrow = traced(problem.spec).narrow
             except CellError as error:
                 reasons.append(str(error))
+            else:
+                reasons += [narrow] if narrow and problem.dtype == torch.float64 else []
         return reasons
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:

@@ -56,7 +56,7 @@ class Chain:
         self.exact = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.places = places(spec)[index]
-        alone = cuda.apart(cell)
+        alone = cell.apart
         shared = tuple(gate for gate in cell.gates if gate not in alone)
         self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
         self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))

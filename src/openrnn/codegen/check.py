@@ -1,0 +1,114 @@
+"""Whether a cell is elementwise: it runs once on small tensors, watched.
+
+What is not elementwise no backend runs. What is, but has no kernel, runs on the reference.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openrnn import fresh
+from openrnn.codegen.aten import elementwise, name_of
+from openrnn.errors import CellError
+
+if TYPE_CHECKING:
+    from openrnn.cells import Cell
+
+SHAPE = (2, 3)
+Clip = tuple[float, float] | None
+Step = Callable[..., tuple[Tensor, ...]]
+
+
+@lru_cache(maxsize=256)
+def check_elementwise(cell: "Cell") -> None:
+    """Runs a cell once on small tensors.
+
+    Raises:
+        CellError: it calls something that is not elementwise, changes what it is given in place,
+            or a new state has another shape or dtype.
+    """
+    fresh.run(_check, cell)
+
+
+def names_of(cell: "Cell") -> tuple[str, ...]:
+    """The names of all that a cell reads, in the order of `step_of`."""
+    return (
+        *(f"x_{gate}" for gate in cell.gates),
+        *(f"r_{gate}" for gate in cell.gates),
+        *(f"s_{state}" for state in cell.states),
+        *(f"p_{param}" for param in cell.unit_params),
+    )
+
+
+def examples(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Small tensors for a cell to run on, whatever the default dtype and device."""
+    return [torch.full(shape, 0.5, dtype=dtype, device="cpu") for _ in range(count)]
+
+
+def step_of(cell: "Cell", clip: Clip) -> Step:
+    """A cell as a function of tensors alone."""
+    count, states = len(cell.gates), len(cell.states)
+
+    def bound(c: Tensor) -> Tensor:
+        return c if clip is None else torch.clamp(c, min=clip[0], max=clip[1])
+
+    def step(*flat: Tensor) -> tuple[Tensor, ...]:
+        x, r, rest = flat[:count], tuple(flat[count : 2 * count]), flat[2 * count :]
+        return cell.step(x, r, rest[:states], rest[states:], bound)
+
+    return step
+
+
+def _check(cell: "Cell") -> None:
+    names, dtype = names_of(cell), torch.float32
+    vectors = len(cell.unit_params)
+    given = examples(len(names) - vectors, SHAPE, dtype) + examples(vectors, SHAPE[1:], dtype)
+    with torch.no_grad(), _Watch(cell):
+        new = step_of(cell, None)(*given)
+    for name, tensor in zip(names, given):
+        if tensor._version:
+            letter, word = name.split("_", 1)
+            raise CellError(
+                f"cell '{cell.name}' changes {letter}.{word} in place, a cell must make new tensors"
+            )
+    for state, value in zip(cell.states, new):
+        said = f"cell '{cell.name}': new state {state} must"
+        if not isinstance(value, Tensor):
+            raise CellError(f"{said} be a tensor, got {type(value).__name__}")
+        if tuple(value.shape) != SHAPE:
+            raise CellError(
+                f"{said} keep the shape {SHAPE} of its inputs, got {tuple(value.shape)}"
+            )
+        if value.dtype != dtype:
+            raise CellError(f"{said} keep the dtype {dtype} of its inputs, got {value.dtype}")
+
+
+class _Watch(TorchDispatchMode):
+    """Refuses, by name and line, what is not elementwise."""
+
+    def __init__(self, cell: "Cell") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.cell = cell
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not elementwise(func):
+            word = str(func).rsplit(".", 1)[0]
+            why = "is not elementwise"
+            if name_of(func) == "_local_scalar_dense":
+                why = "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
+            raise CellError(f"cell '{self.cell.name}': {word} {why}{self._line()}")
+        return func(*args, **(kwargs or {}))
+
+    def _line(self) -> str:
+        code = getattr(self.cell.function, "__code__", None)
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code is code:
+                return f" (line {frame.f_lineno})"
+            frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+        return ""
