@@ -44,7 +44,9 @@ def _div(emit: Builder, a: Value, b: Value, *, rounding_mode: str | None = None)
     whole = emit("div", emit("sub", a, rest), b)
     whole = emit("where", _crosses(emit, rest, b), emit("sub", whole, 1.0), whole)
     floor = emit("floor", whole)
-    floor = emit("where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor)
+    floor = emit(
+        "where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor
+    )
     return emit("where", emit("eq", b, 0.0), emit("div", a, b), floor)
 
 

@@ -1,5 +1,6 @@
-"""A cell's kernels, ready to be called."""
+"""A cell's CPU kernels, ready to be called: its own steps, and the time loop that calls them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -7,20 +8,33 @@ from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
 
 if TYPE_CHECKING:
-    from openrnn.kernels.objects import Kernel
+    from openrnn.kernels.objects import Address, Kernel
 
 
 @lru_cache(maxsize=1024)
-def forward(cell: Traced, dtype: str) -> "Kernel":
-    """The compiled forward loop of a cell: `forward(job, task, team)`."""
-    from openrnn.kernels import objects
-
-    return objects.kernels(numba.forward_source(cell, dtype), ["forward"], 3)[0]
+def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    """The time loop forward, `loop(job, task, team)`, and the step that its job takes."""
+    return _together("forward", cell, dtype)
 
 
 @lru_cache(maxsize=1024)
-def backward(cell: Traced, dtype: str) -> "Kernel":
-    """The compiled backward loop of a cell: `backward(job, task, team)`."""
+def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    """The time loop backward, `loop(job, task, team)`, and the derivative that its job takes."""
+    return _together("backward", cell, dtype)
+
+
+def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    from openrnn.kernels import loops
+
+    with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
+        loop = other.submit(loops.loop, kind, dtype)
+        step, derivative = _rows(cell, dtype)
+        rows = step if kind == "forward" else derivative
+        return loop.result(), rows.address
+
+
+@lru_cache(maxsize=1024)
+def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
     from openrnn.kernels import objects
 
-    return objects.kernels(numba.backward_source(cell, dtype), ["backward"], 3)[0]
+    return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])

@@ -100,7 +100,9 @@ class _Watch(TorchDispatchMode):
             word = str(func).rsplit(".", 1)[0]
             why = "is not elementwise"
             if name_of(func) == "_local_scalar_dense":
-                why = "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
+                why = (
+                    "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
+                )
             raise CellError(f"cell '{self.cell.name}': {word} {why}{self._line()}")
         return func(*args, **(kwargs or {}))
 

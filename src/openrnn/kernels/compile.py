@@ -6,7 +6,7 @@ hundred megabytes a kernel, goes back to the system.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -29,13 +29,9 @@ def object_of(source: str, names: Sequence[str]) -> bytes:
     """
     found: dict[str, Any] = {"__name__": "openrnn.generated"}
     exec(compile(source, "<openrnn.generated>", "exec"), found)  # our own text
-    flags: Any = compiler.Flags()
-    cpu_target.options.parse_as_flags(flags, {"nopython": True, "error_model": "numpy"})
-    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
     library = cpu_target.target_context.codegen().create_library("openrnn")
     module = library.create_ir_module("openrnn")
-    for name in names:
-        _export(found[name], name, flags, library, module)
+    takes = {name: _export(found[name], name, library, module) for name in names}
     library.add_ir_module(module)
     library.finalize()
     whole = llvm.parse_assembly(library.get_llvm_str())
@@ -45,16 +41,20 @@ def object_of(source: str, names: Sequence[str]) -> bytes:
     )  # fmt: skip
     declared = [function.name for function in whole.functions if function.is_declaration]
     called = [name for name in declared if not name.startswith("llvm.")]
-    head = json.dumps({"triple": whole.triple, "calls": called})
+    head = json.dumps({"triple": whole.triple, "calls": called, "takes": takes})
     code: bytes = machine.emit_object(whole)
     return head.encode() + b"\n" + code
 
 
-def _export(
-    function: Callable[..., None], name: str, flags: Any, library: Any, module: ir.Module
-) -> None:
-    """Compiles a function, and puts a C function that calls it into the module."""
+def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
+    """Compiles a function, puts a C function that calls it into the module; its arguments."""
     context = cpu_target.target_context
+    # as it is decorated, if it is; what it calls inherits that
+    options = {"nopython": True, "error_model": "numpy", **getattr(function, "targetoptions", {})}
+    function = getattr(function, "py_func", function)
+    flags: Any = compiler.Flags()
+    cpu_target.options.parse_as_flags(flags, options)
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
     takes = (types.int64,) * function.__code__.co_argcount
     made = compiler.compile_extra(
         cpu_target.typing_context, context, function, takes, types.void, flags, {}
@@ -65,6 +65,7 @@ def _export(
     context.call_conv.call_function(builder, inner, types.void, takes, outer.args)
     builder.ret_void()
     library.add_linking_library(made.library)
+    return len(takes)
 
 
 def serve(job: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def _share() -> "Kernel":
     from openrnn.kernels import objects
 
     source = "from openrnn.kernels.regions import share\n"
-    return objects.kernels(source, ["share"], 1)[0]
+    return objects.kernels(source, ["share"])[0]
 
 
 def run(kernel: "Kernel", job: "array[int]", tasks: int) -> None:

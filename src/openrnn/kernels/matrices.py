@@ -27,7 +27,7 @@ def _whole_panels(columns: int, dtype: str) -> int:
 def _kernels() -> dict[str, objects.Kernel]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
     source = f"from openrnn.kernels.panels import {', '.join(names)}\n"
-    return dict(zip(names, objects.kernels(source, names, 3)))
+    return dict(zip(names, objects.kernels(source, names)))
 
 
 def _run(kernel: str, dtype: str, elements: int, *job: int) -> None:

@@ -38,6 +38,9 @@ compile.serve(job)
 """
 
 
+Address = int
+
+
 class LoadError(OpenRNNError, RuntimeError):
     """Object code that calls something that this process does not have."""
 
@@ -49,15 +52,14 @@ class Kernel:
 
     def __init__(self, engine: Any, name: str, count: int) -> None:
         self._engine = engine  # the code lives as long
-        self.address: int = engine.get_function_address(name)
+        self.address: Address = engine.get_function_address(name)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
         self.ctypes = kind(self.address)
 
 
-def kernels(source: str, names: Sequence[str], count: int) -> list[Kernel]:
-    """Functions of `count` integers that a module's source defines, ready to be called."""
-    engine = load(store.kept(path_of(source, names), lambda: _compile(source, names)))
-    return [Kernel(engine, name, count) for name in names]
+def kernels(source: str, names: Sequence[str]) -> list[Kernel]:
+    """Functions that a module's source defines, ready to be called."""
+    return load(store.kept(path_of(source, names), lambda: _compile(source, names)))
 
 
 def path_of(source: str, names: Sequence[str]) -> Path:
@@ -102,8 +104,8 @@ def _package() -> Sequence[str]:
     return sys.modules["openrnn"].__path__
 
 
-def load(code: bytes) -> Any:
-    """LLVM's engine that holds an object's functions.
+def load(code: bytes) -> list[Kernel]:
+    """The functions of an object.
 
     Raises:
         LoadError: a function that it calls is not there.
@@ -128,7 +130,7 @@ def load(code: bytes) -> Any:
         raise LoadError(f"a compiled kernel calls {', '.join(missing)}, unknown to this process")
     engine.add_object_file(llvm.ObjectFileRef.from_data(body))
     engine.finalize_object()
-    return engine
+    return [Kernel(engine, name, count) for name, count in about["takes"].items()]
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ class Plan:
         tasks: threads of a run; groups: those, or crews of them, that share nothing.
         scratch: bytes of all groups.
         counters: zeros behind the job, where crews meet.
-        head: the fields of `kernels.jobs` up to COUNTERS.
+        head: the fields of `kernels.jobs` from STEPS up to COUNTERS.
     """
 
     tasks: int
@@ -54,6 +54,7 @@ def plan(
     head = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
         layout.padded, layout.columns, layout.width, layout.wide,
+        layout.gates, layout.others, layout.vectors, layout.kept, layout.summed,
         reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
         members,
     )  # fmt: skip
