@@ -21,7 +21,7 @@ def filled(table, states):
 @pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
 @pytest.mark.parametrize("states", [1, 4])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_the_struct_lies_as_a_launch_passes_it(table, states, tmp_path):
+def test_the_struct_lies_as_a_launch_passes_it(table, states):
     """The compiler's offset of every field is where the launch puts its value."""
     args = filled(table, states)
     words = args.words()
@@ -37,7 +37,7 @@ def test_the_struct_lies_as_a_launch_passes_it(table, states, tmp_path):
     types = "typedef long long int64; typedef float storage_t; typedef short operand_t;"
     kernel = f'extern "C" __global__ void empty(const __grid_constant__ {table.__name__} args) {{}}'
     source = "\n".join([types, f"#define STATES {states}", table.struct(), *checks, kernel])
-    nvrtc.binary(nvrtc.Wanted(source, "empty", "sm_80", table.__name__, tmp_path))
+    nvrtc.binary(nvrtc.Wanted(source, "empty", "sm_80", table.__name__))
 
 
 def test_every_kernel_takes_the_struct_of_its_table():
