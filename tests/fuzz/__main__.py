@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from . import calling, workers
+from . import calling, celling, workers
 from .verdict import FAULT, Outcome
 
 
@@ -52,7 +52,12 @@ def main() -> int:
 
 def draws(given: argparse.Namespace) -> dict[str, workers.Draw]:
     """The draw of each kind."""
-    return {"calls": calling.check(given.seed, given.device, given.small)}
+    backend = "cpu" if given.device == "cpu" else "fused"
+    return {
+        "calls": calling.check(given.seed, given.device, given.small),
+        "cells": celling.check(given.seed),
+        "compiled": celling.check(given.seed, layers=True, backend=backend),
+    }
 
 
 def grouped(faults: list[Outcome]) -> dict[str, list[Outcome]]:
