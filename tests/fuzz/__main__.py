@@ -45,8 +45,8 @@ def main() -> int:
                     print(outcome, "\n   ", outcome.plan)
                 elif len(found) % 500 == 0:
                     faults = sum(one.verdict == FAULT for one in found)
-                    print(f"{len(found)} draws, {faults} faults, "
-                          f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
+                    words = f"{len(found)} draws, {faults} faults, {time.monotonic() - began:.0f} s"
+                    print(words, file=sys.stderr, flush=True)
     return report(found, given)
 
 
@@ -64,9 +64,9 @@ def grouped(faults: list[Outcome]) -> dict[str, list[Outcome]]:
     """Faults by signature and by what is odd; one with more oddities joins one with fewer."""
     groups: dict[tuple[str, frozenset[str]], list[Outcome]] = {}
     for fault in sorted(faults, key=lambda one: len(one.odd)):
-        for name, odd in groups:
+        for (name, odd), members in groups.items():
             if name == fault.signature and odd <= fault.odd and (odd or not fault.odd):
-                groups[name, odd].append(fault)
+                members.append(fault)
                 break
         else:
             groups[fault.signature, fault.odd] = [fault]
@@ -89,6 +89,11 @@ def report(found: list[Outcome], given: argparse.Namespace) -> int:
         counts = Counter(one.verdict for one in found if one.kind == kind)
         words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
         print(f"{kind}: {sum(counts.values())} draws: {words}")
+    refused = Counter(
+        one.words.split(":")[0] for one in found if one.kind != "calls" and one.verdict == "refused"
+    )
+    if refused:
+        print("operators of refused cells:", ", ".join(f"{n} {k}" for n, k in refused.items()))
     print(f"{len(groups)} kinds of fault" if groups else "no fault")
     return 1 if groups else 0
 

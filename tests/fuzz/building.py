@@ -2,8 +2,8 @@
 
 import math
 import random
-from contextlib import ExitStack, contextmanager
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,7 +151,12 @@ def drawn(plan: Plan) -> tuple[Given, Given]:
         for place, slot in enumerate(slots):
             name = slot.name.removesuffix("_l0") if plan.face in MODULES else slot.name
             bound = 1.5 / math.sqrt(slot.shape[1]) if len(slot.shape) == 2 else 1.0
-            put(name, uniform(*slot.shape, bound=bound), "params", _of_param(plan, place, len(slots)))
+            put(
+                name,
+                uniform(*slot.shape, bound=bound),
+                "params",
+                _of_param(plan, place, len(slots)),
+            )
     for kind, wanted in (("state", plan.states), ("reset_state", plan.reset_state)):
         for place, width in enumerate(spec.state_sizes if wanted else ()):
             front = () if plan.face in MODULES else (spec.chains,)

@@ -19,7 +19,17 @@ from .calls import Answer, evaluate, plains, ran
 from .plans import Plan, draw
 from .tensors import CHANGED, SAME, VALUED, plain
 from .verdict import (
-    DISCARDED, FAULT, FOREIGN, REFUSED, RIGHT, Outcome, Unfit, first_line, not_a_sentence, place, signature,
+    DISCARDED,
+    FAULT,
+    FOREIGN,
+    REFUSED,
+    RIGHT,
+    Outcome,
+    Unfit,
+    first_line,
+    not_a_sentence,
+    place,
+    signature,
 )  # fmt: skip
 
 # layouts and dtypes that docs/semantics.md leaves to torch.nn
@@ -58,7 +68,9 @@ def check(seed: int, device: str, small: bool) -> Callable[[int, Say], Outcome]:
                 verdict, words, group = DISCARDED, str(error), ""
             if verdict == RIGHT and index % 50 == 0:
                 words = _canary()
-                verdict, group = (FAULT, "a call changed what later calls give") if words else (RIGHT, "")
+                verdict, group = (
+                    (FAULT, "a call changed what later calls give") if words else (RIGHT, "")
+                )
         return Outcome("calls", index, verdict, words, group, str(plan), plan.odd)
 
     return one
@@ -76,10 +88,13 @@ def _verdict(plan: Plan, say: Say) -> tuple[str, str, str]:
             after = plain(value)
             if after is not None and judge.distance(after, before[name]):
                 return FAULT, f"changed {name} in place", signature("changed its input")
-    readable = all(
-        value is not None or {**odd.inputs, **odd.params}[name] is None
-        for name, value in {**true.inputs, **true.params}.items()
-    ) and plan.ambient != "fake_mode"
+    readable = (
+        all(
+            value is not None or {**odd.inputs, **odd.params}[name] is None
+            for name, value in {**true.inputs, **true.params}.items()
+        )
+        and plan.ambient != "fake_mode"
+    )
     plain_answer, refusal = None, None
     if readable:
         say(f"reference\n{plan}")
@@ -111,8 +126,10 @@ def _refused(
     torchs, torch_error = _torch(plan, odd, say)
     if why == "not raised by us" and first_line(error) == first_line(torch_error):
         why = None if not FOREIGN.search(first_line(error)) else why  # torch's own sentence
-    if why == "not raised by us" and TORCHS.match(str(error)):
+    if why in (None, "not raised by us") and TORCHS.match(str(error)):
         return REFUSED, said, ""
+    if "Creating a new Tensor subclass" in said:
+        raise Unfit("two subclasses that torch cannot mix")
     if why is not None:
         where = place(error)
         return FAULT, f"{why}: {said} ({where})", signature(why, where, said, "")
@@ -261,6 +278,7 @@ def _canary() -> str:
 def warm(small: bool) -> None:
     """Compiles the cells of calls once, where forked processes inherit them."""
     from openrnn import cells
+
     from .plans import CLIP
 
     keys = ["lstm", "gru"] if small else ["lstm", "gru", "rnn_tanh", "rnn_relu", "peephole_lstm"]
@@ -273,5 +291,3 @@ def warm(small: bool) -> None:
         for steps, batch in ((2, 2), (20, 5)):  # packed products are compiled by themselves
             y = layer(torch.randn(steps, batch, 3, dtype=dtype, requires_grad=True))[0]
             y.sum().backward()
-
-

@@ -124,7 +124,10 @@ def _set(module: nn.Module, values: dict[str, Any], needs: frozenset[str]) -> No
 
 def _gradients(plan: Plan, leaves: list[Tensor], names: list[str], pairs: list[Any]) -> Answer:
     if not pairs or not leaves:
-        return [(f"d{name}", torch.zeros_like(leaf)) for name, leaf in zip(names, leaves)]
+        found = [torch.zeros_like(leaf) for leaf in leaves]
+        if plan.way == "batched_grads":
+            found = [torch.stack([grad, grad]) for grad in found]
+        return [(f"d{name}", grad) for name, grad in zip(names, found)]
     values, grads = (list(each) for each in zip(*pairs))
     if plan.way == "batched_grads":
         grads = [torch.stack([grad, 0.5 * grad]) for grad in grads]
@@ -132,18 +135,20 @@ def _gradients(plan: Plan, leaves: list[Tensor], names: list[str], pairs: list[A
         values, leaves, grads, allow_unused=True, create_graph=plan.way == "twice",
         is_grads_batched=plan.way == "batched_grads",
     )  # fmt: skip
+    shape = (2,) if plan.way == "batched_grads" else ()
     answer = [
-        (f"d{name}", torch.zeros_like(leaf) if grad is None else grad)
+        (f"d{name}", leaf.new_zeros((*shape, *leaf.shape)) if grad is None else grad)
         for name, leaf, grad in zip(names, leaves, found)
     ]
-    if plan.way == "batched_grads":
-        answer = [(n, g) for (n, g), raw in zip(answer, found) if raw is not None]
     if plan.way == "twice":
         firsts = [grad for grad in found if grad is not None and grad.requires_grad]
         if firsts:
             total = sum((grad.square().sum() for grad in firsts), firsts[0].new_zeros(()))
             again = torch.autograd.grad(total, leaves, allow_unused=True)
-            answer += [(f"dd{n}", g) for n, g in zip(names, again) if g is not None]
+            answer += [
+                (f"dd{name}", torch.zeros_like(leaf) if grad is None else grad)
+                for name, leaf, grad in zip(names, leaves, again)
+            ]
     return answer
 
 
@@ -193,7 +198,7 @@ def _explicit(plan: Plan, spec: Any, given: Given, odd: bool) -> Answer:
     out = ops.forward(
         inputs["x"], inputs["params"], spec, states=states, lengths=inputs.get("lengths"),
         reset=inputs.get("reset"), reset_states=fresh, is_training=plan.way == "grad",
-        seed=plan.seed if plan.drops else None, return_states=plan.return_states,
+        seed=plan.seed, return_states=plan.return_states,
         backend=plan.backend,
     )  # fmt: skip
     values = [out.y, *out.states, *out.all_states]
@@ -231,8 +236,8 @@ def plains(answer: Answer) -> judge.Found | None:
     """The numbers of an answer; None where it has none, as that of fake tensors."""
     found = {}
     for name, value in answer:
-        value = plain(value)
-        if value is None:
+        numbers = plain(value)
+        if numbers is None:
             return None
-        found[name] = value.cpu()
+        found[name] = numbers.cpu()
     return found

@@ -15,8 +15,17 @@ from openrnn.errors import CellError
 
 from . import graphs, judge
 from .making import Made, make
-from .verdict import DISCARDED, FAULT, REFUSED, RIGHT, Outcome, first_line, not_a_sentence, place
-from .verdict import signature
+from .verdict import (
+    DISCARDED,
+    FAULT,
+    REFUSED,
+    RIGHT,
+    Outcome,
+    first_line,
+    not_a_sentence,
+    place,
+    signature,
+)
 
 SHAPE = (4, 16)
 ILL = 0.3  # the share of badly conditioned numbers from which a draw is discarded
@@ -33,10 +42,7 @@ def check(seed: int, layers: bool = False, backend: str = "cpu") -> Callable[[in
         torch.set_num_threads(1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if layers:
-                ended = _run(drawn, index, backend)
-            else:
-                ended = _verdict(drawn, index, seed)
+            ended = _run(drawn, index, backend) if layers else _verdict(drawn, index, seed)
         odd = frozenset({"integers" if ".int()" in drawn.source else drawn.uses[0]})
         kind = "compiled" if layers else "cells"
         return Outcome(kind, index, *ended, drawn.source, odd)
@@ -210,13 +216,14 @@ def _layered(
     x.requires_grad_()
     y, finals = layer(x)
     found = {"y": y, **{f"{name}_n": value for name, value in zip(cell.states, finals)}}
-    total = sum((v * torch.linspace(-1, 1, v.numel(), dtype=dtype, device=device).view(v.shape)).sum()
-                for v in found.values())  # fmt: skip
+    total: Any = 0
+    for value in found.values():
+        weights = torch.linspace(-1, 1, value.numel(), dtype=dtype, device=device)
+        total = total + (value.flatten() * weights).sum()
     leaves = {"x": x, **dict(layer.named_parameters())}
     grads = torch.autograd.grad(total, [*leaves.values()], allow_unused=True)
     found |= {
-        f"d{n}": torch.zeros_like(v) if g is None else g
-        for (n, v), g in zip(leaves.items(), grads)
+        f"d{n}": torch.zeros_like(v) if g is None else g for (n, v), g in zip(leaves.items(), grads)
     }
     return {name: value.detach().cpu() for name, value in found.items()}
 

@@ -23,7 +23,7 @@ Values = dict[str, Tensor]
 # what primitives mean; one that is not here means what torch means by its name
 MEANING: dict[str, Any] = {
     "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
-    "where": lambda mask, a, b: torch.where(mask, a, b),
+    "where": torch.where,
     "logsigmoid": torch.nn.functional.logsigmoid,
     "const": lambda value: value,
 }  # fmt: skip
@@ -75,7 +75,7 @@ PYTHON: dict[str, Any] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "logsigmoid": lambda x: -np.logaddexp(0.0, -x),
     "softplus": lambda x: np.logaddexp(0.0, x),
-    "pow": np.power, "erf": lambda x: np.float32(math.erf(x)), "abs": np.abs, "copysign": np.copysign,
+    "pow": np.power, "erf": lambda x: np.float32(math.erf(x)), "abs": np.abs,
     "erfc": lambda x: np.float32(math.erfc(x)), "atan2": np.arctan2, "atan": np.arctan,
     "asin": np.arcsin, "acos": np.arccos, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "lgamma": lambda x: np.float32(math.lgamma(x)),
@@ -91,13 +91,16 @@ def _function(source: str, name: str) -> Any:
     parts = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     scope: dict[str, Any] = {n: getattr(np, n) for n in dir(np) if not n.startswith("_")}
     scope |= PYTHON
-    exec(compile(ast.Module(parts, []), f"<{name}>", "exec"), scope)  # noqa: S102 - ours
+    exec(compile(ast.Module(parts, []), f"<{name}>", "exec"), scope)
     return scope[name]
 
 
 def by_python(cell: Traced, given: Values, cotangents: Values) -> Values:
     """New states and gradients from the text printed for numba."""
-    forward, backward = numba.forward_source(cell, "float32"), numba.backward_source(cell, "float32")
+    forward, backward = (
+        numba.forward_source(cell, "float32"),
+        numba.backward_source(cell, "float32"),
+    )
     summed = "SUMMED, SIZE" in forward and re.search(r"SUMMED, SIZE = \d+, True", forward)
     count = next(iter(given.values())).numel()
 
@@ -150,24 +153,29 @@ def by_python(cell: Traced, given: Values, cotangents: Values) -> Values:
 # --- CUDA C++, as C++ of the host -----------------------------------------------------------------
 
 SHIM = r"""
+#define ONE(name) float name(float);
+#define TWO(name) float name(float, float);
 extern "C" {
-float expf(float); float expm1f(float); float logf(float); float log1pf(float); float sqrtf(float);
-float sinf(float); float cosf(float); float erff(float); float powf(float, float); float tanhf(float);
-float floorf(float); float fabsf(float); float exp2f(float); float fmaf(float, float, float);
-float fminf(float, float); float fmaxf(float, float); float fmodf(float, float); float ceilf(float);
-float truncf(float); float rintf(float); float atanf(float); float atan2f(float, float);
-float asinf(float); float acosf(float); float sinhf(float); float coshf(float); float tanf(float);
-float asinhf(float); float acoshf(float); float atanhf(float); float erfcf(float); float log2f(float);
-float log10f(float); float lgammaf(float); float hypotf(float, float); float copysignf(float, float);
-float nextafterf(float, float); float remainderf(float, float); float roundf(float);
-float nearbyintf(float); float ldexpf(float, int); float exp10f(float); float tgammaf(float);
+ONE(expf) ONE(expm1f) ONE(logf) ONE(log1pf) ONE(sqrtf) ONE(sinf) ONE(cosf) ONE(erff) ONE(tanhf)
+ONE(floorf) ONE(fabsf) ONE(exp2f) ONE(ceilf) ONE(truncf) ONE(rintf) ONE(atanf) ONE(asinf)
+ONE(acosf) ONE(sinhf) ONE(coshf) ONE(tanf) ONE(asinhf) ONE(acoshf) ONE(atanhf) ONE(erfcf)
+ONE(log2f) ONE(log10f) ONE(lgammaf) ONE(roundf) ONE(nearbyintf) ONE(exp10f) ONE(tgammaf)
+ONE(cbrtf)
+TWO(powf) TWO(fminf) TWO(fmaxf) TWO(fmodf) TWO(atan2f) TWO(hypotf) TWO(copysignf) TWO(nextafterf)
+TWO(remainderf)
+float fmaf(float, float, float); float ldexpf(float, int);
 }
 typedef unsigned int word;
 typedef long long wide;
-static inline float __int_as_float(int bits) { float f; __builtin_memcpy(&f, &bits, 4); return f; }
-static inline float __uint_as_float(word bits) { float f; __builtin_memcpy(&f, &bits, 4); return f; }
-static inline int __float_as_int(float f) { int bits; __builtin_memcpy(&bits, &f, 4); return bits; }
-static inline word __float_as_uint(float f) { word bits; __builtin_memcpy(&bits, &f, 4); return bits; }
+template <class To, class From> static inline To bits_of(From from) {
+    To to;
+    __builtin_memcpy(&to, &from, 4);
+    return to;
+}
+#define __int_as_float bits_of<float, int>
+#define __uint_as_float bits_of<float, word>
+#define __float_as_int bits_of<int, float>
+#define __float_as_uint bits_of<word, float>
 #define INLINE static inline __attribute__((unused))
 #define isnan __builtin_isnan
 #define isinf __builtin_isinf
@@ -217,14 +225,15 @@ def cpp_source(cell: Traced, dtype: str) -> str:
         *halved,
         "    cell::step(x, r, s, p, a, kept);", "    cell::factors(kept, p, factor);",
         "    cell::derivative(factor, d, g, b, v);",
-        "    for (int k = 0; k < STATES; ++k) after[k * n + at] = a[k], befores[k * n + at] = b[k];",
+        "    for (int k = 0; k < STATES; ++k) after[k * n + at] = a[k];",
+        "    for (int k = 0; k < STATES; ++k) befores[k * n + at] = b[k];",
         "    for (int k = 0; k < PLANES; ++k) gates[k * n + at] = g[k];",
         "    for (int k = 0; k < VECTORS; ++k) vectors_out[k * n + at] = v[k];", "} }",
     ])  # fmt: skip
 
 
 def by_cpp(cell: Traced, given: Values, cotangents: Values, dtype: str) -> Values | str:
-    """New states and gradients from the CUDA C++, compiled for the host; or the compiler's words."""
+    """New states and gradients from the C++, compiled for the host; or the compiler's words."""
     with tempfile.TemporaryDirectory() as folder:
         path, library = Path(folder, "cell.cpp"), Path(folder, "cell.so")
         path.write_text(cpp_source(cell, dtype), encoding="utf-8")
@@ -246,8 +255,8 @@ def by_cpp(cell: Traced, given: Values, cotangents: Values, dtype: str) -> Value
         for gate in cell.gates
     }
     planes = cuda.planes(cell)
-    outs = [torch.full((max(1, n) * count,), math.nan)
-            for n in (len(cell.states), len(planes), len(cell.states), len(cell.unit_params))]  # fmt: skip
+    sizes = (len(cell.states), len(planes), len(cell.states), len(cell.unit_params))
+    outs = [torch.full((max(1, size) * count,), math.nan) for size in sizes]
     ins = [rows("x", cell.gates, given), rows("r", cell.gates, r), rows("s", cell.states, given),
            rows("p", cell.unit_params, given), rows("d", cell.states, cotangents)]  # fmt: skip
     run(count, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (*ins, *outs)))

@@ -91,7 +91,7 @@ class Made:
         name = f"<cells:{index}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
         scope = dict(SCOPE)
-        exec(compile(self.source, name, "exec"), scope)  # noqa: S102 - written above
+        exec(compile(self.source, name, "exec"), scope)
         found = scope["fuzzed"]
         if not isinstance(found, Cell):
             raise TypeError("the source makes no cell")
@@ -181,7 +181,10 @@ def make(seed: int, index: int) -> Made:
     odd = dice.random() < 0.3
     names = dice.sample(NAMES if odd else NAMES[:26], 12)
     gates, rest = names[: dice.choice((1, 1, 2, 3, 4, 5))], names[5:]
-    states, params = rest[: dice.choice((1, 1, 2, 3, 4))], rest[4 : 4 + dice.choice((0, 0, 0, 1, 2))]
+    states, params = (
+        rest[: dice.choice((1, 1, 2, 3, 4))],
+        rest[4 : 4 + dice.choice((0, 0, 0, 1, 2))],
+    )
     writer = _Writer(dice)
     for gate in gates:
         writer.add(_side(dice, gate))

@@ -103,6 +103,7 @@ special_legendre_polynomial_p: torch.special.legendre_polynomial_p({unit}, {k})
 deg2rad: torch.deg2rad(40 * {a})
 rad2deg: 0.02 * torch.rad2deg({a})
 angle: torch.angle({a}) * {b}
+_conj_physical: torch.ops.aten._conj_physical({a})
 conj_physical: torch.conj_physical({a}) | {a}.conj() | torch.real({a})
 clone: {a}.clone() | {a}.contiguous()
 floor: {big}.floor() | {big}.clone().floor_()
@@ -163,6 +164,7 @@ gcd: i:torch.gcd({i}, {count})
 lcm: i:torch.lcm({count}, {k} + 0 * {count})
 relu: torch.relu({a}) | F.relu({a}) | {a}.clone().relu_() | F.relu({a}.clone(), inplace=True)
 relu6: F.relu6(6 + {big}) | F.relu6({a})
+rrelu: F.rrelu({a}, training=False) | F.rrelu({a}, 0.1, 0.5)
 leaky_relu: F.leaky_relu({a}, {p}) | F.leaky_relu({a}) | F.leaky_relu({a}.clone(), 0.3, inplace=True)
 prelu: torch.where({a} > 0, {a}, {b} * {a})
 elu: F.elu({a}) | F.elu({a}, alpha={p}) | F.elu({a}, {p}, inplace=False)
@@ -199,6 +201,7 @@ derivatives: {a}.detach() | {a}.detach() * {b} | Scale.apply({a}) | Scale.apply(
 REFUSED_TABLE = """
 not_elementwise: {a} + {b}.sum() | {a}.cumsum(-1) | {a}.softmax(-1) | {a}.flip(-1) | {a}.roll(1, -1) | {a} + {b}.mean() | {a}.sort(-1).values | F.normalize({a}, dim=-1) | F.layer_norm({a}, {a}.shape[-1:]) | {a} * {b}.amax(-1, keepdim=True) | {a} + {b}[..., :1] | {a} * torch.arange({a}.shape[-1]) | torch.stack([{a}, {b}]).sum(0) | {a} * {b}.norm() | {a} * {b}.std()
 random: {a} + torch.rand_like({b}) | F.dropout({a}, 0.5) | {a} * torch.bernoulli({prob}) | F.rrelu({a}, training=True) | torch.normal({a}, 1.0) | {a} + torch.randn({a}.shape)
+equal: {a} * torch.equal({b}, {c})
 data: {a} * {b}.flatten()[0].item() | {a} * float({b}.flatten()[0]) | ({a} if {b}.flatten()[0] > 0 else {b}) | {a} * {b}.tolist()[0][0] | {a} + torch.from_numpy({b}.detach().numpy())
 """
 
@@ -224,16 +227,17 @@ OPERATORS = _read(TABLE)
 NEVER = _read(REFUSED_TABLE)
 
 
-
 def missing() -> list[str]:
     """The operators that torch tags pointwise and that no template uses."""
     tagged = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-            if torch.Tag.pointwise in getattr(packet, overload).tags:
+    for full in torch._C._dispatch_get_all_op_names():
+        space, _, name = full.partition("::")
+        if space == "aten":
+            name, _, overload = name.partition(".")
+            packet = getattr(torch.ops.aten, name)
+            if torch.Tag.pointwise in getattr(packet, overload or "default").tags:
                 tagged.add(name)
-    known = {*OPERATORS}
+    known = {*OPERATORS, *NEVER}
     return sorted(
         name for name in tagged
         if name not in known and name.removesuffix("_") not in known

@@ -1,4 +1,4 @@
-"""What a call is, drawn at random: a layer, its options, its tensors, and what is odd about them."""
+"""What a call is, drawn at random: a layer, its options, its tensors, what is odd about them."""
 
 import random
 import re
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+
+from openrnn.spec import BIAS_MODES
 
 from .tensors import CHANGED, SAME, STRANGE, VALUED
 
@@ -81,7 +83,6 @@ class Plan:
                 words.append(f"{each.name}={value}")
         return " ".join(words)
 
-
     @property
     def odd(self) -> frozenset[str]:
         """What is odd about it, in words: groups of faults go by them."""
@@ -112,7 +113,9 @@ def draw(seed: int, index: int, device: str, small: bool) -> Plan:
     """The plan of a number: the same wherever it is drawn."""
     dice = random.Random(f"calls {seed} {index} {device} {small}")
     if small:
-        face = dice.choice(("LSTM", "LSTM", "GRU", "GRU", "LSTMCell", "GRUCell", "ops_lstm", "ops_gru"))
+        face = dice.choice(
+            ("LSTM", "LSTM", "GRU", "GRU", "LSTMCell", "GRUCell", "ops_lstm", "ops_gru")
+        )
     else:
         faces = (*LAYERS, *LAYERS, *MODULES, *CUSTOM, "ops_lstm", "ops_gru", "ops_rnn_tanh")
         face = dice.choice(faces)
@@ -153,29 +156,27 @@ def _options(dice: random.Random, plan: Plan, small: bool) -> None:
     if dice.random() < 0.3:
         plan.backend = dice.choice(backends[plan.device])
     if plan.face in MODULES:
-        if dice.random() < 0.3:
-            options["bias"] = False
+        options.update({"bias": False} if dice.random() < 0.3 else {})
         return
     layers = dice.choice((1, 1, 1, 2, 3))
     options["num_layers"] = layers
     options["bidirectional"] = dice.random() < 0.3
     if layers > 1 and dice.random() < 0.4:
         options["dropout"] = dice.choice((0.3, 0.5, 1.0))
+    biases: list[dict[str, Any]] = [{"bias_mode": mode} for mode in BIAS_MODES] + [{}] * 12
     if not plan.face.startswith("ops"):
         options["batch_first"] = dice.random() < 0.4
-        if dice.random() < 0.25:
-            options["bias"] = False
-    if "bias" not in options and dice.random() < 0.2:
-        options["bias_mode"] = dice.choice(("double", "input", "recurrent", "none"))
+        biases += [{"bias": False}] * 4
+    options |= dice.choice(biases)
     if dice.random() < 0.1:
         plan.input = plan.hidden
         options["input_mode"] = "skip"
     if plan.key in ("lstm", "ops_lstm", "peephole_lstm") and plan.hidden > 1:
         if dice.random() < 0.2:
             options["proj_size"] = dice.randrange(1, plan.hidden)
-        if plan.key != "peephole_lstm" and plan.dtype != torch.float64 and not small:
-            if dice.random() < 0.1:
-                options["cell_clip"] = CLIP
+        clips = plan.key != "peephole_lstm" and plan.dtype != torch.float64 and not small
+        if clips and dice.random() < 0.1:
+            options["cell_clip"] = CLIP
     if dice.random() < 0.05:
         options["recompute"] = "gates"
     while plan.steps * layers > 30:
@@ -228,6 +229,9 @@ def _twists(dice: random.Random, plan: Plan) -> None:
     targets = ["x"] * 5 + ["param"] * 4
     targets += ["state"] * 4 * plan.states + ["reset_state"] * 3 * plan.reset_state
     targets += ["cotangent"] * (plan.way == "grad")
+    if plan.way in ("jvp", "dual"):  # torch's own forward mode takes no lazy or expanded x
+        targets = [what for what in targets if what == "param"]
+        count = min(count, 1)
     odd = plan.way in PLAIN_WAYS and not plan.ambient
     kinds = [*SAME] * 4 + [*VALUED]
     if odd:
@@ -235,19 +239,19 @@ def _twists(dice: random.Random, plan: Plan) -> None:
     else:  # what transforms and modes make of stranger ones is torch's affair
         kinds = [kind for kind in kinds if kind not in ("wrapper", "wrapper_spread", "functional")]
     found = []
-    for what in dict.fromkeys(dice.sample(targets, count)):
-        if what == "param":
-            what = f"param{dice.randrange(8)}"
-        if what == "state":
-            what = f"state{dice.randrange(2)}"
+    for target in dict.fromkeys(dice.sample(targets, count)):
+        places = {"param": 8, "state": 2}.get(target)
+        what = f"{target}{dice.randrange(places)}" if places else target
         kind = dice.choice(kinds)
         if what == "cotangent":
             kind = dice.choice([*SAME])
-        if what.startswith("param") and not plan.face.startswith("ops"):
-            if kind in ("none", "number", "text", "numpy", "list", "tuple", "duck"):
-                kind = "negative_bit"  # torch's modules hold tensors alone
+        module = what.startswith("param") and not plan.face.startswith("ops")
+        if module and kind in ("none", "number", "text", "numpy", "list", "tuple", "duck"):
+            kind = "negative_bit"  # torch's modules hold tensors alone
         if plan.dtype in (torch.float16, torch.bfloat16) and kind in ("huge", "infinite", "nan"):
             kind = "saturating"
+        if what.startswith("param") and kind in ("nan", "infinite"):
+            kind = "saturating"  # the product of zeros with it may be left out (docs/semantics.md)
         found.append((what, kind))
     plan.twists = tuple(found)
     plan.by = dice.choice(("functional_call", "data"))

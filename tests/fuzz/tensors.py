@@ -115,6 +115,11 @@ def _reinterpreted(t: Tensor) -> Tensor:
     return t.as_strided(t.shape, strides)
 
 
+def _inference(t: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return t.clone()
+
+
 # of the same values wherever the tensor has them; torch.nn takes all of these
 SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": _transposed,
@@ -132,16 +137,11 @@ SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "zero_tensor": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device),
     "subclass": lambda t: t.as_subclass(Named),
     "parameter": lambda t: torch.nn.Parameter(t.clone(), requires_grad=False),
-    "inference": lambda t: _inference(t),
+    "inference": _inference,
     "wrapper": lambda t: Wrapper(t.clone()),
     "wrapper_spread": lambda t: Wrapper(_spread(t)),
     "functional": lambda t: torch._to_functional_tensor(t.clone()),
 }
-
-
-def _inference(t: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return t.clone()
 
 
 def _resized(t: Tensor) -> Tensor:
@@ -184,10 +184,10 @@ STRANGE: dict[str, Callable[[Tensor], Any]] = {
     "masked": _masked,
     "resized_storage": _resized,
     "dtensor": _dtensor,
-    "duck": lambda t: Duck(t),
+    "duck": Duck,
     "numpy": lambda t: t.numpy(),
     "list": lambda t: t.tolist(),
-    "tuple": lambda t: tuple(t),
+    "tuple": tuple,
     "none": lambda t: None,
     "number": lambda t: 3,
     "text": lambda t: "abc",
@@ -233,7 +233,7 @@ VALUED: dict[str, Callable[[Tensor], Tensor]] = {
     "nan": lambda t: torch.where(_some(t), torch.nan, t).to(t.dtype),
     "infinite": lambda t: torch.where(_some(t), torch.inf, t).to(t.dtype),
     "tiny": lambda t: t * 1e-30,
-    "zeros": lambda t: torch.zeros_like(t),
+    "zeros": torch.zeros_like,
     "huge": lambda t: t * 1e3,
 }
 
@@ -278,7 +278,13 @@ def plain(value: Any) -> Any:
     with torch.no_grad():
         if type(value).__name__ == "DTensor":
             value = value.to_local()
-        if value.is_quantized or value.is_sparse or value.layout != torch.strided or value.is_meta or value.is_nested:
+        if (
+            value.is_quantized
+            or value.is_sparse
+            or value.layout != torch.strided
+            or value.is_meta
+            or value.is_nested
+        ):
             return None
         if type(value).__name__ in ("FakeTensor", "MaskedTensor"):
             return None
@@ -295,12 +301,12 @@ def lengths_kinds(dice: random.Random, good: Tensor, steps: int) -> tuple[str, A
     wide = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
     unsigned = [torch.uint16, torch.uint32, torch.uint64]
     forms: dict[str, Callable[[], Any]] = {
-        "int64": lambda: good.clone(),
+        "int64": good.clone,
         "other_int": lambda: good.to(dice.choice(wide)),
         "unsigned": lambda: good.to(dice.choice(unsigned)),
         "zeros": lambda: torch.zeros_like(good),
-        "list": lambda: good.tolist(),
-        "numpy": lambda: good.numpy(),
+        "list": good.tolist,
+        "numpy": good.numpy,
         "spread": lambda: _spread(good),
         "expanded": lambda: good[:1].expand(good.shape),
         "negative_bit": lambda: torch._neg_view(good.neg()),
@@ -311,14 +317,14 @@ def lengths_kinds(dice: random.Random, good: Tensor, steps: int) -> tuple[str, A
         "fake": lambda: _fake(good),
         "dtensor": lambda: _dtensor(good),
         "meta": lambda: good.to("meta"),
-        "sparse": lambda: good.to_sparse(),
+        "sparse": good.to_sparse,
         "resized_storage": lambda: _resized(good),
         "negative": lambda: good - steps - 1,
         "too_long": lambda: good + steps + 1,
         "overflowing": lambda: good + 2**32,
         "overflowing_uint64": lambda: (good + 2**62).to(torch.uint64) * 3,
         "bool": lambda: good > 0,
-        "float": lambda: good.float(),
+        "float": good.float,
         "complex": lambda: good.to(torch.complex64),
         "wrong_count": lambda: torch.cat([good, good[:1]]),
         "none_of_them": lambda: good[:0],
@@ -334,14 +340,14 @@ def lengths_kinds(dice: random.Random, good: Tensor, steps: int) -> tuple[str, A
 def reset_kinds(dice: random.Random, good: Tensor) -> tuple[str, Any, Any]:
     """A reset mask in some form, and the plain one, or None where it is none."""
     forms: dict[str, Callable[[], Any]] = {
-        "bool": lambda: good.clone(),
-        "float": lambda: good.float(),
-        "half": lambda: good.half(),
+        "bool": good.clone,
+        "float": good.float,
+        "half": good.half,
         "int": lambda: good.int() * 5,
         "negative_float": lambda: good * -0.5,
         "uint16": lambda: good.to(torch.uint16),
-        "list": lambda: good.tolist(),
-        "numpy": lambda: good.numpy(),
+        "list": good.tolist,
+        "numpy": good.numpy,
         "spread": lambda: _spread(good),
         "turned": lambda: _transposed(good),
         "expanded": lambda: _expanded(good),
@@ -361,7 +367,7 @@ def reset_kinds(dice: random.Random, good: Tensor) -> tuple[str, Any, Any]:
         "resized_storage": lambda: _resized(good),
         "shorter": lambda: good[:-1],
         "wider": lambda: torch.cat([good, good[:, :1]], 1),
-        "flat": lambda: good.flatten(),
+        "flat": good.flatten,
         "row": lambda: good[:1],
         "scalar": lambda: torch.tensor(True),
         "more_dims": lambda: good[..., None],

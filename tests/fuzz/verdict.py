@@ -24,7 +24,7 @@ class Wrong(Exception):
 
 
 class Unfit(Exception):
-    """A draw that cannot be judged: its tensors cannot be made, or no answer is well conditioned."""
+    """A draw that cannot be judged, as its tensors cannot be made."""
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,6 @@ def _work(draw: Draw, indices: list[int], pipe: Connection, trail: Any) -> None:
                 "fuzzer", index, FAULT, text, signature("fuzzer", type(error).__name__, str(error))
             )
         pipe.send(outcome)
-        if "CUDA error" in outcome.words:  # nothing runs in this process any more
+        if outcome.verdict == FAULT:  # what went wrong may have spoilt the process: a fresh one
             break
     pipe.close()
