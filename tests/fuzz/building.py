@@ -178,15 +178,18 @@ def _masks(
     plan: Plan, coins: random.Random, dice: torch.Generator, batch: tuple[int, ...],
     odd: Given, true: Given,
 ) -> None:  # fmt: skip
+    there = (plan.device, plan.device, "cpu")
     if plan.lengths:
-        good = torch.randint(0, plan.steps + 1, (plan.batch,), generator=dice)
+        good = torch.randint(0, plan.steps + 1, (plan.batch,), generator=dice).to(
+            coins.choice(there)
+        )
         plan.lengths, *pair = lengths_kinds(coins, good, plan.steps)
         odd.inputs["lengths"], true.inputs["lengths"] = pair
     if plan.reset:
         shape = batch if plan.way == "step" else (plan.steps, *batch)
         if plan.batch_first and len(shape) == 2:
             shape = shape[::-1]
-        good = torch.rand(shape or (1,), generator=dice) < 0.3
+        good = (torch.rand(shape or (1,), generator=dice) < 0.3).to(coins.choice(there))
         plan.reset, *pair = reset_kinds(coins, good if shape else good[0])
         odd.inputs["reset"], true.inputs["reset"] = pair
 

@@ -47,11 +47,20 @@ def _arguments(plan: Plan, given: Given, ours: bool) -> tuple[list[Any], dict[st
         more["return_states"] = plan.return_states
         if plan.padding_value and "lengths" in inputs:
             more["padding_value"] = plan.padding_value
-        if plan.drops:
-            more["generator"] = torch.Generator().manual_seed(plan.seed)
+        more |= _randomness(plan)
     if plan.way == "packed":
         more.pop("return_states", None)
     return args, more
+
+
+def _randomness(plan: Plan) -> dict[str, Any]:
+    """A generator, or torch's own from a seed: the same dropout masks at each call of a plan."""
+    if not plan.drops:
+        return {}
+    if plan.seed % 2:
+        return {"generator": torch.Generator(plan.device).manual_seed(plan.seed)}
+    torch.manual_seed(plan.seed)
+    return {}
 
 
 def _cotangents(plan: Plan, values: list[Any], odd: bool) -> list[Any]:
@@ -159,8 +168,7 @@ def _transformed(
     x, *rest = args
 
     def values(params: dict[str, Any], x: Tensor) -> tuple[Tensor, ...]:
-        more.pop("generator", None)
-        again = {"generator": torch.Generator().manual_seed(plan.seed)} if plan.drops else {}
+        again = _randomness(plan) if "generator" in more else {}
         return tuple(
             outputs(torch.func.functional_call(module, params, (x, *rest), {**more, **again}))
         )

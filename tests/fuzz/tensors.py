@@ -163,7 +163,7 @@ def _dtensor(t: Tensor) -> Tensor:
 
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(t.device.type, (2,))
     return DTensor.from_local(t.clone(), mesh, [Replicate()], run_check=False)
 
 
@@ -312,7 +312,9 @@ def lengths_kinds(dice: random.Random, good: Tensor, steps: int) -> tuple[str, A
         "negative_bit": lambda: torch._neg_view(good.neg()),
         "wrapper": lambda: Wrapper(good.clone()),
         "functional": lambda: torch._to_functional_tensor(good.clone()),
-        "zero_tensor": lambda: torch._efficientzerotensor(good.shape, dtype=torch.int64),
+        "zero_tensor": lambda: torch._efficientzerotensor(
+            good.shape, dtype=torch.int64, device=good.device
+        ),
         "subclass": lambda: good.as_subclass(Named),
         "fake": lambda: _fake(good),
         "dtensor": lambda: _dtensor(good),
@@ -355,8 +357,12 @@ def reset_kinds(dice: random.Random, good: Tensor) -> tuple[str, Any, Any]:
         "conjugate_imag": lambda: _conj_imag(good.float()),
         "wrapper": lambda: Wrapper(good.clone()),
         "functional": lambda: torch._to_functional_tensor(good.clone()),
-        "zero_tensor": lambda: torch._efficientzerotensor(good.shape, dtype=torch.float32),
-        "zero_bool": lambda: torch._efficientzerotensor(good.shape, dtype=torch.bool),
+        "zero_tensor": lambda: torch._efficientzerotensor(
+            good.shape, dtype=torch.float32, device=good.device
+        ),
+        "zero_bool": lambda: torch._efficientzerotensor(
+            good.shape, dtype=torch.bool, device=good.device
+        ),
         "subclass": lambda: good.as_subclass(Named),
         "nan": lambda: torch.where(good, torch.nan, 0.0),
         "complex": lambda: good.to(torch.complex64),

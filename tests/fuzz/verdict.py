@@ -73,7 +73,8 @@ def not_a_sentence(error: BaseException) -> str | None:
     if not isinstance(error, (ValueError, TypeError, RuntimeError)):
         return f"{type(error).__name__} is not for users"
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not frames[-1].filename.startswith(PACKAGE):
+    ours = frames and frames[-1].filename.startswith(PACKAGE)
+    if not ours or not (frames[-1].line or "").startswith("raise"):  # but by torch below us
         return "not raised by us"
     lines = str(error).strip().splitlines()
     if not lines or (len(lines) > 1 and not isinstance(error, NoBackendError)):
