@@ -1,5 +1,6 @@
 """A plan's tensors and modules: as drawn, or plain, ours or torch's."""
 
+import inspect
 import math
 import random
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ import openrnn
 from openrnn import cells, ops
 from openrnn.params import module_slots
 
-from .plans import CUSTOM, LAYERS, MODULES, Plan
+from .plans import CUSTOM, FORMS, LAYERS, MODULES, Plan
 from .tensors import lengths_kinds, reset_kinds, twisted
 from .verdict import Unfit
 
+# arguments that torch.nn does not have
+BEYOND = ("bias_mode", "backend", "cell_clip", "input_mode", "recompute", "precision", "algorithm")
 NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -65,14 +68,33 @@ def around(plan: Plan) -> Iterator[None]:
         yield
 
 
+def _formed(plan: Plan, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Sizes and options with the one argument that has another form."""
+    name, _, form = plan.argument.partition("=")
+    values = {"input": plan.input, "hidden": plan.hidden, **options}
+    if name:
+        value = values.get(name, 0 if name in ("proj_size", "dropout") else 1)
+        if not isinstance(value, (int, float)):
+            value = 1
+        values[name] = FORMS[form](value)
+    return values.pop("input"), values.pop("hidden"), values
+
+
 def made(plan: Plan, backend: str, dtype: torch.dtype) -> Any:
     """The module of ours, or the spec of an explicit operator."""
     options = dict(plan.options)
     if plan.face.startswith("ops"):
+        if plan.argument.partition("=")[0] in ("batch_first", "backend", "bias", "dtype"):
+            raise Unfit("a spec has no such argument")
         options["direction"] = "bidirectional" if options.pop("bidirectional") else "unidirectional"
+        input_size, hidden, options = _formed(plan, options)
         options["num_proj"] = options.pop("proj_size", 0)
-        return ops.spec(plan.face.removeprefix("ops_"), plan.input, plan.hidden, **options)
+        if "bidirectional" in options:
+            options["direction"] = options.pop("bidirectional")
+        return ops.spec(plan.face.removeprefix("ops_"), input_size, hidden, **options)
     options |= {"device": plan.device, "dtype": dtype, "backend": backend}
+    if plan.argument:
+        return _odd_module(plan, *_formed(plan, options))
     if plan.fresh and plan.face in LAYERS:
         old = cells.lookup(plan.key)
         again = openrnn.cell(gates=old.gates, states=old.states, name=old.name)
@@ -84,6 +106,18 @@ def made(plan: Plan, backend: str, dtype: torch.dtype) -> Any:
     if name != plan.face:
         options["nonlinearity"] = "relu"
     return getattr(openrnn, name)(plan.input, plan.hidden, **options)
+
+
+def _odd_module(plan: Plan, input_size: Any, hidden: Any, options: dict[str, Any]) -> Any:
+    if plan.face in CUSTOM:
+        return openrnn.Recurrent(cells.lookup(plan.face), input_size, hidden, **options)
+    name = plan.face.removesuffix("_relu")
+    if name != plan.face:
+        options["nonlinearity"] = "relu"
+    known = inspect.signature(getattr(openrnn, name)).parameters
+    if plan.argument.partition("=")[0] not in {*known, "input", "hidden"}:
+        raise Unfit(f"{name} has no such argument")
+    return getattr(openrnn, name)(input_size, hidden, **options)
 
 
 def twin(plan: Plan, dtype: torch.dtype) -> nn.Module | None:
@@ -104,12 +138,18 @@ def twin(plan: Plan, dtype: torch.dtype) -> nn.Module | None:
     if name != plan.face:
         options["nonlinearity"] = "relu"
     options |= {"device": plan.device, "dtype": dtype}
-    return getattr(nn, name)(plan.input, plan.hidden, **options)
+    if plan.argument.partition("=")[0] in BEYOND:
+        return None
+    try:
+        input_size, hidden, options = _formed(plan, options)
+        return getattr(nn, name)(input_size, hidden, **options)
+    except Exception:  # what torch.nn does not take
+        return None
 
 
 def spec_of(plan: Plan) -> Any:
     """What the network of a plan is."""
-    found = made(replace(plan, fresh=False), "reference", torch.float32)
+    found = made(replace(plan, fresh=False, argument=""), "reference", torch.float32)
     return found if plan.face.startswith("ops") else found._spec
 
 

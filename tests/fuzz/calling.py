@@ -136,7 +136,7 @@ def _refused(
     if torchs is not None and plan.backend != "cpu" and not _ours_to_refuse(plan):
         words = f"refuses what torch.nn takes: {said}"
         return FAULT, words, signature("refuses what torch.nn takes", said)
-    harmless = all(kind in SAME or kind in VALUED for _, kind in plan.twists)
+    harmless = not plan.argument and all(kind in SAME or kind in VALUED for _, kind in plan.twists)
     good = plan.lengths in ("", "int64") and plan.reset in ("", "bool") and plan.packed == "good"
     named = plan.backend in ("cpu", "fused", "cudnn") and isinstance(error, NoBackendError)
     if harmless and good and not named and not plan.ambient and refusal is None:
@@ -153,6 +153,8 @@ def _ours_to_refuse(plan: Plan) -> bool:
     for what, kind in plan.twists:
         if kind in NOT_DENSE or kind in DTYPES or (what.startswith("param") and kind in CHANGED):
             return True
+    if plan.argument.partition("=")[2] in ("bool", "tensor", "none", "list", "numpy_array"):
+        return True  # of sizes and flags: one kind of number
     return plan.way == "packed" and plan.packed != "good"
 
 

@@ -234,7 +234,7 @@ def ran(plan: Plan, backend: str, dtype: torch.dtype, given: Given, odd: bool) -
                           given.needs)  # fmt: skip
             module = made(plan, backend, dtype)
             return evaluate(replace(plan, by="functional_call"), module, given, True, odd)
-    module = made(plan, backend, dtype)
+    module = made(plan if odd else replace(plan, argument=""), backend, dtype)
     if not plan.face.startswith("ops"):
         module.train(plan.training)
     return evaluate(replace(plan, backend=backend), module, given, ours=True, odd=odd)

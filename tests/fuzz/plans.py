@@ -2,9 +2,11 @@
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
 
 from openrnn.spec import BIAS_MODES
@@ -26,6 +28,25 @@ WAYS = (  # how a call is made and differentiated
 AMBIENT = ("autocast_bf16", "autocast_fp16", "anomaly", "default_float64", "default_float16",
            "function_mode", "dispatch_mode", "fake_mode", "save_on_cpu")  # fmt: skip
 PLAIN_WAYS = ("grad", "no_grad", "inference", "step")
+
+
+# arguments of constructors in other forms: of the same value, or of none that makes sense
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "numpy": np.int64,
+    "numpy_array": np.array,
+    "tensor": torch.tensor,
+    "float": float,
+    "fraction": lambda value: value + 0.5,
+    "negative": lambda value: -value - 1,
+    "bool": lambda value: bool(value) if value in (0, 1) else float(value),
+    "text": str,
+    "none": lambda value: None,
+    "list": lambda value: [value],
+    "huge": lambda value: 2**63,
+}
+ARGUMENTS = ("input", "hidden", "num_layers", "proj_size", "dropout", "bias", "bias_mode",
+             "bidirectional", "batch_first", "backend", "cell_clip", "input_mode",
+             "recompute", "precision", "algorithm")  # fmt: skip
 
 
 @dataclass
@@ -58,6 +79,7 @@ class Plan:
     threads: int = 1
     fresh: bool = False  # a cell that this process has not traced
     packed: str = "good"
+    argument: str = ""  # one of the constructor, and its form: hidden=tensor
 
     @property
     def batch_first(self) -> bool:
@@ -89,7 +111,11 @@ class Plan:
         words = {f"{what.rstrip('0123456789')}={kind}" for what, kind in self.twists}
         words |= {f"lengths={self.lengths}"} - {"lengths=", "lengths=int64"}
         words |= {f"reset={self.reset}"} - {"reset=", "reset=bool", "reset=float"}
-        words |= {self.ambient, self.way if self.way != "packed" else f"packed={self.packed}"}
+        words |= {
+            self.argument,
+            self.ambient,
+            self.way if self.way != "packed" else f"packed={self.packed}",
+        }
         return frozenset(words - {"", "grad", "packed=good", "no_grad", "inference"})
 
 
@@ -102,7 +128,7 @@ def odd_of(text: str) -> frozenset[str]:
             words |= {re.sub(r"\d+=", "=", each) for each in value.split(",")}
         elif name in ("lengths", "reset"):
             words.add(word)
-        elif name in ("ambient", "way"):
+        elif name == "argument" or name in ("ambient", "way"):
             words.add(value)
         elif name == "packed":
             words.add(word)
@@ -135,6 +161,8 @@ def draw(seed: int, index: int, device: str, small: bool) -> Plan:
         plan.training = False  # randomness under vmap has rules of its own
     if plan.ambient == "fake_mode" and plan.way not in ("grad", "no_grad"):
         plan.ambient = ""
+    if dice.random() < 0.04:
+        plan.argument = f"{dice.choice(ARGUMENTS)}={dice.choice([*FORMS])}"
     plan.threads = 2 if dice.random() < 0.05 else 1
     plan.fresh = not small and dice.random() < 0.01
     _twists(dice, plan)
@@ -227,7 +255,9 @@ PACKED = (
 
 def _twists(dice: random.Random, plan: Plan) -> None:
     """Nothing odd in half of the calls, mostly one thing in the others."""
-    count = 0 if plan.ambient == "fake_mode" else dice.choice((0, 0, 0, 1, 1, 1, 2))
+    count = (
+        0 if plan.ambient == "fake_mode" or plan.argument else dice.choice((0, 0, 0, 1, 1, 1, 2))
+    )
     targets = ["x"] * 5 + ["param"] * 4
     targets += ["state"] * 4 * plan.states + ["reset_state"] * 3 * plan.reset_state
     targets += ["cotangent"] * (plan.way == "grad")
