@@ -238,9 +238,9 @@ def _fallback(cell: Cell, drawn: Made, ended: Ended) -> Ended:
         if "derivative" in str(error) or "does not require grad" in str(error):
             return ended  # torch has none, and says so
         return _refusal(error, drawn)
-    if drawn.never and drawn.uses[0] != "random":
+    if drawn.uses[0] == "not_elementwise":
         return FAULT, "runs, though it is not elementwise", "runs what is not elementwise"
-    if not drawn.never:
+    if drawn.uses[0] != "random":
         for name, value in _layered(cell, "reference", torch.float32).items():
             if judge.distance(found[name], value):
                 return FAULT, f"{name} is not the reference's", "auto is not the reference"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from openrnn.codegen import cuda, numba, tiles
+from openrnn.codegen import cuda, numba
 from openrnn.codegen.trace import Traced
 
 Values = dict[str, Tensor]
@@ -198,21 +198,26 @@ def _functions() -> str:
     return re.sub(r"asm[^;]*?;\s*\S*?[^;]*?\);", replaced, text)
 
 
+_DEFINED = re.compile(r"^#define (\w+) (\d+)$", re.MULTILINE)
+
+
 def cpp_source(cell: Traced, dtype: str) -> str:
-    """A library of `run`: step and derivative of many units, one by one."""
-    narrow = tiles.SIZES[dtype] == 2
-    given = cuda.scaled(cell, dtype) if narrow else frozenset()
-    constants = {
-        "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
-        "KEPT": len(tiles.kept(cell)), "PLANES": len(cuda.planes(cell)), "NARROW": int(narrow),
-        "FACTORS": len(cuda.halves(cell)[0].outputs), "BFLOAT": int(narrow), "SHORT": int(narrow),
-        "HALF": 0,
-    }  # fmt: skip
-    halved = [f"    r[{cell.gates.index(gate)}] *= 0.5f;" for gate in sorted(given)]
+    """A library of `run`: step and derivative of many units, one by one.
+
+    The functions and constants are those of the kernels' sources, whatever a printer renames.
+    """
+    forward, backward = cuda.examples(cell, dtype)
+    constants = dict(_DEFINED.findall(forward)) | dict(_DEFINED.findall(backward))
+    scaled = int(dict(_DEFINED.findall(forward))["SCALED"])
+    wanted = "GATES STATES VECTORS KEPT PLANES FACTORS NARROW BFLOAT".split()
+    functions = [
+        re.search(rf"INLINE void {name}\(.*?\n}}\n", text, re.DOTALL)
+        for name, text in (("step", forward), ("factors", backward), ("derivative", backward))
+    ]
+    halved = [f"    r[{k}] *= 0.5f;" for k in range(len(cell.gates)) if scaled >> k & 1]
     return "\n".join([
-        *(f"#define {name} {value}" for name, value in constants.items()), SHIM, _functions(),
-        "namespace cell {", cuda.step_function(cell, dtype, given),
-        cuda.derivative_functions(cell, dtype), "}",
+        *(f"#define {name} {constants[name]}" for name in wanted), SHIM, _functions(),
+        "namespace cell {", *(found[0] for found in functions if found), "}",
         'extern "C" void run(int n, const float* xs, const float* rs, const float* ss, '
         "const float* ps, const float* ds, float* after, float* gates, float* befores, "
         "float* vectors_out) {\nfor (int at = 0; at < n; ++at) {",

@@ -188,7 +188,9 @@ def make(seed: int, index: int) -> Made:
     writer = _Writer(dice)
     for gate in gates:
         writer.add(_side(dice, gate))
-    writer.pool += [f"s.{state}" for state in states] + [f"torch.tanh(p.{each})" for each in params]
+    writer.pool += [f"s.{state}" for state in states] + [
+        f"(torch.tanh(p.{each}) * torch.ones_like(s.{states[0]}))" for each in params
+    ]
     uses = [name]
     before = dice.choice((0, 0, 1))
     for _ in range(before):
