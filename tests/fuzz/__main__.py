@@ -82,7 +82,7 @@ def report(found: list[Outcome], given: argparse.Namespace) -> int:
     more = f" --seed {given.seed} --device {given.device}" + " --small" * given.small
     for name, members in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         first = min(members, key=lambda one: (len(one.odd), len(one.plan)))
-        print(f"\nFAULT x {len(members)}: {name}\n  {first.words}\n  {first.plan}")
+        print(f"\nFAULT x {len(members)}: {name}\n  {first.words[:400]}\n  {first.plan}")
         print(f"  python -m tests.fuzz --only {first.kind}:{first.index}{more}")
     print()
     for kind in dict.fromkeys(one.kind for one in found):

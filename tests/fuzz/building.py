@@ -224,6 +224,7 @@ def _masks(
             coins.choice(there)
         )
         plan.lengths, *pair = lengths_kinds(coins, good, plan.steps)
+        _no_wrapper(plan, plan.lengths)
         odd.inputs["lengths"], true.inputs["lengths"] = pair
     if plan.reset:
         shape = batch if plan.way == "step" else (plan.steps, *batch)
@@ -231,7 +232,13 @@ def _masks(
             shape = shape[::-1]
         good = (torch.rand(shape or (1,), generator=dice) < 0.3).to(coins.choice(there))
         plan.reset, *pair = reset_kinds(coins, good if shape else good[0])
+        _no_wrapper(plan, plan.reset)
         odd.inputs["reset"], true.inputs["reset"] = pair
+
+
+def _no_wrapper(plan: Plan, kind: str) -> None:
+    if plan.way == "inference" and kind in ("wrapper", "functional", "dtensor"):
+        raise Unfit("torch cannot view a wrapper that was made outside of inference mode")
 
 
 def _needs(plan: Plan, coins: random.Random, odd: Given, true: Given) -> None:

@@ -17,7 +17,7 @@ from . import judge
 from .building import NARROW, Given, around, cast, drawn, twin
 from .calls import Answer, evaluate, plains, ran
 from .plans import Plan, draw
-from .tensors import CHANGED, SAME, VALUED, plain
+from .tensors import CHANGED, SAME, VALUED, WRAPPED, plain
 from .verdict import (
     DISCARDED,
     FAULT,
@@ -35,9 +35,15 @@ from .verdict import (
 # layouts and dtypes that docs/semantics.md leaves to torch.nn
 NOT_DENSE = {"sparse", "sparse_csr", "mkldnn", "quantized", "nested", "nested_jagged", "masked"}
 NOT_DENSE |= {"dtensor", "resized_storage"}
-DTYPES = {"float64", "float32", "float16", "bfloat16", "complex64", "bool"}
-# what torch says of tensors of inference mode, in words that are for users
-TORCHS = re.compile("Inference tensors cannot be saved for backward")
+DTYPES = {"float64", "float32", "float16", "bfloat16", "float8", "complex64", "bool", "int8"}
+DTYPES |= {"int64", "uint16"}
+# what torch says of tensors of inference mode, in words that are for users; and what tensors of
+# some classes say themselves where they meet others in an operator of torch
+TORCHS = re.compile(
+    r"Inference tensors cannot be saved for backward|aten\S+ got mixed torch.Tensor and DTensor"
+    r"|Please convert all Tensors to FakeTensors first.*Found in aten"
+    r"|Multiple dispatch failed for 'torch._ops.aten"
+)
 
 Say = Callable[[str], None]
 Tried = tuple[Answer | None, BaseException | None]
@@ -126,7 +132,7 @@ def _refused(
     torchs, torch_error = _torch(plan, odd, say)
     if why == "not raised by us" and first_line(error) == first_line(torch_error):
         why = None if not FOREIGN.search(first_line(error)) else why  # torch's own sentence
-    if why in (None, "not raised by us") and TORCHS.match(str(error)):
+    if TORCHS.match(first_line(error)):
         return REFUSED, said, ""
     if "Creating a new Tensor subclass" in said:
         raise Unfit("two subclasses that torch cannot mix")
@@ -136,7 +142,9 @@ def _refused(
     if torchs is not None and plan.backend != "cpu" and not _ours_to_refuse(plan):
         words = f"refuses what torch.nn takes: {said}"
         return FAULT, words, signature("refuses what torch.nn takes", said)
-    harmless = not plan.argument and all(kind in SAME or kind in VALUED for _, kind in plan.twists)
+    harmless = not plan.argument and all(
+        kind in SAME.keys() - WRAPPED or kind in VALUED for _, kind in plan.twists
+    )
     good = plan.lengths in ("", "int64") and plan.reset in ("", "bool") and plan.packed == "good"
     named = plan.backend in ("cpu", "fused", "cudnn") and isinstance(error, NoBackendError)
     if harmless and good and not named and not plan.ambient and refusal is None:

@@ -126,7 +126,7 @@ def _set(module: nn.Module, values: dict[str, Any], needs: frozenset[str]) -> No
     for name, parameter in module.named_parameters():
         try:
             parameter.data = values[name].detach()
-        except (RuntimeError, TypeError, AttributeError) as error:
+        except (RuntimeError, TypeError, AttributeError, KeyError) as error:
             raise Unfit("torch puts no such tensor into a parameter") from error
         parameter.requires_grad_(name in needs)
 

@@ -11,7 +11,7 @@ import torch
 
 from openrnn.spec import BIAS_MODES
 
-from .tensors import CHANGED, SAME, STRANGE, VALUED
+from .tensors import CHANGED, SAME, STRANGE, VALUED, WRAPPED
 
 # the cells that calls use: few, as each costs a compilation for each dtype
 LAYERS = ("LSTM", "GRU", "RNN", "RNN_relu")
@@ -42,11 +42,10 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "text": str,
     "none": lambda value: None,
     "list": lambda value: [value],
-    "huge": lambda value: 2**63,
 }
-ARGUMENTS = ("input", "hidden", "num_layers", "proj_size", "dropout", "bias", "bias_mode",
-             "bidirectional", "batch_first", "backend", "cell_clip", "input_mode",
-             "recompute", "precision", "algorithm")  # fmt: skip
+SIZES = ("input", "hidden", "num_layers", "proj_size")
+WORDS = ("bias_mode", "backend", "cell_clip", "input_mode", "recompute", "precision", "algorithm")
+FLAGS = ("dropout", "bias", "bidirectional", "batch_first")
 
 
 @dataclass
@@ -162,11 +161,22 @@ def draw(seed: int, index: int, device: str, small: bool) -> Plan:
     if plan.ambient == "fake_mode" and plan.way not in ("grad", "no_grad"):
         plan.ambient = ""
     if dice.random() < 0.04:
-        plan.argument = f"{dice.choice(ARGUMENTS)}={dice.choice([*FORMS])}"
+        plan.argument = _argument(dice)
     plan.threads = 2 if dice.random() < 0.05 else 1
     plan.fresh = not small and dice.random() < 0.01
     _twists(dice, plan)
     return plan
+
+
+def _argument(dice: random.Random) -> str:
+    """An argument in a form of the same value, or in one that means nothing."""
+    name = dice.choice((*SIZES, *SIZES, *WORDS, *FLAGS))
+    forms = [*FORMS]
+    if name in WORDS:
+        forms = ["text", "list"]
+    if name in FLAGS:
+        forms = ["numpy", "tensor", "float", "bool"]
+    return f"{name}={dice.choice(forms)}"
 
 
 def _dtype(dice: random.Random, plan: Plan, small: bool) -> torch.dtype:
@@ -255,9 +265,9 @@ PACKED = (
 
 def _twists(dice: random.Random, plan: Plan) -> None:
     """Nothing odd in half of the calls, mostly one thing in the others."""
-    count = (
-        0 if plan.ambient == "fake_mode" or plan.argument else dice.choice((0, 0, 0, 1, 1, 1, 2))
-    )
+    count = dice.choice((0, 0, 0, 1, 1, 1, 2))
+    if plan.ambient == "fake_mode" or plan.argument:
+        count = 0
     targets = ["x"] * 5 + ["param"] * 4
     targets += ["state"] * 4 * plan.states + ["reset_state"] * 3 * plan.reset_state
     targets += ["cotangent"] * (plan.way == "grad")
@@ -268,8 +278,8 @@ def _twists(dice: random.Random, plan: Plan) -> None:
     kinds = [*SAME] * 4 + [*VALUED]
     if odd:
         kinds += [*STRANGE] * 2 + [*CHANGED] * 2
-    else:  # what transforms and modes make of stranger ones is torch's affair
-        kinds = [kind for kind in kinds if kind not in ("wrapper", "wrapper_spread", "functional")]
+    if not odd or plan.way == "inference":  # what modes make of wrappers is torch's affair
+        kinds = [kind for kind in kinds if kind not in WRAPPED | {"dtensor", "masked"}]
     found = []
     for target in dict.fromkeys(dice.sample(targets, count)):
         places = {"param": 8, "state": 2}.get(target)
@@ -287,3 +297,6 @@ def _twists(dice: random.Random, plan: Plan) -> None:
         found.append((what, kind))
     plan.twists = tuple(found)
     plan.by = dice.choice(("functional_call", "data"))
+    strange = WRAPPED | (STRANGE.keys() - {"resized_storage"})
+    if any(what.startswith("param") and kind in strange for what, kind in found):
+        plan.by = "functional_call"  # torch's own operators crash on such a parameter's data

@@ -143,6 +143,8 @@ SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "functional": lambda t: torch._to_functional_tensor(t.clone()),
 }
 
+WRAPPED = {"wrapper", "wrapper_spread", "functional"}  # of those, the ones without memory
+
 
 def _resized(t: Tensor) -> Tensor:
     t = t.clone()
@@ -390,5 +392,5 @@ def _masks(make: Callable[[], Any], kind: str) -> Made:
     except Exception as error:
         raise Unfit(f"torch makes no {kind} mask here: {type(error).__name__}") from error
     if isinstance(given, Tensor):
-        return given, None if kind == "resized_storage" else plain(given)
+        return given, plain(given)
     return given, given  # lists and numbers: the reference says what they mean

@@ -1,5 +1,6 @@
 """How a draw may end, and what counts as a sentence of ours."""
 
+import dis
 import re
 import traceback
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ RIGHT, REFUSED, FAULT, DISCARDED = "right", "refused", "fault", "discarded"
 # of torch's own insides, and of bugs
 FOREIGN = re.compile(
     r"internal|aten[.:]|openrnn[.:]+(forward|backward)\b|torch\._C|please (report|file)|INTERNAL"
-    r"|object has no attribute|NoneType|__torch_dispatch__|functorch|dispatch key|0x[0-9a-f]{6}",
+    r"|object has no attribute|'NoneType'|__torch_dispatch__|functorch|dispatch key|0x[0-9a-f]{6}",
     re.IGNORECASE,
 )
 
@@ -44,7 +45,7 @@ class Outcome:
 
 
 def first_line(error: BaseException | None) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def signature(*words: str) -> str:
@@ -68,17 +69,28 @@ def place(error: BaseException) -> str:
     return where if frames[-1] is last else f"{where} -> {Path(frames[-1].filename).name}"
 
 
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether a `raise` of ours made it, and not an operator of torch that our line calls."""
+    trail = error.__traceback__
+    while trail is not None and trail.tb_next is not None:
+        trail = trail.tb_next
+    if trail is None or not trail.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        return False
+    return trail.tb_frame.f_code.co_code[trail.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
 def not_a_sentence(error: BaseException) -> str | None:
     """Why an error is not one sentence of ours; None where it is."""
     if not isinstance(error, (ValueError, TypeError, RuntimeError)):
         return f"{type(error).__name__} is not for users"
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = frames and frames[-1].filename.startswith(PACKAGE)
-    if not ours or not (frames[-1].line or "").startswith("raise"):  # but by torch below us
+    if not _raised_by_us(error):
         return "not raised by us"
     lines = str(error).strip().splitlines()
     if not lines or (len(lines) > 1 and not isinstance(error, NoBackendError)):
         return f"{len(lines)} lines"
-    if FOREIGN.search(str(error)) and not isinstance(error, NoBackendError):
+    said = str(error)
+    if error.__cause__ is not None:  # whose words are quoted
+        said = said.replace(first_line(error.__cause__), "")
+    if FOREIGN.search(said) and not isinstance(error, NoBackendError):
         return "names insides"
     return None
