@@ -232,7 +232,7 @@ def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monke
     cell, asked = trace(cells.lstm), []
     first, second = plan.forward(cell, "float16", 512, 64, *WHOLE, keep=False)[:2]
 
-    def binary(cell, dtype, how, arch, patience):
+    def binary(cell, dtype, how, arch, spin_limit):
         asked.append(how)
         return SimpleNamespace(resources=SimpleNamespace(spilled=how.resident == first.resident))
 
@@ -309,7 +309,7 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
     """Near the largest H only the compiler knows; what spills runs right, too."""
     cell, asked = trace(cells.rnn_tanh), []
 
-    def binary(cell, dtype, how, arch, patience):
+    def binary(cell, dtype, how, arch, spin_limit):
         asked.append(how)
         spilled = 8 * how.resident + (0 if how.frugal else 64) + how.stages
         return SimpleNamespace(resources=SimpleNamespace(spilled=spilled))
@@ -329,7 +329,7 @@ def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
         kernels.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
     )
 
-    def binary(cell, dtype, how, arch, patience):
+    def binary(cell, dtype, how, arch, spin_limit):
         return SimpleNamespace(resources=SimpleNamespace(spilled=int(how != last)))
 
     monkeypatch.setattr(kernels, "binary", binary)
@@ -340,7 +340,7 @@ def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
 def test_a_frugal_kernel_comes_before_one_with_less_of_r_in_registers(monkeypatch):
     cell, shared, asked = trace(cells.lstm), Limits.of((9, 0)).shared, []
 
-    def binary(cell, dtype, how, arch, patience):
+    def binary(cell, dtype, how, arch, spin_limit):
         asked.append(how)
         return SimpleNamespace(resources=SimpleNamespace(spilled=0 if how.frugal else 8))
 

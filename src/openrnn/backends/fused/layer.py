@@ -120,7 +120,7 @@ class LayerKernels:
         self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
     ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
         many = (batch + 7) // 8
-        key = (kind, many, flags, kernels.PATIENCE)
+        key = (kind, many, flags, kernels.SPIN_LIMIT)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
