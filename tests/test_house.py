@@ -35,8 +35,8 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"op"},
     {"functional"},
     {"nn"},
-    {"convert", "ops", "bench", "explain"},
-    {"info", "lm"},
+    {"convert", "ops", "explain"},
+    {"bench", "info", "lm"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -182,17 +182,24 @@ def explain(
 @app.command()
 def bench(
     *,
-    suite: Annotated[str, typer.Option(help=", ".join(benchmark.SUITE_NAMES))] = "users",
+    suite: Annotated[
+        str, typer.Option(help=f"{', '.join(benchmark.SUITE_NAMES)}; several with commas")
+    ] = "users",
     device: Device = "auto",
     dtype: Annotated[
-        str,
-        typer.Option(
-            help="bfloat16, float16, tf32, float32, float64, several with commas, or auto"
+        str | None,
+        _option(
+            "bfloat16, float16, tf32, float32, float64, several with commas, or auto: each row's",
+            "the suite's",
         ),
-    ] = "auto",
+    ] = None,
     rows: Annotated[list[str] | None, _option("rows by pattern, as 'lm-*'; again for more")] = None,
-    against: Annotated[str | None, _option("peers, with commas, or none", ",".join(PEERS))] = None,
-    backend: Backend = "auto",
+    against: Annotated[
+        str | None, _option(f"of {', '.join(PEERS)}; with commas, or none", "the suite's")
+    ] = None,
+    backend: Annotated[
+        str | None, _option(f"ours: auto, {', '.join(dispatch.BACKENDS)}", "the suite's")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="of sampling, for an engine in a mode")] = 0.2,
     minutes: Annotated[float | None, _option("begin no row after; of suite train: a run's")] = None,
     gpus: Annotated[str, typer.Option(help="of suite train: GPU counts, with commas")] = "1",
@@ -201,7 +208,12 @@ def bench(
     markdown: Annotated[Path | None, _option("file of tables to write")] = None,
     charts: Annotated[Path | None, _option("folder of PNG charts to write")] = None,
     compare: Annotated[Path | None, _option("older file of results: what moved since")] = None,
-    baseline: Annotated[str | None, _option("commit whose sources run the rows as well")] = None,
+    baseline: Annotated[
+        str | None, _option("commit, or folder of sources, that is timed in turn with these")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="processes that first compile the rows' CUDA kernels")
+    ] = 0,
     profile: Annotated[str | None, _option("row to trace instead: kernels and gaps")] = None,
     tensorboard: Annotated[Path | None, _option("folder of results for TensorBoard")] = None,
     show: Annotated[list[Path] | None, _option("written file or folder: measure nothing")] = None,
@@ -212,14 +224,15 @@ def bench(
     A row is timed by openrnn and by what its users run today, in turn, after each result was
     compared with float64. Ctrl-C keeps what was measured.
     """
-    peers = PEERS if against is None else _words(against.replace("none", ""))
+    peers = None if against is None else _words(against.replace("none", ""))
     try:
         with refusing():
             return benchmark.execute(
                 Options(
-                    suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
-                    seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
-                    tensorboard, show or (), page, _counts(gpus),
+                    suite, device, None if dtype is None else _words(dtype),
+                    _words(",".join(rows or ())), peers, backend, seconds, minutes, json, resume,
+                    markdown, charts, compare, baseline, profile, tensorboard, show or (), page,
+                    _counts(gpus), workers,
                 )
             )  # fmt: skip
     except KeyboardInterrupt:  # of which typer makes a code without a word

@@ -1,17 +1,20 @@
 """`openrnn bench` from its options to its last line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page, profile, report
+from openrnn.bench import (
+    baseline, board, charts, jobs, machine, markdown, page, profile, remote, report,
+)  # fmt: skip
 from openrnn.bench.cases import CUT, Row, select, sized
-from openrnn.bench.compare import as_baseline
-from openrnn.bench.engines import engines_of
+from openrnn.bench.engines import engines_of, peers_of
+from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
-from openrnn.bench.options import Options, check, check_places
+from openrnn.bench.options import Choice, Options, check, check_places, choice_of
 from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
@@ -31,8 +34,10 @@ def execute(options: Options) -> int:
         return _show(options, old)
     device = _device(options.device)
     if options.profile is not None:
-        for row, precision in _todo(options, [options.profile], device, everywhere=True):
-            profile.run(row, precision, device, options.backend, report.console())
+        suite = "all" if options.suite == Options.suite else options.suite
+        choice = choice_of(options, suite, device)
+        for row, precision in _todo(suite, choice.dtype, [options.profile], device):
+            profile.run(row, precision, device, choice.backend, report.console())
         return 0
     about = machine.describe(device)
     if options.suite == "train":
@@ -41,9 +46,12 @@ def execute(options: Options) -> int:
         check_places(options)
         _begun(options, about)
         return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
+    choice = choice_of(options, options.suite, device)
     about["seconds"] = f"{options.seconds:g} for each engine in each mode"
-    about["against"], about["backend"] = ",".join(options.against) or "none", options.backend
-    return _measure(options, device, about, old)
+    about["against"], about["backend"] = ",".join(choice.against) or "none", choice.backend
+    if options.baseline:
+        about["baseline"] = baseline.named(options.baseline)
+    return _measure(options, choice, device, about, old)
 
 
 def _device(name: str) -> str:
@@ -55,24 +63,38 @@ def _device(name: str) -> str:
     return "cuda" if there and name != "cpu" else "cpu"
 
 
-def _todo(
-    options: Options, globs: Sequence[str], device: str, everywhere: bool = False
-) -> list[Todo]:
+def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) -> list[Todo]:
     """The rows asked for, sized for the device, in every precision asked for."""
-    suite = "all" if everywhere and options.suite == Options.suite else options.suite
     rows = sized(select(rows_of(suite), globs), device)
     found: list[tuple[Row, str]] = []
-    for dtype in options.dtype:
+    for dtype in dtypes:
         found += [(row, precision_of(dtype, row, device)) for row in rows]
     return list(dict.fromkeys(found))
 
 
-def _measure(options: Options, device: str, about: Machine, old: Record | None) -> int:
+@contextmanager
+def _engines(options: Options, choice: Choice, device: str, todo: Sequence[Todo]) -> Iterator[list[Engine]]:
+    """Ours and its peers; with a baseline ours and the baseline's, each in a process of its own."""
+    workers = options.workers if device == "cuda" else 0
+    peers = peers_of(choice.against, choice.backend)
+    if not options.baseline:
+        remote.compile_ahead(remote.SOURCES, todo, workers)
+        yield engines_of(choice.against, choice.backend)
+        return
+    with baseline.sources(options.baseline) as sources:
+        for one in (remote.SOURCES, sources):
+            remote.compile_ahead(one, todo, workers)
+        with remote.in_turn(sources, choice.backend, device) as ours:
+            yield [*ours, *peers]
+
+
+def _measure(
+    options: Options, choice: Choice, device: str, about: Machine, old: Record | None
+) -> int:
     """Measures, prints and writes all that was asked for; what was measured before Ctrl-C, too."""
-    todo = _todo(options, options.rows, device)
-    session = Session(
-        device, engines_of(options.against, options.backend), options.seconds, options.minutes
-    )
+    todo = _todo(options.suite, choice.dtype, options.rows, device)
+    session = Session(device, options.seconds, options.minutes)
+    peers_of(choice.against, choice.backend)  # before anything is made
     check_places(options)
     session.results = _begun(options, about)
     events = board.writer_of(options.tensorboard) if options.tensorboard else None
@@ -83,15 +105,9 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
     if told:
         screen.print(told, markup=False, soft_wrap=True)
     try:
-        session.run(todo, writer, screen)
-        if options.baseline and session.ended is None:
-            older = baseline.measure_at(
-                options.baseline, todo, device, options.against, options.backend, options.seconds
-            )
-            old = old or Record(about, tuple(older))
-            found = as_baseline(older)
-            writer.add(found)
-            session.results += found
+        left = session.left(todo)
+        with _engines(options, choice, device, left) as engines:
+            session.run(left, engines, writer, screen)
     except KeyboardInterrupt:
         code = INTERRUPTED
         session.ended = session.ended or "interrupted"
@@ -99,8 +115,6 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
     if events is not None:
         board.write(session.results, about, events)
     if session.ended:
-        if options.baseline:
-            session.ended += f"; {options.baseline} was not run"
         screen.print(session.ended, markup=False, soft_wrap=True)
         code = code or (0 if session.planned else 1)
     return code
@@ -117,7 +131,7 @@ def _cut(options: Options, device: str) -> str:
     return f"{changed} of {len(asked)} rows are cut to size{alike}: {CUT}"
 
 
-OPTIONS = ("seconds", "against", "backend")  # those by which a file's results are what they are
+OPTIONS = ("seconds", "against", "backend", "baseline")  # those by which a file's results are what they are
 
 
 def _begun(options: Options, about: Machine) -> list[Result]:

@@ -83,8 +83,3 @@ def differences(before: Machine, now: Machine) -> list[str]:
         for name in ALIKE
         if before.get(name) != now.get(name)
     ]
-
-
-def as_baseline(results: Iterable[Result]) -> list[Result]:
-    """Our results of another commit, as those of a peer."""
-    return [replace(result, engine="baseline") for result in results if result.engine == OURS]

@@ -1,7 +1,7 @@
 """What a run leaves: JSON lines, one a result, and what they hold.
 
-The first line of a run is `{"schema": 1, "kind": "machine", ...}`: names and text of what a reader
-of the numbers must know. Each other line is `{"schema": 1, "kind": "result", ...}` with the fields
+The first line of a run is `{"schema": 2, "kind": "machine", ...}`: names and text of what a reader
+of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ...}` with the fields
 of `Result` (its `row` with those of `cases.Row`), or `"kind": "training"` with those of `Trained`;
 a field that has its default is left out. A run that was resumed has several lines on its machine;
 the last one counts.
@@ -17,7 +17,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from openrnn.bench.cases import Row
 from openrnn.errors import OpenRNNError
 
-SCHEMA = 1
+SCHEMA = 2
+READ = (1, 2)  # schemas; rows of the first have no `states` and no `full`
 STATUSES = ("ok", "wrong", "refused", "failed")
 Machine = Mapping[str, str]
 
@@ -107,6 +108,17 @@ def written(value: Line) -> str:
     return line(kind, _spoken(value))
 
 
+def result_line(result: Result) -> str:
+    """A result as its line, with all digits, for another process."""
+    return json.dumps(_spoken(result))
+
+
+def result_of(text: str) -> Result:
+    """A result of such a line."""
+    found: Result = _build(Result, json.loads(text), "a result of another process")
+    return found
+
+
 def _spoken(value: Any) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     made = {}
@@ -167,8 +179,9 @@ def _parse(text: str, where: str) -> tuple[str, dict[str, Any]]:
         raise OpenRNNError(f"{where} is not JSON: {error.msg}") from None
     if not isinstance(values, dict) or "schema" not in values:
         raise OpenRNNError(f"{where} has no schema: it is no line of openrnn bench")
-    if values.pop("schema") != SCHEMA:
-        raise OpenRNNError(f"{where} is of another schema, this openrnn reads {SCHEMA}")
+    if values.pop("schema") not in READ:
+        known = " and ".join(map(str, READ))
+        raise OpenRNNError(f"{where} is of another schema, this openrnn reads {known}")
     kind = values.pop("kind", None)
     if kind != "machine" and kind not in _KINDS:
         raise OpenRNNError(f"{where} is of kind {kind!r}, needs machine, {', '.join(_KINDS)}")

@@ -10,6 +10,8 @@ from openrnn.bench.record import Result
 from openrnn.bench.timer import DISTURBED
 
 OURS, GRAPHED = "openrnn", "openrnn-graph"
+# engines that are timed from CUDA graphs, and compared with ours from one
+FROM_GRAPHS = ("graph", "cudnn-graph", "baseline-graph")
 # the standard error of a median over the quartile range, of many values that are about normal
 SPREAD = 1.253 / 1.349
 CLOSE, ERRORS = 0.02, 2
@@ -62,7 +64,7 @@ class Line:
 
     def pair(self, peer: str) -> Pair | None:
         """Ours and a peer; where the peer runs from a CUDA graph, so does ours."""
-        ours = self.results.get(GRAPHED if peer == "graph" else OURS)
+        ours = self.results.get(GRAPHED if peer in FROM_GRAPHS else OURS)
         other = self.results.get(peer)
         timed = ours is not None and other is not None and ours.us and other.us
         return Pair(ours, other) if timed and ours and other else None

@@ -24,14 +24,23 @@ from openrnn.bench.timer import DISTURBED
 HEADS = {
     "torch": "torch.nn", "graph": "graph", "cudnn": "cuDNN best", "packed": "packed",
     "loop": "loop", "eager": "eager", "compiled": "compiled", "flashrnn": "FlashRNN",
-    "torchrl": "TorchRL", "baseline": "baseline",
+    "torchrl": "TorchRL", "cudnn-graph": "cuDNN graph", "recompute": "recompute",
+    "cudnn-standard": "standard", "cudnn-persist-static": "static",
+    "cudnn-persist-dynamic": "dynamic", "cudnn-persist-static-small-h": "small H",
+    "baseline": "baseline", "baseline-graph": "baseline graph",
 }  # fmt: skip
 TITLES = {
     "torch": "torch.nn as called", "graph": "torch.nn, both from a CUDA graph",
     "cudnn": "cuDNN's best algorithm", "packed": "torch.nn with PackedSequence",
     "loop": "torch.nn in a loop of steps", "eager": "eager Python",
     "compiled": "Python, its step by torch.compile", "flashrnn": "FlashRNN",
-    "torchrl": "TorchRL's Triton kernels", "baseline": "the baseline's openrnn",
+    "torchrl": "TorchRL's Triton kernels", "cudnn-graph": "cuDNN, both from a CUDA graph",
+    "recompute": "openrnn, gates recomputed", "cudnn-standard": "cuDNN's standard algorithm",
+    "cudnn-persist-static": "cuDNN's persist_static",
+    "cudnn-persist-dynamic": "cuDNN's persist_dynamic",
+    "cudnn-persist-static-small-h": "cuDNN's persist_static_small_h",
+    "baseline": "the baseline's openrnn",
+    "baseline-graph": "the baseline's openrnn, both from a CUDA graph",
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
 
