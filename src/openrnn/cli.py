@@ -214,7 +214,7 @@ def bench(
     workers: Annotated[
         int, typer.Option(help="processes that first compile the rows' CUDA kernels")
     ] = 0,
-    profile: Annotated[str | None, _option("row to trace instead: kernels and gaps")] = None,
+    profile: Annotated[str | None, _option("rows to trace instead: kernels and gaps")] = None,
     tensorboard: Annotated[Path | None, _option("folder of results for TensorBoard")] = None,
     show: Annotated[list[Path] | None, _option("written file or folder: measure nothing")] = None,
     page: Annotated[Path | None, _option("page to make of --show, with charts")] = None,

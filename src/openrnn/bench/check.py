@@ -84,7 +84,8 @@ def outputs(ready: Ready, mode: str) -> dict[str, Tensor]:
 def bounded(task: Task) -> Task:
     """The part of a task on which engines are compared."""
     row = task.row
-    states = STATES["cpu" if task.device == "cpu" else "cuda"] // (row.hidden * row.layers * row.directions)
+    kind = "cpu" if task.device == "cpu" else "cuda"
+    states = STATES[kind] // (row.hidden * row.layers * row.directions)
     steps = min(row.steps, STEPS, max(FEW, states // row.batch))
     batch = min(row.batch, max(1, states // steps))
     return task.part(steps, batch)

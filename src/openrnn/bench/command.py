@@ -8,8 +8,17 @@ import torch
 from rich.console import Console
 
 from openrnn.bench import (
-    baseline, board, charts, jobs, machine, markdown, page, profile, remote, report,
-)  # fmt: skip
+    baseline,
+    charts,
+    machine,
+    markdown,
+    page,
+    profile,
+    remote,
+    report,
+    tensorboard,
+    training,
+)
 from openrnn.bench.cases import CUT, Row, select, sized
 from openrnn.bench.engines import engines_of, peers_of
 from openrnn.bench.engines.base import Engine
@@ -34,24 +43,34 @@ def execute(options: Options) -> int:
         return _show(options, old)
     device = _device(options.device)
     if options.profile is not None:
-        suite = "all" if options.suite == Options.suite else options.suite
-        choice = choice_of(options, suite, device)
-        for row, precision in _todo(suite, choice.dtype, [options.profile], device):
-            profile.run(row, precision, device, choice.backend, report.console())
-        return 0
+        return _profile(options, options.profile, device)
     about = machine.describe(device)
     if options.suite == "train":
         if device == "cpu" and tuple(options.gpus) != Options.gpus:
             raise ValueError("--gpus needs a CUDA device")
         check_places(options)
         _begun(options, about)
-        return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
+        return training.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
     choice = choice_of(options, options.suite, device)
     about["seconds"] = f"{options.seconds:g} for each engine in each mode"
     about["against"], about["backend"] = ",".join(choice.against) or "none", choice.backend
     if options.baseline:
         about["baseline"] = baseline.named(options.baseline)
     return _measure(options, choice, device, about, old)
+
+
+def _profile(options: Options, glob: str, device: str) -> int:
+    """Profiles every row of a pattern; what it found goes to the file that was asked for."""
+    suite = "all" if options.suite == Options.suite else options.suite
+    choice = choice_of(options, suite, device)
+    todo = _todo(suite, choice.dtype, [glob], device)
+    check_places(options)
+    about = {**machine.describe(device), "backend": choice.backend}
+    _begun(options, about)
+    writer = Writer(options.json, about)
+    for row, precision in todo:
+        writer.add(profile.run(row, precision, device, choice.backend, report.console()))
+    return 0
 
 
 def _device(name: str) -> str:
@@ -73,7 +92,9 @@ def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) 
 
 
 @contextmanager
-def _engines(options: Options, choice: Choice, device: str, todo: Sequence[Todo]) -> Iterator[list[Engine]]:
+def _engines(
+    options: Options, choice: Choice, device: str, todo: Sequence[Todo]
+) -> Iterator[list[Engine]]:
     """Ours and its peers; with a baseline ours and the baseline's, each in a process of its own."""
     workers = options.workers if device == "cuda" else 0
     peers = peers_of(choice.against, choice.backend)
@@ -97,7 +118,7 @@ def _measure(
     peers_of(choice.against, choice.backend)  # before anything is made
     check_places(options)
     session.results = _begun(options, about)
-    events = board.writer_of(options.tensorboard) if options.tensorboard else None
+    events = tensorboard.writer_of(options.tensorboard) if options.tensorboard else None
     screen = Console(stderr=True, highlight=False)
     writer = Writer(options.json, about)
     code = 0
@@ -113,7 +134,7 @@ def _measure(
         session.ended = session.ended or "interrupted"
     _report(session.results, about, options, old)
     if events is not None:
-        board.write(session.results, about, events)
+        tensorboard.write(session.results, about, events)
     if session.ended:
         screen.print(session.ended, markup=False, soft_wrap=True)
         code = code or (0 if session.planned else 1)
@@ -131,7 +152,8 @@ def _cut(options: Options, device: str) -> str:
     return f"{changed} of {len(asked)} rows are cut to size{alike}: {CUT}"
 
 
-OPTIONS = ("seconds", "against", "backend", "baseline")  # those by which a file's results are what they are
+# options that a file's results depend on
+OPTIONS = ("seconds", "against", "backend", "baseline")
 
 
 def _begun(options: Options, about: Machine) -> list[Result]:
@@ -184,7 +206,7 @@ def _show(options: Options, old: Record | None) -> int:
         if record.results:
             _report(record.results, record.machine, named, old)
         if record.trained:
-            report.console().print(report.rendered(jobs.sheet(record.trained)))
+            report.console().print(report.rendered(training.sheet(record.trained)))
     return 0
 
 

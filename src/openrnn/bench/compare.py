@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from openrnn.bench.ratios import ERRORS, GRAPHED, OURS, quiet, same
 from openrnn.bench.record import Machine, Result
-from openrnn.bench.table import ERRORS, GRAPHED, OURS, quiet, same
 
 # the spread of one run does not hold what changes from run to run
 BETWEEN = 0.05

@@ -41,7 +41,7 @@ class Options:
 TAKES = {
     "--page": "show page",
     "--show": "show markdown charts compare",
-    "--profile": "profile suite device dtype backend",
+    "--profile": "profile suite device dtype backend json resume",
     "--suite train": "suite device minutes gpus json resume",
 }
 FILES, FOLDERS = ("json", "markdown", "page"), ("charts", "tensorboard")

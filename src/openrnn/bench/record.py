@@ -2,9 +2,9 @@
 
 The first line of a run is `{"schema": 2, "kind": "machine", ...}`: names and text of what a reader
 of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ...}` with the fields
-of `Result` (its `row` with those of `cases.Row`), or `"kind": "training"` with those of `Trained`;
-a field that has its default is left out. A run that was resumed has several lines on its machine;
-the last one counts.
+of `Result` (its `row` with those of `cases.Row`), or `"kind": "training"` with those of `Trained`,
+or `"kind": "profile"` with those of `Profiled`; a field that has its default is left out. A run
+that was resumed has several lines on its machine; the last one counts.
 """
 
 import json
@@ -84,8 +84,24 @@ class Trained:
     backend: str
 
 
-Line = Result | Trained
-_KINDS: dict[str, type] = {"result": Result, "training": Trained}
+@dataclass(frozen=True)
+class Profiled:
+    """What a kernel or operator takes in a call of ours, by torch's profiler.
+
+    Args:
+        us: microseconds in a call; count: how often it runs in one.
+    """
+
+    row: Row
+    precision: str
+    mode: str
+    name: str
+    us: float
+    count: float
+
+
+Line = Result | Trained | Profiled
+_KINDS: dict[str, type] = {"result": Result, "training": Trained, "profile": Profiled}
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,7 @@ class Record:
     machine: Machine
     results: tuple[Result, ...]
     trained: tuple[Trained, ...] = ()
+    profiled: tuple[Profiled, ...] = ()
 
 
 def line(kind: str, values: Mapping[str, Any]) -> str:
@@ -147,6 +164,7 @@ def read(path: Path) -> Record:
     machine: Machine = {}
     found: dict[object, Result] = {}
     trained: dict[object, Trained] = {}
+    profiled: dict[object, Profiled] = {}
     for number, text in enumerate(_text(path).splitlines(), 1):
         where = f"{path} line {number}"
         kind, values = _parse(text, where)
@@ -156,11 +174,13 @@ def read(path: Path) -> Record:
         made = _build(_KINDS[kind], values, where)
         if isinstance(made, Result):
             found[made.key, made.engine] = made
+        elif isinstance(made, Profiled):
+            profiled[made.row.key, made.precision, made.mode, made.name] = made
         else:
             trained[made.name, made.model, made.gpus] = made
     if not machine:
         raise OpenRNNError(f"{path} has no line on its machine: it is no file of openrnn bench")
-    return Record(machine, tuple(found.values()), tuple(trained.values()))
+    return Record(machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()))
 
 
 def _text(path: Path) -> str:

@@ -25,7 +25,7 @@ from openrnn.bench.modes import MODES
 from openrnn.bench.record import result_line
 from openrnn.bench.sides import DeviceLostError, Ground, Local, reason_of
 from openrnn.bench.task import PRECISIONS, layer_of, products
-from openrnn.bench.timer import LONG
+from openrnn.bench.timer import LONG, quiet
 from openrnn.errors import OpenRNNError
 
 Request = Mapping[str, Any]
@@ -47,16 +47,16 @@ def main() -> None:
 
 def serve(requests: TextIO, answers: TextIO, handle: Callable[[Request], Answer]) -> None:
     """One answer a request, an error's words where that fails."""
-    gc.disable()  # as in the process that asks, whose timer does it
-    for line in requests:
-        try:
-            answer = handle(json.loads(line))
-        except DeviceLostError as error:
-            answer = {"lost": str(error)}
-        except Exception as error:
-            answer = {"error": reason_of(error)}
-        answers.write(json.dumps({**answer, "busy": time.process_time()}) + "\n")
-        answers.flush()
+    with quiet():  # as the process that asks is, whose timer does it
+        for line in requests:
+            try:
+                answer = handle(json.loads(line))
+            except DeviceLostError as error:
+                answer = {"lost": str(error)}
+            except Exception as error:
+                answer = {"error": reason_of(error)}
+            answers.write(json.dumps({**answer, "busy": time.process_time()}) + "\n")
+            answers.flush()
 
 
 @dataclass

@@ -12,10 +12,10 @@ from openrnn.bench import interrupt
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.measure import measure
+from openrnn.bench.ratios import lines_of, peers_of, step_us
 from openrnn.bench.record import Result, Writer
 from openrnn.bench.sides import DeviceLostError
-from openrnn.bench.table import lines_of, peers_of, step_us
-from openrnn.bench.words import HEADS, ratio_cell
+from openrnn.bench.tables import HEADS, ratio_cell
 
 Todo = tuple[Row, str]  # a row and its precision
 

@@ -110,7 +110,7 @@ class Local(Side):
             chosen = _fastest(self.ready[mode], mode, device)
             if self.engine.graphed:  # its memory is its own; here the whole call is captured
                 chosen.ready.run(mode)
-            else:
+            elif not MODES[mode].host:
                 memory = timer.peak(partial(chosen.ready.run, mode), device)
         except Exception as error:
             self._settle([mode], self.ready[mode][0].result, "failed", reason_of(error))

@@ -141,7 +141,7 @@ def _cpu() -> Iterable[Row]:
              (32, 32, 512, 512)]  # fmt: skip
     for (steps, batch, inputs, hidden), cell in product(sizes, ("lstm", "gru")):
         yield Row(f"{cell}-{hidden}-b{batch}-t{steps}", cell, steps, batch, inputs, hidden)
-    for cell in ("lstm", "gru"):  # for --memory
+    for cell in ("lstm", "gru"):  # whose memory is of interest
         yield Row(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
 
 

@@ -1,5 +1,6 @@
 """Times of calls, in turn: what disturbs one disturbs all."""
 
+import ctypes
 import gc
 import os
 import statistics
@@ -147,12 +148,34 @@ def once(call: Callable[[], T], device: str) -> tuple[float, T]:
 
 
 def peak(call: Call, device: str) -> float | None:
-    """MiB that a call adds to the GPU's allocated memory at its peak; None on a CPU."""
+    """MiB that a call adds at its peak: to the GPU's allocated memory, or to the process's own.
+
+    None on a CPU where the system does not tell (it does on Linux).
+    """
     if device == "cpu":
-        return None
+        return _resident_peak(call)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _resident_peak(call: Call) -> float | None:
+    """MiB that a call adds to the resident memory of this process at its peak (Linux)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would hide what the call takes
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _status("VmRSS")
+        call()
+        return max(0.0, _status("VmHWM") - before)
+    except (OSError, AttributeError, TypeError, StopIteration):
+        return None
+
+
+def _status(name: str) -> float:
+    """MiB of a field of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) / 1024

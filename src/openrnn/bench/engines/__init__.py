@@ -8,7 +8,7 @@ from openrnn.bench.engines.graph import Graph
 from openrnn.bench.engines.nn import Loop, Packed, Torch
 from openrnn.bench.engines.ours import ALGORITHMS, Cudnn, Ours, Recomputing
 from openrnn.bench.engines.python import Compiled, Eager
-from openrnn.bench.table import FROM_GRAPHS
+from openrnn.bench.ratios import FROM_GRAPHS
 
 # what users run today, by default; then what only some suites ask for
 USERS = (
@@ -43,7 +43,8 @@ def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
         engine.name: engine
         for engine in (
             Torch(), Cudnn(), Packed(), Loop(), Eager(), Compiled(), FlashRNN(), TorchRL(),
-            Graph("graph", Torch()), Graph("cudnn-graph", Cudnn(algorithms=STATIC)), Recomputing(backend),
+            Recomputing(backend), Graph("graph", Torch()),
+            Graph("cudnn-graph", Cudnn(algorithms=STATIC)),
             *(Cudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
         )
     }  # fmt: skip

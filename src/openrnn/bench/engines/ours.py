@@ -77,9 +77,7 @@ class Cudnn(Engine):
                 yield made
 
 
-def _refused(
-    task: Task, backend: str, grad: bool, **options: str
-) -> dict[str, list[str]] | None:
+def _refused(task: Task, backend: str, grad: bool, **options: str) -> dict[str, list[str]] | None:
     """Each backend's reasons to refuse a task; None where one of them takes it."""
     row = task.row
     layer = layer_of(row, backend=backend, device="meta", **options)
@@ -92,9 +90,7 @@ def _refused(
 
 
 def _ready(task: Task, backend: str, **options: str) -> Ready:
-    layer = layer_of(
-        task.row, backend=backend, device=task.device, dtype=task.x.dtype, **options
-    )
+    layer = layer_of(task.row, backend=backend, device=task.device, dtype=task.x.dtype, **options)
     layer.load_state_dict(task.weights)
     x = leaf(task.x)
     asked = {"lengths": task.lengths, "reset": task.reset, "reset_state": hx_of(task.fresh)}
