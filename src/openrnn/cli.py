@@ -15,7 +15,9 @@ from openrnn import cells, dispatch
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
 from openrnn.bench.interrupt import INTERRUPTED
-from openrnn.bench.options import Options
+from openrnn.bench.options import Options, device_of
+from openrnn.bench.soak import Soak
+from openrnn.bench.soak import execute as run_soak
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -238,6 +240,28 @@ def bench(
     except KeyboardInterrupt:  # of which typer makes a code without a word
         _say("openrnn: interrupted")
         return INTERRUPTED
+
+
+@app.command()
+def soak(
+    *,
+    minutes: Annotated[float, typer.Option(help="how long")] = Soak.minutes,
+    problems: Annotated[int, typer.Option(help="random networks and calls")] = Soak.problems,
+    processes: Annotated[int, typer.Option(help="that take turns on the device")] = Soak.processes,
+    seed: Annotated[int, typer.Option(help="of the first process")] = Soak.seed,
+    device: Device = "auto",
+    backend: Annotated[
+        str | None, _option(f"of {', '.join(dispatch.BACKENDS)}", "fused; on a CPU auto")
+    ] = None,
+) -> int:
+    """Run random calls for minutes: the same bits, the same memory, no error, no hang.
+
+    Ends with 1 where that fails. Each minute it says how far it is.
+    """
+    with refusing():
+        where = device_of(device)
+        ours = backend or ("auto" if where == "cpu" else "fused")
+        return run_soak(Soak(minutes, problems, processes, seed, where, ours))
 
 
 def _words(text: str) -> list[str]:

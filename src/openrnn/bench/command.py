@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from openrnn.bench import (
@@ -23,7 +22,7 @@ from openrnn.bench.cases import CUT, Row, select, sized
 from openrnn.bench.engines import engines_of, peers_of
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
-from openrnn.bench.options import Choice, Options, check, check_places, choice_of
+from openrnn.bench.options import Choice, Options, check, check_places, choice_of, device_of
 from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
@@ -41,7 +40,7 @@ def execute(options: Options) -> int:
     old = read(options.compare) if options.compare else None
     if options.show:
         return _show(options, old)
-    device = _device(options.device)
+    device = device_of(options.device)
     if options.profile is not None:
         return _profile(options, options.profile, device)
     about = machine.describe(device)
@@ -71,15 +70,6 @@ def _profile(options: Options, glob: str, device: str) -> int:
     for row, precision in todo:
         writer.add(profile.run(row, precision, device, choice.backend, report.console()))
     return 0
-
-
-def _device(name: str) -> str:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ValueError("device cuda: torch finds no CUDA device here")
-    return "cuda" if there and name != "cpu" else "cpu"
 
 
 def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) -> list[Todo]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import torch
+
 from openrnn import dispatch
 from openrnn.bench import baseline, charts
 from openrnn.bench.suites import default_of
@@ -127,6 +129,20 @@ def _given(options: Options) -> list[str]:
         for field in fields(options)
         if plain(getattr(options, field.name)) != plain(field.default)
     ]
+
+
+def device_of(name: str) -> str:
+    """The device that a name means, cpu or cuda.
+
+    Raises:
+        ValueError: it is none, or not here.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    return "cuda" if there and name != "cpu" else "cpu"
 
 
 def check_places(options: Options) -> None:

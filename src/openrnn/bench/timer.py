@@ -165,17 +165,27 @@ def peak(call: Call, device: str) -> float | None:
 def _resident_peak(call: Call) -> float | None:
     """MiB that a call adds to the resident memory of this process at its peak (Linux)."""
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would hide what the call takes
+        before = resident()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = _status("VmRSS")
-        call()
-        return max(0.0, _status("VmHWM") - before)
-    except (OSError, AttributeError, TypeError, StopIteration):
+    except OSError:
         return None
+    call()
+    return max(0, _status("VmHWM") - before) / 2**20 if before else None
 
 
-def _status(name: str) -> float:
-    """MiB of a field of /proc/self/status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) / 1024
+def resident() -> int:
+    """Bytes of this process in memory, without what was freed; 0 where the system does not tell."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    """Bytes of a field of /proc/self/status; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    found = (int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return 1024 * next(found, 0)
