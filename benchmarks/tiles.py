@@ -41,6 +41,7 @@ from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import Traced, trace
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
@@ -131,9 +132,8 @@ def compiled(job: Job) -> Tiles | None:
 
 def arguments(
     cell: Traced, how: Tiles, batch: int, dtype: torch.dtype
-) -> tuple[list[torch.Tensor], tuple[int, ...], list[int]]:
-    """Tensors to hold on to, the second a grid's mailbox; the kernel's arguments before those of
-    states; those."""
+) -> tuple[list[torch.Tensor], ForwardArgs | BackwardArgs]:
+    """Tensors to hold on to, the second with a grid's flags; and the kernel's arguments."""
 
     def some(*shape: int) -> torch.Tensor:
         return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
@@ -147,32 +147,41 @@ def arguments(
     units, gates, states = how.units, len(cell.gates), len(cell.states)
     record = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
-    sizes, size = (STEPS, batch, units, 0), dtype.itemsize
+    size, none = dtype.itemsize, [0] * states
     vectors = some(len(cell.unit_params), units)
     order = torch.arange(batch, device="cuda")
     lengths = STEPS * (batch - order) // batch
     masks = [lengths, order, torch.rand((STEPS, batch), device="cuda") < SHARE]
     on = how.lengths, how.lengths, how.reset
     masked = [mask.data_ptr() if here else 0 for mask, here in zip(masks, on)]
+    shared = {
+        "weight": weight.data_ptr(), "saved": record.data_ptr(), "vectors": vectors.data_ptr(),
+        **dict(zip(("lengths", "order", "reset"), masked)),
+        "steps": STEPS, "batch": batch, "units": units, "reverse": 0,
+    }  # fmt: skip
     if how.kind == "forward":
         x, box = some(STEPS, batch, gates * units), mailbox(STEPS, batch, units)
         own = how.half or how.lengths or how.reset  # or y is the mailbox
         y = some(STEPS, batch, units) if own else box.view(dtype)
-        mail = ((box.data_ptr() if own else 0),) if how.clusters > 1 else ()
-        given = (weight.data_ptr(), x.data_ptr(), size * x.stride(0), x.stride(1), units,
-                 y.data_ptr(), size * y.stride(0), y.stride(1), *mail, record.data_ptr(), 0, 0,
-                 vectors.data_ptr(), *masked, 0, 0, *sizes, size * record.stride(0),
-                 batch)  # fmt: skip
-        ends = [0] * (2 * states) + [state.data_ptr() for state in final] + [0] * states
-        return [x, box, y, record, weight, vectors, *final, *masks], given, ends
+        forward = ForwardArgs(
+            x=x.data_ptr(), x_step_bytes=size * x.stride(0), x_row=x.stride(1), x_gate=units,
+            y=y.data_ptr(), y_step_bytes=size * y.stride(0), y_row=y.stride(1),
+            flag_buffer=box.data_ptr() if own else 0, saved_step_bytes=size * record.stride(0),
+            reset_step_bytes=batch, initial=none, reset_state=none, all_states=none,
+            final=[state.data_ptr() for state in final], **shared,
+        )  # fmt: skip
+        return [x, box, y, record, weight, vectors, *final, *masks], forward
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), mailbox(STEPS, batch, planes, units)
     pieces = -(-batch // how.rows) * how.tiles
     sums = torch.empty(pieces, planes + len(vectors), units, device="cuda")
-    given = (weight.data_ptr(), record.data_ptr(), dy.data_ptr(), -size * dy.stride(0),
-             dy.stride(1), d_gates.data_ptr(), sums.data_ptr(), vectors.data_ptr(), *masked, 0, 0,
-             *sizes, -size * record.stride(0), -batch, -size * d_gates.stride(0))  # fmt: skip
-    return [dy, d_gates, sums, record, weight, vectors, *masks], given, [0] * (4 * states)
+    backward = BackwardArgs(
+        dy=dy.data_ptr(), dy_step_bytes=-size * dy.stride(0), dy_row=dy.stride(1),
+        d_gates=d_gates.data_ptr(), d_gates_step_bytes=-size * d_gates.stride(0),
+        sums=sums.data_ptr(), saved_step_bytes=-size * record.stride(0), reset_step_bytes=-batch,
+        d_final=none, d_all_states=none, d_initial=none, d_reset_state=none, **shared,
+    )  # fmt: skip
+    return [dy, d_gates, sums, record, weight, vectors, *masks], backward
 
 
 def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | None:
@@ -190,14 +199,14 @@ def timed(job: Job, batch: int, delays: Sequence[int]) -> tuple[float, Tiles] | 
     grid = how.clusters > 1
     own = LAUNCHES if grid else 1  # each launch of a grid needs an empty mailbox
     calls = [arguments(cell, how, batch, getattr(torch, job.dtype)) for _ in range(own)]
-    boxes = [held[1] for held, _, _ in calls if grid]
+    boxes = [held[1] for held, _ in calls if grid]
 
     def times(tried: Tiles, replays: int = REPLAYS) -> list[float]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _, given, states in calls * (LAUNCHES // own):
-                kernels.launch(kernel, tried, batch, given, *states)
+            for _, args in calls * (LAUNCHES // own):
+                kernels.launch(kernel, tried, args)
         found = []
         for _ in range(replays):
             for box in boxes:

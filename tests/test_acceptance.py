@@ -459,7 +459,7 @@ def test_data_parallel(backend, lengths, tmp_path):
         for rank in range(2)
     ]
     try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
+        assert [rank.wait(900) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()

@@ -115,7 +115,61 @@ def idle(x, r, s):
     return tanh(r.a + s.k), s.k
 
 
-@pytest.mark.parametrize("cell", [awkward, idle], ids=lambda cell: cell.name)
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is scaled by a number."""
+
+    @staticmethod
+    def forward(value, by):
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.by = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.by, None
+
+
+class Clipped(torch.autograd.Function):
+    """The identity, whose gradient is clipped; its context in forward, as functions once were."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (value,) = ctx.saved_tensors
+        return torch.where(value < 1.0, grad.clamp(-0.05, 0.08), 0.0)
+
+
+@openrnn.cell(gates="a b c", states="h k")
+def sided(x, r, s):
+    """Of each gate the sum alone is read, and its two sides have other gradients."""
+    a, b = tanh(x.a + r.a.detach()), sigmoid(x.b.detach() + r.b)
+    k = a * b + s.k.detach()
+    return tanh(Scaled.apply(x.c, 0.25) + r.c) * b + 0.5 * k, 0.5 * k
+
+
+@openrnn.cell(gates="a b", states="after before", params="vectors int")
+def functions(x, r, s, p):
+    """Functions that no cell of ours has; names that generated source has for itself."""
+    a = Clipped.apply(0.5 * (x.a + r.a)) + torch.atan2(s.before, 2.0 + p.vectors * p.vectors)
+    b = 1.5 + torch.tanh(x.b - r.b)
+    smooth = torch.asinh(a) + torch.sinh(0.1 * a) + torch.atan(b) + torch.hypot(a, b)
+    smooth = smooth + torch.log2(b) + torch.log10(b) + torch.erfc(a) + torch.tan(0.1 * b)
+    stepped = F.hardswish(a) + F.softshrink(b, 0.1) + F.hardsigmoid(a) + torch.copysign(b, p.int)
+    # where their jumps are, no two float32 answers need agree: so only of what is exact
+    whole = torch.round(8.0 * torch.sign(p.int)) + torch.remainder(torch.sign(p.vectors), 3.0)
+    whole = whole + torch.div(7.0 * torch.sign(p.int), 2.0, rounding_mode="floor")
+    mask = (p.int > 0) ^ (p.vectors > 0)
+    before = torch.tanh(0.2 * smooth + 0.1 * stepped + 0.01 * whole) + 0.1 * mask.float()
+    return torch.tanh(before * 0.5 + 0.25 * s.after), before
+
+
+@pytest.mark.parametrize("cell", [awkward, idle, sided, functions], ids=lambda cell: cell.name)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cell_of_ones_own(backend, cell):
     require(backend)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from openrnn import cli, dispatch
-from openrnn.lm import checkpoint
+from openrnn.lm import checkpoint, claim
 
 TINY = (
     "--hidden 12 --embed 6 --bptt 8 --batch 4 --layers 1 --device cpu --backend reference"
@@ -115,7 +115,8 @@ def test_without_tensorboard_a_line(folder, tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "no TensorBoard scalars: the package tensorboard is not installed\n"
-    assert {file.name for file in (tmp_path / "x").iterdir()} == {checkpoint.NAME, "scores.json"}
+    left = {file.name for file in (tmp_path / "x").iterdir()}
+    assert left == {checkpoint.NAME, "scores.json", claim.NAME}
 
 
 def test_a_run_is_not_overwritten(trained, folder, tmp_path, capsys):
@@ -143,7 +144,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
                 if "bits/byte" in line:
                     break
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=900)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -173,6 +174,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
         ("--resume {trained} --hidden 13", "has --hidden 12, got --hidden 13"),
         ("--resume {trained} --corpus {tmp}/file", "not the one that the run"),
         ("--batch 100000", "the corpus has"),
+        ("--hidden 3000000", "the memory is too small: try a smaller --batch, --bptt or --hidden"),
+        ("--hidden 2147483647", "the memory is too small"),
+        ("--hidden 2147483648", "hidden must be less than 2**31"),
+        ("--corpus /dev/zero", "is neither a file nor a folder"),
     ],
 )
 def test_mistakes_in_training(arguments, says, *, folder, trained, tmp_path, monkeypatch, capsys):

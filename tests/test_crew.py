@@ -10,6 +10,7 @@ import openrnn
 from openrnn import cells
 from openrnn.kernels import crew, launch
 from openrnn.kernels.layout import FEWEST_ROWS, Layout
+from openrnn.kernels.vectors import SIZES, WIDTH, WIDTHS, width_of
 
 shared = pytest.mark.skipif(
     launch.openmp() is None or not crew.POSSIBLE, reason="torch has no OpenMP whose threads we use"
@@ -23,8 +24,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-def layout(hidden, cell_gates=4):
-    return Layout("float32", cell_gates, 1, 0, 0, True, hidden, hidden, hidden)
+def layout(hidden, vector=WIDTH):
+    return Layout("float32", 4, 1, 0, 0, True, hidden, hidden, hidden, vector)
 
 
 def call(layer, x, lengths=None):
@@ -134,22 +135,49 @@ def test_several_threads_call_at_once(threads):
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(timeout=120)
+        caller.join(timeout=900)
         assert not caller.is_alive()
     assert not faults
 
 
-def test_who_shares_a_tile():
-    assert layout(250).shares(True)
-    assert not layout(650).shares(True)  # its 656 padded units are no whole panels
-    assert not layout(256).shares(False)
-    assert layout(64).crew(1, 1, 8) == 1  # a step is too short to meet after it
-    assert layout(256).crew(1, 1, 2) == 2
-    assert layout(512).crew(1, 1, 64) == 16  # a part has a panel at least
-    large = layout(512)
+@pytest.mark.parametrize(
+    ("vector", "whole", "split", "parts"),
+    [(64, 250, 650, 16), (32, 650, 644, 32), (16, 253, 650, 43)],
+)
+def test_who_shares_a_tile(vector, whole, split, parts):
+    """Vectors of AVX-512, AVX2 and SSE, whatever this machine has."""
+    assert layout(whole, vector).shares(True)
+    assert not layout(split, vector).shares(True)  # its padded units are no whole panels
+    assert not layout(256, vector).shares(False)
+    assert layout(64, vector).crew(1, 1, 8) == 1  # a step is too short to meet after it
+    assert layout(256, vector).crew(1, 1, 2) == 2
+    # a part has a panel at least, and work enough
+    assert layout(512, vector).crew(1, 1, 64) == parts
+    large = layout(512, vector)
     assert large.tile_rows(32, 16, True) == 32  # one tile, of which each thread has some units
     assert large.tile_rows(32, 16, False) == FEWEST_ROWS
     assert large.tile_rows(32, 2, True) == 16  # rows enough for all
+
+
+@pytest.mark.parametrize("vector", WIDTHS)
+@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.parametrize(("units", "outputs"), [(1, 1), (13, 13), (64, 64), (97, 41), (650, 650)])
+def test_sizes_are_whole_vectors_and_panels(vector, dtype, units, outputs):
+    found = Layout(dtype, 3, 1, 0, 1, False, 7, units, outputs, vector)
+    lanes, panel = vector // SIZES[dtype], 2 * vector // SIZES[dtype]
+    assert found.padded >= units > found.padded - (panel if outputs < units else lanes)
+    assert found.padded % (panel if outputs < units else lanes) == 0
+    assert found.columns >= 3 * found.padded > found.columns - panel
+    assert {found.columns % panel, found.width % panel, found.wide % panel} == {0}
+    parts = found.crew(1, 1, 64)
+    starts = [crew.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
+    assert found.shares(True) == (outputs == units and starts[-1] == found.padded)
+
+
+def test_the_width_of_features():
+    assert width_of("+sse2,+avx2,+avx512f,-avx512bw") == 64
+    assert width_of("+avx,+avx2,-avx512f,+avx512fp16") == 32
+    assert width_of("+avx,-avx2") == width_of("") == width_of("+neon") == 16
 
 
 @pytest.mark.parametrize(("count", "unit", "parts"), [(256, 32, 3), (64, 32, 2), (512, 32, 16)])

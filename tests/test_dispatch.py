@@ -1,18 +1,22 @@
 """The table of who takes what, tested by values alone: no GPU, no backend runs."""
 
 import pickle
+import sys
 import warnings
 from dataclasses import fields, replace
 
 import pytest
 import torch
 from cases import CELLS, REFUSALS, takes
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 
 from openrnn import cells, dispatch
 from openrnn.backends.base import Backend, Capabilities, Faster
+from openrnn.backends.fused import kernels
 from openrnn.errors import NoBackendError
+from openrnn.native import nvrtc
 from openrnn.spec import ALGORITHMS, BIAS_MODES, INPUT_MODES, Problem, Spec
 
 PLAIN = Problem(cells.lstm.spec(4, 4), torch.float32, "cuda", capability=(9, 0))
@@ -212,6 +216,65 @@ def test_reasons_look_at_values_only(problem):
     for backend in dispatch.BACKENDS.values():
         sized = replace(problem, steps=10**9, batch=10**9)
         assert backend.refusals(sized) == backend.refusals(problem)
+
+
+@pytest.fixture(params=["there", "gone"])
+def no_compiler(request, monkeypatch):
+    """A machine whose compilers fail the test, or are not there either."""
+
+    def compiled(*_, **__):
+        pytest.fail("compiled")
+
+    if request.param == "gone":
+        monkeypatch.setitem(sys.modules, "cuda", None)  # NVRTC comes through its modules
+    else:
+        monkeypatch.setattr(nvrtc, "absent", lambda: None)
+    monkeypatch.setattr(nvrtc, "binary", compiled)
+    monkeypatch.setattr(nvrtc, "_compile", compiled)
+    monkeypatch.setattr(nvrtc, "_read", compiled)
+    monkeypatch.setattr(Dispatcher, "compile", compiled)
+    for cached in (kernels.binary, kernels.plain_binary):
+        cached.cache_clear()
+
+
+# compute capability, cell, dtype, with gradients: the largest H that the fused kernels take
+LARGEST = {
+    ((8, 0), "lstm", torch.bfloat16, False): 1728,
+    ((8, 0), "gru", torch.float32, True): 680,
+    ((8, 6), "lstm", torch.float32, True): 88,
+    ((9, 0), "lstm", torch.bfloat16, True): 2016,
+    ((9, 0), "gru", torch.float32, False): 2624,
+    ((9, 0), "rnn_tanh", torch.bfloat16, True): 4320,
+    ((12, 0), "lstm", torch.bfloat16, True): 384,
+}
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("masks", [{}, {"lengths": True, "reset": True, "return_states": True}])
+@pytest.mark.parametrize("asked", LARGEST, ids=str)
+def test_the_table_needs_no_compiler_near_the_largest_size(asked, masks):
+    """There the kernels of some sizes spill, which only compiling tells: it was done to refuse."""
+    capability, cell, dtype, grad = asked
+    for hidden in (LARGEST[asked] - 9, LARGEST[asked], LARGEST[asked] + 1):
+        spec = CELLS[cell].spec(8, hidden)
+        problem = Problem(spec, dtype, "cuda", capability, grad=grad, **masks)
+        table = {row.backend: row.reasons for row in dispatch.explain(problem).rows}
+        assert list(table) == list(dispatch.BACKENDS)
+        here = [reason for reason in table["fused"] if reason != dispatch._absent("fused")]
+        if hidden <= LARGEST[asked]:
+            assert not here
+        else:
+            where = f"of compute capability {capability[0]}.{capability[1]}"
+            assert here == [f"hidden_size {hidden}: its recurrent matrix fits no kernel {where}"]
+
+
+@pytest.mark.usefixtures("no_compiler")
+@given(problem=PROBLEMS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_table_needs_a_compiler(problem):
+    for backend in dispatch.BACKENDS.values():
+        assert isinstance(backend.refusals(problem), list)
+        backend.yields(problem)
 
 
 def test_auto_takes_the_first_without_reasons(install):

@@ -8,8 +8,8 @@ import torch
 
 import openrnn
 from openrnn import cells, dispatch
-from openrnn.backends.fused import kernels, plan
-from openrnn.backends.fused.chain import chain
+from openrnn.backends.fused import kernels, plan, schedules
+from openrnn.backends.fused.layer import layer_kernels
 from openrnn.codegen.trace import trace
 
 pytestmark = pytest.mark.gpu
@@ -65,6 +65,32 @@ def test_sizes(cell, hidden, batch, steps, dtype):
         assert torch.equal(have, again)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_size_at_which_every_kernel_spills(training):
+    """The largest that the plan has on an H200: registers of its kernels lie in memory in part."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the plan of another device ends elsewhere")
+    net = layer(cells.rnn_tanh, 4320, torch.bfloat16)
+    about = torch.cuda.get_device_properties()
+    where = (9, 0), about.multi_processor_count
+    problem = openrnn.Problem(
+        net.spec, torch.bfloat16, "cuda", where[0], training, processors=where[1]
+    )
+    if dispatch.explain(problem, "fused").chosen is None:
+        pytest.skip("a slice of a device holds less")
+    assert any("bytes spilled" in line for line in dispatch.BACKENDS["fused"].describe(problem))
+    x = torch.randn(4, 3, 24, device="cuda", dtype=torch.bfloat16, requires_grad=training)
+    wide = x.detach().double().requires_grad_(training)
+    if not training:
+        with torch.no_grad():
+            have, want = net(x)[0], exactly(net)(wide)[0]
+        assert (have - want).norm() <= FAIR[torch.bfloat16] * want.norm()
+        return
+    dy = torch.randn(4, 3, 4320, device="cuda", dtype=torch.bfloat16)
+    for have, want in zip(step(net, x, dy), step(exactly(net), wide, dy.double())):
+        assert (have - want).norm() <= FAIR[torch.bfloat16] * want.norm()
+
+
 FAMILIES = {
     "two-stages": lambda how: how.clusters == 1 and not how.wgmma,
     "grid": lambda how: how.clusters > 1 and not how.wgmma,
@@ -83,7 +109,9 @@ def family(monkeypatch, request):
 
     def forget():
         kernels._kernel.cache_clear()
-        chain.cache_clear()
+        layer_kernels.cache_clear()
+        schedules.forward.cache_clear()
+        schedules.backward.cache_clear()
 
     def only(rank, *asked, **more):
         frugal = request.param.startswith("frugal")

@@ -11,9 +11,11 @@ from torch.nn.functional import pad
 
 import openrnn
 from openrnn import cells
-from openrnn.backends.fused import kernels, ragged
-from openrnn.backends.fused.chain import chain, nibbles, spans
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused import lengths as sorting
+from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.codegen import cuda
+from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.native.cublaslt import Matrix, multiply
 
@@ -39,7 +41,7 @@ def test_nibbles_come_back_from_64_bits():
 
 @compiles
 @pytest.mark.parametrize("dtype", cuda.SIZES)
-@pytest.mark.parametrize("name", ["arrange", "finish", "dropout", "rank", "blank"])
+@pytest.mark.parametrize("name", PLAIN)
 def test_small_kernels_spill_nothing(name, dtype, tmp_path):
     for arch in ("sm_80", "sm_90", "sm_120"):
         made = nvrtc.binary(
@@ -100,14 +102,14 @@ def test_products_at_once_write_where_each_belongs(width, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("batch", [1, 7, 256, 257, 5000, ragged.RANKED + 1])
+@pytest.mark.parametrize("batch", [1, 7, 256, 257, 5000, sorting.COUNTED + 1])
 def test_rows_go_by_falling_length(batch):
     """As a stable sort has them, for lengths of which many are equal."""
     lengths = torch.randint(0, 50, (batch,), device="cuda")
     want = lengths.argsort(descending=True, stable=True)
-    assert torch.equal(ragged.ordered(lengths, None).order, want)
+    assert torch.equal(sorting.sort_lengths(lengths, None).order, want)
     room = torch.full_like(lengths, -1)
-    assert ragged.ordered(lengths, room).order is room
+    assert sorting.sort_lengths(lengths, room).order is room
     assert torch.equal(room, want)
 
 
@@ -132,20 +134,24 @@ def test_rows_of_zeros(width, dtype, given):
         x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
         wide.copy_(x),
     ):
-        assert torch.equal(ragged.blanked(layout, lengths, mask), want)
+        assert torch.equal(sorting.masked_rows(layout, lengths, mask), want)
 
 
 @pytest.mark.gpu
 def test_a_thread_without_a_context_may_launch_first():
     """Backward runs on autograd's thread, where nothing else may have touched the device yet."""
-    kernel = kernels.plain("arrange", "float32", torch.cuda.current_device())
+    kernel = kernels.plain("permute_weights", "float32", torch.cuda.current_device())
     matrix = torch.arange(6.0, device="cuda").view(2, 3)
     out = torch.full((3, 2), math.nan, device="cuda")
     wrong = []
 
     def launch():
         try:
-            kernel.launch(1, matrix.data_ptr(), out.data_ptr(), 2, 2, 3, 3, 1, nibbles((0,)), True)
+            args = PermuteWeightsArgs(
+                matrix=matrix.data_ptr(), out=out.data_ptr(), units=2, hidden=2, across=3,
+                columns=3, gates=1, order=nibbles((0,)), turned=True,
+            )  # fmt: skip
+            kernel.launch(1, args)
         except nvrtc.LaunchError as error:
             wrong.append(str(error))
 
@@ -159,9 +165,9 @@ def test_a_thread_without_a_context_may_launch_first():
 @pytest.mark.gpu
 @pytest.mark.parametrize("hidden", [1, 31, 40, 97])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_weights_are_arranged(hidden, dtype):
+def test_weights_are_permuted(hidden, dtype):
     """Gates in any order, rows up to a multiple of 8 of units, turned or not."""
-    one = chain(cells.gru.spec(11, hidden), 0, dtype, torch.cuda.current_device())
+    one = layer_kernels(cells.gru.spec(11, hidden), 0, dtype, torch.cuda.current_device())
     units, order = one.units, (2, 0, 1)
     for columns, turned in ((11, False), (hidden, True)):
         matrix = torch.randn(3 * hidden, columns, device="cuda", dtype=dtype)
@@ -169,7 +175,7 @@ def test_weights_are_arranged(hidden, dtype):
         across = units if turned else columns
         want = pad(rows, (0, across - columns, 0, units - hidden))
         want = want.permute(2, 0, 1) if turned else want
-        assert torch.equal(one.arranged(matrix, order, turned), want)
+        assert torch.equal(one.permuted(matrix, order, turned), want)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,7 @@
-"""What launches of loops are given, without a device: addresses, states of parts, mailboxes."""
+"""What launches of loops are given, without a device: addresses, chunk states, flag buffers."""
 
 import ctypes
 import itertools
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +11,19 @@ import torch
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, beside, chain, gradients, kernels, parts, run
-from openrnn.codegen import cuda, tiles
+from openrnn.backends.fused import (
+    backend,
+    backward,
+    chunks,
+    forward_loop,
+    kernels,
+    launches,
+    layer,
+    overlap,
+    schedules,
+    weight_gradients,
+)
+from openrnn.codegen import tiles
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
@@ -30,16 +40,23 @@ CLUSTERS = {
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
 
-def post(how, arguments):
-    """Writes into all of a grid's mailbox, of B 5 and H 64; how many words stood there before."""
+def clear_caches():
+    """Forgets kernels and schedules, which the tests replace."""
+    layer.layer_kernels.cache_clear()
+    schedules.forward.cache_clear()
+    schedules.backward.cache_clear()
+
+
+def store(how, args):
+    """Writes into all of a grid's flag buffer, B 5 and H 64; how many words were not filled."""
     forward = how.kind == "forward"
-    steps, address, width = arguments[-16 - (not forward)], arguments[5], 64 if forward else 4 * 64
+    steps, address, width = args.steps, args.y if forward else args.d_gates, 64 * (4 - 3 * forward)
     width //= 2 if how.half else 1  # in words
     step, row = 5 * width, width
-    if forward and arguments[8]:
-        address = arguments[8]
+    if forward and args.flag_buffer:
+        address = args.flag_buffer
     elif forward:  # y, of which another direction may have its part
-        step, row = abs(arguments[6]) // 4, arguments[7]
+        step, row = abs(args.y_step_bytes) // 4, args.y_row
     count = (steps - 1) * step + 4 * row + width
     words = torch.frombuffer((ctypes.c_int32 * count).from_address(address), dtype=torch.int32)
     box = words.as_strided((steps, 5, width), (step, row, 1))
@@ -48,11 +65,11 @@ def post(how, arguments):
     return before
 
 
-def run_beside(monkeypatch, joins, follows=lambda: None):
-    """Work beside loops without a device: it is done when its loop starts; an event of 7."""
+def without_side_stream(monkeypatch, joins):
+    """A side stream without a device: its work is done at once; a launch event of 7."""
     stream = SimpleNamespace(device=0, wait_stream=lambda _: joins())
-    lane = SimpleNamespace(begun=7, follow=follows, stream=stream)
-    monkeypatch.setattr(beside, "lane", lambda device: lane)
+    side = SimpleNamespace(launch_event=7, wait_for_launch=lambda: None, stream=stream)
+    monkeypatch.setattr(launches, "side_stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
@@ -63,8 +80,8 @@ def launched(monkeypatch):
 
     def step(hows, spec, steps=3, **given):
         found = []
-        # of each launch of a loop: the event it is given, words that a grid's mailbox held, flags
-        step.begun, step.posted, step.asked = [], [], set()
+        # of each launch of a loop: its event, words of a grid's buffer that were not filled, flags
+        step.events, step.unfilled, step.asked = [], [], set()
 
         class Kernel:
             threads, resident = 256, 64
@@ -72,12 +89,13 @@ def launched(monkeypatch):
             def __init__(self, kind):
                 self.kind = kind
 
-            def launch(self, blocks, *arguments, begun=0):
-                found.append((self.kind, arguments))
+            def launch(self, blocks, args, begun=0):
+                assert len(args.words()) == sum(2 if one.array else 1 for one in args.fields)
                 if self.kind != "plain":
-                    step.begun.append(begun)
+                    found.append((self.kind, args))
+                    step.events.append(begun)
                     if hows[self.kind].clusters > 1:
-                        step.posted.append(post(hows[self.kind], arguments))
+                        step.unfilled.append(store(hows[self.kind], args))
 
         def kernel(kind, cell, dtype, hidden, many, flags, device):
             step.asked.add((kind, flags))
@@ -85,7 +103,7 @@ def launched(monkeypatch):
 
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
-        chain.chain.cache_clear()
+        clear_caches()
         problem = Problem(
             spec,
             torch.float32,
@@ -102,38 +120,37 @@ def launched(monkeypatch):
         assert [(tuple(kept.shape), kept.dtype) for kept in out.reserve] == shapes
         needs = Needs(True, (), (True,) * len(weights), ())
         fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
-        chain.chain.cache_clear()
-        return [(kind, arguments) for kind, arguments in found if kind != "plain"]
+        clear_caches()
+        return found
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
-    for module in (run, gradients):
+    for module in (forward_loop, weight_gradients):
         monkeypatch.setattr(module, "multiply", lambda *_, **__: None)
     return step
 
 
 @pytest.fixture(params=[(3, 8), (2, 3, 6)], ids=str)
-def aside(request, monkeypatch, launched):
-    """Parts of so many steps, and after how many loops streams were joined."""
+def overlapped(request, monkeypatch, launched):
+    """Chunks of so many steps, and after how many loops the side stream was waited for."""
     joined, edges = [], [0, *itertools.accumulate(request.param)]
-    run_beside(monkeypatch, lambda: joined.append(len(launched.begun)))
-    monkeypatch.setattr(run.Run, "_edges", lambda *_: edges)
+    without_side_stream(monkeypatch, lambda: joined.append(len(launched.events)))
+    monkeypatch.setattr(overlap, "edges", lambda *_: edges)
     return request.param, joined
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
-def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, both):
+def test_loops_that_products_wait_for_record_an_event(launched, overlapped, both):
     """All of forward's but the last and of backward's but the first, of each direction."""
-    (sizes, joined), ways = aside, 1 + both
+    (sizes, joined), ways = overlapped, 1 + both
     number = len(sizes)
     found = launched(CLUSTERS, cells.lstm.spec(64, 64, bidirectional=both), steps=11)
     some = [7] * (number - 1)
-    assert launched.begun == [*some, 0] * ways + [0, *some] * ways
+    assert launched.events == [*some, 0] * ways + [0, *some] * ways
     assert [kind for kind, _ in found] == [
         *["forward"] * number * ways,
         *["backward"] * number * ways,
     ]
-    steps = tuple(next(size for size in arguments if size in sizes) for _, arguments in found)
-    assert steps == sizes * ways + sizes[::-1] * ways
+    assert tuple(args.steps for _, args in found) == sizes * ways + sizes[::-1] * ways
     # forward before each loop but the first, backward before the third, and at the end
     forward, backward = range(1, number), range(2, number + 1)
     begins = [number * loop for loop in range(2 * ways)]
@@ -148,72 +165,63 @@ def test_loops_that_products_wait_for_say_that_they_have_begun(launched, aside, 
 @pytest.mark.parametrize("options", [{}, {"input_mode": "skip"}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_grid_finds_its_mailbox_empty(monkeypatch, launched, number, half, options, given):
-    """Which is y only where that has what is posted, and nothing else."""
-    monkeypatch.setattr(parts, "count", lambda *_: number)
+def test_a_grid_finds_its_flags_filled(monkeypatch, launched, number, half, options, given):
+    """In y only where that has what blocks send each other, and nothing else."""
+    monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
     hows = GRIDS | {"forward": replace(GRIDS["forward"], half=half)}
     masks = {name: MASKS[name] for name in given}
     found = launched(hows, cells.lstm.spec(64, 64, **options), 11, **masks)
     loops = 2 * number * (2 if "bidirectional" in options else 1)
-    assert launched.posted == [0] * loops
-    own = [arguments[8] != 0 for kind, arguments in found if kind == "forward"]
+    assert launched.unfilled == [0] * loops
+    own = [args.flag_buffer != 0 for kind, args in found if kind == "forward"]
     assert own == [half or bool(given)] * (loops // 2)
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
-def test_a_mailbox_is_emptied_beside_the_loop_before(monkeypatch, launched, aside, given):
-    """Each but the first of a grid's loops, forward and backward, waits for what runs beside."""
-    (sizes, joined), emptied, products = aside, [], []
+def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapped, given):
+    """Each but the first of a grid's loops, forward and backward, waits for the side stream."""
+    (sizes, joined), filled, products = overlapped, [], []
     number = len(sizes)
-    empty = run.empty
-    for module in (run, gradients):
+    fill = launches.fill_flags
+    for module in (forward_loop, backward):
         monkeypatch.setattr(
-            module, "empty", lambda box: emptied.append(len(launched.begun)) or empty(box)
+            module, "fill_flags", lambda box: filled.append(len(launched.events)) or fill(box)
         )
-    monkeypatch.setattr(run, "multiply", lambda *_, **__: products.append(len(launched.begun)))
+    monkeypatch.setattr(
+        forward_loop, "multiply", lambda *_, **__: products.append(len(launched.events))
+    )
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
-    assert launched.posted == [0] * 2 * number
-    assert launched.begun == [7] * (number - 1) + [0] + [7] * number
-    assert emptied == list(range(2 * number))
+    assert launched.unfilled == [0] * 2 * number
+    assert launched.events == [7] * (number - 1) + [0] + [7] * number
+    assert filled == list(range(2 * number))
     assert products == list(range(number))
     assert joined == [*range(1, number), *range(number + 1, 2 * number + 1)]
 
 
-@pytest.mark.parametrize("hows", [CLUSTERS, GRIDS], ids=["cluster", "grid"])
-def test_kernels_get_as_many_arguments_as_they_declare(launched, hows):
-    """A launch passes addresses in a row: one too few would shift all that follow."""
-    passed = {kind: len(arguments) for kind, arguments in launched(hows, cells.lstm.spec(64, 64))}
-    for kind, states in (("forward", "STATE"), ("backward", "GRADIENT")):
-        source = cuda.source(trace(cells.lstm), "float32", hows[kind])
-        more = re.search(rf"#define {states}_ARGUMENTS (.*)", source)[1]
-        head = re.search(rf"void __launch_bounds__\(.*\) {kind}\(\n(.*?)\n\) {{", source, re.S)[1]
-        declared = re.sub(r"//.*", "", head).replace(f"{states}_ARGUMENTS", more)
-        assert passed[kind] == declared.count(",") + 1
-
-
 @pytest.mark.parametrize("recompute", ["none", "gates"])
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
-def test_parts_hand_on_their_states(monkeypatch, launched, recompute, given):
-    """Each part of a direction begins with what the one that ran before it left."""
-    for name in ("count", "count_again"):
-        monkeypatch.setattr(parts, name, lambda steps, batch, row: 3)
+def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
+    """Each chunk of a direction begins with what the one that ran before it left."""
+    for name in ("for_memory", "for_recompute"):
+        monkeypatch.setattr(chunks, name, lambda steps, batch, row: 3)
     options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
     spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
     found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
     keeps = {"keep" in flags for kind, flags in launched.asked if kind == "forward"}
     assert keeps == ({True} if recompute == "none" else {False, True})
     carries = []  # of each launch: what it takes and leaves, its steps and its direction
-    for kind, arguments in found:
-        states, moves = 8, 2 if kind == "forward" else 3
-        *sizes, direction = arguments[: -states - moves]
-        carries.append((kind, *sizes[-5:-2], direction))
-        # bytes to the loop's next step of x and y or dy, then of records, resets and gate gradients
-        way = 1 if (kind == "forward") == (direction == 0) else -1
-        inputs = (arguments[2], arguments[6]) if kind == "forward" else (arguments[3],)
-        assert inputs == tuple(way * 5 * width * 4 for width in (256, 128)[-len(inputs) :])
-        record = 8 * 64 * tiles.record(trace(cells.lstm)) * 4
-        expected = (way * record, way * 5, way * 5 * 256 * 4)[:moves]
-        assert arguments[-states - moves : -states] == expected
+    for kind, args in found:
+        carries.append((kind, args.chunk_in, args.chunk_out, args.steps, args.reverse))
+        # bytes to the loop's next step
+        way = 1 if (kind == "forward") == (args.reverse == 0) else -1
+        if kind == "forward":
+            assert args.x_step_bytes == way * 5 * 256 * 4
+            assert args.y_step_bytes == way * 5 * 128 * 4
+        else:
+            assert args.dy_step_bytes == way * 5 * 128 * 4
+            assert args.d_gates_step_bytes == way * 5 * 256 * 4
+        assert args.saved_step_bytes == way * 8 * 64 * tiles.record(trace(cells.lstm)) * 4
+        assert args.reset_step_bytes == way * 5
 
     def chained(launches):
         assert launches[0][1] == 0

@@ -1,4 +1,4 @@
-"""What follows the reverse time loop: products over all steps, part by part; no device needed."""
+"""What follows the reverse time loop: products over all steps, by chunk; no device needed."""
 
 import ctypes
 from contextlib import nullcontext
@@ -7,12 +7,20 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from test_fused_launches import run_beside
+from test_fused_launches import clear_caches, without_side_stream
 from torch.nn.functional import pad
 
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, chain, gradients, kernels, parts, run
+from openrnn.backends.fused import (
+    backend,
+    backward,
+    chunks,
+    forward_loop,
+    kernels,
+    overlap,
+    weight_gradients,
+)
 from openrnn.codegen import tiles
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
@@ -45,17 +53,18 @@ def multiply(dtype, device, sizes, a, b, d, add=False, full=False, count=1):
         out.copy_(out + product if add else product)
 
 
-def arrange(source, target, units, hidden, across, columns, gates, order, turned):
-    """What arrange.cuh does."""
-    matrix = at(source, (gates * hidden, columns)).unflatten(0, (gates, hidden))
-    taken = matrix[[order >> 4 * gate & 15 for gate in range(gates)]]
-    wide = pad(taken, (0, across - columns, 0, units - hidden))
-    made = wide.permute(2, 0, 1) if turned else wide
-    at(target, (1, made.numel()))[0].copy_(made.flatten())
+def permute_weights(args):
+    """What permute_weights.cuh does."""
+    matrix = at(args.matrix, (args.gates * args.hidden, args.columns))
+    taken = matrix.unflatten(0, (args.gates, args.hidden))
+    taken = taken[[args.order >> 4 * gate & 15 for gate in range(args.gates)]]
+    wide = pad(taken, (0, args.across - args.columns, 0, args.units - args.hidden))
+    made = wide.permute(2, 0, 1) if args.turned else wide
+    at(args.out, (1, made.numel()))[0].copy_(made.flatten())
 
 
-def blanked(x, lengths, mask=None):
-    """What blank.cuh does."""
+def masked_rows(x, lengths, mask=None):
+    """What mask_rows.cuh does."""
     ended = False if lengths is None else torch.arange(len(x))[:, None] >= lengths
     return x.masked_fill((ended | (False if mask is None else mask))[..., None], 0)
 
@@ -68,19 +77,18 @@ class Kernel:
     def __init__(self, kind, left):
         self.kind, self.left = kind, left
 
-    def launch(self, blocks, *arguments, begun=0):
-        if self.kind == "arrange":
-            arrange(*arguments)
+    def launch(self, blocks, args, begun=0):
+        if self.kind == "permute_weights":
+            permute_weights(args)
         if self.kind == "backward":
             self.left.begun.append(begun)
-            steps, d_gates = arguments[-15], arguments[5]
-            at(d_gates, (steps * BATCH, self.left.shape[-1])).copy_(
-                self.left.next(steps).reshape(steps * BATCH, -1)
+            at(args.d_gates, (args.steps * BATCH, self.left.shape[-1])).copy_(
+                self.left.next(args.steps).reshape(args.steps * BATCH, -1)
             )
 
 
 class Given:
-    """Gate gradients (T, B, G*H) that parts take in the order in which backward runs them."""
+    """Gate gradients (T, B, G*H) that chunks take in the order in which backward runs them."""
 
     def __init__(self, values, reverse):
         self.values, self.reverse, self.shape, self.begun = values, reverse, values.shape, []
@@ -92,12 +100,12 @@ class Given:
 
 
 def divide(monkeypatch, number):
-    """Calls have that many parts, or others whose products run beside the loops of the next."""
+    """Calls have that many chunks, or others whose products run beside the loops of the next."""
     if isinstance(number, int):
-        monkeypatch.setattr(parts, "count", lambda *_: number)
+        monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
         return
-    monkeypatch.setattr(run.Run, "_edges", lambda *_: list(number))
-    run_beside(monkeypatch, lambda: None)
+    monkeypatch.setattr(overlap, "edges", lambda *_: list(number))
+    without_side_stream(monkeypatch, lambda: None)
 
 
 @pytest.mark.parametrize("number", [1, 3, 11, (0, 4, STEPS), (0, 1, 4, STEPS)], ids=str)
@@ -105,7 +113,7 @@ def divide(monkeypatch, number):
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
 @pytest.mark.parametrize("hidden", [16, 13])
-def test_products_of_parts_are_those_of_all_steps(
+def test_products_of_chunks_are_those_of_all_steps(
     monkeypatch, hidden, masks, starts, reverse, number
 ):
     """dx, dW and dR of one direction, against sums written out; H and I no multiples of 8."""
@@ -133,11 +141,11 @@ def test_products_of_parts_are_those_of_all_steps(
 
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
-    for user in (backend, gradients):
-        monkeypatch.setattr(user, "blanked", blanked)
-    monkeypatch.setattr(gradients, "multiply", multiply)
-    monkeypatch.setattr(run, "multiply", multiply)
-    chain.chain.cache_clear()
+    for user in (backward, weight_gradients):
+        monkeypatch.setattr(user, "masked_rows", masked_rows)
+    for user in (forward_loop, weight_gradients):
+        monkeypatch.setattr(user, "multiply", multiply)
+    clear_caches()
     problem = Problem(spec, torch.float32, "cpu", grad=True, **dict.fromkeys(masks, True))
     call = Call(problem, x, states, weights, **given)
     reserve = [
@@ -146,7 +154,7 @@ def test_products_of_parts_are_those_of_all_steps(
     ]
     needs = Needs(True, (True,) * len(states), (True,) * len(weights), ())
     found = BACKENDS["fused"].backward(call, y, reserve, Cotangents(y, [None, None], []), needs)
-    chain.chain.cache_clear()
+    clear_caches()
 
     d_input, d_recurrent = torch.zeros(4 * hidden, WIDTH), torch.zeros(4 * hidden, hidden)
     place = 2 if reverse else 0
@@ -175,7 +183,7 @@ def test_products_of_parts_are_those_of_all_steps(
 @pytest.mark.parametrize(("hidden", "columns"), [(16, 8), (16, 6), (13, 8), (13, 1)])
 def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidden, columns, full):
     """A GRU's: gate 2 stands first, and what is padding is gone."""
-    monkeypatch.setattr(gradients, "multiply", multiply)
+    monkeypatch.setattr(weight_gradients, "multiply", multiply)
     torch.manual_seed(0)
     rows, gates, units = 12, 3, 16
     one = SimpleNamespace(
@@ -186,14 +194,14 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
         dtype=torch.float32,
         device=0,
     )
-    whole = SimpleNamespace(chain=one, parts=[0] * (1 + full), w_hh=torch.empty(0))
+    weights = SimpleNamespace(kernels=one, w_hh=torch.empty(0))
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
-    found = gradients._Weight(whole, [(2, 3), (0, 2)], columns)
+    found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
-        mine, other = d_gates[part].contiguous(), gradients._padded(values[part])
+        mine, other = d_gates[part].contiguous(), weight_gradients.widened(values[part])
         found.add(
-            gradients.Matrix(mine.data_ptr(), mine.shape[1]),
-            gradients.Matrix(other.data_ptr(), other.shape[1]), len(mine),
+            weight_gradients.Matrix(mine.data_ptr(), mine.shape[1]),
+            weight_gradients.Matrix(other.data_ptr(), other.shape[1]), len(mine),
         )  # fmt: skip
     by_gate = d_gates.unflatten(1, (gates, units))[:, [1, 2, 0], :hidden].flatten(1)
     made = found.finished()

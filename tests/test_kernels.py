@@ -4,9 +4,7 @@ import ctypes
 import importlib
 import math
 import mmap
-import os
 import platform
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +22,6 @@ DTYPES = ("float32", "float64")
 SIZES = (1, 2, 3, 5, 7, 11, 13, 15, 16, 17, 18, 31, 32, 33, 64, 97)
 TASKS = 2
 ROWS = (*range(14), 16, 17, 21, 37)
-
-# features that this machine is said to lack, by the float32 lanes that are left
-MISSING = {8: ("avx512", "avx10"), 4: ("avx", "fma", "vaes", "vpclmul", "gfni", "f16c")}
 
 TWO_ULP, MORE_ULP = 2, 2.5
 
@@ -152,7 +147,7 @@ def check_pack_plain(dtype, gates, units, padding, columns):
 
 
 def check_narrower():
-    """What a process with narrower vectors runs; see below."""
+    """What a process with narrower vectors runs, see test_widths."""
     for dtype in DTYPES:
         for rows in ROWS:
             check_product(dtype, rows, 18, 7, False, False, rows % 2 == 0)
@@ -223,30 +218,6 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
     b = at_the_edge(np.empty((panels, units, PANEL[dtype]), dtype))
     call["pack_plain"](address(w), 1, units, units, inner, inner, address(b), 0, 1)
     np.testing.assert_array_equal(b.swapaxes(0, 1).reshape(units, -1)[:, :inner], w)
-
-
-@pytest.mark.parametrize("lanes", MISSING)
-def test_narrower_vectors(lanes, tmp_path):
-    """The same checks in a process that believes this machine to be a lesser one."""
-    program = f"""
-import llvmlite.binding as binding
-features = binding.get_host_cpu_features()
-features.update((name, False) for name in features if name.startswith({MISSING[lanes]}))
-binding.get_host_cpu_features = lambda: features
-import test_kernels
-test_kernels.check_narrower()
-print(test_kernels.LANES["float32"])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parent,
-        env={"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == min(lanes, LANES["float32"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

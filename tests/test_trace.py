@@ -33,13 +33,14 @@ MEANING = {
     "or": torch.logical_or,
     "not": torch.logical_not,
     "where": lambda mask, a, b: torch.where(mask, torch.as_tensor(a).double(), b),
-    "maximum": lambda a, b: torch.where(a > b, a, b),
-    "minimum": lambda a, b: torch.where(a < b, a, b),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
     "logsigmoid": F.logsigmoid,
     **{
         name: getattr(torch, name)
-        for name in "abs sign exp expm1 log log1p sqrt reciprocal sin cos erf sigmoid tanh "
-        "floor".split()
+        for name in "abs sign exp expm1 log log1p log2 log10 sqrt reciprocal sin cos tan asin acos "
+        "atan atan2 sinh cosh asinh acosh atanh erf erfc lgamma hypot fmod copysign sigmoid tanh "
+        "floor ceil trunc round".split()
     },
 }
 
@@ -60,7 +61,7 @@ def evaluate(graph, given):
 
 
 def test_every_primitive_has_a_meaning():
-    assert MEANING.keys() == PRIMITIVES - {"const"}
+    assert MEANING.keys() == PRIMITIVES
 
 
 def draw(cell, seed):
@@ -75,8 +76,8 @@ def draw(cell, seed):
     return given, cotangents
 
 
-def agree(cell, clip=None, seed=0):
-    """Step and derivative of the trace are the cell and its autograd."""
+def agree(cell, clip=None, seed=0, loose=1e-12):
+    """Step and derivative of the trace are the cell and its autograd, to `loose`."""
     traced = trace(cell, clip)
     given, cotangents = draw(cell, seed)
     if cell.key == "slstm":  # a normaliser is at least 1 once something is stored, 0 before
@@ -119,7 +120,7 @@ def agree(cell, clip=None, seed=0):
     assert found.keys() == wanted.keys()
     for name, want in wanted.items():
         zero = torch.zeros(64, dtype=torch.float64)
-        assert distance(found[name].expand(64), zero if want is None else want) < 1e-12, name
+        assert distance(found[name].expand(64), zero if want is None else want) < loose, name
     return traced
 
 
@@ -196,8 +197,6 @@ ACTIVATIONS = {
     "logit": lambda v: torch.logit(0.1 + 0.8 * sigmoid(v)),
     "sinh": lambda v: torch.sinh(v) + torch.atan(v),
 }
-# for these no rule exists, and torch tags hardswish as nothing: refused by name
-UNKNOWN = {"sinh": "prims.sinh", "logit": "aten.empty", "hardswish": "aten.hardswish"}
 
 
 def activated(function, name):
@@ -211,12 +210,7 @@ def activated(function, name):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name):
-    cell = activated(ACTIVATIONS[name], name)
-    if name in UNKNOWN:
-        with pytest.raises(CellError, match=f"cell 'with_{name}': .*{UNKNOWN[name]}"):
-            trace(cell)
-    else:
-        agree(cell)
+    agree(activated(ACTIVATIONS[name], name))
 
 
 def test_kept_is_what_the_derivative_reads():
@@ -291,16 +285,16 @@ def test_factored():
     nodes = (
         Node("one", "mul", ("d", "a")), Node("two", "mul", ("b", "one")),
         Node("three", "neg", ("d",)), Node("four", "add", ("two", "three")),
-        Node("five", "div", ("four", "b")), Node("six", "where", ("t", 0.0, "five")),
+        Node("five", "div", ("four", "b")), Node("t", "gt", ("a", 0.0)),
+        Node("six", "where", ("t", 0.0, "five")),
         Node("seven", "sub", ("six", "e")),
     )  # fmt: skip
-    graph = Graph(("a", "b", "t", "d", "e"), nodes, {"x": "five", "y": "six", "z": "seven"})
+    graph = Graph(("a", "b", "d", "e"), nodes, {"x": "five", "y": "six", "z": "seven"})
     early, late = factored(graph, frozenset("de")).split(frozenset("de"))
-    assert [node.op for node in early.nodes] == ["mul", "add", "div"]
+    assert [node.op for node in early.nodes] == ["mul", "add", "div", "gt"]
     assert [node.op for node in late.nodes] == ["mul", "where", "sub"]
     dice = torch.Generator().manual_seed(0)
     given = {n: torch.randn(64, generator=dice, dtype=torch.float64) for n in "abde"}
-    given["t"] = given["a"] > 0
     both = evaluate(late, given | evaluate(early, given))
     for name, want in evaluate(graph, given).items():
         assert distance(both[name], want) < 1e-12
@@ -370,7 +364,8 @@ def test_what_is_not_elementwise_is_refused_by_name_and_line(name):
     with pytest.raises(CellError) as caught:
         trace(cell)
     text = str(caught.value)
-    found = re.fullmatch(r"cell 'mixing': aten\.(\w+) is not elementwise \(line (\d+)\)", text)
+    why = r"(?:is not elementwise|makes a Python number of a tensor .*)"
+    found = re.fullmatch(rf"cell 'mixing': aten\.(\w+) {why} \(line (\d+)\)", text)
     assert found, text
     line = cell.function.__code__.co_firstlineno + 3
     assert int(found[2]) == line
@@ -430,14 +425,14 @@ def test_a_refused_cell_says_so_when_it_runs():
 
 
 def test_what_no_kernel_knows_runs_on_the_reference():
-    @openrnn.cell(gates="a", states="h", name="arcus")
+    @openrnn.cell(gates="a", states="h", name="bessel")
     def cell(x, r, s):
-        return torch.atan(x.a + r.a)
+        return torch.special.i1(x.a + r.a)
 
     layer = openrnn.Recurrent(cell, 2, 3)
     table = openrnn.explain(layer, torch.zeros(1, 1, 2), quiet=True)
     assert table.chosen == "reference"
-    assert "'arcus': no kernel knows prims.atan" in table.refused["cpu"][0]
+    assert "'bessel': no kernel knows prims.bessel_i1" in table.refused["cpu"][0]
     assert layer(torch.ones(1, 1, 2))[0].shape == (1, 1, 3)
 
 

@@ -36,6 +36,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+# torch's words for sizes that no CPU has the memory for, of its RuntimeErrors
+NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
 CELLS = "lstm, gru, rnn_tanh, rnn_relu, another of openrnn.cells, or path.py:name"
 Cell = Annotated[str | None, typer.Option(help=CELLS, show_default=Config.cell)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
@@ -305,6 +307,8 @@ def _sentence(error: Exception) -> str | None:
     """What a foreseen error says to a user; None for one that nobody foresaw."""
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: try a smaller --batch, --bptt or --hidden"
+    if isinstance(error, MemoryError) or any(word in str(error) for word in NO_MEMORY):
+        return "the memory is too small: try a smaller --batch, --bptt or --hidden"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if hasattr(error, "format_message"):  # what typer raises on wrong options

@@ -1,4 +1,14 @@
-"""What OpenRNN raises on purpose beyond ValueError."""
+"""What OpenRNN raises on purpose beyond ValueError, and how its messages show a value."""
+
+from reprlib import Repr
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
+
+
+def shown(value: object) -> str:
+    """Any value in a message: short, in one line and in printable characters."""
+    return _SHORT.repr(value)
 
 
 class OpenRNNError(Exception):

@@ -139,10 +139,10 @@ def run(call: Call) -> Outputs:
     every_state = (
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
-    y, last = x, [torch.stack(parts) for parts in zip(*finals)]
+    y, ends = x, [torch.stack(parts) for parts in zip(*finals)]
     if call.problem.grad and not _reached(spec, cell, call.x.shape[0]):
-        y, last, every_state = _tied(call, y, last, every_state)
-    return Outputs(y, last, every_state, [])
+        y, ends, every_state = _tied(call, y, ends, every_state)
+    return Outputs(y, ends, every_state, [])
 
 
 def _reached(spec: Spec, cell: Cell, steps: int) -> bool:

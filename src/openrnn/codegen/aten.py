@@ -28,10 +28,6 @@ def _sub(emit: Builder, a: Value, b: Value, *, alpha: Value = 1.0) -> Value:
     return emit("sub", a, emit("mul", b, alpha))
 
 
-def _rsub(emit: Builder, a: Value, b: Value, alpha: Value = 1.0) -> Value:
-    return _sub(emit, b, a, alpha=alpha)
-
-
 def _div(emit: Builder, a: Value, b: Value, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return emit("div", a, b)
@@ -44,7 +40,9 @@ def _div(emit: Builder, a: Value, b: Value, *, rounding_mode: str | None = None)
     whole = emit("div", emit("sub", a, rest), b)
     whole = emit("where", _crosses(emit, rest, b), emit("sub", whole, 1.0), whole)
     floor = emit("floor", whole)
-    floor = emit("where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor)
+    floor = emit(
+        "where", emit("gt", emit("sub", whole, floor), 0.5), emit("add", floor, 1.0), floor
+    )
     return emit("where", emit("eq", b, 0.0), emit("div", a, b), floor)
 
 
@@ -78,6 +76,10 @@ def _clamp(emit: Builder, x: Value, min: Value | None = None, max: Value | None 
         known = isinstance(max, float) and not math.isnan(max)
         x = emit("where", emit("gt", x, max), max, x) if known else emit("minimum", x, max)
     return x
+
+
+def _clamp_min(emit: Builder, x: Value, min: Value) -> Value:
+    return _clamp(emit, x, min, None)
 
 
 def _clamp_max(emit: Builder, x: Value, max: Value) -> Value:
@@ -120,6 +122,28 @@ def _logit(emit: Builder, x: Value, eps: Value | None = None) -> Value:
     return emit("log", emit("div", x, emit("sub", 1.0, x)))
 
 
+def _shrink(emit: Builder, x: Value, lambd: Value, else_: Value) -> Value:
+    inside = emit("and", emit("ge", x, emit("neg", lambd)), emit("le", x, lambd))
+    return emit("where", inside, 0.0, else_)
+
+
+def _hardshrink(emit: Builder, x: Value, lambd: Value = 0.5) -> Value:
+    return _shrink(emit, x, lambd, x)
+
+
+def _shrink_backward(emit: Builder, grad: Value, x: Value, lambd: Value) -> Value:
+    return _shrink(emit, x, lambd, grad)
+
+
+def _heaviside(emit: Builder, x: Value, at_zero: Value) -> Value:
+    return emit("where", emit("eq", x, 0.0), at_zero, emit("gt", x, 0.0))
+
+
+def _angle(emit: Builder, x: Value) -> Value:
+    known = emit("where", emit("lt", x, 0.0), math.pi, 0.0)
+    return emit("where", emit("ne", x, x), x, known)
+
+
 def _xor(emit: Builder, a: Value, b: Value) -> Value:
     return emit("ne", emit.truth(a), emit.truth(b))
 
@@ -154,6 +178,10 @@ def _masked_fill(emit: Builder, x: Value, mask: Value, value: Value) -> Value:
 
 
 def _same(emit: Builder, x: Value) -> Value:
+    return x
+
+
+def _reshaped(emit: Builder, x: Value, size: object, *, implicit: object = False) -> Value:
     return x
 
 
@@ -234,13 +262,13 @@ _BINARY = "mul maximum minimum fmod atan2 hypot copysign eq ne lt le gt ge".spli
 RULES: dict[str, Rule] = {
     "add": _add,
     "sub": _sub,
-    "rsub": _rsub,
+    "rsub": lambda emit, a, b, alpha=1.0: _sub(emit, b, a, alpha=alpha),
     "div": _div,
     "floor_divide": _floor_divide,
     "remainder": _remainder,
     "round": _round,
     "clamp": _clamp,
-    "clamp_min": lambda emit, x, min: _clamp(emit, x, min),
+    "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
     "hardtanh": _hardtanh,
     "relu": _relu,
@@ -256,6 +284,11 @@ RULES: dict[str, Rule] = {
     "isfinite": lambda emit, x: emit("lt", emit("abs", x), math.inf),
     "signbit": lambda emit, x: emit("lt", emit("copysign", 1.0, x), 0.0),
     "logit": _logit,
+    "angle": _angle,
+    "heaviside": _heaviside,
+    "hardshrink": _hardshrink,
+    "hardshrink_backward": _shrink_backward,
+    "softshrink_backward": _shrink_backward,
     "sigmoid_backward": _sigmoid_backward,
     "tanh_backward": _tanh_backward,
     "threshold": _threshold,
@@ -284,6 +317,8 @@ RULES: dict[str, Rule] = {
     "lift_fresh": _same,
     "lift_fresh_copy": _same,
     "conj_physical": _same,
+    "view": _reshaped,
+    "expand": _reshaped,
     "clone": _clone,
     "_to_copy": _to_copy,
     # of truth values: whole numbers have no kernel, as the reader says
@@ -300,7 +335,9 @@ RULES: dict[str, Rule] = {
 }
 
 # what two names of one tensor come from: a change in place of one is seen through the other
-VIEWS = frozenset(("detach", "alias"))
+VIEWS = frozenset(("detach", "alias", "view", "expand"))
+# those that are elementwise where the shape stays, as in v.view_as(v)
+RESHAPES = frozenset(("view", "expand"))
 
 
 def name_of(target: object) -> str:

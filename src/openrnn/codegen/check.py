@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn import fresh
-from openrnn.codegen.aten import elementwise, name_of
+from openrnn.codegen.aten import RESHAPES, elementwise, name_of
 from openrnn.errors import CellError
 
 if TYPE_CHECKING:
@@ -96,11 +96,16 @@ class _Watch(TorchDispatchMode):
         self.cell = cell
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not elementwise(func):
+        name = name_of(func)
+        # a view of all, as v.view_as(v), is no more than another name
+        moves = name in RESHAPES and tuple(args[0].shape) != tuple(args[1])
+        if moves or not elementwise(func):
             word = str(func).rsplit(".", 1)[0]
             why = "is not elementwise"
-            if name_of(func) == "_local_scalar_dense":
-                why = "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
+            if name == "_local_scalar_dense":
+                why = (
+                    "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
+                )
             raise CellError(f"cell '{self.cell.name}': {word} {why}{self._line()}")
         return func(*args, **(kwargs or {}))
 

@@ -106,6 +106,7 @@ class Builder:
         self._names = set(inputs)
         self._gates: dict[str, str] = {}
         self._truths: set[Value] = set()
+        self._choices: set[Value] = set()
         self._reals: dict[Value, Value] = {}  # truth values by the numbers made of them
 
     def truth(self, value: Value) -> Value:
@@ -121,6 +122,10 @@ class Builder:
         number = self("where", value, 1.0, 0.0)
         self._reals[number] = value
         return number
+
+    def is_choice(self, value: Value) -> bool:
+        """Whether a value is one of two numbers, exact in whatever dtype they are."""
+        return value in self._choices
 
     def __call__(self, op: str, *args: Value) -> Value:
         if op in ("and", "or", "not"):
@@ -138,6 +143,8 @@ class Builder:
             self.nodes.append(Node(self._known[key], op, args))
             if op in TRUTHS:
                 self._truths.add(self._known[key])
+            elif op == "where" and all(isinstance(arg, float) for arg in args[1:]):
+                self._choices.add(self._known[key])
         return self._known[key]
 
     def _name(self, op: str, args: tuple[Value, ...]) -> str:

@@ -13,11 +13,12 @@ _INFIX = {
 }  # fmt: skip
 # functions of `openrnn.kernels.elementwise`, by dtype, and of Python's math
 _OURS = frozenset(
-    "exp log log1p logsigmoid maximum minimum sigmoid tanh floor ceil trunc round copysign".split()
+    "exp log log1p logsigmoid maximum minimum sigmoid tanh floor ceil trunc round copysign "
+    "fmod".split()
 )
 _MATH = frozenset(
     "sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc lgamma expm1 log2 "
-    "log10 pow hypot fmod sqrt".split()
+    "log10 pow hypot sqrt".split()
 )
 
 # what the row functions take: the address of a first row, and the distance of rows in elements;

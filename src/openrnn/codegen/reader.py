@@ -47,7 +47,8 @@ class _Reader:
         self.stale: set[Any] = set()
 
     def read(self, outputs: tuple[str, ...]) -> Graph:
-        inputs, results = iter(self.names), ()
+        inputs = iter(self.names)
+        results: tuple[Any, ...] = ()
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = next(inputs)
@@ -77,6 +78,8 @@ class _Reader:
         except aten.Unknown as error:
             raise self._error(f"no kernel knows {error} of {word}") from error
         made = node.meta["val"]
+        if name in aten.RESHAPES and node.args[0].meta["val"].shape != made.shape:
+            raise self._error(f"no kernel knows {word} to another shape")
         if isinstance(found, tuple):
             return tuple(self._kept(*pair, word) for pair in zip(found, made))
         return self._kept(found, made, word)
@@ -86,7 +89,7 @@ class _Reader:
         for arg in node.all_input_nodes:
             if arg in self.stale:
                 raise self._error(f"no kernel knows what changed in place before {word}")
-        first = node.args[0] if node.args else None
+        first: Any = node.args[0] if node.args else None
         writes = aten.in_place(node.target)
         self.places[node] = node
         if writes or name in aten.VIEWS:
@@ -105,9 +108,11 @@ class _Reader:
             raise self._error("no kernel knows complex numbers")
         return float(arg) if isinstance(arg, int | float) else arg
 
-    def _kept(self, value: Any, made: Tensor, word: str) -> Value:
+    def _kept(self, value: Value, made: Tensor, word: str) -> Value:
         """What a rule gave, as a value of the dtype that torch gave it."""
         dtype = made.dtype
+        if dtype.is_complex:
+            raise self._error("no kernel knows complex numbers")
         if made.device.type != "cpu":
             raise self._error(f"no kernel knows {word} to device {made.device}")
         if not isinstance(value, str):
@@ -115,10 +120,12 @@ class _Reader:
             return value if exact else float(torch.tensor(value, dtype=torch.float64).to(dtype))
         if dtype == torch.bool:
             return self.emit.truth(value)
-        if dtype != self.dtype:
+        value = self.emit.real(value)
+        exact = dtype.is_floating_point and self.emit.is_choice(value)
+        if dtype != self.dtype and not exact:
             kinds = f"{self.dtype} and torch.bool"
             raise self._error(f"{word} makes values of {dtype}, kernels here know {kinds}")
-        return self.emit.real(value)
+        return value
 
     def _constant(self, node: Any) -> float:
         """The number of a tensor that the cell makes; one from outside could change."""

@@ -85,6 +85,14 @@ def _of_llvm(name: str, count: int) -> Any:
     return two
 
 
+@intrinsic
+def _rest(_: Any, x: Any, y: Any) -> Any:
+    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+        return builder.frem(*args)
+
+    return x(x, y), emit
+
+
 _with_sign = _of_llvm("copysign", 2)
 _floor, _ceil, _trunc, _rint = (_of_llvm(name, 1) for name in ("floor", "ceil", "trunc", "rint"))
 
@@ -321,6 +329,12 @@ def copysign(x: Real, y: Real) -> Real:
 
 
 @compiled
+def fmod(x: Real, y: Real) -> Real:
+    """What is left of x after whole multiples of y, with the sign of x."""
+    return _rest(x, y)
+
+
+@compiled
 def maximum(x: Real, y: Real) -> Real:
     """The larger one; nan if either is."""
     return x if (x > y) | math.isnan(x) else y
@@ -347,6 +361,7 @@ ceil_float32 = ceil_float64 = ceil
 trunc_float32 = trunc_float64 = trunc
 round_float32 = round_float64 = round
 copysign_float32 = copysign_float64 = copysign
+fmod_float32 = fmod_float64 = fmod
 maximum_float32 = maximum_float64 = maximum
 minimum_float32 = minimum_float64 = minimum
 clamp_float32 = clamp_float64 = clamp

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from openrnn.kernels.vectors import LANES, PANEL, SIZES
+from openrnn.kernels.vectors import SIZES, WIDTH, lanes_of, panel_of
 
 # rows of a tile: enough to use each loaded weight often, few enough for the caches
 MOST_ROWS = 32
@@ -26,17 +26,25 @@ def _up(size: int, multiple: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The sizes of one layer and direction."""
+    """The sizes of one layer and direction.
+
+    Args:
+        others: states but the emitted one; vectors: per-unit parameters.
+        kept: gates whose recurrent side is kept apart.
+        summed: every gate takes only x + r.
+        vector: bytes of a vector of the kernels.
+    """
 
     dtype: str
     gates: int
-    others: int  # states but the emitted one
-    vectors: int  # per-unit parameters
-    kept: int  # gates whose recurrent side is kept apart
-    summed: bool  # every gate takes only x + r
+    others: int
+    vectors: int
+    kept: int
+    summed: bool
     inputs: int
     units: int
     outputs: int
+    vector: int = WIDTH
 
     @property
     def projecting(self) -> bool:
@@ -48,26 +56,31 @@ class Layout:
         return SIZES[self.dtype]
 
     @cached_property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return panel_of(self.dtype, self.vector)
+
+    @cached_property
     def padded(self) -> int:
         """H to whole vectors, or to whole panels where the projection's gradient needs them."""
         if self.projecting:
-            return _up(self.units, PANEL[self.dtype])
-        return _up(self.units, LANES[self.dtype])
+            return _up(self.units, self.panel)
+        return _up(self.units, lanes_of(self.dtype, self.vector))
 
     @cached_property
     def columns(self) -> int:
         """A gate row: G times padded, to whole panels."""
-        return _up(self.gates * self.padded, PANEL[self.dtype])
+        return _up(self.gates * self.padded, self.panel)
 
     @cached_property
     def width(self) -> int:
         """O to whole panels."""
-        return _up(self.outputs, PANEL[self.dtype])
+        return _up(self.outputs, self.panel)
 
     @cached_property
     def wide(self) -> int:
         """The input width to whole panels."""
-        return _up(self.inputs, PANEL[self.dtype])
+        return _up(self.inputs, self.panel)
 
     def tile_rows(self, batch: int, threads: int, shares: bool) -> int:
         """Rows of a tile, so that the tiles share out evenly.
@@ -85,13 +98,13 @@ class Layout:
 
     def shares(self, free: bool) -> bool:
         """Whether threads may share a tile: padded units in whole panels, and a `free` call."""
-        return free and not self.projecting and self.padded % PANEL[self.dtype] == 0
+        return free and not self.projecting and self.padded % self.panel == 0
 
     def crew(self, batch: int, rows: int, threads: int) -> int:
         """How many threads share each tile, where they may."""
         tiles = (batch + rows - 1) // rows
         worth = rows * self.columns * self.outputs // LEAST_SHARE
-        return max(1, min(threads // tiles, self.padded // PANEL[self.dtype], worth))
+        return max(1, min(threads // tiles, self.padded // self.panel, worth))
 
     def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
         """How many threads the work is worth, one a tile."""

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from openrnn.errors import CheckpointError
+from openrnn.errors import CellError, CheckpointError, shown
 
 NAME = "checkpoint.safetensors"
 FORMAT, VERSION = "openrnn.lm", 1
 
 # the place of the hash in the header while the file is hashed
 BLANK = "0" * 64
+SEAL = re.compile("[0-9a-f]{64}")
 
 
 def path_in(folder: str | Path) -> Path:
@@ -60,13 +62,34 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) 
             os.close(folder)
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def version_of(path: Path) -> tuple[int, ...] | None:
+    """What changes whenever a checkpoint is written; None where there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Around what judges the contents of a checkpoint: what it says begins with the file."""
+    try:
+        yield
+    except (CellError, CheckpointError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], Any]:
     """The tensors and the record of a checkpoint, every byte of it as it was written.
+
+    The bytes are those that were sealed, by whomever: `contents` judges what they say.
 
     Raises:
         CheckpointError: the file is missing, unreadable, foreign, of a later version, or damaged.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"the checkpoint {path} is no regular file")
         data = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}") from None
@@ -76,20 +99,24 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         own = json.loads(head[8:])["__metadata__"]
         form, version, digest = own["format"], own["version"], own["sha256"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is not a checkpoint of openrnn train, or damaged") from None
     if form != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of openrnn train")
     if version != str(VERSION):
         raise CheckpointError(
-            f"{path} has version {version} of its format, this openrnn reads {VERSION}"
+            f"{path} has version {shown(version)} of its format, this openrnn reads {VERSION}"
         )
+    if not (isinstance(digest, str) and SEAL.fullmatch(digest)):
+        raise CheckpointError(f"{path} is damaged: its seal is no SHA-256")
     if _digest(head.replace(digest.encode(), BLANK.encode(), 1), body) != digest:
         raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
     try:
         return load(data), json.loads(own["record"])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    except RecursionError:
+        raise CheckpointError(f"{path} is damaged: its record is nested too deeply") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged: {shown(str(error))}") from None
 
 
 def _halves(data: bytes) -> tuple[bytes, memoryview]:

@@ -9,12 +9,18 @@ from pathlib import PurePath
 import torch
 
 from openrnn import dispatch
-from openrnn.errors import CheckpointError, OpenRNNError
+from openrnn.errors import CheckpointError, OpenRNNError, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 DEVICES = ("auto", "cpu", "cuda")
 MODELS = ("openrnn", "torch")
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+LARGEST = 2**31  # no size or count of a run reaches it
+INTEGERS = ("layers", "hidden", "embed", "bptt", "batch", "seed", "steps")
+NUMBERS = ("lr", "dropout", "minutes")
+TEXTS = ("corpus", "cell", "dtype", "device", "backend", "model")
+OPTIONAL = ("corpus", "steps", "minutes")
 
 # what may differ when a run is resumed; anything else would make it another run
 FREE = ("corpus", "steps", "minutes", "device", "backend")
@@ -52,9 +58,8 @@ class Config:
     model: str = "openrnn"
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "embed", "bptt", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._check_types()
+        self._check_counts()
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be a positive number, got {self.lr}")
         if not 0 <= self.dropout <= 1:
@@ -76,10 +81,32 @@ class Config:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("the budget is either steps or minutes: give one of them")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.minutes is not None and not (math.isfinite(self.minutes) and self.minutes > 0):
             raise ValueError(f"minutes must be a positive number, got {self.minutes}")
+
+    def _check_types(self) -> None:
+        """Every field, as those of a checkpoint's JSON may be anything."""
+        kinds = (INTEGERS, int, "an integer"), (NUMBERS, float, "a number"), (TEXTS, str, "text")
+        for names, kind, wanted in kinds:
+            for name in names:
+                value = getattr(self, name)
+                if value is None and name in OPTIONAL:
+                    continue
+                fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+                if not fits or isinstance(value, bool):
+                    raise TypeError(f"{name} must be {wanted}, got {shown(value)}")
+                if kind is float and isinstance(value, int) and abs(value) >= LARGEST:
+                    raise ValueError(f"{name} must be less than 2**31, got {shown(value)}")
+        if not self.cell.isprintable():
+            raise ValueError(f"cell must be a name in printable characters, got {self.cell!r}")
+
+    def _check_counts(self) -> None:
+        for name in ("layers", "hidden", "embed", "bptt", "batch", "steps"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+            if count is not None and count >= LARGEST:
+                raise ValueError(f"{name} must be less than 2**31, got {count}")
 
     @classmethod
     def make(cls, given: Mapping[str, object]) -> "Config":
@@ -95,12 +122,17 @@ class Config:
         Raises:
             CheckpointError: the fields are not those of this version.
         """
-        try:
-            return cls(**fields)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
+        if not isinstance(fields, dict):
+            raise CheckpointError(f"its config must be an object, got {shown(fields)}")
+        strange = [name for name in fields if name not in cls.__dataclass_fields__]
+        if strange:
             raise CheckpointError(
-                f"its configuration is not one of this version: {error}"
-            ) from None
+                f"its config is not one of this version: it has a field {shown(strange[0])}"
+            )
+        try:
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"its config is not one of this version: {error}") from None
 
     def resumed(self, given: Mapping[str, object]) -> "Config":
         """This config with what was given anew.
@@ -128,9 +160,8 @@ class Config:
 
     def progress(self, step: float, elapsed: float) -> float:
         """How much of the budget is spent before step number `step`, counted from 0: 1 is all."""
-        if self.steps is not None:
-            return step / self.steps
-        return elapsed / (60 * (self.minutes or MINUTES))
+        spent = elapsed / (60 * (self.minutes or MINUTES))
+        return min(1.0, spent if self.steps is None else step / self.steps)
 
 
 # of training; with the evaluation and a sample the demonstration stays under three

@@ -73,21 +73,29 @@ def read(path: str | None) -> Corpus:
         if root.is_dir():
             found = _library(root) if path is None else _folder(root)
             files = sorted((file.relative_to(root).as_posix(), file) for file in found)
-        elif root.exists():
+        elif root.is_file():
             files = [(root.name, root)]
+        elif root.exists():  # a device or a pipe, which may have no end
+            raise CorpusError(f"the corpus {named(root)} is neither a file nor a folder")
         else:
-            raise CorpusError(f"the corpus {root} does not exist")
+            raise CorpusError(f"the corpus {named(root)} does not exist")
         blobs = [(name, file.read_bytes()) for name, file in files]
     except OSError as error:
-        where = error.filename or root
+        where = named(error.filename or root)
         raise CorpusError(f"cannot read the corpus at {where}: {error.strerror}") from None
     if path is not None and root.is_dir():
         blobs = [(name, blob) for name, blob in blobs if b"\0" not in blob[:SNIFF]]
     blobs = [(name, blob) for name, blob in blobs if blob]
     if not blobs:
         what = "holds no text" if root.is_dir() else "is empty"
-        raise CorpusError(f"the corpus {root} {what}")
+        raise CorpusError(f"the corpus {named(root)} {what}")
     return _split(blobs)
+
+
+def named(path: object) -> str:
+    """A path in a message: as it is, or escaped where it would not be one line."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from openrnn.errors import CheckpointError
 from openrnn.explain import explain
 from openrnn.lm import checkpoint, evaluate, gates, report
+from openrnn.lm.claim import claimed
 from openrnn.lm.config import DTYPES, Config, refusing
+from openrnn.lm.contents import Record, check_model
 from openrnn.lm.corpus import read
 from openrnn.lm.run import Run
 from openrnn.lm.sample import sample
 from openrnn.lm.train import Reporter, train
-from openrnn.lm.workers import join
+from openrnn.lm.workers import Workers, join
 
 OUT = Path("runs/lm")
 SAMPLE = 300  # bytes
@@ -48,39 +50,96 @@ def execute(job: Job) -> int:
     """
     with ExitStack() as stack:
         with refusing():
-            if job.resume is None:
-                snapshot, config = None, Config.make(job.given)
-            else:
-                snapshot = checkpoint.read(checkpoint.path_in(job.resume))
-                config = Config.parse(snapshot[1].get("config")).resumed(job.given)
+            resumed = None if job.resume is None else Snapshot.of(job.resume, job.given)
+            config = Config.make(job.given) if resumed is None else resumed.config
             workers = stack.enter_context(join(config.device))
             run = Run(config, read(config.corpus), workers)
             stack.callback(run.release)
-            path = _claim(job)  # last: what is wrong beside a folder in use is told first
-        if snapshot is not None:
-            run.restore(*snapshot)
+            # last: what is wrong beside a folder in use is told first
+            path = _claim(job, workers, resumed, stack)
+        if resumed is not None:
+            resumed.into(run)
         number, scores = _train(job, run, path)
         if scores is not None and workers.first and not job.quiet:
             _close(run, path, scores)
     return number
 
 
-def _claim(job: Job) -> Path:
-    """The checkpoint to write, in a folder that is there and holds no other run."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The checkpoint to go on from, as it was when it was read, and the config to go on with."""
+
+    path: Path
+    version: tuple[int, ...] | None
+    tensors: dict[str, Tensor]
+    record: Record
+    config: Config
+
+    @classmethod
+    def of(cls, folder: Path, given: Mapping[str, Any]) -> "Snapshot":
+        """Of a run's folder: its model is that of the config, whose sizes can be trusted.
+
+        Raises:
+            CheckpointError: there is none, or it is not what a run leaves.
+        """
+        path = checkpoint.path_in(folder)
+        version = checkpoint.version_of(path)
+        tensors, fields = checkpoint.read(path)
+        with checkpoint.naming(path):
+            record = Record.parse(fields)
+        config = record.config.resumed(given)
+        with checkpoint.naming(path):
+            check_model(config, tensors)
+        return cls(path, version, tensors, record, config)
+
+    def still_there(self) -> None:
+        """Raises where the run went on, in another process, since this was read.
+
+        Raises:
+            CheckpointError: the file is another one now.
+        """
+        if checkpoint.version_of(self.path) != self.version:
+            raise CheckpointError(f"{self.path} was written while it was read: resume once more")
+
+    def into(self, run: Run) -> None:
+        """Makes a run that of the snapshot."""
+        with checkpoint.naming(self.path):
+            run.restore(self.tensors, self.record)
+
+
+def _claim(job: Job, workers: Workers, resumed: Snapshot | None, stack: ExitStack) -> Path:
+    """The checkpoint to write, in a folder that holds no other run: the first process claims it.
+
+    All processes call it together and fail together.
+    """
     path = checkpoint.path_in(job.folder)
-    mine = (
-        job.resume is not None and path.exists() and checkpoint.path_in(job.resume).samefile(path)
-    )
+
+    def claim() -> None:
+        if workers.first:
+            _refuse_another(job, path)
+            stack.enter_context(claimed(job.folder))
+            _refuse_another(job, path)  # which may have come before the claim
+
+    def look() -> None:
+        if resumed is not None and _same(path, resumed.path):
+            resumed.still_there()
+
+    workers.together(claim, f"the first process cannot have {job.folder}")
+    workers.together(look, f"another process finds {path} changed")
+    return path
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
+
+
+def _refuse_another(job: Job, path: Path) -> None:
+    mine = job.resume is not None and _same(path, checkpoint.path_in(job.resume))
     if path.exists() and not mine:
         raise CheckpointError(
             f"{job.folder} has a checkpoint already: go on with it by --resume {job.folder}, "
             "or choose another --out"
         )
-    try:
-        job.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make the folder {job.folder}: {error.strerror}") from None
-    return path
 
 
 def _train(job: Job, run: Run, path: Path) -> tuple[int, evaluate.Scores | None]:

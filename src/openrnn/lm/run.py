@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from openrnn.errors import CheckpointError, CorpusError
 from openrnn.lm.config import Config
+from openrnn.lm.contents import MOMENTS, Record, check
 from openrnn.lm.corpus import Corpus, mix
 from openrnn.lm.model import State, build
 from openrnn.lm.streams import Chunk, Position, Reader
@@ -24,8 +25,6 @@ CLIP = 1.0
 DECAY = 0.01
 WARM_UP = 0.03  # of the budget
 Generator = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
-
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def rate(progress: float) -> float:
@@ -123,7 +122,7 @@ class Run:
         }  # fmt: skip
         return tensors, record
 
-    def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, Tensor], record: Record) -> None:
         """Becomes what a snapshot was taken of.
 
         Raises:
@@ -131,32 +130,38 @@ class Run:
         """
         rank, world, device = self.workers.rank, self.workers.world, self.workers.device
         share = self.config.batch // world
-        try:
-            if record["corpus"] != self.corpus.fingerprint:
+        if record.corpus != self.corpus.fingerprint:
+            raise CheckpointError("the corpus is not the one that the run to resume was trained on")
+        if record.world != world:
+            raise CheckpointError(f"the run to resume has {record.world} processes, got {world}")
+        if record.chunk >= self.reader.chunks:
+            raise CheckpointError(
+                f"its chunk must be less than the {self.reader.chunks} of a pass, "
+                f"got {record.chunk}"
+            )
+        check(self.config, tensors, world)
+        self.model.load_state_dict(parameters(tensors))
+        for name, parameter in self.model.named_parameters():
+            self.optimizer.state[parameter] = {
+                moment: tensors[f"optimizer/{name}/{moment}"].clone().to(device)
+                for moment in MOMENTS
+            }
+        count = sum(name.startswith("state/") for name in tensors)
+        states = [tensors[f"state/{place}"] for place in range(count)]
+        mine = (state[:, rank * share : (rank + 1) * share] for state in states)
+        self.state = tuple(state.contiguous().clone().to(device) for state in mine)
+        for kind, generator in self._generators().items():
+            name = f"generator/{kind}/{rank}"
+            if name not in tensors:  # after a change of device
+                continue
+            try:
+                generator[1](tensors[name])
+            except (RuntimeError, TypeError):
                 raise CheckpointError(
-                    "the corpus is not the one that the run to resume was trained on"
-                )
-            if record["world"] != world:
-                raise CheckpointError(
-                    f"the run to resume has {record['world']} processes, got {world}"
-                )
-            self.model.load_state_dict(parameters(tensors))
-            for name, parameter in self.model.named_parameters():
-                self.optimizer.state[parameter] = {
-                    moment: tensors[f"optimizer/{name}/{moment}"].clone().to(device)
-                    for moment in MOMENTS
-                }
-            count = sum(name.startswith("state/") for name in tensors)
-            states = [tensors[f"state/{place}"] for place in range(count)]
-            mine = (state[:, rank * share : (rank + 1) * share] for state in states)
-            self.state = tuple(state.contiguous().clone().to(device) for state in mine)
-            for kind, generator in self._generators().items():
-                if f"generator/{kind}/{rank}" in tensors:  # not after a change of device
-                    generator[1](tensors[f"generator/{kind}/{rank}"])
-            self.reader.position = Position(record["epoch"], record["chunk"])
-            self.step, self.elapsed = record["step"], record["elapsed"]
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError("the checkpoint does not fit the run that it names") from error
+                    f"its tensor {name} is no state of a generator of this torch"
+                ) from None
+        self.reader.position = Position(record.epoch, record.chunk)
+        self.step, self.elapsed = record.step, record.elapsed
 
     def _generators(self) -> dict[str, Generator]:
         """How to read and set the state of each generator in use."""

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from openrnn.errors import CheckpointError
+from openrnn.errors import CheckpointError, OpenRNNError
 from openrnn.lm import checkpoint
-from openrnn.lm.config import Config, own_cell, short
+from openrnn.lm.config import own_cell, short
+from openrnn.lm.contents import Record, check_model
 from openrnn.lm.model import LanguageModel, State, build
 from openrnn.lm.run import parameters
 from openrnn.lm.workers import gpus
@@ -24,24 +25,23 @@ def load(folder: Path, device: str, backend: str, cell: str | None = None) -> La
     """The model of a checkpoint, in the type of its parameters.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged or has a cell of the user's own,
-            which is never loaded from where a checkpoint says.
+        CheckpointError: there is no checkpoint, or it is damaged, holds what no run of it would
+            leave, or has a cell of the user's own, which is never loaded from where it says.
     """
     path = checkpoint.path_in(folder)
-    tensors, record = checkpoint.read(path)
-    config = Config.parse(record.get("config"))
+    tensors, fields = checkpoint.read(path)
+    with checkpoint.naming(path):
+        config = Record.parse(fields).config
     if own_cell(config.cell) and cell is None:
         raise CheckpointError(
             f"{path} has a cell of its own: "
             f"say where it is with --cell path/to/{short(config.cell)}"
         )
-    model = build(
-        replace(config, device=device, backend=backend, cell=cell or config.cell, dropout=0.0)
-    )
-    try:
-        model.load_state_dict(parameters(tensors))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the model that it names") from error
+    config = replace(config, device=device, backend=backend, cell=cell or config.cell, dropout=0.0)
+    with checkpoint.naming(path):
+        check_model(config, tensors)
+    model = build(config)
+    model.load_state_dict(parameters(tensors))
     return model.to("cuda" if gpus(device) else "cpu").eval()
 
 
@@ -84,6 +84,8 @@ def _stream(
 
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if not logits.isfinite().all():
+        raise OpenRNNError("the model's scores of the next byte are no numbers any more")
     if temperature == 0:
         return int(logits.argmax())
     # the largest is 0, so that no temperature overflows

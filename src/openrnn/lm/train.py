@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from openrnn.errors import CheckpointError, OpenRNNError
+from openrnn.errors import OpenRNNError
 from openrnn.lm import checkpoint, evaluate
 from openrnn.lm.run import Learned, Run
 from openrnn.lm.workers import launched
@@ -136,14 +136,12 @@ def train(run: Run, path: Path, reporter: Reporter) -> int:
 def save(run: Run, path: Path) -> None:
     """Writes the checkpoint of a run. All processes call it together and fail together."""
     tensors, record = run.snapshot()
-    failure = None
-    if run.workers.first:
-        try:
+
+    def write() -> None:
+        if run.workers.first:
             checkpoint.write(path, tensors, record)
-        except CheckpointError as error:
-            failure = error
-    if run.workers.agree(failure is not None)[0]:
-        raise failure or CheckpointError("the first process could not save")
+
+    run.workers.together(write, "the first process could not save")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import hashlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from openrnn.cores import usable_cores
+from openrnn.errors import OpenRNNError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,20 @@ class Workers:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return [float(value) for value in tensor]
+
+    def together(self, act: Callable[[], None], failed: str) -> None:
+        """Acts in every process; where it fails in one with an error of ours, all fail.
+
+        Raises:
+            OpenRNNError: of this process, or that which `failed` says of another.
+        """
+        failure = None
+        try:
+            act()
+        except OpenRNNError as error:
+            failure = error
+        if self.agree(failure is not None)[0]:
+            raise failure or OpenRNNError(failed)
 
     def total(self, *values: float) -> list[float]:
         """The sum of each value over all processes."""

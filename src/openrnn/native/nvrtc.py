@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, local
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -184,14 +184,20 @@ def _resources(code: bytes) -> Resources:
     return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
-class _Arguments:
-    """Room for the arguments of a launch, and the addresses that the driver reads them by."""
+class Arguments(Protocol):
+    """What a launch passes: a struct, the kernel's only parameter."""
+
+    def words(self) -> tuple[int, ...]:
+        """Its fields, of 8 bytes each."""
+
+
+class _Parameter:
+    """Room for the struct of a launch, and the address that the driver finds it by."""
 
     def __init__(self, count: int) -> None:
-        self.values = (ctypes.c_int64 * count)()
-        start = ctypes.addressof(self.values)
-        self._places = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
-        self.address = ctypes.addressof(self._places)
+        self.words = (ctypes.c_int64 * count)()
+        self._place = ctypes.c_void_p(ctypes.addressof(self.words))
+        self.address = ctypes.addressof(self._place)
 
 
 class Kernel:
@@ -223,7 +229,7 @@ class Kernel:
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._function = driver.CUfunction(int(self._kernel.handle))
-        self._arguments = local()  # a launch copies them before it returns
+        self._parameter = local()  # a launch copies it before it returns
         self._configs: dict[tuple[int, int, int], Any] = {}  # by clusters, stream and event
 
     def _set(self, attribute: str, value: int) -> None:
@@ -254,8 +260,8 @@ class Kernel:
             raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
-    def launch(self, clusters: int, *args: int, begun: int = 0) -> None:
-        """Starts the kernel on torch's current stream; every argument is 8 bytes wide.
+    def launch(self, clusters: int, args: Arguments, begun: int = 0) -> None:
+        """Starts the kernel on torch's current stream.
 
         begun: an event that is recorded once all blocks have begun, or 0.
         """
@@ -268,11 +274,12 @@ class Kernel:
                 self._configs.clear()
             config = self._config(clusters, stream, begun)
             self._configs[clusters, stream, begun] = config
-        found = getattr(self._arguments, "found", None)
+        words = args.words()
+        found = getattr(self._parameter, "found", None)
         if found is None:
-            found = self._arguments.found = _Arguments(len(args))
+            found = self._parameter.found = _Parameter(len(words))
             self._enter()
-        found.values[:] = args
+        found.words[:] = words
         (status,) = driver.cuLaunchKernelEx(config, self._function, found.address, 0)
         if status:
             raise LaunchError(

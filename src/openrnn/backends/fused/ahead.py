@@ -64,12 +64,12 @@ def compile_kernels(
     kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
     made = set()
     if grad:
-        made.add(kernels.plain_binary("arrange", name, arch_of(found)))
-        made.add(kernels.plain_binary("finish", name, arch_of(found)))
+        made.add(kernels.plain_binary("permute_weights", name, arch_of(found)))
+        made.add(kernels.plain_binary("reduce_bias_gradients", name, arch_of(found)))
     if lengths:
-        made.add(kernels.plain_binary("rank", "float32", arch_of(found)))
+        made.add(kernels.plain_binary("sort_lengths", "float32", arch_of(found)))
     if (lengths or reset) and grad:
-        made.add(kernels.plain_binary("blank", name, arch_of(found)))
+        made.add(kernels.plain_binary("mask_rows", name, arch_of(found)))
     if grad and module.spec.drops(True):
         made.add(kernels.plain_binary("dropout", name, arch_of(found)))
     for batch in batches:

@@ -4,6 +4,8 @@ float16 and bfloat16 are computed with float32 sums and float32 states; float32 
 tf32 or, in forward where h is bounded, of float16, which has as many bits (`codegen/bounds.py`).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,16 +24,17 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.fused import choice, gradients, kernels, plan
-from openrnn.backends.fused.chain import chain
+from openrnn.backends.fused import choice, chunks, kernels, schedules
+from openrnn.backends.fused.backward import Backward
 from openrnn.backends.fused.describe import describe
-from openrnn.backends.fused.ragged import Rows, blanked, ordered
-from openrnn.backends.fused.run import Run, dropped
+from openrnn.backends.fused.forward import Forward
+from openrnn.backends.fused.layer import layer_kernels
+from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
-from openrnn.params import places
-from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+from openrnn.schedule import execute
+from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 
 OLDEST = (8, 0)
 MOST_GATES = 16  # their order crosses to kernels as 4 bits each
@@ -71,21 +74,12 @@ class Fused(Backend):
         if reasons or problem.capability is None:
             return reasons
         try:
-            cell = traced(spec)
+            traced(spec)
         except CellError as error:
             return [str(error)]
         if len(spec.gates) > MOST_GATES:
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
-        dtype = str(problem.dtype).removeprefix("torch.")
-        asked = [plan.forward] + ([plan.backward] if problem.grad else [])
-        where = problem.capability, problem.processors
-        if not all(ask(cell, dtype, spec.hidden_size, 1, *where) for ask in asked):
-            reasons.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel of "
-                f"compute capability {problem.capability[0]}.{problem.capability[1]}"
-                + (f" with {problem.processors} multiprocessors" if problem.processors else "")
-            )
-        return reasons or _spills(problem, dtype)
+        return reasons + _unplanned(problem)
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
@@ -97,24 +91,20 @@ class Fused(Backend):
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain its records or what its parts carry; of each lower layer its output.
+        """Of each layer and direction what it saves, or with recompute states between chunks.
 
-        Last, with lengths, the order of the rows.
+        Then the outputs of the lower layers; last, with lengths, the order of the rows.
         """
         spec, dtype = problem.spec, problem.dtype
-        one = chain(spec, 0, dtype, 0)  # all are alike in this
-        held: TensorShape = one.records(steps, batch), dtype
-        if one.again:
-            number = one.parts(steps, batch, True)
-            held = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
-        kept: list[TensorShape] = []
-        for layer in range(spec.num_layers):
-            kept += [held] * spec.directions
-            if layer < spec.num_layers - 1:
-                kept.append(((steps, batch, spec.directions * spec.hidden_size), dtype))
-        if problem.lengths:
-            kept.append(((batch,), torch.int64))
-        return kept
+        one = layer_kernels(spec, 0, dtype, 0)  # all are alike in this
+        saved: TensorShape = one.saved_shape(steps, batch), dtype
+        if one.recompute:
+            row = one.width * dtype.itemsize
+            number = chunks.for_recompute(steps, batch, row)
+            saved = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
+        output = (steps, batch, spec.directions * spec.hidden_size), dtype
+        kept = [saved] * spec.chains + [output] * (spec.num_layers - 1)
+        return [*kept, ((batch,), torch.int64)] if problem.lengths else kept
 
     def forward(self, call: Call) -> Outputs:
         problem, spec, x = call.problem, call.problem.spec, call.x
@@ -123,30 +113,26 @@ class Fused(Backend):
             return nothing(self, call)
         call = _laid_out(call)
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
-        every: list[Tensor] = []
+        all_states: list[Tensor] = []
         if problem.return_states:
             # past a sequence's end nothing is written
             fresh = x.new_empty if call.lengths is None else x.new_zeros
             shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            every = [fresh(shape) for shape in shapes]
-        reserve: list[Tensor] = []
+            all_states = [fresh(shape) for shape in shapes]
+        saved: list[Tensor] = []
+        order: Tensor | None = None
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            reserve = [x.new_empty(shape, dtype=kind) for shape, kind in kinds]
-        width = spec.directions * spec.hidden_size
-        kept = iter(_by_layer(spec, reserve))
+            saved = [x.new_empty(shape, dtype=kind) for shape, kind in kinds[: spec.chains]]
+            if call.lengths is not None:
+                order = torch.empty_like(call.lengths)
         with On(x.device.index):
-            rows = ordered(call.lengths, reserve[-1] if reserve else None)
-            for layer in range(spec.num_layers):
-                held, _ = next(kept, ([None] * spec.directions, None))
-                y = x.new_empty(steps, batch, width)
-                for direction in range(spec.directions):
-                    run = Run(call, layer, direction, rows)
-                    run.forward(x, y, held[direction], finals, every)
-                if reserve and layer < spec.num_layers - 1:
-                    reserve[(layer + 1) * (spec.directions + 1) - 1] = y
-                x = dropped(call, layer, y) if layer < spec.num_layers - 1 else y
-        return Outputs(x, finals, every, reserve)
+            _, schedule = schedules.forward(schedules.Asked.of(call, bool(all_states)))
+            run = Forward(call, sort_lengths(call.lengths, order), saved, finals, all_states)
+            execute(schedule, run)
+        *lower, y = run.outputs
+        reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
+        return Outputs(y, finals, all_states, reserve)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
@@ -155,65 +141,36 @@ class Fused(Backend):
         if x.shape[0] == 0 or x.shape[1] == 0:
             return nothing_back(call, grads, needs)
         call = _laid_out(call)
-        d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
-        d_every = [None if grad is None else grad.contiguous() for grad in grads.all_states]
-        d_states = [s.new_zeros(s.shape) if n else None for s, n in zip(call.states, needs.states)]
-        d_fresh = [
-            s.new_zeros(s.shape) if n else None
-            for s, n in zip(call.reset_states, needs.reset_states)
-        ]
-        states = d_finals, d_every, d_states, d_fresh
-        d_params: list[Tensor | None] = [None] * len(call.params)
-        rows = None if call.lengths is None else Rows(call.lengths.contiguous(), reserve[-1])
-        kept = _by_layer(spec, reserve)
-        dy = grads.y
-        dx = None
+        saved, outputs = reserve[: spec.chains], reserve[spec.chains :]
+        lengths: SortedLengths | None = None
+        if call.lengths is not None:
+            lengths = SortedLengths(call.lengths.contiguous(), outputs.pop())
+        all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
-            for layer in reversed(range(spec.num_layers)):
-                held, output = kept[layer]
-                output = y if output is None else output
-                below = _below(call, layer, kept)
-                dx = None
-                for direction in range(spec.directions):
-                    here = places(spec)[layer * spec.directions + direction]
-                    wants = [place is not None and needs.params[place] for place in here]
-                    asked = (layer > 0 or needs.x, *wants)
-                    run = Run(call, layer, direction, rows, asked)
-                    part, found = gradients.backward(
-                        run, below, output, held[direction], dy, states, asked
-                    )
-                    if part is not None:
-                        dx = part if dx is None else dx.add_(part)
-                    for place, grad in zip(here, found):
-                        if place is not None and needs.params[place]:
-                            d_params[place] = grad
-                if layer > 0 and dx is not None:
-                    dx = dropped(call, layer - 1, dx)
-                dy = dx
-        return Gradients(dx if needs.x else None, list(d_states), d_params, list(d_fresh))
+            cut, schedule = schedules.backward(schedules.Asked.of(call, all_states), needs)
+            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut)
+            execute(schedule, run)
+        return run.gradients
 
 
-def _spills(problem: Problem, dtype: str) -> list[str]:
-    """Kernels of a size near the limit that nobody can compile without spills, as refusals.
+def _unplanned(problem: Problem) -> list[str]:
+    """Why no tiles hold the recurrent matrix, by the plan alone: what compiles runs, see `fitting`.
 
     A problem does not say whether fresh states are given: their kernels are taken for the others.
     """
-    spec, capability, tiles = problem.spec, problem.capability, -(-(problem.batch or 1) // 8)
-    if capability is None or nvrtc.absent():
+    spec, capability = problem.spec, problem.capability
+    if capability is None:
         return []
-    cell, found = traced(spec), list[str]()
+    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    many = f" with {problem.processors} multiprocessors" if problem.processors else ""
+    where = f"of compute capability {capability[0]}.{capability[1]}{many}"
     for kind, flags in kernels.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
-        asked = kind, cell, dtype, spec.hidden_size
-        if kernels.tight(*asked, capability, problem.processors, flags) and not kernels.best(
-            *asked, tiles, flags, capability, processors=problem.processors
-        ):
-            found.append(
-                f"hidden_size {spec.hidden_size}: its recurrent matrix leaves every {kind} kernel "
-                f"of compute capability {capability[0]}.{capability[1]} too few registers"
-            )
-    return found
+        asked = kind, cell, dtype, spec.hidden_size, 1
+        if next(kernels.holding(*asked, flags, capability, problem.processors), None) is None:
+            return [f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel {where}"]
+    return []
 
 
 def _laid_out(call: Call) -> Call:
@@ -224,27 +181,4 @@ def _laid_out(call: Call) -> Call:
     def plain(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor.contiguous() for tensor in tensors]
 
-    return Call(
-        call.problem, call.x, plain(call.states), call.params, call.lengths, call.reset,
-        plain(call.reset_states), call.seed,
-    )  # fmt: skip
-
-
-def _below(call: Call, layer: int, kept: list[tuple[list[Tensor], Tensor | None]]) -> Tensor:
-    """What a layer read: x, or the masked output of the layer below."""
-    if layer == 0:
-        return call.x if call.lengths is None else blanked(call.x, call.lengths)
-    output = kept[layer - 1][1]
-    if output is None:
-        raise ValueError(f"the reserve lacks the output of layer {layer - 1}")
-    return dropped(call, layer - 1, output)
-
-
-def _by_layer(spec: Spec, reserve: list[Tensor]) -> list[tuple[list[Tensor], Tensor | None]]:
-    """A reserve, layer by layer: what each direction kept, and the output but of the last layer."""
-    last = spec.num_layers - 1
-    rest = iter(reserve)
-    return [
-        ([next(rest) for _ in range(spec.directions)], next(rest) if layer < last else None)
-        for layer in range(spec.num_layers if reserve else 0)
-    ]
+    return replace(call, states=plain(call.states), reset_states=plain(call.reset_states))

@@ -24,8 +24,7 @@ def describe(problem: Problem) -> list[str]:
             kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,
             processors=problem.processors,
         )  # fmt: skip
-        if found is None:
-            lines.append(f"{name}: every kernel spills")
+        if found is None:  # a problem that is refused
             continue
         made, how = found
         groups = -(-batch // how.rows)
@@ -36,8 +35,10 @@ def describe(problem: Problem) -> list[str]:
         time = plan.us_of(cell, dtype, how, batch, limits)
         warps = " whose warps multiply four at a time" if how.wgmma else ""
         products = ", products of float16" if how.half else ""
+        spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         lines.append(
             f"{name}: {groups} x {blocks} of {how.threads} threads{warps}, {how.rows} rows each, "
-            f"{made.resources.registers} registers{products}, {time:.2f} us a step by the model"
+            f"{made.resources.registers} registers{spilled}{products}, "
+            f"{time:.2f} us a step by the model"
         )
     return lines

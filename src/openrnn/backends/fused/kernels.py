@@ -1,11 +1,11 @@
-"""From tiles to a kernel that is ready to launch: source, binary without spills, loaded."""
+"""From tiles to a kernel that is ready to launch: source, binary, best without spills, loaded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product, zip_longest
+from itertools import islice, product, zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
 from openrnn.spec import Spec
 
@@ -51,22 +52,30 @@ def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -
     return nvrtc.binary(_wanted(cell, dtype, how, arch, patience))
 
 
-def unspilled(
-    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0,
-    exact: bool = False,
-) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
-    """The kernel with as much of R in registers as needs no spill; None where that is not near.
+def tries_of(cell: Traced, dtype: str, how: How, shared: int, exact: bool = False) -> list[How]:
+    """Tiles in the order in which they are compiled until one spills nothing, of those that fit.
 
-    The model of `plan` says how much fits, the compiler knows. A frugal kernel is tried before one
-    with less of R. What is not in the cache is compiled on idle cores together with what would be
-    tried next: a try takes a second or two. `exact`: as it is or not at all.
+    The model of `plan` says how much of R fits into registers, the compiler knows. A frugal kernel
+    is tried before one with less of R. `exact`: as it is or not at all.
     """
     changes = product((how.stages, 2), LESS, (how.frugal, True))
     tried_in_turn = [how] if exact else [
         replace(how, resident=max(0, how.resident - less), stages=stages, frugal=frugal)
         for stages, less, frugal in changes
     ]  # fmt: skip
-    tries = [one for one in dict.fromkeys(tried_in_turn) if one.shared(cell, dtype) <= shared]
+    return [one for one in dict.fromkeys(tried_in_turn) if one.shared(cell, dtype) <= shared]
+
+
+def unspilled(
+    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0,
+    exact: bool = False,
+) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
+    """The kernel with as much of R in registers as needs no spill; None where that is not near.
+
+    What is not in the cache is compiled on idle cores together with what would be tried next: a
+    try takes a second or two.
+    """
+    tries = tries_of(cell, dtype, how, shared, exact)
 
     def made_of(tried: How) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, patience)
@@ -111,41 +120,46 @@ def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
     capability: tuple[int, int], patience: int = 0, processors: int | None = None,
 ) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
-    """Kernels without spills in the order of the plan, for so many tiles of 8 rows.
+    """Kernels without spills in the order of the plan, for so many tiles of 8 rows; then the rest.
 
     `kind` is "forward" or "backward"; TRIES tiles are compiled at most. What was measured stands
-    before what the plan makes of its shape, and is tried as it is.
+    before what the plan makes of its shape, and is tried as it is. Where every try of some tiles
+    spills, as happens near the largest H, they come last, the fewest spilled bytes first: they run
+    right, but slower.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    hows = ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors)[:TRIES]
+    asked = (hidden, tiles, flags, capability, processors)
+    hows = list(islice(holding(kind, cell, dtype, *asked), TRIES))
+    spilling: list[Forward | Backward] = []
     for how, after in zip_longest(hows, hows[1:]):
         exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
-        asked = first_try(hidden, how, flags)
-        found = unspilled(cell, dtype, asked, arch, shared, patience, exact)
+        found = unspilled(cell, dtype, how, arch, shared, patience, exact)
         if found is not None:
             yield found
+        else:
+            spilling += tries_of(cell, dtype, how, shared, exact)
+    made = [(binary(cell, dtype, how, arch, patience), how) for how in dict.fromkeys(spilling)]
+    yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
+
+
+def holding(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
+    capability: tuple[int, int], processors: int | None = None,
+) -> Iterator[Forward | Backward]:  # fmt: skip
+    """The plan's tiles with such flags as they are compiled first, where shared memory holds them.
+
+    By values alone: nothing is compiled.
+    """
+    shared = Limits.of(capability, processors).shared
+    for how in ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors):
+        asked = first_try(hidden, how, flags)
+        if replace(asked, stages=2).shared(cell, dtype) <= shared:
+            yield asked
 
 
 def first_try(hidden: int, how: How, flags: Flags) -> How:
     """Tiles of a plan as they are compiled first, with such flags."""
     return replace(how, padded=how.units > hidden, **dict.fromkeys(flags, True))
-
-
-def tight(
-    kind: str, cell: Traced, dtype: str, hidden: int, capability: tuple[int, int],
-    processors: int | None, flags: Flags = (),
-) -> bool:  # fmt: skip
-    """Whether no kernel has room for fewer pieces of R in registers, as `unspilled` tries."""
-    most, on = Limits.of(capability).shared, dict.fromkeys(flags, True)
-
-    def least(how: Forward | Backward) -> Tiles:
-        fewer = max(0, how.resident - LESS[-1])
-        return replace(how, resident=fewer, stages=2, **on)  # type: ignore[arg-type]
-
-    return not any(
-        least(how).shared(cell, dtype) <= most
-        for how in ranked(kind, flags, cell, dtype, hidden, 1, capability, processors)
-    )
 
 
 def kinds(
@@ -168,7 +182,7 @@ def kinds(
 
 
 def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
-    """The first of `fitting`, which takes the same; None where all spill."""
+    """The first of `fitting`, which takes the same; None where the plan has nothing."""
     return next(fitting(*asked, **more), None)
 
 
@@ -188,16 +202,16 @@ def _kernel(
         if kernel.resident >= how.clusters:
             return kernel, how
     raise NoKernelError(
-        f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel without spills whose "
-        f"blocks {about.name} with {about.multi_processor_count} multiprocessors holds at once; "
-        'name backend="cudnn"'
+        f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel whose blocks "
+        f"{about.name} with {about.multi_processor_count} multiprocessors holds at once; name "
+        'backend="cudnn", or "reference" where cuDNN has no such cell'
     )
 
 
 def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:
-    """The fastest kernel of a kind that a device holds and that spills nothing, and its tiles."""
+    """The first of `fitting` that a device holds, and its tiles."""
     return _kernel(kind, cell, dtype, hidden, tiles, flags, device, PATIENCE)
 
 
@@ -207,25 +221,27 @@ def address(tensor: Tensor | None) -> int:
 
 
 def launch(
-    kernel: nvrtc.Kernel, how: Tiles, batch: int, shared: tuple[int, ...], *states: int,
-    begun: int = 0,
-) -> None:  # fmt: skip
+    kernel: nvrtc.Kernel, how: Tiles, args: ForwardArgs | BackwardArgs, begun: int = 0
+) -> None:
     """Starts a kernel for all rows of a batch, where clusters share R for as many as fit at once.
 
-    `shared` are the arguments before those of states; begun: see `Kernel.launch`.
+    What only a grid has of the arguments is set here; begun: see `Kernel.launch`.
     """
+    batch = args.batch
     if how.clusters == 1:
-        kernel.launch(-(-batch // how.rows), *shared, *states, begun=begun)
+        kernel.launch(-(-batch // how.rows), args, begun=begun)
         return
+    args.delay = how.delay
     most = kernel.resident // how.clusters
     for first in range(0, batch, how.rows * most):
+        args.first_row = first
         groups = min(most, -(-(batch - first) // how.rows))
-        kernel.launch(groups * how.clusters, *shared, first, how.delay, *states, begun=begun)
+        kernel.launch(groups * how.clusters, args, begun=begun)
 
 
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
-    """A compiled kernel that no cell changes: a name is that of its file in `kernels/`."""
+    """A compiled kernel that no cell changes: a name is that of its file in `kernels/cuda/`."""
     source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
     return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}", folder))
 

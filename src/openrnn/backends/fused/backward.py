@@ -1,0 +1,193 @@
+"""The backward pass on the GPU: reverse time loops, then products over the steps of each chunk."""
+
+from torch import Tensor
+
+from openrnn.backends.base import Call, Cotangents, Gradients, Needs
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused.dropout import masked
+from openrnn.backends.fused.forward_loop import ForwardLoops
+from openrnn.backends.fused.launches import Weights, fill_flags
+from openrnn.backends.fused.layer_gradients import LayerGradients
+from openrnn.backends.fused.lengths import SortedLengths, masked_rows
+from openrnn.codegen.tiles import Tiles
+from openrnn.kernels.cuda.args import BackwardArgs
+from openrnn.native.nvrtc import Kernel
+from openrnn.params import places
+from openrnn.schedule import Chunking
+from openrnn.schedule.operations import (
+    BeginLayer,
+    Dropout,
+    FillFlags,
+    FinishWeights,
+    GradientProducts,
+    Loop,
+    OfChunk,
+)
+
+
+class Backward(ForwardLoops):
+    """The operations of a backward pass.
+
+    Args:
+        saved: what forward left of each layer and direction, see `Forward`.
+        outputs: y of each layer (T, B, D*H).
+        grads: what reaches the outputs of the call; needs: which gradients are wanted.
+        chunkings: of each layer, of each direction.
+
+    Attributes:
+        d_initial, d_reset_states, d_params: the gradients, None where not wanted.
+        dx: of the input of the layer at hand; the first layer's is that of the call.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        lengths: SortedLengths | None,
+        saved: list[Tensor],
+        outputs: list[Tensor],
+        grads: Cotangents,
+        needs: Needs,
+        chunkings: tuple[tuple[Chunking, ...], ...],
+    ) -> None:
+        super().__init__(call, lengths)
+        self.saved, self.outputs, self.chunkings, self.needs = saved, outputs, chunkings, needs
+        self.d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
+        self.d_all_states = [
+            None if grad is None else grad.contiguous() for grad in grads.all_states
+        ]
+        self.d_initial = _zeros(call.states, needs.states)
+        self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
+        self.d_params: list[Tensor | None] = [None] * len(call.params)
+        self.dy = grads.y  # of the layer at hand
+        self.dx: Tensor | None = None
+        self._input = call.x  # what the layer at hand read
+        self._masked: Tensor | None = None  # the same, where a dropout mask lies before it
+        self._at: LayerGradients | None = None
+        self._chunk_states: Tensor | None = None  # gradients that the chunk before left
+        self._again: tuple[Tensor, Tensor] | None = None  # y and saved activations, recomputed
+
+    @property
+    def at(self) -> LayerGradients:
+        """The gradients of the layer and direction at hand."""
+        if self._at is None:
+            raise RuntimeError("no layer has begun")
+        return self._at
+
+    def begin_layer(self, operation: BeginLayer) -> None:
+        layer, direction = operation.layer, operation.direction
+        if direction == 0:
+            if layer < self.spec.num_layers - 1:
+                self.dy = self.dx
+            self.dx, self._input = None, self._input_of(layer)
+        here = places(self.spec)[layer * self.spec.directions + direction]
+        wanted = tuple(place is not None and self.needs.params[place] for place in here)
+        weights = self.weights(layer, direction)
+        flags = self.backward_flags(
+            any(grad is not None for grad in self.d_all_states),
+            any(grad is not None for grad in self.d_reset_states),
+        )
+        kernel, config = weights.kernels.backward(self.batch, flags)
+        self._chunk_states = None
+        self._at = LayerGradients(
+            self, weights, self.chunkings[layer][direction], kernel, config, self._input,
+            self.outputs[layer], self.dy, (layer > 0 or self.needs.x, *wanted),
+        )  # fmt: skip
+
+    def _input_of(self, layer: int) -> Tensor:
+        """What a layer read: x, or the output of the layer below, with its mask."""
+        if layer == 0:
+            x = self.call.x
+            return x if self.lengths is None else masked_rows(x, self.lengths.lengths)
+        found, self._masked = self._masked, None
+        return self.outputs[layer - 1] if found is None else found
+
+    def dropout(self, operation: Dropout) -> None:
+        if not operation.gradient:
+            self._masked = masked(self.call, operation.layer, self.outputs[operation.layer])
+        elif self.dx is not None:
+            self.dx = masked(self.call, operation.layer, self.dx)
+
+    # recomputed activations
+
+    def chunk_input(self, operation: OfChunk) -> Tensor:
+        return operation.chunk.of(self._input)
+
+    def chunk_output(self, operation: OfChunk) -> Tensor:
+        return self._recomputed(operation)[0]
+
+    def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
+        """Room for y and saved activations of a chunk whose forward loop runs again."""
+        if self._again is None:
+            steps, x, layer = operation.chunk.steps, self.call.x, self.at.layer
+            width = self.spec.directions * layer.hidden
+            saved = x.new_empty(layer.saved_shape(steps, self.batch))
+            self._again = x.new_empty((steps, self.batch, width)), saved
+        return self._again
+
+    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+        return weights.kernels.forward(self.batch, self.forward_flags(False, True))
+
+    def fill_flags(self, operation: FillFlags) -> None:
+        if operation.backward:
+            fill_flags(self.at.d_gates(operation.chunk))
+        else:
+            super().fill_flags(operation)
+
+    def loop(self, operation: Loop) -> None:
+        if operation.kind == "recompute":
+            self._recompute(operation)
+        else:
+            self._backward(operation)
+
+    def _recompute(self, operation: Loop) -> None:
+        """Runs a chunk's forward loop again, for its saved activations."""
+        chunk, layer = operation.chunk, self.at.layer
+        y, saved = self._recomputed(operation)
+        before = self.saved[layer.index][chunk.number - 1] if chunk.number else None
+        # final states stand already, so the last chunk, too, leaves its states to nobody
+        self.launch_forward(operation, y, saved, (before, self.chunk_states(layer)), (), ())
+
+    def _backward(self, operation: Loop) -> None:
+        at, chunk, way = self.at, operation.chunk, 1 if operation.direction else -1
+        layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
+        saved = self._again[1] if self._again else chunk.of(self.saved[layer.index])
+        room = self.chunk_states(layer) if chunk.number else None
+        size, args = d_gates.element_size(), BackwardArgs()
+        self.fill(args, at.weights, chunk, (self._chunk_states, room), way)
+        args.weight, args.saved = at.weights.recurrent_by_planes.data_ptr(), saved.data_ptr()
+        step, row, _ = (0, 0, 0) if dy is None else dy.stride()
+        args.dy = 0 if dy is None else chunk.of(dy).data_ptr()
+        args.dy_step_bytes, args.dy_row = way * step * size, row
+        args.d_gates = d_gates.data_ptr()
+        args.d_gates_step_bytes = way * d_gates.stride(0) * size
+        args.sums = at.sums_of(chunk).data_ptr()
+        args.d_final = self.states(layer, self.d_finals)
+        args.d_all_states = self.states(layer, self.d_all_states, chunk.begin)
+        args.d_initial = self.states(layer, self.d_initial)
+        args.d_reset_state = self.states(layer, self.d_reset_states)
+        kernels.launch(at.kernel, at.config, args, self.launch_event(operation.signals))
+        self._chunk_states, self._again = room, None
+
+    def gradient_products(self, operation: GradientProducts) -> None:
+        self.at.products(operation.chunk)
+
+    def finish_weights(self, operation: FinishWeights) -> None:
+        at = self.at
+        here = places(self.spec)[at.layer.index]
+        for place, grad in zip(here, at.finished()):
+            if place is not None and self.needs.params[place]:
+                self.d_params[place] = grad
+        if at.dx is not None:
+            self.dx = at.dx if self.dx is None else self.dx.add_(at.dx)
+        self._at = None
+
+    @property
+    def gradients(self) -> Gradients:
+        """What the call asked for."""
+        return Gradients(
+            self.dx if self.needs.x else None, self.d_initial, self.d_params, self.d_reset_states
+        )
+
+
+def _zeros(states: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
+    return [state.new_zeros(state.shape) if want else None for state, want in zip(states, wanted)]

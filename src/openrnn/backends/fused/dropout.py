@@ -1,0 +1,31 @@
+"""Dropout between layers on the GPU: one launch, whose seed is read on the device."""
+
+from struct import pack, unpack
+
+import torch
+from torch import Tensor
+
+from openrnn import philox
+from openrnn.backends.base import Call
+from openrnn.backends.fused import kernels
+from openrnn.kernels.cuda.args import DropoutArgs
+
+
+def masked(call: Call, layer: int, y: Tensor) -> Tensor:
+    """The output of a layer (T, B, D*H), or its gradient, with the layer's mask on it."""
+    if call.seed is None:
+        raise ValueError("dropout needs a seed")
+    p, y = call.problem.spec.dropout, y.contiguous()
+    kernel = kernels.plain("dropout", str(y.dtype).removeprefix("torch."), y.device.index or 0)
+    out = torch.empty_like(y)
+    steps, batch, width = y.shape
+    (scale,) = unpack("i", pack("f", philox.scale(p)))
+    threads = steps * batch * ((width + 3) // 4)
+    kernel.launch(
+        -(-threads // kernel.threads),
+        DropoutArgs(
+            x=y.data_ptr(), out=out.data_ptr(), steps=steps, batch=batch, width=width,
+            seed=call.seed.data_ptr(), layer=layer, threshold=philox.threshold(p), scale=scale,
+        ),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,79 @@
+"""The forward pass on the GPU."""
+
+from torch import Tensor
+
+from openrnn.backends.base import Call
+from openrnn.backends.fused.dropout import masked
+from openrnn.backends.fused.forward_loop import ForwardLoops
+from openrnn.backends.fused.launches import Weights
+from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.codegen.tiles import Tiles
+from openrnn.native.nvrtc import Kernel
+from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
+
+
+class Forward(ForwardLoops):
+    """The operations of a forward pass.
+
+    Args:
+        saved: of each layer and direction, room for what backward needs: saved activations
+            (T, ...), or with recompute the states between chunks; empty in inference.
+        finals, all_states: room for the final states and those of all steps, in the order of the
+            cell's states; all_states may be empty.
+
+    Attributes:
+        outputs: y of each layer (T, B, D*H).
+        inputs: what each layer reads: x, then outputs with their dropout masks.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        lengths: SortedLengths | None,
+        saved: list[Tensor],
+        finals: list[Tensor],
+        all_states: list[Tensor],
+    ) -> None:
+        super().__init__(call, lengths)
+        self.saved, self.finals, self.all_states = saved, finals, all_states
+        self.outputs: list[Tensor] = []
+        self.inputs = [call.x]
+        self._left: Tensor | None = None  # the states that the chunk before left
+
+    def begin_layer(self, operation: BeginLayer) -> None:
+        self._left = None
+        if operation.direction == 0:
+            width = self.spec.directions * self.spec.hidden_size
+            if len(self.inputs) == len(self.outputs):  # no mask after the layer below
+                self.inputs.append(self.outputs[-1])
+            self.outputs.append(self.call.x.new_empty(self.steps, self.batch, width))
+
+    def dropout(self, operation: Dropout) -> None:
+        self.inputs.append(masked(self.call, operation.layer, self.outputs[operation.layer]))
+
+    def chunk_input(self, operation: OfChunk) -> Tensor:
+        return operation.chunk.of(self.inputs[operation.layer])
+
+    def chunk_output(self, operation: OfChunk) -> Tensor:
+        return operation.chunk.of(self.outputs[operation.layer])
+
+    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+        problem = self.call.problem
+        keep = problem.grad and problem.spec.recompute == "none"
+        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), keep))
+
+    def loop(self, operation: Loop) -> None:
+        layer, chunk = self.weights(operation.layer, operation.direction).kernels, operation.chunk
+        saved = self.saved[layer.index] if self.saved else None
+        more = chunk.end < self.steps if operation.direction == 0 else chunk.begin > 0
+        room: Tensor | None = None
+        if more and layer.recompute and saved is not None:
+            room = saved[chunk.number]
+        elif more:
+            room = self.chunk_states(layer)
+        self.launch_forward(
+            operation, self.chunk_output(operation),
+            None if saved is None or layer.recompute else chunk.of(saved),
+            (self._left, room), self.finals, self.all_states, operation.signals,
+        )  # fmt: skip
+        self._left = room

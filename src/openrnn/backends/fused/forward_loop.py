@@ -1,0 +1,136 @@
+"""One chunk of a forward time loop: its input product, its flag buffer, its launch.
+
+The forward pass runs every chunk once, and backward with recompute once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from openrnn.backends.base import Call
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
+from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.codegen.tiles import Tiles
+from openrnn.kernels.cuda.args import ForwardArgs
+from openrnn.native.cublaslt import Matrix, multiply
+from openrnn.native.nvrtc import Kernel
+from openrnn.schedule.operations import FillFlags, InputProduct, OfChunk
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a forward loop reads besides weights, states and masks.
+
+    Attributes:
+        x_gates: x W_ih^T (T, B, G*units), or x itself for a skip input.
+        gate_stride: values from one gate to the next; 0 where all gates read the same x.
+        flags: a grid's flag buffer; None where y is it, or where there is none.
+    """
+
+    x_gates: Tensor
+    gate_stride: int
+    flags: Tensor | None = None
+
+
+def _key(operation: OfChunk) -> tuple[int, int, int]:
+    return operation.layer, operation.direction, operation.chunk.number
+
+
+class ForwardLoops(Launches):
+    """The operations of a chunk that the forward pass and backward with recompute share."""
+
+    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
+        super().__init__(call, lengths)
+        self._ready: dict[tuple[int, int, int], Inputs] = {}
+
+    def chunk_input(self, operation: OfChunk) -> Tensor:
+        """What the layer reads in the chunk (T, B, I)."""
+        raise NotImplementedError
+
+    def chunk_output(self, operation: OfChunk) -> Tensor:
+        """Where the chunk's y (T, B, D*H) is written."""
+        raise NotImplementedError
+
+    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+        """The forward kernel and its configuration."""
+        raise NotImplementedError
+
+    def input_product(self, operation: InputProduct) -> None:
+        weights = self.weights(operation.layer, operation.direction)
+        layer, matrix, x = weights.kernels, weights.w_ih, self.chunk_input(operation)
+        if matrix is None:
+            wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
+            ready = wide.stride(-1) == 1 and aligned(wide)
+            self._ready[_key(operation)] = Inputs(wide if ready else dense(wide), 0)
+            return
+        x, width = x.contiguous(), layer.gates * layer.units
+        steps, batch, inner = x.shape
+        with self.main_stream():  # the loop reads it there
+            x_gates = x.new_empty(steps, batch, width)
+        # where H is no multiple of 8, gate by gate: what lies between is not read
+        columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
+        multiply(
+            layer.dtype, layer.device, (steps * batch, columns, inner),
+            Matrix(x.data_ptr(), inner),
+            Matrix(matrix.data_ptr(), inner, True, columns * inner),
+            Matrix(x_gates.data_ptr(), width, False, layer.units), count=count,
+        )  # fmt: skip
+        self._ready[_key(operation)] = Inputs(x_gates, layer.units)
+
+    def fill_flags(self, operation: FillFlags) -> None:
+        weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
+        layer, y = weights.kernels, self.chunk_output(operation)
+        _, config = self.forward_kernel(weights)
+        # y can be the flag buffer where it has what is sent, and nothing else
+        if self.lengths is None and self.reset is None and layer.exact and not config.half:
+            start = operation.direction * layer.hidden
+            fill_flags(y[..., start : start + layer.hidden])
+            return
+        sizes = (chunk.steps, self.batch, layer.units)
+        with self.main_stream():
+            flags = y.new_empty(sizes, dtype=torch.float16 if config.half else None)
+        fill_flags(flags)
+        self._ready[_key(operation)].flags = flags
+
+    def launch_forward(
+        self,
+        operation: OfChunk,
+        y: Tensor,
+        saved: Tensor | None,
+        chunk_states: tuple[Tensor | None, Tensor | None],
+        finals: Sequence[Tensor],
+        all_states: Sequence[Tensor],
+        signals: bool = False,
+    ) -> None:
+        """Launches the loop.
+
+        Args:
+            y, saved: of the steps of the chunk.
+            chunk_states: what the chunk before left, and room for what this one leaves.
+            finals, all_states: of all steps.
+        """
+        weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
+        layer, reverse = weights.kernels, operation.direction
+        kernel, config = self.forward_kernel(weights)
+        inputs = self._ready.pop(_key(operation))
+        way, size = -1 if reverse else 1, y.element_size()
+        args = ForwardArgs()
+        self.fill(args, weights, chunk, chunk_states, way)
+        args.weight = weights.recurrent.data_ptr()
+        step, row, _ = inputs.x_gates.stride()
+        args.x, args.x_step_bytes, args.x_row = inputs.x_gates.data_ptr(), way * step * size, row
+        args.x_gate, args.flag_buffer = inputs.gate_stride, address(inputs.flags)
+        args.bias_x, args.bias_r = address(weights.b_ih), address(weights.b_hh)
+        step, row, _ = y.stride()
+        args.y = y.data_ptr() + reverse * layer.hidden * size
+        args.y_step_bytes, args.y_row = way * step * size, row
+        args.saved = address(saved)
+        args.initial = self.states(layer, self.call.states)
+        args.reset_state = self.states(layer, self.call.reset_states)
+        args.final = self.states(layer, finals)
+        args.all_states = self.states(layer, all_states, chunk.begin)
+        kernels.launch(kernel, config, args, self.launch_event(signals))

@@ -1,0 +1,228 @@
+"""What the forward and the backward pass of a call share: weights, masks, the side stream."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import Call
+from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
+from openrnn.native.side_stream import SideStream, side_stream
+from openrnn.schedule import Chunk
+from openrnn.schedule.operations import WaitForLaunch, WaitForSide
+
+ALIGNMENT = 16  # bytes: kernels copy rows in such pieces
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Whether 16-byte copies of a tensor's rows may start where they do."""
+    size = tensor.element_size()
+    return tensor.data_ptr() % ALIGNMENT == 0 and all(
+        stride * size % ALIGNMENT == 0 for stride in tensor.stride()[:-1]
+    )
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor begins, 0 for None: a field of a launch."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous and aligned."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def fill_flags(buffer: Tensor) -> None:
+    """Sets all bits of a flag buffer: "not arrived yet", a NaN that no kernel writes."""
+    bits = torch.int16 if buffer.element_size() == 2 else torch.int32
+    buffer.view(bits).fill_(-1)
+
+
+class Weights:
+    """The parameters of one layer and direction in a call, as kernels and products read them.
+
+    Attributes:
+        kernels: all of the layer and direction that no call changes.
+        w_ih (G*H, I), None for a skip input; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
+        unit_vectors: (number, H), or None.
+    """
+
+    def __init__(self, call: Call, layer: int, direction: int) -> None:
+        spec, device = call.problem.spec, call.x.device.index or 0
+        index = layer * spec.directions + direction
+        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device)
+        self.layer, self.direction = layer, direction
+        params = call.params
+        self.w_ih, w_hh, self.b_ih, self.b_hh, _, *vectors = [
+            None if place is None else params[place].contiguous() for place in self.kernels.places
+        ]
+        if w_hh is None:
+            raise ValueError("a network without a recurrent matrix")
+        self.w_hh: Tensor = w_hh
+        given = [vector for vector in vectors if vector is not None]
+        self.unit_vectors = torch.stack(given) if given else None
+
+    @cached_property
+    def recurrent(self) -> Tensor:
+        """R (G*H, H) as the forward loop reads it."""
+        return dense(self.w_hh) if self.kernels.exact else self.w_hh
+
+    @cached_property
+    def input_by_planes(self) -> Tensor:
+        """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
+        kernels, weight = self.kernels, self.w_ih
+        if weight is None:
+            raise ValueError("a skip input has no matrix")
+        if kernels.exact and len(kernels.left_spans) == 1:
+            return weight
+        return kernels.permuted(weight, kernels.left, False)
+
+    @cached_property
+    def recurrent_by_planes(self) -> Tensor:
+        """R (units, G, units) transposed, its gates in the order of the last planes."""
+        return self.kernels.permuted(self.w_hh, self.kernels.right, True)
+
+
+class Masks(NamedTuple):
+    """Lengths and resets inside a chunk."""
+
+    lengths: SortedLengths | None
+    reset: Tensor | None
+
+
+class Launches:
+    """The state of one pass: what its operations made so far.
+
+    Args:
+        call: laid out as the kernels read it.
+        lengths: sorted, or None where every row has all steps.
+    """
+
+    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
+        self.call, self.lengths = call, lengths
+        self.spec = call.problem.spec
+        self.device = call.x.device.index or 0
+        self.steps, self.batch = call.x.shape[0], call.x.shape[1]
+        self.reset = None if call.reset is None else call.reset.contiguous()
+        self._weights: dict[tuple[int, int], Weights] = {}
+        self._masks: dict[Chunk, Masks] = {}
+        self._main: torch.cuda.Stream | None = None  # once the side stream is in use
+
+    def weights(self, layer: int, direction: int) -> Weights:
+        """The parameters of a layer and direction."""
+        found = self._weights.get((layer, direction))
+        if found is None:
+            found = self._weights[layer, direction] = Weights(self.call, layer, direction)
+        return found
+
+    def masks(self, chunk: Chunk) -> Masks:
+        """Lengths and resets counted from the beginning of a chunk."""
+        if chunk.steps == self.steps:
+            return Masks(self.lengths, self.reset)
+        found = self._masks.get(chunk)
+        if found is None:
+            lengths = self.lengths
+            if lengths is not None:
+                inside = (lengths.lengths - chunk.begin).clamp(0, chunk.steps)
+                lengths = SortedLengths(inside, lengths.order)
+            reset = None if self.reset is None else self.reset[chunk.begin : chunk.end]
+            found = self._masks[chunk] = Masks(lengths, reset)
+        return found
+
+    def forward_flags(self, all_states: bool, keep: bool) -> tuple[bool, ...]:
+        """What the forward kernel does, as `LayerKernels.forward` takes it."""
+        fresh = bool(self.call.reset_states)
+        return self.lengths is not None, self.reset is not None, all_states, fresh, keep
+
+    def backward_flags(self, all_states: bool, reset_state: bool) -> tuple[bool, ...]:
+        """What the backward kernel does, as `LayerKernels.backward` takes it."""
+        return self.lengths is not None, self.reset is not None, all_states, reset_state
+
+    def saved_bytes(self, layer: LayerKernels) -> int:
+        """Bytes of the saved activations of a step."""
+        return prod(layer.saved_shape(1, self.batch)) * layer.dtype.itemsize
+
+    def chunk_states(self, layer: LayerKernels) -> Tensor:
+        """Room for what one chunk leaves to the next of each state: float32 (states, B, H)."""
+        size = (len(self.spec.states), self.batch, layer.hidden)
+        return self.call.x.new_empty(size, dtype=torch.float32)
+
+    def states(
+        self, layer: LayerKernels, group: Sequence[Tensor | None], begin: int = 0
+    ) -> Sequence[int]:
+        """Addresses of the layer's and direction's part of each state (L*D, ...); 0 for None.
+
+        Of states of all steps (L*D, T, ...), those from `begin` on.
+        """
+        index = layer.index
+        if not group:
+            return layer.nulls
+        return [
+            0 if state is None
+            else state.data_ptr()
+            + (index * state.stride(0) + begin * state.stride(1)) * state.element_size()
+            for state in group
+        ]  # fmt: skip
+
+    def fill(
+        self,
+        args: ForwardArgs | BackwardArgs,
+        weights: Weights,
+        chunk: Chunk,
+        chunk_states: tuple[Tensor | None, Tensor | None],
+        way: int,
+    ) -> None:
+        """Sets what both loops take: masks, unit vectors, states between chunks, sizes.
+
+        Args:
+            chunk_states: what the chunk before left, and room for what this one leaves.
+            way: 1 where the loop's next step is the next of time, or -1.
+        """
+        lengths, reset = self.masks(chunk)
+        args.vectors = address(weights.unit_vectors)
+        args.lengths = 0 if lengths is None else lengths.lengths.data_ptr()
+        args.order = 0 if lengths is None else lengths.order.data_ptr()
+        args.reset, args.reset_step_bytes = address(reset), way * self.batch
+        args.saved_step_bytes = way * self.saved_bytes(weights.kernels)
+        args.chunk_in, args.chunk_out = map(address, chunk_states)
+        args.steps, args.batch = chunk.steps, self.batch
+        args.units, args.reverse = weights.kernels.hidden, weights.direction
+
+    # the side stream
+
+    @cached_property
+    def _side(self) -> SideStream:
+        return side_stream(self.device)
+
+    def side_stream(self) -> AbstractContextManager[object]:
+        """Within it, what is launched goes to the side stream."""
+        self._main = torch.cuda.current_stream(self.device)
+        return torch.cuda.stream(self._side.stream)
+
+    def main_stream(self) -> AbstractContextManager[object]:
+        """Within it, memory is taken that the main stream will use, whatever stream is current."""
+        return nullcontext() if self._main is None else torch.cuda.stream(self._main)
+
+    def launch_event(self, signals: bool) -> int:
+        """What a loop's launch takes so that the side stream can wait for its blocks; or 0."""
+        return self._side.launch_event if signals else 0
+
+    def wait_for_launch(self, _: WaitForLaunch) -> None:
+        self._side.wait_for_launch()
+
+    def wait_for_side(self, _: WaitForSide) -> None:
+        self._join()
+
+    def abandon(self) -> None:
+        if self._main is not None:
+            self._join()
+
+    def _join(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self._side.stream)

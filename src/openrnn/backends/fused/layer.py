@@ -1,0 +1,130 @@
+"""One layer and direction of a network as its kernels know it: all that no call changes."""
+
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import traced
+from openrnn.backends.fused import kernels, plan
+from openrnn.codegen import cuda, tiles
+from openrnn.kernels.cuda.args import PermuteWeightsArgs
+from openrnn.native import nvrtc
+from openrnn.params import places
+from openrnn.spec import Spec
+
+Flags = tuple[bool, ...]
+FORWARD = ("lengths", "reset", "every", "fresh", "keep")  # the flags of a kernel, in their order
+BACKWARD = ("lengths", "reset", "every", "fresh")
+
+
+def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
+    """An order as spans of numbers that follow each other: (2, 0, 1) as (2, 3), (0, 2)."""
+    found = []
+    for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
+        places = [place for _, place in group]
+        found.append((places[0], places[-1] + 1))
+    return found
+
+
+def nibbles(order: tuple[int, ...]) -> int:
+    """Small numbers in one 64-bit word, the first in its lowest 4 bits; as a signed number."""
+    word = sum(number << 4 * place for place, number in enumerate(order))
+    return word - (word >> 63 << 64)
+
+
+class LayerKernels:
+    """Sizes, orders of gates and kernels of one layer and direction.
+
+    Attributes:
+        index: layer * directions + direction.
+        units: H as the kernels see it, a multiple of 8; exact: it is H.
+        saved: values that forward saves for backward, of a unit, row and step.
+        recompute: backward computes them again.
+        planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
+        left, right: the gates in the order of the first and of the last planes.
+        left_spans, right_spans: the same as spans of gates that follow each other.
+        left_word, right_word: the place of each gate on its side, 4 bits each.
+    """
+
+    def __init__(self, spec: Spec, index: int, dtype: torch.dtype, device: int) -> None:
+        self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
+        self.direction = index % spec.directions
+        self.cell = cell = traced(spec)
+        self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
+        self.exact = self.hidden == self.units
+        self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
+        self.places = places(spec)[index]
+        alone = cell.apart
+        shared = tuple(gate for gate in cell.gates if gate not in alone)
+        self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
+        self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
+        self.planes = len(cuda.planes(cell))
+        self.left_spans, self.right_spans = spans(self.left), spans(self.right)
+        self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
+        self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
+        self.width = self.planes * self.units
+        self.saved = tiles.record(cell)
+        self.recompute = spec.recompute == "gates"
+        self.nulls = [0] * len(spec.states)
+        self.name = str(dtype).removeprefix("torch.")
+        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
+
+    def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
+        """The shape of the saved activations of so many steps."""
+        return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
+
+    @cached_property
+    def permute_weights(self) -> nvrtc.Kernel:
+        """The kernel that puts a matrix's gates in another order."""
+        return kernels.plain("permute_weights", self.name, self.device)
+
+    @cached_property
+    def reduce_bias_gradients(self) -> nvrtc.Kernel:
+        """The kernel that makes gradients of biases and unit vectors from their sums."""
+        return kernels.plain("reduce_bias_gradients", self.name, self.device)
+
+    def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
+        """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
+
+        `transposed`: as (units, G, units), where N are units, too.
+        """
+        gates, units, columns = self.gates, self.units, matrix.shape[1]
+        across = units if transposed else columns
+        tile = cuda.ARRANGE_TILE
+        shape = (units, gates, units) if transposed else (gates, units, columns)
+        out = matrix.new_empty(shape)
+        self.permute_weights.launch(
+            gates * (-(-units // tile) * -(-across // tile)),
+            PermuteWeightsArgs(
+                matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
+                across=across, columns=columns, gates=gates, order=nibbles(order),
+                turned=transposed,
+            ),
+        )  # fmt: skip
+        return out
+
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+        """The forward kernel and its tiles; `flags` as FORWARD names them."""
+        return self._kernel("forward", FORWARD, batch, flags)
+
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+        """The backward kernel and its tiles; `flags` as BACKWARD names them."""
+        return self._kernel("backward", BACKWARD, batch, flags)
+
+    def _kernel(
+        self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
+    ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+        many = (batch + 7) // 8
+        key = (kind, many, flags, kernels.PATIENCE)
+        found = self._kernels.get(key)
+        if found is None:
+            on = tuple(name for name, flag in zip(names, flags) if flag)
+            found = kernels.kernel(kind, self.cell, self.name, self.hidden, many, on, self.device)
+            self._kernels[key] = found
+        return found
+
+
+layer_kernels = lru_cache(maxsize=4096)(LayerKernels)

@@ -1,0 +1,128 @@
+"""The gradients of one layer and direction in the making."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense
+from openrnn.backends.fused.weight_gradients import (
+    WeightGradient,
+    add_input,
+    add_recurrent,
+    input_gradient,
+)
+from openrnn.codegen.tiles import Tiles
+from openrnn.kernels.cuda.args import ReduceBiasGradientsArgs
+from openrnn.native.nvrtc import Kernel
+from openrnn.schedule import Chunk, Chunking
+
+if TYPE_CHECKING:
+    from openrnn.backends.fused.layer import LayerKernels
+
+Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
+
+
+class LayerGradients:
+    """What the backward loop of a layer and direction writes, and the products over it.
+
+    Args:
+        kernel, config: of the loop.
+        x: what the layer read (T, B, I); y: its output (T, B, D*H); dy: the gradient of that.
+        wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
+
+    Attributes:
+        dx: (T, B, I), or None where not wanted.
+        dy: this direction's part as the loop reads it.
+    """
+
+    def __init__(
+        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: Kernel,
+        config: Tiles, x: Tensor, y: Tensor, dy: Tensor | None, wanted: tuple[bool, ...],
+    ) -> None:  # fmt: skip
+        self.launches, self.weights, self.kernel, self.config = launches, weights, kernel, config
+        self.layer: LayerKernels = weights.kernels
+        self.x, self.y, self.wanted = x, y, wanted
+        self.dy = _laid_out(self.layer, dy, weights.direction)
+        layer, chunks = self.layer, chunking.chunks
+        # what products read beside a loop, that loop does not write over
+        self._whole = chunking.overlap or len(chunks) == 1
+        steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
+        self._d_gates = x.new_empty((steps, launches.batch, layer.width))
+        self._tiles = -(-launches.batch // config.rows) * config.tiles
+        rows = len(chunks) * self._tiles
+        shape = (rows, layer.planes + layer.vectors, layer.units)
+        self._sums = x.new_empty(shape, dtype=torch.float32)
+        self.dx = x.new_empty(x.shape) if wanted[0] else None
+        self._input = self._recurrent = None
+        if weights.w_ih is not None and wanted[1]:
+            self._input = WeightGradient(weights, layer.left_spans, x.shape[2], len(chunks) > 1)
+        if wanted[2]:
+            self._recurrent = WeightGradient(
+                weights, layer.right_spans, layer.hidden, len(chunks) > 1
+            )
+        if chunking.overlap and self.dx is not None:
+            _ = weights.input_by_planes  # both streams read it: the main one makes it
+
+    def d_gates(self, chunk: Chunk) -> Tensor:
+        """Room for the gate gradients of a chunk (T, B, planes * units)."""
+        return chunk.of(self._d_gates) if self._whole else self._d_gates[: chunk.steps]
+
+    def sums_of(self, chunk: Chunk) -> Tensor:
+        """Room for a chunk's sums over steps and rows, from which bias gradients are made."""
+        return self._sums[chunk.number * self._tiles :]
+
+    def products(self, chunk: Chunk) -> None:
+        """The products of a chunk, whose gate gradients are there."""
+        d_gates = self.d_gates(chunk)
+        if self.dx is not None:
+            input_gradient(self.weights, chunk.of(self.dx), d_gates)
+        if self._input is not None:
+            add_input(self.weights, chunk.of(self.x), d_gates, self._input)
+        if self._recurrent is not None:
+            add_recurrent(self.launches, self.weights, chunk, self.y, d_gates, self._recurrent)
+
+    def finished(self) -> Found:
+        """The gradients of the parameters, after the products of all chunks."""
+        found: Found = [None] * (5 + self.layer.vectors)
+        found[0] = None if self._input is None else self._input.finished()
+        found[1] = None if self._recurrent is None else self._recurrent.finished()
+        self._reduce_biases(found)
+        return found
+
+    def _reduce_biases(self, found: Found) -> None:
+        """The gradients of biases and unit vectors, from the sums of all chunks."""
+        layer, weights = self.layer, self.weights
+        if weights.b_ih is not None and self.wanted[3]:
+            found[2] = torch.empty_like(weights.b_ih)
+        if weights.b_hh is not None and self.wanted[4]:
+            found[3] = torch.empty_like(weights.b_hh)
+        vectors: Tensor | None = None
+        if weights.unit_vectors is not None:
+            vectors = torch.empty_like(weights.unit_vectors)
+            found[5:] = vectors.unbind(0)
+        elif found[2] is None and found[3] is None:
+            return
+        rows = (2 * layer.gates + layer.vectors) * layer.hidden
+        layer.reduce_bias_gradients.launch(
+            -(-rows // layer.reduce_bias_gradients.threads),
+            ReduceBiasGradientsArgs(
+                sums=self._sums.data_ptr(), input_bias=address(found[2]),
+                recurrent_bias=address(found[3]), unit_vectors=address(vectors),
+                parts=self._sums.shape[0], planes=layer.planes, gates=layer.gates,
+                vectors=layer.vectors, units=layer.units, hidden=layer.hidden,
+                left=layer.left_word, right=layer.right_word,
+            ),
+        )  # fmt: skip
+
+
+def _laid_out(layer: "LayerKernels", dy: Tensor | None, direction: int) -> Tensor | None:
+    """This direction's part of dy (T, B, D*H) as the backward loop reads it."""
+    if dy is None:
+        return None
+    if layer.spec.directions > 1:
+        dy = dy[..., direction * layer.hidden : (direction + 1) * layer.hidden]
+    if not layer.exact:
+        return pad(dy, (0, layer.units - layer.hidden))
+    return dy if dy.stride(-1) == 1 and aligned(dy) else dense(dy)

@@ -1,0 +1,137 @@
+"""The schedules of calls: how their steps are cut into chunks, and what runs beside what.
+
+Chunks bound the memory of a long call, or let products of one chunk run beside the loop of another.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from openrnn import schedule
+from openrnn.backends.base import Call, Needs
+from openrnn.backends.fused import chunks, kernels, overlap
+from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.schedule import Chunking, Schedule
+from openrnn.spec import Spec
+
+Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
+
+
+class Asked(NamedTuple):
+    """What a schedule depends on."""
+
+    spec: Spec
+    dtype: torch.dtype
+    device: int
+    steps: int
+    batch: int
+    grad: bool
+    lengths: bool
+    reset: bool
+    reset_states: bool
+    all_states: bool  # of a backward: gradients of them are given
+    drops: bool
+
+    @classmethod
+    def of(cls, call: Call, all_states: bool) -> "Asked":
+        """Of a call, forward or backward."""
+        problem, x = call.problem, call.x
+        return cls(
+            problem.spec, x.dtype, x.device.index or 0, x.shape[0], x.shape[1], problem.grad,
+            call.lengths is not None, call.reset is not None, bool(call.reset_states), all_states,
+            problem.drops,
+        )  # fmt: skip
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The masks that the loops read."""
+        return ("lengths",) * self.lengths + ("reset",) * self.reset
+
+    @property
+    def recompute(self) -> bool:
+        """Whether backward runs forward's loops again."""
+        return self.grad and self.spec.recompute == "gates"
+
+    def layer(self, layer: int, direction: int) -> LayerKernels:
+        """One layer and direction."""
+        index = layer * self.spec.directions + direction
+        return layer_kernels(self.spec, index, self.dtype, self.device)
+
+
+@lru_cache(maxsize=4096)
+def forward(asked: Asked) -> tuple[Chunkings, Schedule]:
+    """The forward pass."""
+    flags = (*asked.masks, *("every",) * asked.all_states, *("keep",) * asked.grad)
+    keep = asked.grad and not asked.recompute
+    on = (asked.lengths, asked.reset, asked.all_states, asked.reset_states, keep)
+
+    def chunking(layer: int, direction: int) -> Chunking:
+        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
+        polls = here.forward(asked.batch, on)[1].clusters > 1
+        fills = frozenset({"forward"}) if polls else frozenset[str]()
+        return _cut(asked, here, "forward", flags, inner, fills)
+
+    found = _of_all(asked.spec, chunking)
+    return found, schedule.forward(found, asked.drops)
+
+
+@lru_cache(maxsize=4096)
+def backward(asked: Asked, needs: Needs) -> tuple[Chunkings, Schedule]:
+    """The backward pass, which wants some gradients."""
+    on = (asked.lengths, asked.reset, asked.all_states, any(needs.reset_states))
+    again = (asked.lengths, asked.reset, False, asked.reset_states, True)
+
+    def chunking(layer: int, direction: int) -> Chunking:
+        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
+        w_ih, w_hh, *_ = here.places
+        wanted = (
+            (inner, layer > 0 or needs.x),
+            (inner, w_ih is not None and needs.params[w_ih]),
+            (here.hidden, w_hh is not None and needs.params[w_hh]),
+        )
+        columns = sum(size for size, want in wanted if want)
+        polls = set[str]()
+        if here.backward(asked.batch, on)[1].clusters > 1:
+            polls.add("backward")
+        if asked.recompute and here.forward(asked.batch, again)[1].clusters > 1:
+            polls.add("recompute")
+        return _cut(asked, here, "backward", asked.masks, columns, frozenset(polls))
+
+    found = _of_all(asked.spec, chunking)
+    return found, schedule.backward(found, asked.drops, asked.recompute)
+
+
+def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
+    return tuple(
+        tuple(chunking(layer, direction) for direction in range(spec.directions))
+        for layer in range(spec.num_layers)
+    )
+
+
+def _cut(
+    asked: Asked, layer: LayerKernels, kind: str, flags: kernels.Flags, columns: int,
+    fills: frozenset[str],
+) -> Chunking:  # fmt: skip
+    """The chunks of one layer and direction.
+
+    Args:
+        kind, flags: of the loop.
+        columns: of all matrices, of G*H rows each, that are multiplied with all steps.
+    """
+    steps, reverse = asked.steps, bool(layer.direction)
+    row = layer.width * asked.dtype.itemsize  # bytes of the gate gradients of a step and row
+    if asked.reset_states:
+        pieces = 1  # the gradients of reset states are added up inside one launch
+    elif asked.recompute:
+        pieces = chunks.for_recompute(steps, asked.batch, row)
+    else:
+        pieces = chunks.for_memory(steps, asked.batch, row)
+    alone = pieces > 1 or asked.recompute or asked.reset_states or layer.places[0] is None
+    edges = [] if alone else overlap.edges(layer, kind, flags, steps, asked.batch, columns)
+    if not edges:
+        return Chunking(chunks.even(pieces, steps), reverse, fills=fills)
+    if reverse:  # the edges are those of the loop, which begins at the end of time
+        edges = [steps - edge for edge in reversed(edges)]
+    return Chunking(tuple(edges), reverse, True, fills)

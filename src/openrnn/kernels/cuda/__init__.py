@@ -1,0 +1,1 @@
+"""CUDA kernels: their arguments, and the text of the time loops that generated cells stand in."""

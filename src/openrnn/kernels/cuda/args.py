@@ -1,0 +1,255 @@
+"""The arguments of every CUDA kernel: one table each, for the kernel's struct and its launches.
+
+A table is a class. It prints the CUDA struct that the kernel takes as its only parameter, and an
+object of it is what a launch passes, filled by name. Every field is 8 bytes wide and pointers are
+numbers, 0 for null, so that both sides agree on offsets by the order of fields alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+
+States = Sequence[int]  # a pointer for each state of the cell, an array of STATES in the struct
+Table = TypeVar("Table", bound="type[Args]")
+
+
+class Field(NamedTuple):
+    """A field of a struct: `array` has one pointer for each state of the cell."""
+
+    name: str
+    cuda: str
+    meaning: str
+    array: bool
+
+
+class Args:
+    """Arguments of a launch, set by name: in the call, `Args(name=value)`, or as attributes.
+
+    What the table gives a value to may be left out. A name that is not in the table raises
+    TypeError in the call and AttributeError as an attribute; one without a value raises TypeError
+    at the launch.
+    """
+
+    __slots__ = ()
+    fields: ClassVar[tuple[Field, ...]]
+    _defaults: ClassVar[dict[str, int]]
+    _numbers: ClassVar[Any]  # getters of several fields at once: a launch costs microseconds
+    _arrays: ClassVar[Any]  # of four arrays, or None
+
+    def __init__(self, **values: int | States) -> None:
+        for name, value in values.items():
+            if name not in type(self).__slots__:
+                raise TypeError(f"{type(self).__name__} has no field {name}")
+            setattr(self, name, value)
+
+    def words(self) -> tuple[int, ...]:
+        """The fields as the struct has them."""
+        try:
+            numbers: tuple[int, ...] = self._numbers(self)
+            if self._arrays is None:
+                return numbers
+            a, b, c, d = self._arrays(self)
+        except AttributeError:
+            self._complete()
+            return self.words()
+        return *numbers, *a, *b, *c, *d
+
+    def _complete(self) -> None:
+        """Sets what was left out to its default: a launch that sets all pays nothing for them."""
+        for field in self.fields:
+            if not hasattr(self, field.name):
+                if field.name not in self._defaults:
+                    raise TypeError(f"{type(self).__name__} has no value of {field.name}")
+                setattr(self, field.name, self._defaults[field.name])
+
+    @classmethod
+    def struct(cls) -> str:
+        """The kernel's parameter in CUDA C++; STATES is a constant of its source."""
+        lines = [f"struct {cls.__name__} {{"]
+        for name, cuda, meaning, array in cls.fields:
+            declared = f"    {cuda} {name}{'[STATES]' if array else ''};"
+            lines.append(f"{declared:<44}// {meaning}")
+        return "\n".join([*lines, "};"])
+
+
+def _table(cls: Table) -> Table:
+    """Makes a table of a class whose annotations are (Python type, CUDA type, meaning)."""
+    defaults = {name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)}
+    made: Any = dataclass(init=False, eq=False, slots=True)(cls)
+    hints = get_type_hints(made, include_extras=True)
+    found = []
+    for name in made.__slots__:
+        cuda, meaning = hints[name].__metadata__
+        found.append(Field(name, cuda, meaning, get_args(hints[name])[0] is not int))
+    numbers = [field.name for field in found if not field.array]
+    arrays = [field.name for field in found if field.array]
+    made.fields, made._defaults = tuple(found), defaults
+    made._numbers = attrgetter(*numbers)
+    made._arrays = attrgetter(*arrays) if arrays else None
+    return made  # type: ignore[no-any-return]
+
+
+@_table
+class ForwardArgs(Args):
+    """Of the forward time loop of one layer and direction.
+
+    Strides in bytes lead to the loop's next step: they are negative where it runs back in time.
+    """
+
+    weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
+    x: Annotated[int, "const storage_t*", "input side [T, B, GATES, UNITS], by strides"]
+    x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
+    x_row: Annotated[int, "int64", "values from a row to the next"]
+    x_gate: Annotated[int, "int64", "values from a gate to the next, 0: one for all"]
+    y: Annotated[int, "storage_t*", "out [T, B, units], by strides"]
+    y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
+    y_row: Annotated[int, "int64", "values from a row to the next"]
+    flag_buffer: Annotated[
+        int, "operand_t*", "grid only: [T, B, UNITS] of ones; null: y is it, never if HALF"
+    ] = 0
+    saved: Annotated[
+        int, "storage_t*", "out if KEEP: [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes"
+    ] = 0
+    saved_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
+    bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
+    bias_r: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
+    order: Annotated[int, "const int64*", "if LENGTHS: [B] rows by falling length"] = 0
+    reset: Annotated[int, "const unsigned char*", "if RESET: [T, B]"] = 0
+    reset_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
+    chunk_in: Annotated[
+        int, "const float*", "[STATES, B, units] that the time chunk before left, or null"
+    ] = 0
+    chunk_out: Annotated[int, "float*", "the same for the next chunk instead of final, or null"] = 0
+    steps: Annotated[int, "int64", "T"]
+    batch: Annotated[int, "int64", "B"]
+    units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
+    first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
+    delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
+    initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
+    final: Annotated[States, "storage_t*", "out [B, units] each"]
+    all_states: Annotated[States, "storage_t*", "out if EVERY: [T, B, units] each"]
+
+
+@_table
+class BackwardArgs(Args):
+    """Of the backward time loop of one layer and direction.
+
+    Strides in bytes lead to the loop's next step, which is forward's step before.
+    """
+
+    weight: Annotated[int, "const storage_t*", "R transposed [UNITS, GATES, UNITS], see PLANES"]
+    saved: Annotated[int, "const storage_t*", "as forward wrote it"]
+    saved_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
+    dy: Annotated[int, "const storage_t*", "[T, B, UNITS], by strides; or null"] = 0
+    dy_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"] = 0
+    dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
+    d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid: of ones before"]
+    d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
+    sums: Annotated[int, "float*", "out [clusters, TILES, PLANES + VECTORS, UNITS] over T and rows"]
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
+    order: Annotated[int, "const int64*", "if LENGTHS: [B] rows by falling length"] = 0
+    reset: Annotated[int, "const unsigned char*", "if RESET: [T, B]"] = 0
+    reset_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
+    chunk_in: Annotated[
+        int, "const float*", "[STATES, B, units] that the time chunk before left, or null"
+    ] = 0
+    chunk_out: Annotated[int, "float*", "the same for the next chunk, not d_initial; or null"] = 0
+    steps: Annotated[int, "int64", "T"]
+    batch: Annotated[int, "int64", "B"]
+    units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
+    first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
+    delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
+    d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    d_all_states: Annotated[States, "const storage_t*", "if EVERY: [T, B, units] each, or null"]
+    d_initial: Annotated[States, "storage_t*", "out [B, units] each, or null"]
+    d_reset_state: Annotated[States, "storage_t*", "out if FRESH: [B, units] each, or null"]
+
+
+@_table
+class PermuteWeightsArgs(Args):
+    """Of `permute_weights`."""
+
+    matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns]"]
+    out: Annotated[int, "storage_t*", "[gates, units, columns] or, turned, [across, gates, units]"]
+    units: Annotated[int, "int64", "hidden, up to a multiple of 8"]
+    hidden: Annotated[int, "int64", ""]
+    across: Annotated[int, "int64", "columns of out, with zeros past those of matrix"]
+    columns: Annotated[int, "int64", ""]
+    gates: Annotated[int, "int64", ""]
+    order: Annotated[int, "int64", "4 bits each: the gate of matrix at that place of out"]
+    turned: Annotated[int, "int64", "1: each gate is transposed"]
+
+
+@_table
+class MaskRowsArgs(Args):
+    """Of `mask_rows`."""
+
+    x: Annotated[int, "const storage_t*", "[T, B, width], by strides"]
+    x_step: Annotated[int, "int64", "values from a step to the next"]
+    x_row: Annotated[int, "int64", "values from a row to the next"]
+    out: Annotated[int, "storage_t*", "[T, B, width]"]
+    lengths: Annotated[int, "const int64*", "[B], or null"] = 0
+    mask: Annotated[int, "const unsigned char*", "[T, B], or null"] = 0
+    steps: Annotated[int, "int64", "T"]
+    batch: Annotated[int, "int64", "B"]
+    width: Annotated[int, "int64", "values of a row"]
+    pieces: Annotated[int, "int64", "of a row: 16 bytes each, or single values"]
+
+
+@_table
+class DropoutArgs(Args):
+    """Of `dropout`."""
+
+    x: Annotated[int, "const storage_t*", "[T, B, width]"]
+    out: Annotated[int, "storage_t*", "[T, B, width]"]
+    steps: Annotated[int, "int64", "T"]
+    batch: Annotated[int, "int64", "B"]
+    width: Annotated[int, "int64", "values of a row"]
+    seed: Annotated[int, "const int64*", "[2] seed and offset, in memory for CUDA graphs"]
+    layer: Annotated[int, "int64", "the layer whose output x is"]
+    threshold: Annotated[int, "int64", "smallest number below 2^32 that is not dropped"]
+    scale: Annotated[int, "int64", "bits of the float32 that kept values are multiplied by"]
+
+
+@_table
+class ReduceBiasGradientsArgs(Args):
+    """Of `reduce_bias_gradients`."""
+
+    sums: Annotated[int, "const float*", "[parts, planes + vectors, units]"]
+    input_bias: Annotated[int, "storage_t*", "out [gates, hidden], or null"] = 0
+    recurrent_bias: Annotated[int, "storage_t*", "out [gates, hidden], or null"] = 0
+    unit_vectors: Annotated[int, "storage_t*", "out [vectors, hidden], or null"] = 0
+    parts: Annotated[int, "int64", ""]
+    planes: Annotated[int, "int64", ""]
+    gates: Annotated[int, "int64", ""]
+    vectors: Annotated[int, "int64", ""]
+    units: Annotated[int, "int64", "hidden, up to a multiple of 8"]
+    hidden: Annotated[int, "int64", ""]
+    left: Annotated[int, "int64", "4 bits each: the plane of a gate on the input side"]
+    right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]
+
+
+@_table
+class SortLengthsArgs(Args):
+    """Of `sort_lengths`."""
+
+    lengths: Annotated[int, "const int64*", "[B]"]
+    order: Annotated[int, "int64*", "out [B]: rows by falling length"]
+    batch: Annotated[int, "int64", "B"]
+
+
+LOOPS: dict[str, type[Args]] = {"forward": ForwardArgs, "backward": BackwardArgs}
+PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
+    "permute_weights": PermuteWeightsArgs,
+    "mask_rows": MaskRowsArgs,
+    "dropout": DropoutArgs,
+    "reduce_bias_gradients": ReduceBiasGradientsArgs,
+    "sort_lengths": SortLengthsArgs,
+}

@@ -1,0 +1,188 @@
+"""What a checkpoint must hold: fields by type and range, tensors by name, shape and dtype.
+
+Nothing that a file says is believed before: a size becomes memory and a position an index only
+after it was held against what the tensors of the file, the corpus and the model are.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from openrnn.errors import CheckpointError, shown
+from openrnn.lm.config import DTYPES, LARGEST, Config
+from openrnn.lm.model import BYTES, LanguageModel, build
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+GENERATOR = re.compile(r"generator/cuda/(0|[1-9][0-9]*)")
+
+
+class Wanted(NamedTuple):
+    """A tensor as it must be."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """All of a checkpoint but its tensors.
+
+    Args:
+        step: steps of training that lie behind; elapsed: their seconds.
+        epoch, chunk: the position in the corpus; corpus: its fingerprint.
+        world: processes of the run.
+    """
+
+    config: Config
+    step: int
+    elapsed: float
+    epoch: int
+    chunk: int
+    world: int
+    corpus: str
+
+    @classmethod
+    def parse(cls, fields: object) -> "Record":
+        """The record of a checkpoint's JSON.
+
+        Raises:
+            CheckpointError: a field is missing, or of another type or range.
+        """
+        if not isinstance(fields, dict):
+            raise CheckpointError(f"its record must be an object, got {shown(fields)}")
+        elapsed, corpus = _field(fields, "elapsed"), _field(fields, "corpus")
+        if not (isinstance(elapsed, float | int) and type(elapsed) is not bool):
+            elapsed = math.nan
+        if not 0 <= elapsed < LARGEST:
+            raise _wrong("elapsed", "a number of seconds, 0 or greater", fields)
+        if not isinstance(corpus, str):
+            raise _wrong("corpus", "a fingerprint", fields)
+        step, world = (_integer(fields, name, 1) for name in ("step", "world"))
+        epoch, chunk = (_integer(fields, name, 0) for name in ("epoch", "chunk"))
+        config = Config.parse(_field(fields, "config"))
+        return cls(config, step, float(elapsed), epoch, chunk, world, corpus)
+
+
+def _field(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise CheckpointError(f"its record has no {name}")
+    return fields[name]
+
+
+def _wrong(name: str, wanted: str, fields: Mapping[str, Any]) -> CheckpointError:
+    return CheckpointError(f"its {name} must be {wanted}, got {shown(fields[name])}")
+
+
+def _integer(fields: Mapping[str, Any], name: str, least: int) -> int:
+    value = _field(fields, name)
+    if type(value) is not int or not least <= value < LARGEST:
+        raise _wrong(name, f"an integer from {least} on, less than 2**31", fields)
+    return value
+
+
+def check_model(config: Config, tensors: Mapping[str, Tensor]) -> None:
+    """Raises unless the parameters are those of the model that the config names.
+
+    Raises:
+        CheckpointError: one is missing, too many, or of another shape or dtype, or no number.
+        CellError: there is no such cell.
+    """
+    _skeleton(config, tensors)
+
+
+def check(config: Config, tensors: Mapping[str, Tensor], world: int) -> None:
+    """Raises unless the tensors are those of a run of this config by so many processes.
+
+    Raises:
+        CheckpointError: one is missing, too many, or of another shape or dtype, or no number.
+        CellError: there is no such cell.
+    """
+    model = _skeleton(config, tensors)
+    if world > len(tensors):  # each has a generator: no names are made of a number that is made up
+        raise CheckpointError(f"it lacks generators of its {world} processes")
+    wanted = [*_moments(model), *_states(config, model), *_generators(world)]
+    for one in wanted:
+        _compare(tensors, one)
+    _finite(tensors, "optimizer/")
+    names = {one.name for one in wanted}
+    for name in tensors:
+        if not (name in names or name.startswith("model/") or GENERATOR.fullmatch(name)):
+            raise CheckpointError(f"it has a tensor {shown(name)} that no run of it has")
+
+
+def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
+    """The model of a config without memory, after its parameters were compared with it."""
+    dtype = (torch.float64 if config.dtype == "float64" else torch.float32,)
+    # before anything is built of these sizes
+    _compare(tensors, Wanted("model/embedding.weight", (BYTES, config.embed), dtype))
+    _compare(tensors, Wanted("model/output.weight", (BYTES, config.hidden), dtype))
+    own = [name for name in tensors if name.startswith("model/")]
+    if config.layers > len(own):
+        raise CheckpointError(f"its {len(own)} parameters are too few for {config.layers} layers")
+    with torch.device("meta"):
+        model = build(replace(config, dropout=0.0))
+    names = set()
+    for name, parameter in model.named_parameters():
+        names.add(f"model/{name}")
+        _compare(tensors, Wanted(f"model/{name}", tuple(parameter.shape), (parameter.dtype,)))
+    for name in own:
+        if name not in names:
+            raise CheckpointError(f"it has a tensor {shown(name)} that its model has not")
+    _finite(tensors, "model/")
+    return model
+
+
+def _moments(model: nn.Module) -> Iterator[Wanted]:
+    for name, parameter in model.named_parameters():
+        for moment in MOMENTS:
+            counts = moment == "step"
+            shape = () if counts else tuple(parameter.shape)
+            dtype = torch.float32 if counts else parameter.dtype
+            yield Wanted(f"optimizer/{name}/{moment}", shape, (dtype,))
+
+
+def _states(config: Config, model: LanguageModel) -> Iterator[Wanted]:
+    """Under autocast a backend gives them in either type."""
+    first = next(model.parameters()).dtype
+    if isinstance(model.rnn, nn.RNNBase):
+        widths = (config.hidden,) * (2 if config.cell == "lstm" else 1)
+    else:
+        widths = model.rnn.spec.state_sizes
+    for place, width in enumerate(widths):
+        shape = (config.layers, config.batch, width)
+        yield Wanted(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
+
+
+def _generators(world: int) -> Iterator[Wanted]:
+    """Those of the CPU, where every process has one; that of a GPU is looked at when it is set."""
+    shape = tuple(torch.get_rng_state().shape)
+    for rank in range(world):
+        yield Wanted(f"generator/cpu/{rank}", shape, (torch.uint8,))
+
+
+def _compare(tensors: Mapping[str, Tensor], wanted: Wanted) -> None:
+    tensor = tensors.get(wanted.name)
+    if tensor is None:
+        raise CheckpointError(f"it lacks the tensor {wanted.name}")
+    if tuple(tensor.shape) != wanted.shape or tensor.dtype not in wanted.dtypes:
+        needs = " or ".join(sorted(map(_word, wanted.dtypes)))
+        raise CheckpointError(
+            f"its tensor {wanted.name} must have shape {wanted.shape} and dtype {needs}, "
+            f"got {tuple(tensor.shape)} and {_word(tensor.dtype)}"
+        )
+
+
+def _finite(tensors: Mapping[str, Tensor], begin: str) -> None:
+    for name, tensor in tensors.items():
+        if name.startswith(begin) and not tensor.isfinite().all():
+            raise CheckpointError(f"its tensor {name} has values that are no numbers")
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,51 @@
+"""Chunks of time: the steps that one launch of a loop runs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Chunk(NamedTuple):
+    """Steps `begin` to `end` in time; `number` counts chunks in the order of the forward loop."""
+
+    number: int
+    begin: int
+    end: int
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.begin
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These steps of a tensor (T, ...)."""
+        whole = self.steps == tensor.shape[0]  # the usual call: a slice costs the host
+        return tensor if whole else tensor[self.begin : self.end]
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How the loop of one layer and direction is cut, and what runs beside it.
+
+    Args:
+        edges: where chunks begin and end, in time, from 0 to T.
+        reverse: forward begins with the last chunk.
+        overlap: products of one chunk run on a side stream beside the loop of another.
+        fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
+            must be filled before each of them begins.
+    """
+
+    edges: tuple[int, ...]
+    reverse: bool = False
+    overlap: bool = False
+    fills: frozenset[str] = frozenset()
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The chunks as forward runs them."""
+        spans = [*pairwise(self.edges)]
+        if self.reverse:
+            spans.reverse()
+        return tuple(Chunk(number, *span) for number, span in enumerate(spans))

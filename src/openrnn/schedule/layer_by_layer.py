@@ -1,0 +1,115 @@
+"""Layers one after the other, directions too; products of a chunk beside the loop of another."""
+
+from collections.abc import Iterator, Sequence
+
+from openrnn.schedule.chunks import Chunk, Chunking
+from openrnn.schedule.operations import (
+    MAIN,
+    SIDE,
+    BeginLayer,
+    Dropout,
+    FillFlags,
+    FinishWeights,
+    GradientProducts,
+    InputProduct,
+    Loop,
+    Operation,
+    Schedule,
+    WaitForLaunch,
+    WaitForSide,
+)
+
+
+def forward(chunkings: Sequence[Sequence[Chunking]], dropout: bool = False) -> Schedule:
+    """The forward pass.
+
+    Args:
+        chunkings: of each layer, of each of its directions.
+        dropout: masks lie between layers, as operations of their own.
+    """
+    found: list[Operation] = []
+    for layer, directions in enumerate(chunkings):
+        for direction, chunking in enumerate(directions):
+            found.append(BeginLayer(layer, direction))
+            found += _forward(layer, direction, chunking)
+        if dropout and layer < len(chunkings) - 1:
+            found.append(Dropout(layer))
+    return tuple(found)
+
+
+def _product(
+    layer: int, direction: int, chunk: Chunk, fills: bool, stream: str
+) -> Iterator[Operation]:
+    """What a forward loop reads: its input product, and flags, last so that they lie in L2 then."""
+    yield InputProduct(layer, direction, chunk, stream=stream)
+    if fills:
+        yield FillFlags(layer, direction, chunk, stream=stream)
+
+
+def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operation]:
+    """Each loop needs its input product; with overlap that runs beside the loop before."""
+    chunks, fills = chunking.chunks, "forward" in chunking.fills
+    for chunk in chunks:
+        ahead = chunks[chunk.number + 1 : chunk.number + 2] if chunking.overlap else ()
+        if not chunking.overlap or chunk.number == 0:
+            yield from _product(layer, direction, chunk, fills, MAIN)
+        yield Loop(layer, direction, chunk, "forward", bool(ahead))
+        for other in ahead:
+            yield WaitForLaunch(stream=SIDE)
+            yield from _product(layer, direction, other, fills, SIDE)
+            yield WaitForSide()
+
+
+def backward(
+    chunkings: Sequence[Sequence[Chunking]], dropout: bool = False, recompute: bool = False
+) -> Schedule:
+    """The backward pass, with the chunks of forward in reverse order.
+
+    Args:
+        recompute: each chunk's forward loop runs again before its backward loop.
+    """
+    found: list[Operation] = []
+    for layer in reversed(range(len(chunkings))):
+        if dropout and layer:
+            found.append(Dropout(layer - 1))  # what this layer read was not saved
+        for direction, chunking in enumerate(chunkings[layer]):
+            found.append(BeginLayer(layer, direction))
+            found += _backward(layer, direction, chunking, recompute)
+            found.append(FinishWeights(layer, direction))
+        if dropout and layer:
+            found.append(Dropout(layer - 1, gradient=True))
+    return tuple(found)
+
+
+def _backward(
+    layer: int, direction: int, chunking: Chunking, recompute: bool
+) -> Iterator[Operation]:
+    """Products of a chunk need its loop; with overlap they run beside the loop that follows."""
+    chunks = chunking.chunks[::-1]
+    overlap, fills = chunking.overlap, "backward" in chunking.fills
+    waits = False  # something runs on the side stream
+    for place, chunk in enumerate(chunks):
+        if recompute:
+            again = "recompute" in chunking.fills
+            yield from _product(layer, direction, chunk, again, MAIN)
+            yield Loop(layer, direction, chunk, "recompute")
+        if fills and (place == 0 or not overlap):
+            yield FillFlags(layer, direction, chunk, backward=True)
+        beside: list[Operation] = []
+        if overlap and place:
+            beside.append(GradientProducts(layer, direction, chunks[place - 1], stream=SIDE))
+        if overlap and fills and place + 1 < len(chunks):
+            after = chunks[place + 1]
+            beside.append(FillFlags(layer, direction, after, backward=True, stream=SIDE))
+        if waits:
+            yield WaitForSide()
+        yield Loop(layer, direction, chunk, "backward", bool(beside))
+        if beside:
+            yield WaitForLaunch(stream=SIDE)
+            yield from beside
+        waits = bool(beside)
+        if not overlap:
+            yield GradientProducts(layer, direction, chunk)
+    if overlap:
+        yield WaitForSide()
+        yield GradientProducts(layer, direction, chunks[-1])

@@ -1,0 +1,357 @@
+"""Long calls in chunks of time: results stay what one launch gives, and where they pay."""
+
+import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import openrnn
+from openrnn import cells
+from openrnn.backends.base import Call, Needs
+from openrnn.backends.fused import chunks, kernels, launches, layer, overlap, schedules
+from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.dispatch import BACKENDS
+from openrnn.schedule import Chunking
+from openrnn.spec import Problem
+
+FAIR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
+CELLS = (cells.lstm, cells.gru, cells.peephole_lstm)
+
+
+def cut(edges):
+    """The chunks between such steps."""
+    return Chunking(tuple(edges)).chunks
+
+
+def test_masks_of_chunks_cover_every_step_once():
+    lengths = SortedLengths(torch.tensor([100, 0, 37, 64]), torch.tensor([0, 3, 2, 1]))
+    reset = torch.arange(400).view(100, 4) % 3 == 0
+    problem = Problem(cells.lstm.spec(8, 8), torch.float32, "cpu")
+    call = Call(problem, torch.zeros(100, 4, 8), [], [], lengths.lengths, reset)
+    for number in (1, 2, 3, 7, 100):
+        found = cut(chunks.even(number, 100))
+        assert max(chunk.steps for chunk in found) - min(chunk.steps for chunk in found) <= 1
+        masks = [launches.Launches(call, lengths).masks(chunk) for chunk in found]
+        assert torch.equal(sum(mask.lengths.lengths for mask in masks), lengths.lengths)
+        assert torch.equal(torch.cat([mask.reset for mask in masks]), reset)
+
+
+@pytest.mark.parametrize(
+    ("counting", "least", "enough"),
+    [(chunks.for_memory, chunks.LEAST, chunks.ENOUGH),
+     (chunks.for_recompute, chunks.LEAST_AGAIN, chunks.ENOUGH_AGAIN)],
+)  # fmt: skip
+def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough):
+    row = 4 * 512 * 2
+    assert counting(chunks.ENOUGH_AGAIN // (64 * row) - 1, 64, row) == 1
+    assert counting(7, 0, row) == counting(0, 64, row) == 1
+    for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
+        number = counting(steps, batch, row)
+        longest = max(chunk.steps for chunk in cut(chunks.even(number, steps)))
+        assert longest >= min(steps, least / 2)
+        assert longest <= least + enough / (batch * row) or number == 1
+
+
+@pytest.fixture
+def fresh_schedules():
+    """Schedules are made anew, as the tests change what they are made by."""
+
+    def forget():
+        schedules.forward.cache_clear()
+        schedules.backward.cache_clear()
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def tiny(monkeypatch, fresh_schedules):
+    """Chunks of five steps."""
+    for name in ("for_memory", "for_recompute"):
+        monkeypatch.setattr(chunks, name, lambda steps, batch, row: -(-steps // 5))
+
+
+@pytest.fixture
+def training():
+    """A training step of a network on the GPU: what it gives, states and gradients among it."""
+
+    def make(cell, hidden, dtype, recompute="none", steps=23, batch=19):
+        torch.manual_seed(0)
+        where = {"device": "cuda", "dtype": dtype, "backend": "fused"}
+        net = openrnn.Recurrent(
+            cell, 12, hidden, 2, bidirectional=True, recompute=recompute, **where
+        )
+        x = torch.randn(steps, batch, 12, device="cuda", dtype=dtype)
+        starts = [torch.randn(4, batch, hidden, device="cuda", dtype=dtype) for _ in cell.states]
+
+        def step(**given):
+            leaves = [t.clone().requires_grad_() for t in (x, *starts)]
+            out = net(leaves[0], tuple(leaves[1:]) if len(starts) > 1 else leaves[1], **given)
+            flat = [t for group in out for t in (group if isinstance(group, tuple) else (group,))]
+            total = sum((t.float() * torch.linspace(-1, 1, t.numel(), device="cuda").view(t.shape))
+                        .sum() for t in flat)  # fmt: skip
+            found = torch.autograd.grad(total, [*leaves, *net.parameters()])
+            return [t.detach() for t in flat] + list(found)
+
+        lengths = torch.randint(0, steps + 1, (batch,), device="cuda")
+        lengths[:4] = torch.tensor([0, steps, 4, 5])  # none, all, and the edges of a chunk
+        reset = torch.rand(steps, batch, device="cuda") < 0.1
+        reset[4::5, ::3] = reset[5::5, 1::3] = True
+        both = {"lengths": lengths, "reset": reset}
+        return step, ({}, {"return_states": True}, both, {"lengths": lengths})
+
+    return make
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+def test_chunks_give_what_one_launch_gives(
+    tiny, fresh_schedules, monkeypatch, training, cell, hidden, dtype, recompute
+):
+    """But for rounding: products of other sizes may add up in another order."""
+    step, cases = training(cell, hidden, dtype, recompute)
+    for given in cases:
+        found = step(**given)
+        with monkeypatch.context() as whole:
+            for name in ("for_memory", "for_recompute"):
+                whole.setattr(chunks, name, lambda steps, batch, row: 1)
+            fresh_schedules()
+            wanted = step(**given)
+        fresh_schedules()
+        for have, want in zip(found, wanted):
+            assert (have - want).norm() <= FAIR[dtype] * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [24, 37, 256, 1024])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("edges", [(0, 5), (0, 2, 9)], ids=str)
+def test_products_beside_loops_give_what_those_after_them_give(
+    monkeypatch, fresh_schedules, training, cell, hidden, dtype, edges
+):
+    """Alike twice, and but for rounding what one chunk gives; also from a CUDA graph."""
+    step, cases = training(cell, hidden, dtype)
+    for given in cases:
+        wanted = step(**given)
+        with monkeypatch.context() as changed:
+            changed.setattr(overlap, "edges", lambda layer, kind, flags, steps, *_: [*edges, steps])
+            fresh_schedules()
+            found, again = step(**given), step(**given)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                replayed = step(**given)
+            graph.replay()
+        fresh_schedules()
+        for have, want, second, third in zip(found, wanted, again, replayed):
+            assert (have - want).norm() <= FAIR[dtype] * want.norm()
+            assert torch.equal(have, second)
+            assert torch.equal(have, third)
+
+
+@pytest.mark.gpu
+def test_threads_on_one_stream_share_the_side_stream(monkeypatch, fresh_schedules, training):
+    """Forward's loops and products of each lie between the others', and results are the same."""
+    hiddens = (24, 256, 512, 1024)
+    steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
+    monkeypatch.setattr(overlap, "edges", lambda layer, kind, flags, steps, *_: [0, 7, 20, steps])
+    alone = [step() for step in steps]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        rounds = [pool.map(lambda step: [step() for _ in range(8)], steps) for _ in range(3)]
+        for each in rounds:
+            for found, wanted in zip(each, alone):
+                for have in found:
+                    assert all(map(torch.equal, have, wanted))
+
+
+def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
+    """Few rows and long calls; not where products are short or the loop takes all."""
+    h200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    monkeypatch.setattr(overlap, "supported", lambda: True)
+
+    def of(cell, hidden, dtype=torch.float16):
+        return layer.LayerKernels(cell.spec(hidden, hidden), 0, dtype, 0)
+
+    small, large = of(cells.lstm, 512), of(cells.lstm, 768)
+    for found in (
+        overlap.edges(small, "backward", (), 1024, 16, 3 * 512),
+        overlap.edges(small, "backward", ("lengths",), 1024, 16, 3 * 512),
+        overlap.edges(large, "forward", ("keep",), 1024, 16, 768),
+        overlap.edges(large, "backward", (), 1024, 16, 3 * 768),
+    ):
+        assert found[0] < found[1] < 512
+        assert found[-1] == 1024
+    assert overlap.edges(small, "backward", (), 16, 16, 3 * 512) == []
+    assert overlap.edges(small, "backward", (), 1024, 512, 3 * 512) == []
+    vanilla = of(cells.rnn_tanh, 1024, torch.bfloat16)  # a grid of nearly all blocks
+    assert overlap.edges(vanilla, "backward", (), 4096, 16, 3 * 1024) == []
+    monkeypatch.setattr(overlap, "supported", lambda: False)
+    old = of(cells.lstm, 512)
+    assert overlap.edges(old, "backward", (), 1024, 16, 3 * 512) == []
+
+
+def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
+    """Their products are too short to pay for a chunk more."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: 1 // 0)
+    lstm = layer.LayerKernels(cells.lstm.spec(768, 512), 0, torch.float16, 0)
+    flop = 2 * 4 * 512 * (2 * 768 + 512)
+    rows = int((overlap.COST + overlap.LEAST) * overlap.RATE[2] / flop)
+    assert overlap.edges(lstm, "backward", (), rows, 1, 2 * 768 + 512) == []
+    with pytest.raises(ZeroDivisionError):
+        overlap.edges(lstm, "backward", (), rows + 1, 1, 2 * 768 + 512)
+
+
+def test_products_of_a_chunk_end_with_the_loop_beside_them():
+    steps, numbers = 10_000, set()
+    for products, loop, idle in (
+        (400.0, 1800.0, 0.6), (120.0, 900.0, 0.3), (1e4, 1e4, 0.9), (1e4, 1e4, 1.1),
+    ):  # fmt: skip
+        found = overlap.best_edges(steps, products, loop, idle)
+        assert (found[0], found[-1]) == (0, steps)
+        sizes = [end - begin for begin, end in itertools.pairwise(found)]
+        numbers.add(len(sizes))
+        for chunk, after in itertools.pairwise(sizes):
+            assert after * products / idle == pytest.approx(chunk * loop, rel=0.02)
+    assert numbers == {2, 3, 4}
+
+
+def test_chunks_beside_loops_cover_every_step_once():
+    """Also where sums of their lengths are rounded, or a chunk would have none."""
+    dice, numbers = random.Random(0), set()
+    for _ in range(20_000):
+        steps, products = dice.randint(1, 3000), 10 ** dice.uniform(2, 7)
+        found = overlap.best_edges(steps, products, 10 ** dice.uniform(3, 8), dice.uniform(0.01, 1))
+        if found:
+            assert (found[0], found[-1]) == (0, steps)
+            assert all(begin < end for begin, end in itertools.pairwise(found))
+            numbers.add(len(found) - 1)
+    assert numbers == {2, 3, 4}
+
+
+def test_a_chunk_more_saves_what_it_costs():
+    assert overlap.best_edges(1000, overlap.COST + overlap.LEAST, 1e9, 1.0) == []
+    assert overlap.best_edges(1000, 1e4, 1e4, 0.0) == []
+    assert overlap.best_edges(200, 2.1e4, 1e3, 0.1) == []  # no step would be left
+    assert overlap.best_edges(3, 1e4, 1e4, 0.9) == [0, 2, 3]  # a step each, or fewer chunks
+    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1) == [0, 250, 1000]
+    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1, 0.05) == []  # the loop would lose more
+    assert overlap.best_edges(1000, 1e4, overlap.LONG - 1, 0.5) == []
+    assert overlap.best_edges(1000, 0.0, 1e4, 0.0) == []  # gradients of biases alone
+
+
+@pytest.mark.parametrize(
+    ("wants", "columns"),
+    [((), 48), ((True,) * 5, 48 + 48 + 64), ((False, True, False), 48), ((False, False, True), 64),
+     ((False, False, False, True), 0)],
+)  # fmt: skip
+def test_products_are_those_of_the_gradients_that_are_wanted(
+    monkeypatch, fresh_schedules, wants, columns
+):
+    asked = []
+    monkeypatch.setattr(overlap, "edges", lambda layer, *given: asked.append(given) or [])
+    config = SimpleNamespace(clusters=1)
+    monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
+    spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
+    for lengths, reset, every in itertools.product((False, True), repeat=3):
+        schedules.forward.cache_clear()
+        schedules.backward.cache_clear()
+        layer.layer_kernels.cache_clear()
+        given = schedules.Asked(
+            spec, torch.float32, 0, steps, batch, True, lengths, reset, False, every, False
+        )
+        if wants:
+            dx, *params = (*wants, *(False,) * 5)[:5]
+            schedules.backward(given, Needs(dx, (), tuple(params), ()))
+        else:
+            schedules.forward(given)
+        kind = "backward" if wants else "forward"
+        on = {"lengths": lengths, "reset": reset}
+        more = {} if wants else {"every": every, "keep": True}
+        flags = tuple(name for name, here in (on | more).items() if here)
+        assert asked.pop() == (kind, flags, steps, batch, columns)
+    layer.layer_kernels.cache_clear()
+
+
+@pytest.mark.gpu
+def test_recompute_keeps_little():
+    """Much less memory than a training step that keeps all."""
+
+    def peak(recompute):
+        net = openrnn.LSTM(256, 256, device="cuda", backend="fused", recompute=recompute)
+        x = torch.randn(4096, 32, 256, device="cuda", requires_grad=True)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        net(x)[0].sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak("gates") < 0.6 * peak("none")
+
+
+def test_a_spec_names_its_recompute_and_refuses_other_words():
+    spec = cells.lstm.spec(8, 8, recompute="gates")
+    assert openrnn.spec.Spec.parse(str(spec)) == spec
+    with pytest.raises(ValueError, match="recompute must be one of"):
+        openrnn.LSTM(8, 8, recompute="all")
+
+
+@pytest.fixture
+def reserved():
+    """The reserve of an LSTM with so many units, as shapes and dtypes, for given T and B."""
+
+    def ask(steps, batch, recompute, hidden=512):
+        spec = cells.lstm.spec(hidden, hidden, recompute=recompute)
+        problem = Problem(spec, torch.bfloat16, "cuda", (9, 0), grad=True)
+        return BACKENDS["fused"].reserve(problem, steps, batch)
+
+    layer.layer_kernels.cache_clear()
+    return ask
+
+
+def test_the_reserve_shrinks_with_recompute(reserved):
+    """At T 1024, B 64, H 512: the states between seven chunks in place of all activations."""
+    sizes = [
+        sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in reserved(1024, 64, word))
+        for word in ("none", "gates")
+    ]
+    assert sizes == [1024 * 64 * 512 * 5 * 2, 6 * 2 * 64 * 512 * 4]
+
+
+@pytest.mark.parametrize("recompute", ["none", "gates"])
+def test_the_reserve_of_symbolic_sizes_meets_no_branch(reserved, recompute):
+    """So a graph that was made for some T and B serves all; one branch here would raise."""
+    sizes = ShapeEnv()
+    steps, batch = sizes.create_unbacked_symint(), sizes.create_unbacked_symint()
+    assert len(reserved(steps, batch, recompute)) == 1
+
+
+def test_backends_without_it_say_so():
+    table = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), quiet=True)
+    assert "recompute without effect" in str(table)
+    assert "recompute" not in str(openrnn.explain(openrnn.LSTM(8, 8), quiet=True))
+    inference = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), grad=False, quiet=True)
+    assert "without effect" not in str(inference)
+
+
+def test_recompute_needs_one_kernel_more():
+    plain, again = (cells.lstm.spec(8, 8, recompute=word) for word in ("none", "gates"))
+    assert kernels.kinds(plain, True, True, False, True) == [
+        ("forward", ("lengths", "every", "keep")), ("backward", ("lengths", "every")),
+    ]  # fmt: skip
+    assert kernels.kinds(again, True, True, False, True) == [
+        ("forward", ("lengths", "every")), ("forward", ("lengths", "keep")),
+        ("backward", ("lengths", "every")),
+    ]  # fmt: skip
+    assert kernels.kinds(again, False, False, False, False) == [("forward", ())]
+    assert kernels.kinds(plain, True, False, True, False, True) == [
+        ("forward", ("reset", "fresh", "keep")), ("backward", ("reset",)),
+        ("backward", ("reset", "fresh")),
+    ]  # fmt: skip

@@ -1,0 +1,70 @@
+"""The tables of kernel arguments: names, and that a kernel's struct lies as a launch passes it."""
+
+import pytest
+
+from openrnn.codegen import cuda
+from openrnn.kernels.cuda.args import LOOPS, PLAIN, ForwardArgs, SortLengthsArgs
+from openrnn.native import nvrtc
+
+ABSENT = nvrtc.absent()
+TABLES = {**LOOPS, **PLAIN}
+
+
+def filled(table, states):
+    """Arguments of which each has another value, and its pointers to states as many."""
+    return table(**{
+        field.name: [1000 * place + k for k in range(states)] if field.array else place
+        for place, field in enumerate(table.fields)
+    })  # fmt: skip
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize("states", [1, 4])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_the_struct_lies_as_a_launch_passes_it(table, states, tmp_path):
+    """The compiler's offset of every field is where the launch puts its value."""
+    args = filled(table, states)
+    words = args.words()
+    checks = [f"static_assert(sizeof({table.__name__}) == {8 * len(words)});"]
+    for field in table.fields:
+        given = getattr(args, field.name)
+        for k, value in enumerate(given if field.array else [given]):
+            name = f"{field.name}[{k}]" if field.array else field.name
+            place = 8 * words.index(value)
+            # NVRTC knows no offsetof; this is what its front end makes of it
+            offset = f"__INTADDR__(&((({table.__name__}*)0)->{name}))"
+            checks.append(f"static_assert({offset} == {place});")
+    types = "typedef long long int64; typedef float storage_t; typedef short operand_t;"
+    kernel = f'extern "C" __global__ void empty(const __grid_constant__ {table.__name__} args) {{}}'
+    source = "\n".join([types, f"#define STATES {states}", table.struct(), *checks, kernel])
+    nvrtc.binary(nvrtc.Wanted(source, "empty", "sm_80", table.__name__, tmp_path))
+
+
+def test_every_kernel_takes_the_struct_of_its_table():
+    for name, table in PLAIN.items():
+        text = cuda.plain_source(name, "float32")
+        assert table.struct() in text
+        assert f"{name}(const __grid_constant__ {table.__name__} args)" in text
+
+
+def test_a_wrong_name_is_refused():
+    with pytest.raises(TypeError, match="SortLengthsArgs has no field length"):
+        SortLengthsArgs(length=1)
+    with pytest.raises(AttributeError, match="length"):
+        SortLengthsArgs().length = 1
+    with pytest.raises(TypeError, match="positional"):
+        SortLengthsArgs(1, 2, 3)
+
+
+def test_a_missing_value_is_refused_unless_the_table_has_one():
+    args = SortLengthsArgs(lengths=1, batch=3)
+    with pytest.raises(TypeError, match="SortLengthsArgs has no value of order"):
+        args.words()
+    args.order = 2
+    assert args.words() == (1, 2, 3)
+    given = {one.name: [7] if one.array else 7 for one in ForwardArgs.fields}
+    for name in ("flag_buffer", "bias_x", "first_row"):
+        del given[name]
+    args = ForwardArgs(**given)
+    assert args.words().count(0) == 3
+    assert (args.flag_buffer, args.bias_x, args.first_row) == (0, 0, 0)

@@ -1,0 +1,256 @@
+"""Schedules are data: what runs, in which order and on which stream, read from the list alone."""
+
+import itertools
+from contextlib import contextmanager
+
+import pytest
+
+from openrnn import schedule
+from openrnn.schedule import Chunking
+from openrnn.schedule.operations import (
+    MAIN,
+    SIDE,
+    BeginLayer,
+    Dropout,
+    FillFlags,
+    FinishWeights,
+    GradientProducts,
+    InputProduct,
+    Loop,
+    OfChunk,
+    WaitForLaunch,
+    WaitForSide,
+)
+
+EDGES = [(0, 11), (0, 3, 11), (0, 2, 5, 11), (0, 1, 2, 3, 11)]
+OPTIONS = [
+    {},
+    {"overlap": True},
+    {"fills": frozenset({"forward", "backward", "recompute"})},
+    {"overlap": True, "fills": frozenset({"forward", "backward"})},
+]
+
+
+def one(edges, reverse=False, **options):
+    return (Chunking(edges, reverse, **options),)
+
+
+def ran(operations, kind):
+    """The chunks of the loops of a kind, in order."""
+    return [
+        operation.chunk
+        for operation in operations
+        if isinstance(operation, Loop) and operation.kind == kind
+    ]
+
+
+def finished_before(operations, stream, place):
+    """What is certain to be done when the operation at `place` begins on a stream."""
+    done, running = set(), {MAIN: [], SIDE: []}
+    launches = []  # what stood on the main stream when the loop launched last began
+    for operation in operations[:place]:
+        if isinstance(operation, WaitForSide):
+            running[MAIN] += [other for other in running[SIDE] if other not in running[MAIN]]
+        elif isinstance(operation, WaitForLaunch):
+            running[SIDE] += [other for other in launches if other not in running[SIDE]]
+        else:
+            if isinstance(operation, Loop):
+                launches = list(running[MAIN])
+            running[operation.stream].append(operation)
+    done.update(running[stream])
+    return done
+
+
+def needs(operation, operations, chunking):
+    """What an operation reads or writes over, as the operations that must be done before it."""
+    chunks = chunking.chunks
+
+    def of(type_, chunk, **more):
+        return [
+            other
+            for other in operations
+            if isinstance(other, type_)
+            and other.chunk == chunk
+            and all(getattr(other, name) == value for name, value in more.items())
+        ]
+
+    if isinstance(operation, Loop) and operation.kind == "forward":
+        before = chunks[operation.chunk.number - 1] if operation.chunk.number else None
+        return [
+            *of(InputProduct, operation.chunk),
+            *of(FillFlags, operation.chunk, backward=False),
+            *(of(Loop, before, kind="forward") if before else []),
+        ]
+    if isinstance(operation, Loop) and operation.kind == "backward":
+        after = chunks[operation.chunk.number + 1 : operation.chunk.number + 2]
+        needed = of(FillFlags, operation.chunk, backward=True)
+        needed += of(Loop, operation.chunk, kind="recompute")
+        for other in after:
+            needed += of(Loop, other, kind="backward")
+            if not chunking.overlap:  # its gate gradients are written over
+                needed += of(GradientProducts, other)
+        return needed
+    if isinstance(operation, GradientProducts):
+        return of(Loop, operation.chunk, kind="backward")
+    if isinstance(operation, FinishWeights):
+        return [other for other in operations if isinstance(other, GradientProducts)]
+    return []
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+def test_nothing_runs_before_what_it_needs(edges, options, reverse):
+    """By streams and waits alone: an operation's inputs are done whenever it may begin."""
+    chunking = Chunking(edges, reverse, **options)
+    for operations in (
+        schedule.forward(((chunking,),)),
+        schedule.backward(((chunking,),)),
+    ):
+        assert operations[-1].stream == MAIN
+        for place, operation in enumerate(operations):
+            done = finished_before(operations, operation.stream, place)
+            assert set(needs(operation, operations, chunking)) <= done, operation
+        # what is still running on the side stream would outlive the call
+        ended = finished_before(operations, MAIN, len(operations))
+        waits = (WaitForLaunch, WaitForSide)
+        assert {other for other in operations if not isinstance(other, waits)} == ended
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+def test_chunks_cover_every_step_once_and_backward_undoes_forward(edges, reverse):
+    chunkings = (one(edges, reverse),)
+    forward = ran(schedule.forward(chunkings), "forward")
+    backward = ran(schedule.backward(chunkings), "backward")
+    assert forward == backward[::-1]
+    spans = [(chunk.begin, chunk.end) for chunk in forward]
+    assert spans == [*itertools.pairwise(edges)][:: -1 if reverse else 1]
+    assert [chunk.number for chunk in forward] == [*range(len(forward))]
+
+
+def test_products_run_beside_the_loop_of_the_chunk_before():
+    operations = schedule.forward((one((0, 2, 5, 11), overlap=True),))
+    lines = [(type(operation), operation.stream) for operation in operations]
+    loop, wait, product, join = (
+        (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE), (WaitForSide, MAIN),
+    )  # fmt: skip
+    assert lines == [
+        (BeginLayer, MAIN), (InputProduct, MAIN),
+        loop, wait, product, join, loop, wait, product, join, loop,
+    ]  # fmt: skip
+    signals = [operation.signals for operation in operations if isinstance(operation, Loop)]
+    assert signals == [True, True, False]
+
+
+def test_gradient_products_run_beside_the_loop_that_follows():
+    fills = frozenset({"backward"})
+    operations = schedule.backward((one((0, 2, 5, 11), overlap=True, fills=fills),))
+    beside = [
+        (type(operation), operation.chunk.number)
+        for operation in operations
+        if operation.stream == SIDE and isinstance(operation, OfChunk)
+    ]
+    assert beside == [(FillFlags, 1), (GradientProducts, 2), (FillFlags, 0), (GradientProducts, 1)]
+    signals = [operation.signals for operation in operations if isinstance(operation, Loop)]
+    assert signals == [True, True, True]
+
+
+def test_layers_and_directions_one_after_the_other():
+    chunkings = (one((0, 4)) + one((0, 4), True),) * 2
+    loops = [
+        (operation.layer, operation.direction)
+        for operation in schedule.forward(chunkings)
+        if isinstance(operation, Loop)
+    ]
+    assert loops == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    backward = schedule.backward(chunkings)
+    begun = [
+        (operation.layer, operation.direction)
+        for operation in backward
+        if isinstance(operation, BeginLayer)
+    ]
+    finished = [
+        (operation.layer, operation.direction)
+        for operation in backward
+        if isinstance(operation, FinishWeights)
+    ]
+    assert begun == finished == [(1, 0), (1, 1), (0, 0), (0, 1)]
+
+
+def test_masks_lie_between_layers():
+    chunkings = (one((0, 4)),) * 3
+    forward = schedule.forward(chunkings, dropout=True)
+    assert [type(operation) for operation in forward] == (
+        [BeginLayer, InputProduct, Loop, Dropout] * 3
+    )[:-1]
+    backward = [
+        (operation.layer, operation.gradient)
+        for operation in schedule.backward(chunkings, dropout=True)
+        if isinstance(operation, Dropout)
+    ]
+    assert backward == [(1, False), (1, True), (0, False), (0, True)]
+
+
+def test_recompute_runs_forward_again_before_each_backward_loop():
+    fills = frozenset({"recompute"})
+    operations = schedule.backward((one((0, 2, 5), fills=fills),), recompute=True)
+    assert [type(operation) for operation in operations] == [
+        BeginLayer,
+        *[InputProduct, FillFlags, Loop, Loop, GradientProducts] * 2,
+        FinishWeights,
+    ]
+    assert ran(operations, "recompute") == ran(operations, "backward")
+
+
+def test_a_person_can_read_it():
+    lines = schedule.show(schedule.forward((one((0, 2, 5), overlap=True),) * 2, dropout=True))
+    assert lines[:5] == [
+        "main  begin_layer  layer 0  forward direction",
+        "main  input_product  layer 0  forward direction  steps 0 to 2",
+        "main  loop  forward  layer 0  forward direction  steps 0 to 2",
+        "side  wait_for_launch",
+        "side  input_product  layer 0  forward direction  steps 2 to 5",
+    ]
+    assert "main  dropout  of the output  layer 0" in lines
+
+
+class Recorder:
+    """Launches that only note what they are asked for, and on which stream."""
+
+    def __init__(self, fails_at=None):
+        self.ran, self.stream, self.fails_at, self.abandoned = [], MAIN, fails_at, False
+
+    def __getattr__(self, verb):
+        def launch(operation):
+            if operation is self.fails_at:
+                raise RuntimeError("out of memory")
+            self.ran.append((verb, self.stream))
+
+        return launch
+
+    @contextmanager
+    def side_stream(self):
+        self.stream = SIDE
+        yield
+        self.stream = MAIN
+
+    def abandon(self):
+        self.abandoned = True
+
+
+def test_the_executor_runs_all_on_their_streams():
+    operations = schedule.backward((one((0, 2, 5, 11), overlap=True),))
+    recorder = Recorder()
+    schedule.execute(operations, recorder)
+    assert recorder.ran == [(operation.verb, operation.stream) for operation in operations]
+    assert not recorder.abandoned
+
+
+def test_a_failure_waits_for_the_side_stream():
+    operations = schedule.backward((one((0, 2, 5, 11), overlap=True),))
+    recorder = Recorder(fails_at=operations[6])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        schedule.execute(operations, recorder)
+    assert recorder.abandoned
+    assert len(recorder.ran) == 6

@@ -1,0 +1,100 @@
+"""The CPU backend with narrower vectors than this machine has, in processes told to compile so."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from numba.core.codegen import get_host_cpu_features
+
+import openrnn
+from openrnn.kernels import vectors
+
+# of each width: a processor that has it and no more, and what it lacks of this machine's features
+LESSER = {
+    32: ("haswell", ("avx512", "avx10", "evex")),
+    16: (
+        "nehalem",
+        ("avx", "evex", "fma", "vaes", "vpclmul", "gfni", "f16c", "xop", "sha512", "sm"),
+    ),
+}
+# H, T, B, threads: no whole vector; several; tiles that threads share; with lengths and with resets
+CALLS = ((5, 4, 3, 1), (37, 6, 9, 2), (256, 3, 1, 2))
+
+
+def told(width, home, program):
+    """What a program prints in a process that compiles for vectors of so many bytes."""
+    if width > vectors.WIDTH:
+        pytest.skip(f"this machine has vectors of {vectors.WIDTH} bytes")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=os.path.dirname(__file__),
+        env=environment(width, home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def environment(width, home):
+    """What makes numba compile so, in a process and its children."""
+    name, lacks = LESSER[width]
+    features = [
+        f"-{word[1:]}" if word[1:].startswith(lacks) else word
+        for word in get_host_cpu_features().split(",")
+    ]
+    return {
+        **os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ",".join(features),
+        "HOME": str(home), "XDG_CACHE_HOME": str(home), "NUMBA_CACHE_DIR": str(home / "numba"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }  # fmt: skip
+
+
+def compare():
+    """Runs the calls on both backends, gradients included; what a child process does."""
+    for hidden, steps, batch, threads in CALLS:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        ours, plain = (openrnn.RNN(7, hidden, 2, backend=name) for name in ("cpu", "reference"))
+        plain.load_state_dict(ours.state_dict())
+        x = torch.randn(steps, batch, 7)
+        h = torch.randn(2, batch, hidden)
+        lengths = torch.arange(batch) % (steps + 1)
+        reset = torch.rand(steps, batch) < 0.3
+        for more in ({}, {"lengths": lengths}, {"reset": reset}):
+            found, wanted = (outcome(layer, x, h, more) for layer in (ours, plain))
+            for have, want in zip(found, wanted):
+                torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+
+
+def outcome(layer, x, h, more):
+    leaves = [x.clone().requires_grad_(), h.clone().requires_grad_()]
+    y, final = layer(*leaves, **more)
+    weights = [torch.linspace(-1, 1, each.numel()).view(each.shape) for each in (y, final)]
+    total = (y * weights[0]).sum() + (final * weights[1]).sum()
+    return [y, final, *torch.autograd.grad(total, [*leaves, *layer.parameters()])]
+
+
+x86 = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="other processors have vectors of 16 bytes",
+)
+
+
+@x86
+@pytest.mark.parametrize("width", LESSER)
+def test_a_network_in_narrower_vectors(width, tmp_path):
+    program = "import test_widths as t; t.compare(); print(t.vectors.WIDTH, t.vectors.LANES)"
+    lanes = {"float32": width // 4, "float64": width // 8}
+    assert told(width, tmp_path, program) == f"{width} {lanes}\n"
+
+
+@x86
+@pytest.mark.parametrize("width", LESSER)
+def test_products_in_narrower_vectors(width, tmp_path):
+    program = "import test_kernels as t; t.check_narrower(); print(t.LANES['float32'])"
+    assert told(width, tmp_path, program) == f"{width // 4}\n"
