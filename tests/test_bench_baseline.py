@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import pytest
 from bench_cases import QUICK, TINY, alone  # noqa: F401
 
 from openrnn import cli
-from openrnn.bench import baseline, remote
+from openrnn.bench import baseline, remote, timer
+from openrnn.bench.command import _engines
+from openrnn.bench.engines import WAYS, engines_of
 from openrnn.bench.measure import measure
 from openrnn.bench.modes import HOST_MODES
+from openrnn.bench.options import Options, choice_of
 from openrnn.bench.ratios import lines_of
 from openrnn.bench.record import read, result_line, result_of
 from openrnn.bench.server import Server, compile_rows, serve
@@ -67,7 +71,7 @@ def test_both_are_timed_in_turn_by_todays_bench(old, tmp_path, monkeypatch, caps
 
 def test_every_kind_of_call_of_the_host_is_timed(old):
     row = replace(TINY, modes=HOST_MODES)
-    with remote.in_turn(old, "reference", "cpu") as engines:
+    with remote.in_turn([remote.Other("baseline", old)], "reference", "cpu") as engines:
         found = measure(row, "float32", "cpu", engines, QUICK)
     assert {(one.engine, one.mode, one.status) for one in found} == {
         (engine, mode, "ok") for engine in ("openrnn", "baseline") for mode in HOST_MODES
@@ -94,7 +98,7 @@ def test_sources_that_do_not_run(tmp_path):
     (broken / "__init__.py").write_text("raise ImportError('too old')\n")
     with (
         pytest.raises(DeviceLostError, match=r"the process with the sources at .* ended"),
-        remote.in_turn(tmp_path, "reference", "cpu") as engines,
+        remote.in_turn([remote.Other("baseline", tmp_path)], "reference", "cpu") as engines,
     ):
         measure(TINY, "float32", "cpu", engines[1:], QUICK)
 
@@ -158,3 +162,27 @@ def test_workers_share_the_rows(monkeypatch):
     remote.compile_ahead(ROOT, todo, 0)
     remote.compile_ahead(ROOT, [], 2)
     assert len(shares) == 2
+
+
+def test_a_constant_of_the_package_has_another_value_in_a_process():
+    """In its own process alone; a constant that is not there is an error."""
+    changed = remote.Other("no-overlap", settings={"openrnn.spec.SHIFT": 1.0})
+    here = remote.Other("openrnn", settings={"openrnn.bench.timer.LONG": 0.5})
+    with pytest.raises(DeviceLostError), remote.in_turn([changed], "reference", "cpu") as engines:
+        measure(TINY, "float32", "cpu", engines[1:], QUICK)
+    with remote.in_turn([here], "reference", "cpu") as engines:
+        found = measure(TINY, "float32", "cpu", engines, QUICK)
+    assert {one.status for one in found} == {"ok"}
+    assert timer.LONG != 0.5
+
+
+def test_ways_of_overlap_are_processes_on_a_gpu_alone():
+    choice = choice_of(Options(suite="loops"), "loops", "cuda")
+    assert choice.against == tuple(WAYS)
+    assert [engine.name for engine in engines_of(choice.against, "auto")] == ["openrnn"]
+    with _engines(Options(suite="loops"), choice, "cpu", []) as engines:
+        assert [engine.name for engine in engines] == ["openrnn"]
+    for settings in WAYS.values():
+        for path in settings:
+            module, _, constant = path.rpartition(".")
+            assert hasattr(import_module(module), constant)

@@ -1,7 +1,7 @@
 """`openrnn bench` from its options to its last line."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from openrnn.bench import (
     training,
 )
 from openrnn.bench.cases import CUT, Row, select, sized
-from openrnn.bench.engines import engines_of, peers_of
+from openrnn.bench.engines import WAYS, engines_of, peers_of
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Choice, Options, check, check_places, choice_of, device_of
@@ -85,18 +85,24 @@ def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) 
 def _engines(
     options: Options, choice: Choice, device: str, todo: Sequence[Todo]
 ) -> Iterator[list[Engine]]:
-    """Ours and its peers; with a baseline ours and the baseline's, each in a process of its own."""
+    """Ours and its peers; with a baseline, or other ways of ours, each in a process of its own."""
     workers = options.workers if device == "cuda" else 0
-    peers = peers_of(choice.against, choice.backend)
-    if not options.baseline:
-        remote.compile_ahead(remote.SOURCES, todo, workers)
-        yield engines_of(choice.against, choice.backend)
-        return
-    with baseline.sources(options.baseline) as sources:
-        for one in (remote.SOURCES, sources):
-            remote.compile_ahead(one, todo, workers)
-        with remote.in_turn(sources, choice.backend, device) as ours:
-            yield [*ours, *peers]
+    # on a CPU nothing overlaps
+    ways = {name: settings for name, settings in WAYS.items() if name in choice.against}
+    others = [
+        remote.Other(name, settings=settings) for name, settings in ways.items() if device == "cuda"
+    ]
+    with ExitStack() as stack:
+        if options.baseline:
+            sources = stack.enter_context(baseline.sources(options.baseline))
+            others.insert(0, remote.Other("baseline", sources))
+        for place in dict.fromkeys((remote.SOURCES, *(other.sources for other in others))):
+            remote.compile_ahead(place, todo, workers)
+        if others:
+            ours = stack.enter_context(remote.in_turn(others, choice.backend, device))
+            yield [*ours, *peers_of(choice.against, choice.backend)]
+        else:
+            yield engines_of(choice.against, choice.backend)
 
 
 def _measure(

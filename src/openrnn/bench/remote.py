@@ -7,11 +7,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,13 +58,23 @@ def started(sources: Path, **first: Any) -> subprocess.Popen[str]:
     return made
 
 
+class Other(NamedTuple):
+    """Our layer as another peer of itself: the engine's name, sources, and constants of theirs."""
+
+    name: str
+    sources: Path = SOURCES
+    settings: Mapping[str, float] = MappingProxyType({})
+
+
 class Process:
     """A running `bench.server`."""
 
-    def __init__(self, sources: Path, name: str, backend: str, device: str) -> None:
-        self.sources, self.device, self.busy = sources, device, 0.0
-        about = {"name": name, "backend": backend, "device": device}
-        self._process = started(sources, do="serve", about=about)
+    def __init__(self, other: "Other", backend: str, device: str) -> None:
+        self.sources, self.device, self.busy = other.sources, device, 0.0
+        about = {"name": other.name, "backend": backend, "device": device}
+        self._process = started(
+            other.sources, do="serve", about=about, settings=dict(other.settings)
+        )
 
     def ask(self, what: str, engine: str, **more: Any) -> dict[str, Any]:
         """The answer to a request.
@@ -150,17 +161,17 @@ class RemoteSide(Side):
 
 
 @contextmanager
-def in_turn(sources: Path, backend: str, device: str) -> Iterator[list[Engine]]:
-    """Ours of this commit and of other sources, each in a process: as called, and from graphs."""
+def in_turn(others: Sequence[Other], backend: str, device: str) -> Iterator[list[Engine]]:
+    """Ours as it is and as others have it, each in a process: as called, and from CUDA graphs."""
     processes: list[Process] = []
+    all_ = (Other("openrnn"), *others)
     try:
-        for name, where in (("openrnn", SOURCES), ("baseline", sources)):
-            processes.append(Process(where, name, backend, device))
+        processes += [Process(other, backend, device) for other in all_]
         ways = ("",) if device == "cpu" else ("", "-graph")
         yield [
-            Remote(process, f"{name}{way}")
+            Remote(process, f"{other.name}{way}")
             for way in ways
-            for process, name in zip(processes, ("openrnn", "baseline"))
+            for process, other in zip(processes, all_)
         ]
     finally:
         for process in processes:

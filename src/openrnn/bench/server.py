@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, TextIO
 
 import torch
@@ -41,8 +42,22 @@ def main() -> None:
     if first["do"] == "compile":
         compile_rows(first)
         return
+    for path, value in first["settings"].items():
+        change(path, value)
     handle = Server(**first["about"]).handle
     serve(sys.stdin, answers, handle)
+
+
+def change(path: str, value: float) -> None:
+    """Gives a module's constant another value.
+
+    Raises:
+        AttributeError: the module has no such constant.
+    """
+    name, _, constant = path.rpartition(".")
+    module = import_module(name)
+    getattr(module, constant)
+    setattr(module, constant, value)
 
 
 def serve(requests: TextIO, answers: TextIO, handle: Callable[[Request], Answer]) -> None:

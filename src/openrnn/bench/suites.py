@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from openrnn.bench.cases import OWN_CELL, Row, doubled
-from openrnn.bench.engines import ONE_ALGORITHM, USERS
+from openrnn.bench.engines import ONE_ALGORITHM, USERS, WAYS
 from openrnn.bench.modes import HOST_MODES
 
 EPISODES = 0.03  # share of first steps in a batch of rollouts
@@ -178,7 +178,7 @@ def _precision() -> Iterable[Row]:
 
 
 def _loops() -> Iterable[Row]:
-    """What time loops and the products beside them take, for --profile and `openrnn tune`."""
+    """What time loops and the products beside them take, each way of overlap; for --profile too."""
     sizes = [("lstm", FP16, 1024, 16, 768), ("lstm", BF16, 1024, 16, 512),
              ("lstm", BF16, 1024, 48, 512), ("lstm", BF16, 1024, 64, 256),
              ("lstm", BF16, 500, 16, 1024), ("lstm", BF16, 256, 16, 64),
@@ -231,7 +231,7 @@ DEFAULTS = {
     "cells": Defaults((*USERS, "recompute"), (BF16,)),
     "host": Defaults(("torch",), (BF16, "tf32")),
     "precision": Defaults(("torch",)),
-    "loops": Defaults(()),
+    "loops": Defaults(tuple(WAYS), backend="fused"),
 }
 OPTIONS = {"against": "against", "dtypes": "dtype", "backend": "backend"}
 USERS_SUITES = tuple(name for name in SUITES if name not in DEFAULTS)

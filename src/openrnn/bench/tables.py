@@ -27,7 +27,10 @@ HEADS = {
     "torchrl": "TorchRL", "cudnn-graph": "cuDNN graph", "recompute": "recompute",
     "cudnn-standard": "standard", "cudnn-persist-static": "static",
     "cudnn-persist-dynamic": "dynamic", "cudnn-persist-static-small-h": "small H",
-    "baseline": "baseline", "baseline-graph": "baseline graph",
+    "baseline": "baseline", "no-overlap": "no overlap", "two-chunks": "two chunks",
+    "overlap-short": "short too", "baseline-graph": "baseline graph",
+    "no-overlap-graph": "no overlap graph", "two-chunks-graph": "two chunks graph",
+    "overlap-short-graph": "short too graph",
 }  # fmt: skip
 TITLES = {
     "torch": "torch.nn as called", "graph": "torch.nn, both from a CUDA graph",
@@ -40,7 +43,13 @@ TITLES = {
     "cudnn-persist-dynamic": "cuDNN's persist_dynamic",
     "cudnn-persist-static-small-h": "cuDNN's persist_static_small_h",
     "baseline": "the baseline's openrnn",
+    "no-overlap": "openrnn, products after loops",
+    "two-chunks": "openrnn, products beside loops in two chunks at most",
+    "overlap-short": "openrnn, products beside loops in short calls too",
     "baseline-graph": "the baseline's openrnn, both from a CUDA graph",
+    "no-overlap-graph": "openrnn, products after loops, both from a CUDA graph",
+    "two-chunks-graph": "openrnn, two chunks at most, both from a CUDA graph",
+    "overlap-short-graph": "openrnn, short calls too, both from a CUDA graph",
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
 

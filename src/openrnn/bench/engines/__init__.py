@@ -8,7 +8,7 @@ from openrnn.bench.engines.graph import Graph
 from openrnn.bench.engines.nn import Loop, Packed, Torch
 from openrnn.bench.engines.ours import ALGORITHMS, Cudnn, Ours, Recomputing
 from openrnn.bench.engines.python import Compiled, Eager
-from openrnn.bench.ratios import FROM_GRAPHS
+from openrnn.bench.ratios import from_graph
 
 # what users run today, by default; then what only some suites ask for
 USERS = (
@@ -16,7 +16,15 @@ USERS = (
 )  # fmt: skip
 STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # which none captures
 ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
-PEERS = (*USERS, "cudnn-graph", "recompute", *ONE_ALGORITHM)
+# our own layer in a process of its own, where products overlap with loops in other ways: never, in
+# two chunks at most, in short calls too
+OVERLAP = "openrnn.backends.fused.overlap"
+WAYS: dict[str, dict[str, float]] = {
+    "no-overlap": {f"{OVERLAP}.MOST": 1},
+    "two-chunks": {f"{OVERLAP}.MOST": 2},
+    "overlap-short": {f"{OVERLAP}.LONG": 0.0},
+}
+PEERS = (*USERS, "cudnn-graph", "recompute", *ONE_ALGORITHM, *WAYS)
 
 
 def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
@@ -26,12 +34,12 @@ def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
         ValueError: there is no such peer.
     """
     ours = Ours(backend)
-    graphed = any(name in FROM_GRAPHS for name in against)
+    graphed = any(map(from_graph, against))
     return [ours, *([Graph("openrnn-graph", ours)] if graphed else []), *peers_of(against, backend)]
 
 
 def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
-    """The named peers.
+    """The named peers, but for those of `WAYS`, which are run by `bench.remote`.
 
     Raises:
         ValueError: there is no such peer.
@@ -48,4 +56,4 @@ def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
             *(Cudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
         )
     }  # fmt: skip
-    return [made[name] for name in PEERS if name in against]
+    return [made[name] for name in PEERS if name in against and name not in WAYS]
