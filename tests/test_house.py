@@ -38,6 +38,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"nn"},
     {"convert", "ops", "explain"},
     {"bench", "info", "lm"},
+    {"tune"},
     {"cli"},
     {"__init__", "__main__"},
 ]

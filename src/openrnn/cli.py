@@ -28,6 +28,7 @@ from openrnn.lm.model import find
 from openrnn.lm.sample import load
 from openrnn.lm.sample import sample as sample_text
 from openrnn.spec import Problem
+from openrnn.tune.command import app as tune
 
 app = typer.Typer(
     help="Recurrent layers of any cell at fused speed.",
@@ -47,6 +48,9 @@ Backend = Annotated[str, typer.Option(help=f"auto, {', '.join(dispatch.BACKENDS)
 def _option(text: str, default: object = None) -> Any:
     """An option that, where it is not given, leaves the matter to the run or to its default."""
     return typer.Option(help=text, show_default=str(default) if default is not None else False)
+
+
+app.add_typer(tune, name="tune")
 
 
 @app.command()

@@ -2,9 +2,10 @@
 
 The first line of a run is `{"schema": 2, "kind": "machine", ...}`: names and text of what a reader
 of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ...}` with the fields
-of `Result` (its `row` with those of `cases.Row`), or `"kind": "training"` with those of `Trained`,
-or `"kind": "profile"` with those of `Profiled`; a field that has its default is left out. A run
-that was resumed has several lines on its machine; the last one counts.
+of `Result` (its `row` with those of `cases.Row`), `"kind": "training"` with those of `Trained`,
+`"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of `KernelTime`; a
+field that has its default is left out. A run that was resumed has several lines on its machine; the
+last one counts.
 """
 
 import json
@@ -100,8 +101,33 @@ class Profiled:
     count: float
 
 
-Line = Result | Trained | Profiled
-_KINDS: dict[str, type] = {"result": Result, "training": Trained, "profile": Profiled}
+@dataclass(frozen=True)
+class KernelTime:
+    """What a step of one CUDA kernel takes alone, by `openrnn tune kernels`.
+
+    Args:
+        kernel: forward (with what training saves), inference or backward; mask: none, or its own.
+        config: how the kernel is laid out; multiplied: bytes of a value as its products read it.
+        commit, date: of the sources and the day, where they are not those of the file.
+    """
+
+    cell: str
+    dtype: str
+    hidden: int
+    batch: int
+    kernel: str
+    us: float
+    config: dict[str, int]
+    mask: str = "none"
+    multiplied: int | None = None
+    commit: str | None = None
+    date: str | None = None
+
+
+Line = Result | Trained | Profiled | KernelTime
+_KINDS: dict[str, type] = {
+    "result": Result, "training": Trained, "profile": Profiled, "kernel": KernelTime,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +138,7 @@ class Record:
     results: tuple[Result, ...]
     trained: tuple[Trained, ...] = ()
     profiled: tuple[Profiled, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
 
 
 def line(kind: str, values: Mapping[str, Any]) -> str:
@@ -165,6 +192,7 @@ def read(path: Path) -> Record:
     found: dict[object, Result] = {}
     trained: dict[object, Trained] = {}
     profiled: dict[object, Profiled] = {}
+    kernels: list[KernelTime] = []
     for number, text in enumerate(_text(path).splitlines(), 1):
         where = f"{path} line {number}"
         kind, values = _parse(text, where)
@@ -174,13 +202,18 @@ def read(path: Path) -> Record:
         made = _build(_KINDS[kind], values, where)
         if isinstance(made, Result):
             found[made.key, made.engine] = made
+        elif isinstance(made, KernelTime):
+            kernels.append(made)
         elif isinstance(made, Profiled):
             profiled[made.row.key, made.precision, made.mode, made.name] = made
         else:
             trained[made.name, made.model, made.gpus] = made
     if not machine:
         raise OpenRNNError(f"{path} has no line on its machine: it is no file of openrnn bench")
-    return Record(machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()))
+    return Record(
+        machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()),
+        tuple(kernels),
+    )  # fmt: skip
 
 
 def _text(path: Path) -> str:
@@ -228,6 +261,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         hint = next(part for part in get_args(hint) if part is not type(None))
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _build(hint, value, where)
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return value
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
