@@ -65,4 +65,4 @@ def fails(y):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """As if no other process ran: else rows are measured again, and results depend on it."""
-    monkeypatch.setattr(timer, "foreign", lambda: None)
+    monkeypatch.setattr(timer, "foreign", lambda _: None)

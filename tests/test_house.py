@@ -37,8 +37,9 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"op", "request"},
     {"functional"},
     {"nn"},
-    {"convert", "ops", "bench", "explain"},
-    {"info", "lm"},
+    {"convert", "ops", "explain"},
+    {"bench", "info", "lm"},
+    {"tune"},
     {"cli"},
     {"__init__", "__main__"},
 ]
