@@ -237,8 +237,9 @@ def _masks(
 
 
 def _no_wrapper(plan: Plan, kind: str) -> None:
-    if plan.way == "inference" and kind in ("wrapper", "functional", "dtensor"):
-        raise Unfit("torch cannot view a wrapper that was made outside of inference mode")
+    modes = ("inference", "jvp", "dual", "vmap", "ensemble", "func_grad")
+    if plan.way in modes and kind in ("wrapper", "functional", "dtensor", "fake"):
+        raise Unfit("torch takes no wrapper made outside of this mode or transform")
 
 
 def _needs(plan: Plan, coins: random.Random, odd: Given, true: Given) -> None:

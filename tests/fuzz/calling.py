@@ -34,7 +34,7 @@ from .verdict import (
 
 # layouts and dtypes that docs/semantics.md leaves to torch.nn
 NOT_DENSE = {"sparse", "sparse_csr", "mkldnn", "quantized", "nested", "nested_jagged", "masked"}
-NOT_DENSE |= {"dtensor", "resized_storage"}
+NOT_DENSE |= {"dtensor", "resized_storage", "meta"}
 DTYPES = {"float64", "float32", "float16", "bfloat16", "float8", "complex64", "bool", "int8"}
 DTYPES |= {"int64", "uint16"}
 # what torch says of tensors of inference mode, in words that are for users; and what tensors of

@@ -84,18 +84,16 @@ def evaluate(plan: Plan, module: Any, given: Given, ours: bool, odd: bool) -> An
     leaves = required(given) if differentiates else []
     args, more = _arguments(plan, given, ours)
     run: Callable[..., Any] = module
-    if plan.way == "step":
+    if plan.way == "step":  # the method of a module, whose parameters are its own
         run = module.step
     by_name = {name: value for name, value in given.params.items() if value is not None}
     if plan.by == "data" and plan.way not in FUNCTIONAL:
         _set(module, by_name, given.needs)
-    elif plan.way != "step":
+    else:
 
         def run(*args: Any, **more: Any) -> Any:
             return torch.func.functional_call(module, by_name, args, more)
 
-    else:
-        _set(module, by_name, given.needs)
     if plan.way in FUNCTIONAL:
         return _transformed(plan, module, by_name, args, more)
     if plan.way in ("no_grad", "inference"):

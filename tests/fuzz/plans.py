@@ -158,6 +158,7 @@ def draw(seed: int, index: int, device: str, small: bool) -> Plan:
         plan.ambient = dice.choice(AMBIENT)
     if plan.way in ("vmap", "ensemble"):
         plan.training = False  # randomness under vmap has rules of its own
+        plan.ambient = plan.ambient.removeprefix("autocast_bf16").removeprefix("autocast_fp16")
     if plan.ambient == "fake_mode" and plan.way not in ("grad", "no_grad"):
         plan.ambient = ""
     if dice.random() < 0.04:
@@ -300,3 +301,6 @@ def _twists(dice: random.Random, plan: Plan) -> None:
     strange = WRAPPED | (STRANGE.keys() - {"resized_storage"})
     if any(what.startswith("param") and kind in strange for what, kind in found):
         plan.by = "functional_call"  # torch's own operators crash on such a parameter's data
+        plan.way = "no_grad" if plan.way == "step" else plan.way
+    elif plan.way == "step":
+        plan.by = "data"
