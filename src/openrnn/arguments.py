@@ -11,6 +11,7 @@ from openrnn.params import module_slots
 from openrnn.spec import Spec
 from openrnn.tensors import Group, held, holds, mixed, own, plain, settle
 
+_TYPES = (Tensor, torch.nn.Parameter)
 _tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
 
 
@@ -42,8 +43,8 @@ _seen: dict[tuple[Any, ...], _Known] = {}
 
 
 def _room(tensor: Tensor) -> bool:
-    """`holds`, but False for nested tensors; raises RuntimeError for others without strides."""
-    return not tensor.is_nested and holds(tensor)
+    """`holds`, but False for subclasses and nested tensors; raises for others without strides."""
+    return type(tensor) in _TYPES and not tensor.is_nested and holds(tensor)
 
 
 def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
@@ -57,10 +58,10 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
         if not _room(x) or not all(map(_room, others)):
             return None
         for tensor, size in zip(params, known.sizes):
+            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
+                return None
             begin = tensor.storage_offset()
             reach = size + begin * width if begin else size
-            if tensor.is_nested or not tensor.data_ptr():
-                return None
             if tensor.untyped_storage().nbytes() < reach:
                 return None
     except (AttributeError, RuntimeError, TypeError):
@@ -74,7 +75,7 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
 def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
     """Remembers what tensors are that were found to be right."""
     every = (x, *params, *others)
-    if any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in every) or not all(
+    if any(type(tensor) not in _TYPES for tensor in every) or not all(
         tensor.is_contiguous() for tensor in params
     ):
         return
