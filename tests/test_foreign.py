@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_map
 
 import openrnn
 
@@ -66,14 +67,17 @@ class Boxed:
         def bare(value):
             return value.inner if isinstance(value, Boxed) else value
 
-        return function(*map(bare, args), **{k: bare(v) for k, v in (kwargs or {}).items()})
+        return function(*tree_map(bare, args), **tree_map(bare, kwargs or {}))
 
 
 def test_objects_with_torch_function_are_asked():
     layer, cell, x = openrnn.LSTM(3, 4), openrnn.GRUCell(3, 4), torch.randn(5, 2, 3)
     lengths = torch.tensor([5, 1])
     assert torch.equal(layer(Boxed(x), lengths=Boxed(lengths))[0], layer(x, lengths=lengths)[0])
-    assert torch.equal(cell(Boxed(x[0]), torch.ones(2, 4)), cell(x[0], torch.ones(2, 4)))
+    h, lstm = torch.ones(2, 4), openrnn.LSTMCell(3, 4)
+    assert torch.equal(cell(Boxed(x[0]), h), cell(x[0], h))
+    assert torch.equal(cell(x[0], Boxed(h)), cell(x[0], h))
+    assert torch.equal(lstm(x[0], (h, Boxed(h)))[1], lstm(x[0], (h, h))[1])
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")

@@ -125,7 +125,7 @@ class LSTMCell(CellModule):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """(h', c') after one step."""
-        if not isinstance(input, Tensor):
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: tuple[Tensor, Tensor] = foreign.call(self, input, hx=hx)
             return found
         if hx is not None:
@@ -146,7 +146,7 @@ class GRUCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
-        if not isinstance(input, Tensor):
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: Tensor = foreign.call(self, input, hx=hx)
             return found
         if hx is None:
@@ -182,7 +182,7 @@ class RNNCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
-        if not isinstance(input, Tensor):
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: Tensor = foreign.call(self, input, hx=hx)
             return found
         if hx is None:

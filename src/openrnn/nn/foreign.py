@@ -1,9 +1,10 @@
 """Inputs that are no tensors: those of `torch.fx`, and other objects with `__torch_function__`."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def call(module: nn.Module, input: Any, **options: Any) -> Any:
@@ -21,10 +22,23 @@ def call(module: nn.Module, input: Any, **options: Any) -> Any:
     if isinstance(input, Proxy) and isinstance(tracer := input.tracer, torch.fx.Tracer):
         target = tracer.path_of_module(module)
         return tracer.create_proxy("call_module", target, (input,), given)
-    if torch.overrides.has_torch_function((input,)):
+    relevant = (input, *given.values(), *_states(given.get("hx")))
+    if torch.overrides.has_torch_function(relevant):
         forward: Any = type(module).forward
-        return torch.overrides.handle_torch_function(forward, (input,), module, input, **given)
+        return torch.overrides.handle_torch_function(forward, relevant, module, input, **given)
     raise TypeError(f"{type(module).__name__}: input must be a Tensor, got {type(input).__name__}")
+
+
+def answers(hx: Any) -> bool:
+    """Whether some state is no tensor but an object with `__torch_function__`."""
+    states = _states(hx)
+    if torch.compiler.is_compiling() or not torch.overrides.has_torch_function(states):
+        return False
+    return not all(isinstance(state, Tensor) for state in states)
+
+
+def _states(hx: Any) -> Sequence[Any]:
+    return hx if isinstance(hx, tuple | list) else (hx,)
 
 
 def refuse_script(module: nn.Module) -> NoReturn:
