@@ -3,7 +3,7 @@
 Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (T, B) bool tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -135,7 +135,7 @@ def recurrent(
         call = Call(
             problem, x, list(given), list(params), lengths, reset, list(resets), seed
         )  # fmt: skip
-        found = by_reference(call)
+        found = by_operators(call)
         return found.y, tuple(found.finals), tuple(found.all_states)
     out = op.run(how, x, given, params, lengths, reset, resets, seed)
     count = len(spec.states)
@@ -143,10 +143,10 @@ def recurrent(
     return out[0], tuple(out[1 : 1 + count]), every
 
 
-def by_reference(call: Call) -> Outputs:
-    """`reference.run`; one sentence where tensors without memory have operators that refuse it."""
+def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> Outputs:
+    """`run`; one sentence where tensors without memory have operators that refuse the call."""
     try:
-        return reference.run(call)
+        return run(call)
     except Exception as error:
         if not call.problem.opaque:
             raise

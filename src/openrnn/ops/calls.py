@@ -340,8 +340,7 @@ def forward(
             seed_given=seed is not None,
         )
         with uncast(x.device):
-            run = dispatch.BACKENDS[name].forward
-            out = functional.by_reference(call) if name == "reference" else run(call)
+            out = functional.by_operators(call, dispatch.BACKENDS[name].forward)
     y, every = out.y, out.all_states
     reserve = None
     if is_training:
