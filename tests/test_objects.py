@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+import threading
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import openrnn
 from openrnn import store
+from openrnn.codegen import build
 from openrnn.kernels import compile as compiler
-from openrnn.kernels import objects
+from openrnn.kernels import loops, objects
 
 PACKAGE = Path(openrnn.__file__).parent
 TINY = """
@@ -100,6 +103,7 @@ NEW_CELL = """
 import os, random, sys
 import torch, openrnn
 from openrnn import store
+from openrnn.codegen import build
 slope = random.random()
 @openrnn.cell(gates="a", states="h")
 def mine(x, r, s):
@@ -201,6 +205,22 @@ def test_processes_compile_once(folder):
 def test_where_no_process_can_be_started(folder, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
     assert seven(1) == 8
+
+
+def test_a_path_object_on_the_path_is_ignored(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, folder])
+    assert seven(1) == 8
+
+
+def test_where_no_thread_can_be_started(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(loops, "loop", lambda *asked: asked)
+    monkeypatch.setattr(build, "_rows", lambda *_: [SimpleNamespace(address=n) for n in (1, 2)])
+    assert build._together("forward", None, "float32") == (("forward", "float32"), 1)
+    assert build._together("backward", None, "float64") == (("backward", "float64"), 2)
 
 
 def test_a_compiler_that_fails_beside_is_asked_here(folder, monkeypatch):
