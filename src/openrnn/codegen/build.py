@@ -1,7 +1,7 @@
 """A cell's CPU kernels, ready to be called: its own steps, and the time loop that calls them."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from openrnn.codegen import numba
@@ -27,10 +27,13 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
     from openrnn.kernels import loops
 
     with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
-        loop = other.submit(loops.loop, kind, dtype)
+        try:
+            loop = other.submit(loops.loop, kind, dtype).result
+        except RuntimeError:  # this system starts no thread, or the interpreter is at its end
+            loop = partial(loops.loop, kind, dtype)
         step, derivative = _rows(cell, dtype)
         rows = step if kind == "forward" else derivative
-        return loop.result(), rows.address
+        return loop(), rows.address
 
 
 @lru_cache(maxsize=1024)

@@ -80,8 +80,9 @@ def _made_of() -> tuple[str | bytes, ...]:
 
 def _compile(source: str, names: Sequence[str]) -> bytes:
     """The object code, from a process of its own where one can be started."""
+    path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
     job = {
-        "source": source, "names": list(names), "path": sys.path, "cpu": host.NAME,
+        "source": source, "names": list(names), "path": path, "cpu": host.NAME,
         "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
     # an application that has Python inside would start itself
