@@ -273,7 +273,10 @@ def test_the_schema_is_what_it_was():
         ("{", "line 2 is not JSON"),
         ("[1]", "line 2 has no schema"),
         ('{"schema": 3, "kind": "result"}', "is of another schema, this openrnn reads 1 and 2"),
-        ('{"schema": 1, "kind": "row"}', "is of kind 'row', needs machine, result, training, profile, kernel"),
+        (
+            '{"schema": 1, "kind": "row"}',
+            "is of kind 'row', needs machine, result, training, profile, kernel",
+        ),
         (written(TRAINED).replace("steps", "stpes"), "other fields than a Trained: steps, stpes"),
         (written(FULL).replace('"ok"', '"fine"'), "status, needs one of ok, wrong"),
         (written(FULL).replace("1980", '"fast"'), "sm_mhz, needs int, got 'fast'"),
