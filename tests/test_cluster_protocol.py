@@ -1,7 +1,7 @@
-"""The order of events in `kernels/backward.cuh` as a model whose warps run in random order.
+"""The order of events in `kernels/cuda/backward.cuh` as a model whose warps run in random order.
 
 A block's gate gradients have one place in shared memory, which each step writes over what the step
-before read; letters of dh have two. What is watched: whatever is read belongs to the step at hand.
+before read; shares of dh have two. What is watched: whatever is read belongs to the step at hand.
 Without the barrier nothing went wrong on a device in 18,460 calls of 1,200 steps alone, but in one
 of 600 where seven processes took turns.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
-from test_grid_protocol import Mailbox
+from test_grid_protocol import Mbarrier
 
 from openrnn import cells
 from openrnn.backends.fused import plan
@@ -21,18 +21,18 @@ from openrnn.codegen.trace import trace
 
 @dataclass
 class Tile:
-    """What a block holds of rows, marked by step: gates by warp, parts of dh by sender."""
+    """What a block holds of rows, marked by step: gates by warp, shares of dh by sender."""
 
     gates: dict = field(default_factory=dict)
     parts: list = field(default_factory=lambda: [{}, {}])
-    mailboxes: list = field(default_factory=lambda: [Mailbox(), Mailbox()])
+    mbarriers: list = field(default_factory=lambda: [Mbarrier(), Mbarrier()])
 
 
 class Cluster:
     """A loop's warps as generators: each `yield` is a place where another may run.
 
     Every warp has cells; warp w of a block multiplies for groups of units g with g % warps == w,
-    and group g belongs to block g % blocks. `fenced`: a barrier stands before letters are awaited.
+    and group g belongs to block g % blocks. `fenced`: a barrier stands before messages are awaited.
     """
 
     def __init__(self, blocks, warps, groups, turns, steps, fenced):
@@ -42,9 +42,9 @@ class Cluster:
         self.arrived, self.passed = [0] * blocks, {}
         for block, tiles in enumerate(self.tiles):
             for tile, box in product(tiles, range(2)):
-                tile.mailboxes[box].expect(self.letter(block))
+                tile.mbarriers[box].expect(self.expected(block))
 
-    def letter(self, block):
+    def expected(self, block):
         return len(range(block, self.groups, self.size)) * self.size
 
     def barrier(self, block, warp):
@@ -59,11 +59,11 @@ class Cluster:
                 if step:
                     if self.fenced:
                         yield from self.barrier(block, w)
-                    mailbox = tile.mailboxes[(step - 1) % 2]
-                    while not mailbox.came((step - 1) // 2 % 2):
+                    mbarrier = tile.mbarriers[(step - 1) % 2]
+                    while not mbarrier.came((step - 1) // 2 % 2):
                         yield
                     if w == 0:
-                        mailbox.expect(self.letter(block))
+                        mbarrier.expect(self.expected(block))
                     for mark in tile.parts[(step - 1) % 2].values():
                         assert mark == step - 1, "a part of dh of another step"
                         yield
@@ -76,7 +76,7 @@ class Cluster:
                         yield
                     there = self.tiles[group % self.size][turn]
                     there.parts[step % 2][group, block] = step
-                    there.mailboxes[step % 2].deliver()
+                    there.mbarriers[step % 2].deliver()
                     yield
 
     def run(self, dice):
@@ -102,7 +102,7 @@ def test_all_that_is_read_belongs_to_the_step_at_hand(shape, turns):
 
 
 def test_without_the_barrier_the_model_sees_gates_written_over():
-    """A block's letter comes from some of its warps: the others may still read."""
+    """A block's message comes from some of its warps: the others may still read."""
     wrong = 0
     for seed in range(40):
         try:
@@ -112,13 +112,22 @@ def test_without_the_barrier_the_model_sees_gates_written_over():
     assert wrong > 0
 
 
-def test_the_kernel_has_the_barrier_before_it_awaits_letters():
+def between(text, first, last):
+    """A part of a text, from words on and up to others."""
+    begin = text.index(first)
+    return text[begin : text.index(last, begin)]
+
+
+def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     """Every warp comes there after its product, and before it writes gates again."""
     cell = trace(cells.lstm)
     how = plan.backward(cell, "bfloat16", 512, 16, (9, 0), 132)[0]
     assert (how.cluster, how.clusters, how.flight) == (16, 1, 1)
     text = cuda.source(cell, "bfloat16", how)
-    loop = text[text.index("auto take_step") : text.index("derivative(factor")]
-    found = [loop.index(part) for part in ("copy_inputs(i +", BARRIER, "await(mailbox, phase)")]
+    step = between(text, "INLINE void step(int i)", "step_slot(")
+    found = [step.index(part) for part in ("inputs.copy(", "exchange.wait(", "exchange.add(")]
     assert found == sorted(found)
-    assert loop.count("__syncthreads") == 1
+    assert "__syncthreads" not in step
+    wait = between(text, "void wait(const Place& here, int f)", "INLINE void")
+    assert wait.index(BARRIER) < wait.index("mbarrier_wait(mbarrier, phase)")
+    assert wait.count("__syncthreads") == 1

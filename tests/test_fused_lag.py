@@ -1,8 +1,8 @@
-"""The kernels with warps that fall behind: letters and barriers alone may order them.
+"""The kernels with warps that fall behind: messages and barriers alone may order them.
 
 Alone on a device warps of a block are never far apart, and a fault of the protocol stays unseen for
 millions of steps; where processes take turns it was seen. Here warps spin before they multiply, and
-after letters came, for much longer than a letter travels.
+after messages came, for much longer than a message travels.
 """
 
 from functools import partial
@@ -26,24 +26,24 @@ LAG = """
     asm volatile("" ::: "memory"); /* no read may move before the lag */ \\
 }}
 #define BEFORE_PRODUCT {before_product}
-#define AFTER_LETTERS {after_letters}
+#define AFTER_MESSAGES {after_messages}
 """
 # Warps of a block come out of a barrier together: whose turn it is differs between them. After
-# letters it comes seldom: a block whose warp waits there sends nothing, and all others wait for it.
+# messages it comes seldom: a block whose warp waits there sends nothing, and all others wait.
 NOW_AND_THEN = {
     "before_product": "(turn_ + 5 * (threadIdx.x >> 5)) % 64 == 0",
-    "after_letters": "(turn_ + 5 * (threadIdx.x >> 5)) % 512 == 0",
+    "after_messages": "(turn_ + 5 * (threadIdx.x >> 5)) % 512 == 0",
 }
 WARP, BLOCK = 5, 3
 ONE_WARP = {
     "before_product": f"(threadIdx.x >> 5) == {WARP} && blockIdx.x == {BLOCK}",
-    "after_letters": "false",
+    "after_messages": "false",
 }
 PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
-    "        if (here) return;\n": "        if (here) { LAG(AFTER_LETTERS) return; }\n",
+    "        if (here) return;\n": "        if (here) { LAG(AFTER_MESSAGES) return; }\n",
 }
-PATIENCE = count(1 << 22)  # bounded waits; and kernels are remembered by this number
+SPIN_LIMIT = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
 def late(original, when, without, *asked):
@@ -63,7 +63,7 @@ def lagging(monkeypatch, tmp_path):
         with monkeypatch.context() as patch:
             patch.setattr(kernels.build, "folder", lambda: tmp_path)
             patch.setattr(cuda, "source", partial(late, original, when, without))
-            patch.setattr(kernels, "PATIENCE", next(PATIENCE))
+            patch.setattr(kernels, "SPIN_LIMIT", next(SPIN_LIMIT))
             same_tiles(case)
             return step(*case)
 
@@ -77,7 +77,7 @@ def same_tiles(case):
     about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
     capability, many = (about.major, about.minor), about.multi_processor_count
     for kind, flags in (("forward", ("keep",)), ("backward", ())):
-        _, how = kernels.best(kind, *asked, tiles, flags, capability, kernels.PATIENCE, many)
+        _, how = kernels.best(kind, *asked, tiles, flags, capability, kernels.SPIN_LIMIT, many)
         first = kernels.ranked(kind, flags, *asked, 8 * tiles, capability, many)[0]
         assert how == kernels.first_try(net.hidden_size, first, flags)
 

@@ -1,4 +1,4 @@
-"""The order of events in `kernels/grid.cuh` as a model whose warps run in random order.
+"""The order of events in `kernels/cuda/grid.cuh` as a model whose warps run in random order.
 
 What it watches: a part of the operand or of a sum that is read belongs to the step at hand, and the
 warps come to an end. A real machine shows such a fault once in a million steps, a model at once.
@@ -12,7 +12,7 @@ import pytest
 
 
 @dataclass
-class Mailbox:
+class Mbarrier:
     """An mbarrier: one arrival, which says how many parts to expect, then the parts."""
 
     phase: int = 0
@@ -41,7 +41,7 @@ class Mailbox:
 class Block:
     """A block's shared memory: two operands and two sets of parts, each marked with its step."""
 
-    mailboxes: list = field(default_factory=lambda: [Mailbox(), Mailbox()])
+    mbarriers: list = field(default_factory=lambda: [Mbarrier(), Mbarrier()])
     operand: list = field(default_factory=lambda: [{}, {}])
     parts: list = field(default_factory=lambda: [{}, {}])
     arrived: int = 0  # warps at the barrier, over all steps
@@ -58,15 +58,15 @@ class Grid:
         self.clusters, self.size, self.warps = clusters, blocks, warps
         self.groups, self.reads, self.steps = groups, reads, steps
         self.blocks = {(q, p): Block() for q, p in product(range(clusters), range(blocks))}
-        self.posted = set()  # (step, cluster, group)
+        self.published = set()  # (step, cluster, group)
         for (_, p), block in self.blocks.items():
-            for mailbox in block.mailboxes:
-                mailbox.expect(self.letter(p))
+            for mbarrier in block.mbarriers:
+                mbarrier.expect(self.expected(p))
 
     def owned(self, p):
         return [group for group in range(self.groups) if group % self.size == p]
 
-    def letter(self, p):
+    def expected(self, p):
         return len(self.owned(p)) * self.size
 
     def warp(self, q, p, w):
@@ -82,9 +82,9 @@ class Grid:
                 yield from self.finish(block, q, p, w, own, step)
 
     def fetch(self, block, p, w, step):
-        """Each warp its share of what the block reads, as soon as it is posted."""
+        """Each warp its share of what the block reads, as soon as it is published."""
         for unit in self.reads[p][w :: self.warps]:
-            while step and (step - 1, *unit) not in self.posted:
+            while step and (step - 1, *unit) not in self.published:
                 yield
             block.operand[step % 2][unit] = step
             yield
@@ -98,21 +98,21 @@ class Grid:
                 yield
             owner = self.blocks[q, group % self.size]
             owner.parts[now][group, p] = step
-            owner.mailboxes[now].deliver()
+            owner.mbarriers[now].deliver()
             yield
 
     def finish(self, block, q, p, w, own, step):
         """The cells of this warp's groups, once all their parts are there."""
         now = step % 2
-        while not block.mailboxes[now].came(step // 2 % 2):
+        while not block.mbarriers[now].came(step // 2 % 2):
             yield
         if w == 0:
-            block.mailboxes[now].expect(self.letter(p))
+            block.mbarriers[now].expect(self.expected(p))
         for group in own:
             for source in range(self.size):
                 assert block.parts[now].get((group, source)) == step, "part of another step"
                 yield
-            self.posted.add((step, q, group))
+            self.published.add((step, q, group))
             yield
 
     def run(self, seed):
@@ -124,12 +124,12 @@ class Grid:
         idle = 0
         while running:
             at = dice.choices(range(len(running)), weights)[0]
-            before = len(self.posted)
+            before = len(self.published)
             for _ in range(dice.choice((1, 5, 50))):
                 if next(running[at], "end") == "end":
                     del running[at], weights[at]
                     break
-            idle = 0 if len(self.posted) > before else idle + 1
+            idle = 0 if len(self.published) > before else idle + 1
             assert idle < 100_000, "nobody gets on"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openrnn.backends.fused import measured, plan
 from openrnn.backends.fused.limits import Limits
-from openrnn.codegen import build, cuda
+from openrnn.codegen import cuda
 from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
@@ -30,26 +30,26 @@ class NoKernelError(OpenRNNError, RuntimeError):
     """No kernel of a cell can be compiled that an architecture holds."""
 
 
-PATIENCE = 0  # how often a wait looks before it gives up; 0, as long as it takes
+SPIN_LIMIT = 0  # polls after which a waiting kernel traps; 0: it waits as long as it takes
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
 LESS = (0, 1, 2, 5, 9)  # pieces of R in registers than planned
 TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
-def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int) -> nvrtc.Wanted:
+def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int) -> nvrtc.Wanted:
     """A kernel as `nvrtc` is asked for it."""
-    head = f"#define PATIENCE {patience}\n" if patience else ""
+    head = f"#define SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
     title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
     source = head + cuda.source(cell, dtype, how)
-    return nvrtc.Wanted(source, how.kind, arch, title, build.folder() / "cubins")
+    return nvrtc.Wanted(source, how.kind, arch, title)
 
 
 @lru_cache(maxsize=4096)
-def binary(cell: Traced, dtype: str, how: Tiles, arch: str, patience: int = 0) -> nvrtc.Binary:
+def binary(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int = 0) -> nvrtc.Binary:
     """A compiled kernel."""
     if how != how.built:
-        return binary(cell, dtype, how.built, arch, patience)
-    return nvrtc.binary(_wanted(cell, dtype, how, arch, patience))
+        return binary(cell, dtype, how.built, arch, spin_limit)
+    return nvrtc.binary(_wanted(cell, dtype, how, arch, spin_limit))
 
 
 def tries_of(cell: Traced, dtype: str, how: How, shared: int, exact: bool = False) -> list[How]:
@@ -67,7 +67,7 @@ def tries_of(cell: Traced, dtype: str, how: How, shared: int, exact: bool = Fals
 
 
 def unspilled(
-    cell: Traced, dtype: str, how: How, arch: str, shared: int, patience: int = 0,
+    cell: Traced, dtype: str, how: How, arch: str, shared: int, spin_limit: int = 0,
     exact: bool = False,
 ) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
     """The kernel with as much of R in registers as needs no spill; None where that is not near.
@@ -78,9 +78,9 @@ def unspilled(
     tries = tries_of(cell, dtype, how, shared, exact)
 
     def made_of(tried: How) -> nvrtc.Binary:
-        return binary(cell, dtype, tried, arch, patience)
+        return binary(cell, dtype, tried, arch, spin_limit)
 
-    while tries and _wanted(cell, dtype, tries[0], arch, patience).path.exists():
+    while tries and _wanted(cell, dtype, tries[0], arch, spin_limit).path.exists():
         tried = tries.pop(0)
         if not (made := made_of(tried)).resources.spilled:
             return made, tried
@@ -118,7 +118,7 @@ def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ..
 
 def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
-    capability: tuple[int, int], patience: int = 0, processors: int | None = None,
+    capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
 ) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
     """Kernels without spills in the order of the plan, for so many tiles of 8 rows; then the rest.
 
@@ -133,12 +133,12 @@ def fitting(
     spilling: list[Forward | Backward] = []
     for how, after in zip_longest(hows, hows[1:]):
         exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
-        found = unspilled(cell, dtype, how, arch, shared, patience, exact)
+        found = unspilled(cell, dtype, how, arch, shared, spin_limit, exact)
         if found is not None:
             yield found
         else:
             spilling += tries_of(cell, dtype, how, shared, exact)
-    made = [(binary(cell, dtype, how, arch, patience), how) for how in dict.fromkeys(spilling)]
+    made = [(binary(cell, dtype, how, arch, spin_limit), how) for how in dict.fromkeys(spilling)]
     yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
 
 
@@ -189,13 +189,13 @@ def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | 
 @lru_cache(maxsize=4096)
 def _kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
-    patience: int,
+    spin_limit: int,
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded."""
     about = torch.cuda.get_device_properties(device)
     capability = about.major, about.minor
     for made, how in fitting(
-        kind, cell, dtype, hidden, tiles, flags, capability, patience, about.multi_processor_count
+        kind, cell, dtype, hidden, tiles, flags, capability, spin_limit, about.multi_processor_count
     ):
         taken, together = how.shared(cell, dtype), how.clusters > 1
         kernel = nvrtc.loaded(made, how.cluster, how.threads, taken, device, together)
@@ -212,7 +212,7 @@ def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:
     """The first of `fitting` that a device holds, and its tiles."""
-    return _kernel(kind, cell, dtype, hidden, tiles, flags, device, PATIENCE)
+    return _kernel(kind, cell, dtype, hidden, tiles, flags, device, SPIN_LIMIT)
 
 
 def address(tensor: Tensor | None) -> int:
@@ -242,8 +242,8 @@ def launch(
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
     """A compiled kernel that no cell changes: a name is that of its file in `kernels/cuda/`."""
-    source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
-    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}", folder))
+    source = cuda.plain_source(name, dtype)
+    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}"))
 
 
 @lru_cache(maxsize=256)
