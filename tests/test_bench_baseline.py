@@ -116,7 +116,7 @@ def test_the_server_answers_in_words_what_it_cannot_do():
     answers = StringIO()
     serve(StringIO("".join(f"{json.dumps(one)}\n" for one in asked)), answers, server.handle)
     opened, prepared, graph, odd, closed = map(json.loads, answers.getvalue().splitlines())
-    known = result_of(opened["known"]["training"])
+    known = result_of(opened["known"]["forward"])
     assert known.status == "refused"
     assert "multiplies by the recurrent matrix again" in known.reason
     assert result_of(result_line(known)) == known

@@ -106,7 +106,7 @@ def test_a_way_that_fails_at_full_size_leaves_the_others(monkeypatch):
             for name, most in (("short", 3), ("any", 100)):
                 inner = next(iter(super().candidates(task)))
                 call = (lambda: fails(None)) if task.row.steps > most else inner.call
-                yield Ready(task, call, inner.leaves, dict.fromkeys(task.row.modes, name))
+                yield Ready(task, call, inner.leaves, lambda _, name=name: name)
 
     found = measure(replace(TINY, steps=7), "float32", "cpu", [Two("two")], QUICK)
     assert {(one.status, one.chosen, one.checked) for one in found} == {("ok", "any", (3, 2))}
@@ -206,7 +206,9 @@ def test_who_refuses_says_why():
     assert not Torch().concerns(Task(replace(TINY, cell="mgu"), "float32", "cpu"))
     twice = Task(replace(TINY, cell="gru_reset_before"), "float32", "cpu")
     assert "multiplies twice a step" in Eager().refuses(twice)
-    assert Ours("fused").refuses(resets).startswith("fused: ")
+    for one in measure(replace(TINY, resets=0.1), "float32", "cpu", [Ours("fused")], QUICK):
+        assert (one.status, one.us) == ("refused", None)
+        assert one.reason.startswith("fused: ")
 
 
 # packages of others, which are not here: stand-ins with their documented layouts

@@ -17,7 +17,6 @@ from typing import Any, TextIO
 
 import torch
 
-import openrnn
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.engines.graph import Graph
@@ -138,11 +137,12 @@ def row_of(values: Mapping[str, Any]) -> Row:
 def compile_rows(request: Request) -> None:
     """Compiles the CUDA kernels of some rows into the cache; what does not compile is left out."""
     capability = tuple(request["capability"])
+    package: Any = sys.modules["openrnn"]  # by its public name, in sources of any commit
     for values, precision in request["rows"]:
         row = row_of(values)
         for grad in {MODES[mode].gradients for mode in row.modes}:
             try:
-                openrnn.compile_kernels(
+                package.compile_kernels(
                     layer_of(row, device="meta"), PRECISIONS[precision].dtype,
                     batches=(row.batch,), grad=grad, lengths=row.lengths, reset=row.resets > 0,
                     capability=capability,

@@ -18,7 +18,7 @@ from openrnn.bench.engines.base import Engine, Ready
 from openrnn.bench.modes import MODES
 from openrnn.bench.record import Result
 from openrnn.bench.task import Task
-from openrnn.errors import OpenRNNError
+from openrnn.errors import NoBackendError, OpenRNNError
 
 LOST = "the GPU is lost to this process"
 
@@ -150,12 +150,15 @@ class Local(Side):
             try:
                 first, found = timer.once(partial(outputs, small, mode), small.task.device)
                 verdict = self.ground.judge.verdict(found, mode)
+            except NoBackendError as error:
+                self._settle([mode], self.blank, "refused", _refusal(error))
+                continue
             except Exception as error:
                 if not self.ready.get(mode):
                     self._settle([mode], self.blank, "failed", reason_of(error))
                 continue
             result = replace(
-                self.blank, mode=mode, status="ok", chosen=large.chosen.get(mode),
+                self.blank, mode=mode, status="ok", chosen=large.chosen(mode),
                 error=verdict.error, checked=(part.steps, part.batch), first_s=first,
             )  # fmt: skip
             if verdict.right:
@@ -167,6 +170,10 @@ class Local(Side):
     def _settle(self, modes: Iterable[str], blank: Result, status: str, reason: str) -> None:
         for mode in modes:
             self.known[mode] = replace(blank, mode=mode, status=status, reason=reason)
+
+
+def _refusal(error: NoBackendError) -> str:
+    return "; ".join(f"{name}: {'; '.join(why)}" for name, why in error.reasons.items())
 
 
 def _fastest(candidates: list[_Right], mode: str, device: str) -> _Right:

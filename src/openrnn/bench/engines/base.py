@@ -16,7 +16,8 @@ class Ready:
     Args:
         call: y (T, B, D*H) of the task's input.
         leaves: what training differentiates: `x` and the parameters by torch's names.
-        chosen: in each mode, the backend or algorithm that runs, where there is a choice.
+        chosen: the backend or algorithm that runs in a mode, where there is a choice; asked only
+            after a call, because asking may compile.
     """
 
     def __init__(
@@ -24,10 +25,9 @@ class Ready:
         task: Task,
         call: Callable[[], Tensor],
         leaves: Mapping[str, Tensor],
-        chosen: Mapping[str, str] | None = None,
+        chosen: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        self.task, self.call, self.leaves = task, call, dict(leaves)
-        self.chosen = dict(chosen or {})
+        self.task, self.call, self.leaves, self.chosen = task, call, dict(leaves), chosen
         self._y: Tensor | None = None  # of the forward call whose gradients are taken again
 
     def run(self, mode: str) -> list[Tensor]:
@@ -74,8 +74,8 @@ class Engine:
         return True
 
     def refuses(self, task: Task) -> str | None:
-        """Why it cannot run the task, or None."""
-        raise NotImplementedError
+        """Why it cannot run the task, or None; a call may still raise NoBackendError."""
+        return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         """The task by this engine, in each way it has; the fastest right one counts.

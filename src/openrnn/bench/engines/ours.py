@@ -5,6 +5,7 @@ layers and `openrnn.explain`.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -30,12 +31,6 @@ class Ours(Engine):
 
     def __init__(self, backend: str = "auto", name: str = "openrnn", **options: str) -> None:
         self.backend, self.name, self.options = backend, name, options
-
-    def refuses(self, task: Task) -> str | None:
-        refused = _refused(task, self.backend, grad=False, **self.options)
-        if refused is None:
-            return None
-        return "; ".join(f"{name}: {'; '.join(why)}" for name, why in refused.items())
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         yield _ready(task, self.backend, **self.options)
@@ -66,27 +61,25 @@ class Cudnn(Engine):
         if task.whole.steps > LONG and self.algorithms == ("persist_dynamic",):
             return f"persist_dynamic takes too long at {task.whole.steps} steps"
         one = {"algorithm": self.algorithms[0]} if len(self.algorithms) == 1 else {}
-        refused = _refused(task, "cudnn", grad=True, **one) or {}
-        return "; ".join(refused["cudnn"]) if "cudnn" in refused else None
+        row = task.row
+        layer = layer_of(row, backend="cudnn", device="meta", **one)
+        table = explain(
+            layer, torch.empty(row.steps, row.batch, row.inputs, device="meta"), quiet=True,
+            dtype=PRECISIONS[task.precision].dtype, device=task.device, grad=True,
+            lengths=row.lengths, reset=row.resets > 0,
+        )  # fmt: skip
+        return "; ".join(table.refused["cudnn"]) if table.chosen is None else None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         for algorithm in self.algorithms:
             if algorithm != "persist_dynamic" or task.whole.steps <= LONG:
                 made = _ready(task, "cudnn", algorithm=algorithm)
-                made.chosen = dict.fromkeys(task.row.modes, algorithm)
+                made.chosen = partial(_always, algorithm)
                 yield made
 
 
-def _refused(task: Task, backend: str, grad: bool, **options: str) -> dict[str, list[str]] | None:
-    """Each backend's reasons to refuse a task; None where one of them takes it."""
-    row = task.row
-    layer = layer_of(row, backend=backend, device="meta", **options)
-    x = torch.empty(row.steps, row.batch, row.inputs, device="meta")
-    table = explain(
-        layer, x, dtype=PRECISIONS[task.precision].dtype, device=task.device, grad=grad,
-        lengths=row.lengths, reset=row.resets > 0, quiet=True,
-    )  # fmt: skip
-    return None if table.chosen else table.refused
+def _always(algorithm: str, _: str) -> str:
+    return algorithm
 
 
 def _ready(task: Task, backend: str, **options: str) -> Ready:
@@ -96,13 +89,13 @@ def _ready(task: Task, backend: str, **options: str) -> Ready:
     asked = {"lengths": task.lengths, "reset": task.reset, "reset_state": hx_of(task.fresh)}
     extra = {name: given for name, given in asked.items() if given is not None}
     first = hx_of(task.states)
-    chosen = {}
-    for mode in task.row.modes:
+
+    def chosen(mode: str) -> str | None:
         recorded = MODES[mode].gradients or mode == "host-recorded"
-        table = explain(
+        return explain(
             layer, x, grad=recorded, lengths="lengths" in extra, reset="reset" in extra, quiet=True
-        )
-        chosen[mode] = table.chosen or "none"
+        ).chosen
+
     return Ready(task, lambda: layer(x, first, **extra)[0], leaves_of(layer, x), chosen)
 
 
