@@ -222,7 +222,7 @@ def test_whoever_makes_an_entry_is_waited_for(folder):
 
 
 def test_nobody_waits_for_ever(folder, monkeypatch):
-    monkeypatch.setattr(store, "PATIENCE", 0.1)
+    monkeypatch.setattr(store, "WAIT", 0.1)
     path, make = store.path_of("kind", ("this",)), Maker()
     held = store._lock(path.with_name(f"{path.name}.lock"))
     assert store.kept(path, make) == b"content"

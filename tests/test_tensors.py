@@ -1,5 +1,6 @@
 """No address is taken of a tensor whose memory is not what it seems: lazy, lacking, too small."""
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -28,9 +29,10 @@ BACKENDS = [
 def outcomes(backend, device):
     """What came of each call, in a process that may die of one."""
     command = [sys.executable, hostile.__file__, backend, device]
+    path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-        check=False, cwd=Path(hostile.__file__).parent,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800,
+        check=False, cwd=Path(hostile.__file__).parent, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     found = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
     return found, f"the process ended with {done.returncode}: {done.stdout[-500:]}"

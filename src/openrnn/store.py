@@ -19,8 +19,8 @@ from threading import get_ident
 
 BOUND = 1 << 30  # bytes that the folder may hold
 ROOM = BOUND // 8  # bytes that are free again once it held more
-PATIENCE = 300.0  # seconds for which another process that makes an entry is waited for
-LOOKS = 0.02  # seconds between two looks whether it is there
+WAIT = 300.0  # seconds for which another process that makes an entry is waited for
+POLL = 0.02  # seconds between two looks whether it is there
 STALE = 3600.0  # seconds after which a half-written file or a lock belongs to nobody
 KEPT_APART = (".json",)  # small files of other writers, never evicted
 
@@ -140,14 +140,14 @@ def _alone(path: Path) -> Iterator[None]:
     """Nobody else makes this entry meanwhile, where the system has locks and patience lasts."""
     lock = path.with_name(f"{path.name}.lock")
     held = None
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT
     while held is None and time.monotonic() < until:
         try:
             held = _lock(lock)
         except (OSError, ImportError):
             break  # a folder that cannot be written, a system without locks
         if held is None:
-            time.sleep(LOOKS)
+            time.sleep(POLL)
             if path.exists():
                 break
     try:
