@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test lint format fuzz clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries
@@ -23,6 +23,10 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# random calls and cells against the reference, e.g. make fuzz FUZZ="--seed 1 --device cuda"
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -12,7 +12,7 @@ from bench_cases import MACHINE, TINY, result
 from openrnn.bench import compare, markdown, page, report
 from openrnn.bench.cases import FEWEST, PRODUCTS, Row, cut, select, sized
 from openrnn.bench.engines import PEERS
-from openrnn.bench.jobs import JOBS, command, sheet
+from openrnn.bench.ratios import faults, judged, lines_of, refusals, step_us, summaries
 from openrnn.bench.record import (
     SCHEMA,
     Record,
@@ -25,9 +25,9 @@ from openrnn.bench.record import (
     written,
 )
 from openrnn.bench.suites import SUITES, rows_of
-from openrnn.bench.table import faults, judged, lines_of, refusals, step_us, summaries
+from openrnn.bench.tables import TITLES, results_sheet, summary_sheet
 from openrnn.bench.task import precision_of
-from openrnn.bench.words import TITLES, results_sheet, summary_sheet
+from openrnn.bench.training import JOBS, command, sheet
 from openrnn.errors import OpenRNNError
 
 # rows
@@ -45,7 +45,11 @@ def test_the_suites_hold_their_rows():
     for suite, rows in SUITES.items():
         assert len(names[suite]) == len(rows), f"{suite} has a name twice"
         assert all(row.suite == suite for row in rows)
-    assert len(rows_of("all")) == sum(map(len, SUITES.values()))
+    assert {row.suite for row in rows_of("all")} == {
+        "users", "deepbench", "latency", "scaling", "resets-and-lengths", "custom",
+    }  # fmt: skip
+    assert rows_of("host, cpu") == SUITES["host"] + SUITES["cpu"]
+    assert all(row in SUITES["cpu"] for row in map(cut, SUITES["cpu"]))
     with pytest.raises(ValueError, match=r"suite must be one of users, .*got 'user'"):
         rows_of("user")
 
@@ -57,7 +61,7 @@ def test_a_row_counts_its_products():
 
 
 def test_a_cpu_run_is_cut_by_its_rule():
-    for row in rows_of("all"):
+    for row in rows_of("all") + SUITES["fused"] + SUITES["loops"]:
         small = cut(row)
         assert replace(small, steps=row.steps, batch=row.batch) == row
         assert small.products <= PRODUCTS or small.batch == 1
@@ -238,8 +242,8 @@ def test_a_file_comes_back(tmp_path):
     assert found.trained == (TRAINED,)
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert [(text["schema"], text["kind"]) for text in lines] == [
-        (1, "machine"), (1, "result"), (1, "result"), (1, "machine"), (1, "result"),
-        (1, "training"),
+        (2, "machine"), (2, "result"), (2, "result"), (2, "machine"), (2, "result"),
+        (2, "training"),
     ]  # fmt: skip
     assert list(files_of([tmp_path])) == [path]
     with pytest.raises(OpenRNNError, match="there are no results at"):
@@ -248,14 +252,14 @@ def test_a_file_comes_back(tmp_path):
 
 def test_the_schema_is_what_it_was():
     """Who changes a field changes SCHEMA: files of the one before could not be read."""
-    assert SCHEMA == 1
+    assert SCHEMA == 2
     assert [field.name for field in fields(Result)] == [
         "row", "precision", "mode", "engine", "status", "reason", "chosen", "us", "low", "high",
         "repeats", "error", "checked", "first_s", "memory_mib", "others", "sm_mhz",
     ]  # fmt: skip
     assert [field.name for field in fields(Row)] == [
         "name", "cell", "steps", "batch", "inputs", "hidden", "layers", "bidirectional", "lengths",
-        "resets", "dtype", "modes", "suite",
+        "resets", "dtype", "modes", "suite", "states", "full",
     ]  # fmt: skip
     assert [field.name for field in fields(Trained)] == [
         "name", "model", "gpus", "layers", "hidden", "batch", "bptt", "dtype", "device", "minutes",
@@ -268,8 +272,11 @@ def test_the_schema_is_what_it_was():
     [
         ("{", "line 2 is not JSON"),
         ("[1]", "line 2 has no schema"),
-        ('{"schema": 2, "kind": "result"}', "is of another schema, this openrnn reads 1"),
-        ('{"schema": 1, "kind": "row"}', "is of kind 'row', needs machine, result, training"),
+        ('{"schema": 3, "kind": "result"}', "is of another schema, this openrnn reads 1 and 2"),
+        (
+            '{"schema": 1, "kind": "row"}',
+            "is of kind 'row', needs machine, result, training, profile, kernel",
+        ),
         (written(TRAINED).replace("steps", "stpes"), "other fields than a Trained: steps, stpes"),
         (written(FULL).replace('"ok"', '"fine"'), "status, needs one of ok, wrong"),
         (written(FULL).replace("1980", '"fast"'), "sm_mhz, needs int, got 'fast'"),

@@ -6,8 +6,8 @@ from bench_cases import result
 
 from openrnn.bench import charts
 from openrnn.bench.cases import Row
+from openrnn.bench.ratios import lines_of
 from openrnn.bench.suites import SUITES
-from openrnn.bench.table import lines_of
 
 
 def fill(rows, precision="bfloat16"):

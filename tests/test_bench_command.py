@@ -13,7 +13,7 @@ from bench_cases import MACHINE, QUICK, TINY, alone  # noqa: F401
 
 import openrnn_command
 from openrnn import cli
-from openrnn.bench import baseline, charts, interrupt, profile
+from openrnn.bench import charts, interrupt, profile
 from openrnn.bench.measure import measure
 from openrnn.bench.record import Writer, read
 from openrnn.bench.suites import SUITES
@@ -132,8 +132,8 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
     assert "nothing was measured" in out
     assert f"go on with --resume --json {path}\n" in err.replace("\r", "\n")
     assert "0 minutes are over, 3 rows left: what was measured is kept" in err
-    assert cli.main([*tiny_suite, "--minutes", "0", "--baseline", "HEAD"]) == 0
-    says = "3 rows left: with --json FILE a run could be gone on with; HEAD was not run"
+    assert cli.main([*tiny_suite, "--minutes", "0"]) == 0
+    says = "3 rows left: with --json FILE a run could be gone on with"
     assert says in capsys.readouterr().err
 
 
@@ -153,6 +153,9 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--show {tmp}/none", "there are no results at {tmp}/none"),
         ("--page {tmp}/x.md", "--page is made of written results: name them with --show"),
         ("--baseline nonsense --rows sb3", "--baseline: the repository has no commit"),
+        ("--baseline {tmp} --rows sb3", "--baseline {tmp} holds neither openrnn/ nor src/openrnn/"),
+        ("--suite users,fused", "suites users,fused have different defaults: name --"),
+        ("--workers -1", "workers must be 0 or more, got -1"),
         ("--json {tmp}", "--json {tmp} cannot be written: Is a directory"),
         ("--markdown {tmp}/file/x.md", "--markdown {tmp}/file/x.md cannot be written: "),
         ("--charts {tmp}/file", "--charts {tmp}/file cannot be written: File exists"),
@@ -199,26 +202,18 @@ def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
 
 def test_a_row_is_profiled(tiny_suite, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(profile, "FOLDER", tmp_path)
-    assert cli.main([*tiny_suite[:-2], "--profile", "tiny-4"]) == 0
+    path = tmp_path / "a.jsonl"
+    assert cli.main([*tiny_suite[:-2], "--profile", "tiny-4", "--json", str(path)]) == 0
     out = capfd.readouterr().out
     assert "tiny-4 (3x2x4x4) float32 forward, reference, 5 calls" in out
     assert "aten::linear" in out
     assert "widest gaps" in out
+    found = {(one.row.name, one.mode, one.name): one for one in read(path).profiled}
+    assert found["tiny-4", "forward", "aten::linear"].count > 0
+    assert found["tiny-4", "training", "aten::linear"].us > 0
     for mode in TINY.modes:
         trace = json.loads((tmp_path / f"tiny-4-float32-{mode}.trace.json").read_text())
         assert trace["traceEvents"]
-
-
-def test_another_commit_runs_the_rows(tmp_path):
-    """This commit's own sources, from a worktree, in a process of their own."""
-    if baseline._git("rev-parse", "HEAD").returncode:
-        pytest.skip("the tests are not in a git repository")
-    trees = baseline._git("worktree", "list").stdout
-    found = baseline.measure_at("HEAD", [(TINY, "float32")], "cpu", ["torch"], "reference", QUICK)
-    assert {(one.engine, one.mode, one.status) for one in found} == {
-        (engine, mode, "ok") for engine in ("openrnn", "torch") for mode in TINY.modes
-    }
-    assert baseline._git("worktree", "list").stdout == trees
 
 
 def test_rows_that_are_cut_are_named_and_near_names_told(capsys):

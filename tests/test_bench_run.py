@@ -15,7 +15,7 @@ from bench_cases import QUICK, TINY, Fake, alone, backward_times, fails, slow  #
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
-from openrnn.bench import charts, check, command, jobs, page, profile, timer
+from openrnn.bench import charts, check, command, page, profile, timer, training
 from openrnn.bench.cases import Row, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of, ours
@@ -26,9 +26,9 @@ from openrnn.bench.engines.nn import Torch
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.measure import measure
+from openrnn.bench.ratios import Pair
 from openrnn.bench.record import files_of, read
 from openrnn.bench.suites import SUITES, rows_of
-from openrnn.bench.table import Pair
 from openrnn.bench.task import Task
 from openrnn.errors import OpenRNNError
 
@@ -106,7 +106,7 @@ def test_a_way_that_fails_at_full_size_leaves_the_others(monkeypatch):
             for name, most in (("short", 3), ("any", 100)):
                 inner = next(iter(super().candidates(task)))
                 call = (lambda: fails(None)) if task.row.steps > most else inner.call
-                yield Ready(task, call, inner.leaves, dict.fromkeys(task.row.modes, name))
+                yield Ready(task, call, inner.leaves, lambda _, name=name: name)
 
     found = measure(replace(TINY, steps=7), "float32", "cpu", [Two("two")], QUICK)
     assert {(one.status, one.chosen, one.checked) for one in found} == {("ok", "any", (3, 2))}
@@ -114,7 +114,8 @@ def test_a_way_that_fails_at_full_size_leaves_the_others(monkeypatch):
 
 def test_what_is_timed_is_what_was_compared(monkeypatch):
     """A part of a long row has the same ways of cuDNN as the row."""
-    monkeypatch.setattr(ours, "_ready", lambda task, _, name: types.SimpleNamespace(name=name))
+    made = lambda _task, _backend, algorithm: types.SimpleNamespace(name=algorithm)  # noqa: E731
+    monkeypatch.setattr(ours, "_ready", made)
     for steps in (300, ours.LONG + 1):
         task = Task(replace(TINY, steps=steps), "float32", "cpu")
         whole, part = (
@@ -205,7 +206,9 @@ def test_who_refuses_says_why():
     assert not Torch().concerns(Task(replace(TINY, cell="mgu"), "float32", "cpu"))
     twice = Task(replace(TINY, cell="gru_reset_before"), "float32", "cpu")
     assert "multiplies twice a step" in Eager().refuses(twice)
-    assert Ours("fused").refuses(resets).startswith("fused: ")
+    for one in measure(replace(TINY, resets=0.1), "float32", "cpu", [Ours("fused")], QUICK):
+        assert (one.status, one.us) == ("refused", None)
+        assert one.reason.startswith("fused: ")
 
 
 # packages of others, which are not here: stand-ins with their documented layouts
@@ -270,21 +273,24 @@ def check_stand_in(engine, row):
 
 def test_calls_are_timed_in_turn():
     order = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    found = timer._samples(calls, {"a": 2, "b": 1}, "cpu", QUICK)
+    calls = {
+        name: lambda count, name=name: timer.sample(lambda: order.append(name), count, "cpu")
+        for name in "ab"
+    }
+    found = timer._samples(calls, {"a": 2, "b": 1}, QUICK)
     assert "".join(order).startswith("aabaabaab")
     assert len(found["a"]) == len(found["b"]) >= 3
 
 
 def test_a_disturbed_run_is_repeated(monkeypatch):
     shares = iter([0.0, 1.0, 1.0, 1.5, 1.5, 1.5])  # core-seconds of others, before and after
-    monkeypatch.setattr(timer, "foreign", lambda: next(shares))
+    monkeypatch.setattr(timer, "foreign", lambda _: next(shares))
     monkeypatch.setattr(
         timer, "time", types.SimpleNamespace(perf_counter=iter(range(100)).__next__)
     )
     monkeypatch.setattr(timer, "_samples", lambda *_: {"a": [1.0, 2.0, 3.0]})
     monkeypatch.setattr(timer, "_inner", lambda *_: 1)
-    (found,) = timer.interleaved({"a": int}, "cpu", QUICK).values()
+    (found,) = timer.interleaved({"a": float}, "cpu", QUICK).values()
     assert (found.us, found.others) == (2.0, 0.0)
     assert not list(shares)
 
@@ -315,7 +321,7 @@ def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
         (folder / "scores.json").write_text(json.dumps(scores))
         return subprocess.CompletedProcess(words, 0, "", "")
 
-    monkeypatch.setattr(jobs.subprocess, "run", run)
+    monkeypatch.setattr(training.subprocess, "run", run)
     path = tmp_path / "train.jsonl"
     arguments = ["bench", "--suite", "train", "--device", "cpu", "--json", str(path)]
     assert cli.main([*arguments, "--minutes", "0.1"]) == 0
@@ -325,11 +331,11 @@ def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
         ("openrnn", 5.0, 9), ("torch", 5.0, 9),
     ]  # fmt: skip
     monkeypatch.setattr(
-        jobs.subprocess, "run",
+        training.subprocess, "run",
         lambda words, **_: subprocess.CompletedProcess(words, 2, "", "openrnn: no GPU\n"),
     )  # fmt: skip
     with pytest.raises(OpenRNNError, match="with torch's layers failed: openrnn: no GPU"):
-        jobs.train(jobs.JOBS["cpu"][0], "torch", "cpu", 0, 0.1)
+        training.train(training.JOBS["cpu"][0], "torch", "cpu", 0, 0.1)
 
 
 def test_the_headline_is_what_its_file_says():

@@ -303,7 +303,7 @@ def test_explain_asks_a_single_backend(capsys):
         ("--cell foo", "no cell 'foo'"),
         ("--cell mine.py", "a cell of a file is asked for as path.py:name, got mine.py"),
         ("--clip -1", "cell_clip must not be negative, got -1.0"),
-        ("--hidden 0", "hidden_size must be greater than zero, got 0"),
+        ("--hidden -1", "hidden_size must not be negative, got -1"),
         ("--cell gru --clip 1", "cell_clip needs a cell that clips a state, gru has none"),
         ("--proj 9 --hidden 8", "proj_size must be 0 (none) or smaller"),
         ("--capability 9", "capability must look like 9.0, got '9'"),

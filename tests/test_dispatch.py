@@ -86,6 +86,12 @@ MISSING = {
         replace(PLAIN, return_states=True),
         "does not do the states of all steps",
     ),
+    "opaque": (False, replace(PLAIN, opaque="x is a DTensor, which has"), "x is a DTensor"),
+    "empty": (
+        False,
+        replace(PLAIN, spec=PLAIN.spec.with_(hidden_size=0)),
+        "does not do networks without inputs or units",
+    ),
     "transform": (False, replace(PLAIN, transform=True), "does not do a torch.func transform"),
     "dependent_product": (
         False,

@@ -14,7 +14,7 @@ from test_cluster_protocol import BARRIER
 from test_fused_gpu import step
 
 import openrnn
-from openrnn import cells
+from openrnn import cells, store
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.trace import trace
@@ -61,7 +61,7 @@ def lagging(monkeypatch, tmp_path):
 
     def make(case, when, without=""):
         with monkeypatch.context() as patch:
-            patch.setattr(kernels.build, "folder", lambda: tmp_path)
+            patch.setattr(store, "folder", lambda: tmp_path)
             patch.setattr(cuda, "source", partial(late, original, when, without))
             patch.setattr(kernels, "SPIN_LIMIT", next(SPIN_LIMIT))
             same_tiles(case)

@@ -313,7 +313,7 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             TypeError,
             "input_size should be of type int, got: float",
         ),
-        (lambda o: openrnn.GRUCell(3, -1), ValueError, "hidden_size must be greater than zero"),
+        (lambda o: openrnn.GRUCell(3, -1), ValueError, "hidden_size must not be negative, got -1"),
         (
             lambda o: openrnn.LSTMCell(3, 4)(z(2, 3), (z(2, 4), None)),
             TypeError,

@@ -153,7 +153,7 @@ def test_states_that_do_not_fit_reach_no_kernel():
     x, h, wide = torch.randn(4, 1, 3), torch.zeros(1, 1, 2), torch.zeros(1, 1, 5)
     with pytest.raises(ValueError, match=r"needs 2 states \(h, c\), got 1"):
         functional.recurrent(layer.spec, x, layer.weights(), [h])
-    with pytest.raises(ValueError, match=r"shape \(1, batch, 2\), got \(1, 1, 5\)"):
+    with pytest.raises(ValueError, match=r"shape \(1, 1, 2\), got \(1, 1, 5\)"):
         functional.recurrent(layer.spec, x, layer.weights(), [h, wide])
 
 

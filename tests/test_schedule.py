@@ -23,12 +23,12 @@ from openrnn.schedule.operations import (
 )
 
 EDGES = [(0, 11), (0, 3, 11), (0, 2, 5, 11), (0, 1, 2, 3, 11)]
-OPTIONS = [
-    {},
-    {"overlap": True},
-    {"fills": frozenset({"forward", "backward", "recompute"})},
-    {"overlap": True, "fills": frozenset({"forward", "backward"})},
-]
+OPTIONS = {
+    "plain": {},
+    "overlap": {"overlap": True},
+    "flags": {"fills": frozenset({"forward", "backward", "recompute"})},
+    "overlap and flags": {"overlap": True, "fills": frozenset({"forward", "backward"})},
+}
 
 
 def one(edges, reverse=False, **options):
@@ -98,7 +98,7 @@ def needs(operation, operations, chunking):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("edges", EDGES, ids=str)
 def test_nothing_runs_before_what_it_needs(edges, options, reverse):
     """By streams and waits alone: an operation's inputs are done whenever it may begin."""

@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import FrozenInstanceError, fields, replace
+from enum import IntEnum
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,14 +28,14 @@ def specs(draw):
         tuple(draw(st.lists(NAMES, min_size=1, max_size=4))),
         tuple(draw(st.lists(NAMES, min_size=1, max_size=4))),
         hidden if mode == "skip" else draw(st.integers(1, 10**6)),
-        hidden,
+        draw(st.sampled_from((int, np.int64)))(hidden),
         unit_params=tuple(draw(st.lists(NAMES, max_size=3))),
         num_layers=draw(st.integers(1, 99)),
         bidirectional=draw(st.sampled_from((False, True, 0, 1))),
         bias_mode=draw(st.sampled_from(BIAS_MODES)),
         input_mode=mode,
         proj_size=draw(st.integers(0, hidden - 1)),
-        dropout=draw(st.one_of(st.floats(0, 1), st.sampled_from((0, 1, True)))),
+        dropout=draw(st.one_of(st.floats(0, 1), st.sampled_from((0, 1, np.float32(0.5))))),
         cell_clip=draw(st.sampled_from((None, (low, high), [low, high]))),
         precision=draw(st.sampled_from(PRECISIONS)),
     )
@@ -74,8 +76,8 @@ def test_the_text_has_what_differs_from_the_defaults():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_size": 0}, "input_size must be greater than zero, got 0"),
-        ({"hidden_size": -1}, "hidden_size must be greater than zero, got -1"),
+        ({"input_size": -3}, "input_size must not be negative, got -3"),
+        ({"hidden_size": -1}, "hidden_size must not be negative, got -1"),
         ({"num_layers": 0}, "num_layers must be greater than zero, got 0"),
         ({"proj_size": 4}, "smaller than hidden_size 4, got 4"),
         ({"proj_size": -1}, "smaller than hidden_size 4, got -1"),
@@ -94,6 +96,37 @@ def test_the_text_has_what_differs_from_the_defaults():
 def test_what_is_impossible_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LSTM.with_(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 2.5}, "num_layers must be a whole number, got 2.5"),
+        ({"num_layers": 2.0}, "num_layers must be a whole number, got 2.0"),
+        ({"hidden_size": True}, "hidden_size must be a whole number, got True"),
+        ({"input_size": np.True_}, "input_size must be a whole number, got a bool"),
+        ({"input_size": torch.tensor(3)}, "input_size must be a whole number, got a Tensor"),
+        ({"proj_size": None}, "proj_size must be a whole number, got None"),
+        ({"hidden_size": "4"}, "hidden_size must be a whole number, got '4'"),
+        ({"hidden_size": np.ones(2, int)}, "hidden_size must be a whole number, got a ndarray"),
+        ({"dropout": True}, "dropout must be a number, got True"),
+        ({"dropout": torch.tensor(0.5)}, "dropout must be a number, got a Tensor"),
+        ({"dropout": "0.5"}, "dropout must be a number, got '0.5'"),
+        ({"cell_clip": (torch.tensor(-1.0), 1.0)}, "cell_clip must be a number, got a Tensor"),
+        ({"cell_clip": (-1.0, True)}, "cell_clip must be a number, got True"),
+    ],
+)
+def test_sizes_are_ints_and_rates_are_numbers(changes, message):
+    with pytest.raises(TypeError, match=message):
+        LSTM.with_(**changes)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8, np.array, IntEnum("Size", "A B")])
+def test_other_whole_numbers_become_ints(kind):
+    spec = LSTM.with_(hidden_size=kind(2))
+    assert type(spec.hidden_size) is int
+    assert spec == LSTM.with_(hidden_size=2)
+    assert str(spec) == str(LSTM.with_(hidden_size=2))
 
 
 def test_a_spec_is_frozen():

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 import torch
-from numba.core.codegen import get_host_cpu_features
 
 import openrnn
-from openrnn.kernels import vectors
+from openrnn.kernels import host
 
 # of each width: a processor that has it and no more, and what it lacks of this machine's features
 LESSER = {
@@ -20,38 +19,35 @@ LESSER = {
         ("avx", "evex", "fma", "vaes", "vpclmul", "gfni", "f16c", "xop", "sha512", "sm"),
     ),
 }
+# a process that begins so believes to be on that processor, and tells those that compile for it
+BEGIN = """
+import llvmlite.binding as llvm
+features = llvm.get_host_cpu_features()
+features.update((name, False) for name in features if name.startswith({lacks}))
+llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: {name!r})
+"""
 # H, T, B, threads: no whole vector; several; tiles that threads share; with lengths and with resets
 CALLS = ((5, 4, 3, 1), (37, 6, 9, 2), (256, 3, 1, 2))
 
 
 def told(width, home, program):
-    """What a program prints in a process that compiles for vectors of so many bytes."""
-    if width > vectors.WIDTH:
-        pytest.skip(f"this machine has vectors of {vectors.WIDTH} bytes")
+    """What a program prints in a process with vectors of so many bytes."""
+    if width > host.WIDTH:
+        pytest.skip(f"this machine has vectors of {host.WIDTH} bytes")
+    name, lacks = LESSER[width]
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", BEGIN.format(name=name, lacks=lacks) + program],
         cwd=os.path.dirname(__file__),
-        env=environment(width, home),
+        env={
+            **os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
         capture_output=True,
         text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def environment(width, home):
-    """What makes numba compile so, in a process and its children."""
-    name, lacks = LESSER[width]
-    features = [
-        f"-{word[1:]}" if word[1:].startswith(lacks) else word
-        for word in get_host_cpu_features().split(",")
-    ]
-    return {
-        **os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ",".join(features),
-        "HOME": str(home), "XDG_CACHE_HOME": str(home), "NUMBA_CACHE_DIR": str(home / "numba"),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
 
 
 def compare():
@@ -88,7 +84,7 @@ x86 = pytest.mark.skipif(
 @x86
 @pytest.mark.parametrize("width", LESSER)
 def test_a_network_in_narrower_vectors(width, tmp_path):
-    program = "import test_widths as t; t.compare(); print(t.vectors.WIDTH, t.vectors.LANES)"
+    program = "import test_widths as t; t.compare(); print(t.host.WIDTH, t.host.LANES)"
     lanes = {"float32": width // 4, "float64": width // 8}
     assert told(width, tmp_path, program) == f"{width} {lanes}\n"
 

@@ -15,7 +15,9 @@ from openrnn import cells, dispatch
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
 from openrnn.bench.interrupt import INTERRUPTED
-from openrnn.bench.options import Options
+from openrnn.bench.options import Options, device_of
+from openrnn.bench.soak import Soak
+from openrnn.bench.soak import execute as run_soak
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -26,6 +28,7 @@ from openrnn.lm.model import find
 from openrnn.lm.sample import load
 from openrnn.lm.sample import sample as sample_text
 from openrnn.spec import Problem
+from openrnn.tune.command import app as tune
 
 app = typer.Typer(
     help="Recurrent layers of any cell at fused speed.",
@@ -45,6 +48,9 @@ Backend = Annotated[str, typer.Option(help=f"auto, {', '.join(dispatch.BACKENDS)
 def _option(text: str, default: object = None) -> Any:
     """An option that, where it is not given, leaves the matter to the run or to its default."""
     return typer.Option(help=text, show_default=str(default) if default is not None else False)
+
+
+app.add_typer(tune, name="tune")
 
 
 @app.command()
@@ -184,17 +190,24 @@ def explain(
 @app.command()
 def bench(
     *,
-    suite: Annotated[str, typer.Option(help=", ".join(benchmark.SUITE_NAMES))] = "users",
+    suite: Annotated[
+        str, typer.Option(help=f"{', '.join(benchmark.SUITE_NAMES)}; several with commas")
+    ] = "users",
     device: Device = "auto",
     dtype: Annotated[
-        str,
-        typer.Option(
-            help="bfloat16, float16, tf32, float32, float64, several with commas, or auto"
+        str | None,
+        _option(
+            "bfloat16, float16, tf32, float32, float64, several with commas, or auto: each row's",
+            "the suite's",
         ),
-    ] = "auto",
+    ] = None,
     rows: Annotated[list[str] | None, _option("rows by pattern, as 'lm-*'; again for more")] = None,
-    against: Annotated[str | None, _option("peers, with commas, or none", ",".join(PEERS))] = None,
-    backend: Backend = "auto",
+    against: Annotated[
+        str | None, _option(f"of {', '.join(PEERS)}; with commas, or none", "the suite's")
+    ] = None,
+    backend: Annotated[
+        str | None, _option(f"ours: auto, {', '.join(dispatch.BACKENDS)}", "the suite's")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="of sampling, for an engine in a mode")] = 0.2,
     minutes: Annotated[float | None, _option("begin no row after; of suite train: a run's")] = None,
     gpus: Annotated[str, typer.Option(help="of suite train: GPU counts, with commas")] = "1",
@@ -203,8 +216,13 @@ def bench(
     markdown: Annotated[Path | None, _option("file of tables to write")] = None,
     charts: Annotated[Path | None, _option("folder of PNG charts to write")] = None,
     compare: Annotated[Path | None, _option("older file of results: what moved since")] = None,
-    baseline: Annotated[str | None, _option("commit whose sources run the rows as well")] = None,
-    profile: Annotated[str | None, _option("row to trace instead: kernels and gaps")] = None,
+    baseline: Annotated[
+        str | None, _option("commit, or folder of sources, that is timed in turn with these")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="processes that first compile the rows' CUDA kernels")
+    ] = 0,
+    profile: Annotated[str | None, _option("rows to trace instead: kernels and gaps")] = None,
     tensorboard: Annotated[Path | None, _option("folder of results for TensorBoard")] = None,
     show: Annotated[list[Path] | None, _option("written file or folder: measure nothing")] = None,
     page: Annotated[Path | None, _option("page to make of --show, with charts")] = None,
@@ -214,19 +232,42 @@ def bench(
     A row is timed by openrnn and by what its users run today, in turn, after each result was
     compared with float64. Ctrl-C keeps what was measured.
     """
-    peers = PEERS if against is None else _words(against.replace("none", ""))
+    peers = None if against is None else _words(against.replace("none", ""))
     try:
         with refusing():
             return benchmark.execute(
                 Options(
-                    suite, device, _words(dtype), _words(",".join(rows or ())), peers, backend,
-                    seconds, minutes, json, resume, markdown, charts, compare, baseline, profile,
-                    tensorboard, show or (), page, _counts(gpus),
+                    suite, device, None if dtype is None else _words(dtype),
+                    _words(",".join(rows or ())), peers, backend, seconds, minutes, json, resume,
+                    markdown, charts, compare, baseline, profile, tensorboard, show or (), page,
+                    _counts(gpus), workers,
                 )
             )  # fmt: skip
     except KeyboardInterrupt:  # of which typer makes a code without a word
         _say("openrnn: interrupted")
         return INTERRUPTED
+
+
+@app.command()
+def soak(
+    *,
+    minutes: Annotated[float, typer.Option(help="how long")] = Soak.minutes,
+    problems: Annotated[int, typer.Option(help="random networks and calls")] = Soak.problems,
+    processes: Annotated[int, typer.Option(help="that take turns on the device")] = Soak.processes,
+    seed: Annotated[int, typer.Option(help="of the first process")] = Soak.seed,
+    device: Device = "auto",
+    backend: Annotated[
+        str | None, _option(f"of {', '.join(dispatch.BACKENDS)}", "fused; on a CPU auto")
+    ] = None,
+) -> int:
+    """Run random calls for minutes: the same bits, the same memory, no error, no hang.
+
+    Ends with 1 where that fails. Each minute it says how far it is.
+    """
+    with refusing():
+        where = device_of(device)
+        ours = backend or ("auto" if where == "cpu" else "fused")
+        return run_soak(Soak(minutes, problems, processes, seed, where, ours))
 
 
 def _words(text: str) -> list[str]:

@@ -82,7 +82,7 @@ def place_of(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
 
 def check_name(name: str) -> None:
     """Raises ValueError for a backend that does not exist."""
-    if name != "auto" and name not in BACKENDS:
+    if not isinstance(name, str) or (name != "auto" and name not in BACKENDS):
         raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {name!r}")
 
 

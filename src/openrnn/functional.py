@@ -3,7 +3,7 @@
 Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (T, B) bool tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import dispatch, op, philox, reference
-from openrnn.backends.base import Call, remember_host
+from openrnn import arguments, dispatch, op, philox, reference, request, tensors
+from openrnn.backends.base import Call, Outputs, remember_host
 from openrnn.spec import Problem, Spec, precision_of
 
 States = tuple[Tensor, ...]
@@ -33,12 +33,11 @@ def _choose(
     generator: bool,
     batch: int | None,
     precision: str,
+    opaque: str = "",
 ) -> op.How:
-    capability, processors = dispatch.place_of(device)
-    problem = Problem(
-        Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform, batch=batch, generator=generator, precision=precision,
-        processors=processors,
+    problem = request.problem(
+        text, dtype, device, grad, training, lengths, reset, return_states, transform, generator,
+        batch, precision, opaque,
     )  # fmt: skip
     return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
@@ -47,26 +46,11 @@ def _choose_in_graph(*asked: Any, generator: bool) -> str:
     """The backend while a compiler traces, where all that decides is constant."""
     text, _, dtype, device, *_ = asked
     precision = precision_of(Spec.parse(text), dtype, device.type)
-    return _choose(*asked, _transformed(), generator, None, precision).backend
+    return _choose(*asked, request.transformed(), generator, None, precision).backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
 _choose_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _size_class(x: Tensor) -> int | None:
-    """B up to the next power of two, where it may decide which of two backends is faster."""
-    if not x.is_cuda or x.dim() != 3:
-        return None
-    return 1 << max(0, x.shape[1] - 1).bit_length()
-
-
-def _transformed() -> bool:
-    """Whether a `torch.func` transform or forward-mode differentiation is active."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
 
 
 def recurrent(
@@ -99,16 +83,30 @@ def recurrent(
         backend: the only backend to try, or "auto".
 
     Raises:
-        ValueError: lengths, reset or a state do not fit x.
+        TypeError: an argument that must be a tensor is none.
+        ValueError: tensors do not fit the spec or each other, or have no memory for their shapes.
         NoBackendError: no backend takes the call; the message says why, one by one.
     """
-    states = list(states) if states is not None else []
-    resets = list(reset_states) if reset_states is not None and reset is not None else []
-    wanted = _check_tensors(spec, x, params, states, resets)
-    if lengths is not None and x.dim() == 3:
-        lengths = check_lengths(lengths, x)
+    given: Sequence[Tensor] = list(states) if states is not None else []
+    resets: Sequence[Tensor] = []
+    if reset_states is not None and reset is not None:
+        resets = list(reset_states)
+    compiling, opaque = torch.compiler.is_compiling(), ""
+    if compiling:
+        arguments.check_states(spec, None, given, resets)
+        wanted = arguments.alike(x, (*params, *given, *resets))
+    else:
+        rows = _packed_rows(x, lengths) if lengths is not None else None
+        x, params, given, resets, wanted, opaque = arguments.inputs(
+            spec, x, params, given, resets, rows
+        )
+    if lengths is not None:
+        lengths = check_lengths(lengths, x) if x.dim() == 3 else lengths
     if reset is not None:
         reset = check_reset(reset, x)
+    if not compiling and (lengths is not None or reset is not None):
+        lengths, reset, why = tensors.masks(x, lengths, reset)
+        opaque = opaque or why
     drops = spec.drops(training)
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
@@ -116,64 +114,60 @@ def recurrent(
         spec.text, backend, x.dtype, x.device, grad, drops, lengths is not None,
         reset is not None, return_states,
     )  # fmt: skip
-    generated, compiling = drops and generator is not None, torch.compiler.is_compiling()
+    generated = drops and generator is not None
     if compiling:
         name = _choose_in_graph(*asked, generator=generated)
         how = op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
-        how = _choose(*asked, _transformed(), generated, _size_class(x), precision)
+        batch = request.size_class(x)
+        how = _choose(*asked, request.transformed(), generated, batch, precision, opaque)
+    if not compiling and x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
+        raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
     if how.backend == "reference":
         problem = Problem(
             spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
-            reset is not None, return_states,
+            reset is not None, return_states, opaque=opaque,
         )  # fmt: skip
         if backend == "auto" and not compiling:
             dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
-        found = reference.run(Call(problem, x, states, list(params), lengths, reset, resets, seed))
+        call = Call(
+            problem, x, list(given), list(params), lengths, reset, list(resets), seed
+        )  # fmt: skip
+        found = by_operators(call)
         return found.y, tuple(found.finals), tuple(found.all_states)
-    out = op.run(how, x, states, params, lengths, reset, resets, seed)
+    out = op.run(how, x, given, params, lengths, reset, resets, seed)
     count = len(spec.states)
     every = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), every
 
 
-def _check_tensors(
-    spec: Spec, x: Tensor, params: Sequence[Tensor], states: list[Tensor], resets: list[Tensor]
-) -> bool:
-    """Whether any tensor requires a gradient.
+def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> Outputs:
+    """`run`; one sentence where tensors without memory have operators that refuse the call."""
+    try:
+        return run(call)
+    except Exception as error:
+        if not call.problem.opaque:
+            raise
+        raise ValueError(f"{call.problem.opaque}; its operators refuse this call") from error
 
-    Raises unless dtypes, devices and the states' sizes agree: kernels only get addresses.
-    """
-    dtype, device, grad = x.dtype, x.device, x.requires_grad
-    for tensor in (*params, *states, *resets):
-        if tensor.dtype is not dtype:  # there is one object of each
-            raise ValueError(
-                f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
-            )
-        if tensor.device != device:
-            raise ValueError(
-                f"x, states and parameters must be on one device, got {device} and {tensor.device}"
-            )
-        grad = grad or tensor.requires_grad
-    for group in (states, resets):
-        if group and len(group) != len(spec.states):
-            raise ValueError(
-                f"needs {len(spec.states)} states ({', '.join(spec.states)}), got {len(group)}"
-            )
-        for state, width in zip(group, spec.state_sizes):
-            if state.shape[0] != spec.chains or state.shape[2] != width:
-                raise ValueError(
-                    f"a state must have shape ({spec.chains}, batch, {width}), "
-                    f"got {tuple(state.shape)}"
-                )
-    return grad
+
+def _packed_rows(x: Tensor, lengths: Tensor) -> int | None:
+    """B of a packed x (N, I), or None for any other; ValueError where its lengths are not N."""
+    if not isinstance(x, Tensor) or x.dim() != 2 or not isinstance(lengths, Tensor):
+        return None
+    if lengths.dim() != 1 or int(lengths.sum()) != x.shape[0]:
+        raise ValueError(
+            f"lengths of a packed x must be (B,) integers with the sum {x.shape[0]}, got "
+            f"{lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    return lengths.numel()
 
 
 def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     """Lengths as (B,) int64 on the device of x."""
-    lengths = torch.as_tensor(lengths)
+    lengths = tensors.readable("lengths", lengths)
     kind = lengths.dtype
     if (
         lengths.shape != (x.shape[1],)
@@ -185,13 +179,18 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             f"lengths must be integers of shape ({x.shape[1]},), "
             f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
         )
-    if not torch.compiler.is_compiling() and lengths.device.type == "cpu" and lengths.numel():
+    if lengths.is_meta and not x.is_meta:
+        raise ValueError("lengths must have values, got a tensor of device meta")
+    lengths = lengths.to(torch.int64)  # some others, such as uint16, have few operators
+    compiling = torch.compiler.is_compiling()
+    here = not compiling and lengths.device.type == "cpu" and tensors.plain(lengths)
+    if here and lengths.numel():
         low, high = (int(value) for value in lengths.aminmax())
         if low < 0 or high > x.shape[0]:
             raise ValueError(
                 f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
             )
-    crosses = x.is_cuda and not lengths.is_cuda and not torch.compiler.is_compiling()
+    crosses = x.is_cuda and not lengths.is_cuda and not compiling
     if crosses and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "lengths on the host cannot be copied during the capture of a CUDA graph, "
@@ -203,16 +202,26 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         there = host.to(x.device, non_blocking=True)
         remember_host(there, host)
         return there
-    return lengths.to(device=x.device, dtype=torch.int64).clamp(0, x.shape[0])
+    return lengths.to(x.device).clamp(0, x.shape[0])
+
+
+def turned_mask(reset: Tensor) -> Tensor:
+    """A reset mask (B, T) as (T, B)."""
+    reset = tensors.readable("reset", reset)
+    if reset.dim() != 2:
+        raise ValueError(f"reset must have 2 dimensions (batch, steps), got {reset.dim()}")
+    return tensors.transposed("reset", reset)
 
 
 def check_reset(reset: Tensor, x: Tensor) -> Tensor:
     """A reset mask as (T, B) bool on the device of x."""
-    reset = torch.as_tensor(reset)
+    reset = tensors.readable("reset", reset)
     if reset.shape != x.shape[:2]:
         raise ValueError(
             f"reset must have shape {tuple(x.shape[:2])} (steps, batch), got {tuple(reset.shape)}"
         )
+    if reset.is_meta and not x.is_meta:
+        raise ValueError("reset must have values, got a tensor of device meta")
     return reset.to(device=x.device, dtype=torch.bool)
 
 
@@ -226,14 +235,17 @@ def takes_packed(
     backend: str,
 ) -> bool:
     """Whether the backend that will run a packed x (N, I) takes it as it is."""
-    if torch.compiler.is_compiling() or not x.is_cuda or op.watched(x):
-        return False
     inputs = (x, *params, *(states or ()))
+    if torch.compiler.is_compiling() or not x.is_cuda or op.watched(*inputs):
+        return False
+    if not tensors.plain(*inputs):
+        return False
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
     how = _choose(
-        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False, _transformed(),
-        drops and generator is not None, None, precision_of(spec, x.dtype, x.device.type),
+        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False,
+        request.transformed(), drops and generator is not None, None,
+        precision_of(spec, x.dtype, x.device.type),
     )  # fmt: skip
     return dispatch.BACKENDS[how.backend].packed
 

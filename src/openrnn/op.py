@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from openrnn import arguments
+from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
@@ -89,9 +91,10 @@ def _eager(how: How, *inputs: Any) -> list[Tensor]:
 
 
 def _forward(*args: Any) -> list[Tensor]:
-    *tensors, spec, backend, grad, training, return_states, precision = args
+    *given, spec, backend, grad, training, return_states, precision = args
+    how = How(spec, backend, grad, training, return_states, precision)
     with torch.no_grad():
-        return _eager(How(spec, backend, grad, training, return_states, precision), *tensors)
+        return _eager(how, *arguments.ready(Spec.parse(spec), given))
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
@@ -129,8 +132,10 @@ def _eager_backward(
     last: bool,
 ) -> list[Tensor | None]:
     """`last`: nobody differentiates this call again, so its reserve may be used up."""
-    call = _call(how, *inputs)
+    call = _call(how, *arguments.ready(Spec.parse(how.spec), inputs))
     call.last = last
+    y, reserve = checks.own("y", y), [checks.own("the reserve", kept) for kept in reserve]
+    grads = [checks.own("a gradient", grad) for grad in grads]
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
     wanted = _needs(needs, len(call.states), len(call.params))
@@ -158,7 +163,7 @@ class Recurrence(torch.autograd.Function):
         ctx: Any, how: How, counts: tuple[int, int, int], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         inputs = _unflatten(counts, tensors)
-        traced = watched(inputs[0])
+        traced = watched(*tensors)
         if traced:
             how = how.recorded()
             out = torch.ops.openrnn.forward(*inputs, *how)
@@ -177,13 +182,14 @@ class Recurrence(torch.autograd.Function):
         saved = ctx.saved_tensors
         total = sum(ctx.counts) + 4
         inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
-        visible = list(grads[: ctx.visible])
+        visible, plain = checks.gradients(grads[: ctx.visible])
         states, params, resets = ctx.counts
         flags = ctx.needs_input_grad[2:]
         end = 1 + states + params
         wanted = (*flags[:end], *flags[end + 2 : end + 2 + resets])
         how = ctx.how
-        if torch.is_grad_enabled() or any(g is not None and _batched(g) for g in visible):
+        odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
+        if torch.is_grad_enabled() or odd:
             call = _call(how, *inputs)
             count = len(call.problem.spec.states)
             cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
@@ -235,13 +241,14 @@ def _batched(grad: Tensor) -> bool:
     return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
 
-def watched(x: Tensor) -> bool:
+def watched(*tensors: Tensor | None) -> bool:
     """Whether something watches the dispatcher: a mode, a subclass, the tracer of `torch.jit`."""
-    return (
-        type(x) not in (Tensor, torch.nn.Parameter)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or tracing()
-    )
+    if torch._C._len_torch_dispatch_stack() > 0 or tracing():
+        return True
+    return not _UNWATCHED.issuperset(map(type, tensors))
+
+
+_UNWATCHED = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def tracing() -> bool:
@@ -254,6 +261,8 @@ def _autograd(*args: Any) -> list[Tensor]:
     how = How(spec, backend, grad, training, return_states, precision)
     # AOTInductor passes None for an empty list
     inputs = [[] if place in _LISTS and part is None else part for place, part in enumerate(given)]
+    if not _watches(inputs):
+        inputs = list(arguments.ready(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
         if grad:
             return list(recurrence(how, *inputs))
@@ -264,6 +273,12 @@ def _autograd(*args: Any) -> list[Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
     return found
+
+
+def _watches(inputs: Sequence[Any]) -> bool:
+    """Whether something watches the dispatcher or is one of the operator's inputs."""
+    x, states, params, lengths, reset, reset_states, seed = inputs
+    return watched(x, *states, *params, lengths, reset, *reset_states, seed)
 
 
 def _requires_grad(inputs: Sequence[Any]) -> bool:
@@ -316,7 +331,7 @@ def recurrence(
 
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:
     """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
-    if torch.compiler.is_compiling() or tracing() or (not how.grad and watched(inputs[0])):
+    if torch.compiler.is_compiling() or tracing() or (not how.grad and _watches(inputs)):
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
         return found
     if how.grad:

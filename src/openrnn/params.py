@@ -148,7 +148,9 @@ def check(spec: Spec, tensors: Sequence[Tensor]) -> None:
         names = ", ".join(slot.name for slot in wanted)
         raise ValueError(f"needs {len(wanted)} parameters ({names}), got {len(tensors)}")
     for slot, tensor in zip(wanted, tensors):
-        if tuple(tensor.shape) != slot.shape:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{slot.name} must be a Tensor, got {type(tensor).__name__}")
+        if tensor.shape != slot.shape:
             raise ValueError(f"{slot.name} must have shape {slot.shape}, got {tuple(tensor.shape)}")
 
 

@@ -12,10 +12,10 @@ dropout does.
 import torch
 from torch import Tensor
 
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-WORD = 0xFFFFFFFF
+from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
+
+__all__ = ["MULTIPLIERS", "ROUNDS", "WEYL", "WORD"]
+
 OFFSETS = 1 << 24  # an offset counts modulo this: it shares a 32-bit word with the layer
 
 

@@ -217,6 +217,8 @@ class Reference(Backend):
         return_states=True,
         dependent_product=True,
         transform=True,
+        opaque=True,
+        empty=True,
     )
 
     def absent(self) -> str | None:

@@ -6,6 +6,8 @@ The letters, in every comment and docstring of this package:
     D directions (1 or 2)    L layers    O output size of one direction (P, or H without projection)
 """
 
+import numbers
+import operator
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -17,8 +19,40 @@ INPUT_MODES = ("linear", "skip")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
 RECOMPUTE = ("none", "gates")
+LARGEST = 2**31 - 1  # of any size
 PRECISIONS = ("default", "ieee", "tf32")
 _SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
+
+
+def whole(name: str, value: Any) -> int:
+    """A size as an int: of any type that has such numbers, but no bool and no tensor.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if type(value) is int:
+        return value
+    if not isinstance(value, bool | torch.Tensor):
+        try:
+            return int(operator.index(value))
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be a whole number, got {_shown(value)}")
+
+
+def number(name: str, value: Any) -> float:
+    """A real number as a float; TypeError for what is none, bools and tensors too."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    """A value of a simple type, or the type of another."""
+    simple = isinstance(value, bool | int | float | str) or value is None
+    return repr(value) if simple else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True)
@@ -29,6 +63,7 @@ class Spec:
 
     Args:
         cell: the key of the cell in `openrnn.cells`.
+        input_size, hidden_size: I and H; one-step modules take 0, as torch's do.
         gates, states, unit_params: the cell's names; the first state is the one emitted.
         bias_mode: which bias vectors exist: "double" (both), "input", "recurrent", "none".
         input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
@@ -75,14 +110,20 @@ class Spec:
         # one spelling of each value, because the text must name it: True for 1, floats for numbers
         object.__setattr__(self, "bidirectional", bool(self.bidirectional))
         object.__setattr__(self, "reset_dropout_state", bool(self.reset_dropout_state))
-        object.__setattr__(self, "dropout", float(self.dropout))
+        object.__setattr__(self, "dropout", number("dropout", self.dropout))
+        for name in ("input_size", "hidden_size", "num_layers", "proj_size"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+            if getattr(self, name) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
         if self.cell_clip is not None:
-            low, high = map(float, self.cell_clip)
+            low, high = (number("cell_clip", bound) for bound in self.cell_clip)
             object.__setattr__(self, "cell_clip", (low, high))
-        for name in ("input_size", "hidden_size", "num_layers"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be greater than zero, got {getattr(self, name)}")
-        if not 0 <= self.proj_size < self.hidden_size:
+        for name in ("input_size", "hidden_size"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.num_layers <= 0:
+            raise ValueError(f"num_layers must be greater than zero, got {self.num_layers}")
+        if self.proj_size and not 0 < self.proj_size < self.hidden_size:
             raise ValueError(
                 f"proj_size must be 0 (none) or smaller than hidden_size {self.hidden_size}, "
                 f"got {self.proj_size}"
@@ -108,6 +149,11 @@ class Spec:
         widths = (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
         object.__setattr__(self, "state_sizes", widths)
         object.__setattr__(self, "text", self._text())
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no inputs or no units."""
+        return not self.input_size or not self.hidden_size
 
     @property
     def directions(self) -> int:
@@ -218,6 +264,7 @@ class Problem:
         generator: dropout masks are to follow a generator that the caller gave.
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default as `precision_of` says
             when the problem is made.
+        opaque: why no address may be taken of one of its tensors, in words; or empty.
     """
 
     spec: Spec
@@ -235,6 +282,7 @@ class Problem:
     generator: bool = False
     precision: str = ""
     processors: int | None = None
+    opaque: str = ""
 
     def __post_init__(self) -> None:
         if not self.precision:

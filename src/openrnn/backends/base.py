@@ -37,6 +37,8 @@ class Capabilities:
     return_states: bool = False
     dependent_product: bool = False
     transform: bool = False
+    opaque: bool = False  # tensors without memory of their own
+    empty: bool = False  # networks without inputs or units
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
 
 
@@ -162,9 +164,12 @@ class Backend:
             (problem.lengths, can.lengths, "lengths"),
             (problem.reset, can.reset, "resets inside the sequence"),
             (problem.return_states, can.return_states, "the states of all steps"),
+            (spec.empty, can.empty, "networks without inputs or units"),
             (problem.transform, can.transform, "a torch.func transform or forward-mode derivative"),
         )
         reasons += [f"does not do {what}" for asked, able, what in wants if asked and not able]
+        if problem.opaque and not can.opaque:
+            reasons.append(problem.opaque)
         if lookup(spec.cell).dependent_product and not can.dependent_product:
             reasons.append(
                 f"cell {spec.cell} multiplies by the recurrent matrix again after its reset gate: "

@@ -1,86 +1,17 @@
-"""The same rows with the sources of another commit, from a git worktree, in a process of its own.
+"""The sources of another commit: from this repository, or from a folder."""
 
-This package's own measuring code runs there over the older kernels, so that both are measured by
-one method, beside the same peers. The process follows on the first: pairs of old and new are not
-interleaved, and what moved is judged by how the peers moved.
-"""
-
-import json
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from rich.console import Console
-
-from openrnn.bench.cases import Row
-from openrnn.bench.engines import engines_of
-from openrnn.bench.record import Result, Writer, read
-from openrnn.bench.session import Session, Todo
 from openrnn.errors import OpenRNNError
 
 HERE = Path(__file__).parent
-# the older package first on the path, with this bench put in the place of its own
-BOOT = """
-import importlib.util, sys
-source, bench, job, out = sys.argv[1:]
-sys.path.insert(0, source)
-try:
-    import openrnn
-    spec = importlib.util.spec_from_file_location(
-        "openrnn.bench", bench + "/__init__.py", submodule_search_locations=[bench]
-    )
-    openrnn.bench = sys.modules["openrnn.bench"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(openrnn.bench)
-    from openrnn.bench.baseline import main
-    main(job, out)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-def measure_at(
-    ref: str,
-    todo: Sequence[Todo],
-    device: str,
-    against: Sequence[str],
-    backend: str,
-    seconds: float,
-) -> list[Result]:
-    """The results of all engines, ours with the sources of a commit.
-
-    Raises:
-        OpenRNNError: there is no such commit, or its sources cannot run the rows.
-    """
-    with worktree(ref) as folder, TemporaryDirectory() as place:
-        job, out = Path(place, "job.json"), Path(place, "results.jsonl")
-        wanted = {
-            "todo": [(asdict(row), precision) for row, precision in todo],
-            "device": device, "against": list(against), "backend": backend, "seconds": seconds,
-        }  # fmt: skip
-        job.write_text(json.dumps(wanted), encoding="utf-8")
-        command = [sys.executable, "-c", BOOT, folder / "src", HERE, job, out]
-        code = subprocess.run(list(map(str, command)), check=False).returncode
-        if code or not out.exists():
-            raise OpenRNNError(f"the sources of {ref} could not run the rows; their error is above")
-        return list(read(out).results)
-
-
-def main(job: str, out: str) -> None:
-    """What runs over the other sources, results to a file."""
-    wanted = json.loads(Path(job).read_text(encoding="utf-8"))
-    todo = [
-        (Row(**{**row, "modes": tuple(row["modes"])}), precision)
-        for row, precision in wanted["todo"]
-    ]
-    engines = engines_of(wanted["against"], wanted["backend"])
-    session = Session(wanted["device"], engines, wanted["seconds"])
-    session.run(todo, Writer(Path(out), {"sources": "another commit"}), Console(stderr=True))
-    if session.ended:
-        raise SystemExit(session.ended)
 
 
 def commit_of(ref: str) -> str:
@@ -90,35 +21,64 @@ def commit_of(ref: str) -> str:
         OpenRNNError: the package is not in a git repository, or there is no such commit.
     """
     if _git("rev-parse", "--show-toplevel").returncode:
-        raise OpenRNNError("--baseline needs the package inside its git repository")
-    commit = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").stdout.strip()
-    if not commit:
+        raise OpenRNNError(
+            f"--baseline {ref} is no folder, and a commit needs the package in its git repository"
+        )
+    found = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if found.returncode:
         raise OpenRNNError(f"--baseline: the repository has no commit {ref!r}")
-    return commit
+    return found.stdout.decode().strip()
+
+
+def folder_of(place: Path) -> Path:
+    """Where the package `openrnn` lies in a folder of sources.
+
+    Raises:
+        OpenRNNError: it has none.
+    """
+    for folder in (place, place / "src"):
+        if (folder / "openrnn" / "__init__.py").is_file():
+            return folder.resolve()
+    raise OpenRNNError(f"--baseline {place} holds neither openrnn/ nor src/openrnn/")
+
+
+def named(name: str) -> str:
+    """What the sources are, in a record of results: the folder, or the commit's number.
+
+    Raises:
+        OpenRNNError: there are no such sources.
+    """
+    if Path(name).is_dir():
+        folder_of(Path(name))
+        return name
+    return commit_of(name)[:7]
 
 
 @contextmanager
-def worktree(ref: str) -> Iterator[Path]:
-    """A folder with the files of a commit of this repository.
+def sources(name: str) -> Iterator[Path]:
+    """The folder that holds the package `openrnn` of a commit, or of a folder of sources.
 
     Raises:
-        OpenRNNError: there is no such commit, or git cannot make the folder.
+        OpenRNNError: there is no such folder and no such commit, or git cannot read it.
     """
-    commit = commit_of(ref)
+    if Path(name).is_dir():
+        yield folder_of(Path(name))
+        return
+    commit = commit_of(name)
+    packed = _git("archive", "--format=tar", commit, "src")
+    if packed.returncode:
+        raise OpenRNNError(f"--baseline: git archive: {packed.stderr.decode().strip()}")
     with TemporaryDirectory() as place:
-        folder = Path(place, "tree")
-        made = _git("worktree", "add", "--detach", str(folder), commit)
-        if made.returncode:
-            raise OpenRNNError(f"--baseline: git worktree: {made.stderr.strip()}")
-        try:
-            yield folder
-        finally:
-            _git("worktree", "remove", "--force", str(folder))
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as files:
+            # the first releases of Python 3.10 and 3.11 have no filters
+            safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            files.extractall(place, **safe)
+        yield folder_of(Path(place))
 
 
-def _git(*words: str) -> subprocess.CompletedProcess[str]:
-    command = ["git", "-C", str(HERE), *words]
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    command = ["git", "-C", str(HERE.parents[2]), *words]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, check=False)
     except OSError as error:
         raise OpenRNNError(f"--baseline needs git: {error.strerror}") from None

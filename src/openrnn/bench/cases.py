@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from openrnn.cells import lookup
-from openrnn.spec import Spec
+from openrnn.bench import own_cells
+from openrnn.bench.modes import USUAL_MODES
+from openrnn.cells import Cell, lookup
 
-MODES = ("forward", "training")
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+OWN_CELL = own_cells.light_gru.key  # of a user's own
 
 MANY, NEAR = 40, 5  # names that a message lists; of more the nearest
 
@@ -19,6 +20,7 @@ CUT = (
     f"on a CPU, T is halved while it stays at {FEWEST} or more, then B, until the matrix products "
     f"of a forward pass are {PRODUCTS:.0e} multiplications or fewer; I, H and layers stay"
 )
+WHOLE = ("cpu",)  # suites of rows for CPUs, which are not cut
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,10 @@ class Row:
         lengths: sequences end anywhere, as in a padded batch of speech or text.
         resets: the share of (t, b) at which an episode starts, as in reinforcement learning.
         dtype: what its users run where it is not float32; `--dtype auto` follows it on a GPU.
-        modes: what is timed: forward without gradients, training (forward and backward).
+        states: first states, and those of a reset, are normal numbers times this; else 0.
+        full: values are any that float32 holds, and not ones of bfloat16 alone.
+        modes: what is timed, of `bench.modes`: forward without gradients, training (forward and
+            backward), or a part of the host's.
     """
 
     name: str
@@ -44,27 +49,30 @@ class Row:
     lengths: bool = False
     resets: float = 0.0
     dtype: str | None = None
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = USUAL_MODES
     suite: str = ""
+    states: float = 0.0
+    full: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
         return self.suite, self.name
 
     @property
-    def spec(self) -> Spec:
-        return lookup(self.cell).spec(
-            self.inputs, self.hidden, num_layers=self.layers, bidirectional=self.bidirectional
-        )
+    def definition(self) -> Cell:
+        """The cell itself."""
+        return lookup(self.cell)
+
+    @property
+    def directions(self) -> int:
+        return 1 + self.bidirectional
 
     @property
     def products(self) -> float:
         """Multiplications in the matrix products of one forward pass."""
-        spec = self.spec
-        widths = (spec.layer_input(layer) + self.hidden for layer in range(self.layers))
-        return (
-            self.steps * self.batch * spec.directions * len(spec.gates) * self.hidden * sum(widths)
-        )
+        above = (self.layers - 1) * (self.hidden * self.directions + self.hidden)
+        rows = len(self.definition.gates) * self.hidden * self.directions
+        return self.steps * self.batch * rows * (self.inputs + self.hidden + above)
 
     @property
     def shape(self) -> str:
@@ -74,11 +82,14 @@ class Row:
         words += ["both ways"] if self.bidirectional else []
         words += ["lengths"] if self.lengths else []
         words += [f"{100 * self.resets:g}% resets"] if self.resets else []
+        words += [f"states of {self.states:g}"] if self.states else []
         return ", ".join(words)
 
 
 def cut(row: Row) -> Row:
     """The row as a CPU runs it; see `CUT`."""
+    if row.suite in WHOLE:
+        return row
     while row.products > PRODUCTS and row.steps // 2 >= FEWEST:
         row = replace(row, steps=row.steps // 2)
     while row.products > PRODUCTS and row.batch > 1:

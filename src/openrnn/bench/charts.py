@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from openrnn.bench.ratios import GRAPHED, OURS, Line, Pair, lines_of, step_us
 from openrnn.bench.record import Result
-from openrnn.bench.table import GRAPHED, OURS, Line, Pair, lines_of, step_us
-from openrnn.bench.words import HEADS
+from openrnn.bench.tables import HEADS
 from openrnn.errors import OpenRNNError
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def draw(results: Sequence[Result], folder: Path, stem: str) -> list[Path]:
 def _planned(lines: Sequence[Line], stem: str) -> Iterator[tuple[str, tuple[Any, list[Line]]]]:
     """Name, function and lines of each chart that these results have."""
     for suite, precision in dict.fromkeys((line.row.suite, line.precision) for line in lines):
-        mine = [line for line in lines if (line.row.suite, line.precision) == (suite, precision)]
+        mine = [
+            line for line in lines
+            if (line.row.suite, line.precision) == (suite, precision) and line.mode in COLOURS
+        ]  # fmt: skip
         where = "-".join([stem, *(word for word in (suite, precision) if word not in stem)])
         rated = [line for line in mine if usual(line)]
         rows = list(dict.fromkeys(line.row for line in rated))

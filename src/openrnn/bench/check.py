@@ -9,6 +9,7 @@ from torch import Tensor
 
 from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.ours import plain
+from openrnn.bench.modes import MODES
 from openrnn.bench.task import PRECISIONS, Task, products
 
 # the comparison of a long or wide row is bounded: steps, and states of all steps (memory); before
@@ -47,10 +48,11 @@ class Judge:
     floors: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ready, modes = plain(self.task.exact()), self.task.row.modes
-        hardest = modes[-1]  # training computes what forward does
-        self.exact[hardest] = outputs(ready, hardest)
-        self.exact.update({mode: {"y": self.exact[hardest]["y"]} for mode in modes[:-1]})
+        ready = plain(self.task.exact())
+        training = any(MODES[mode].gradients for mode in self.task.row.modes)
+        all_ = outputs(ready, "training" if training else "forward")
+        for mode in self.task.row.modes:
+            self.exact[mode] = all_ if MODES[mode].gradients else {"y": all_["y"]}
 
     def verdict(self, found: Mapping[str, Tensor], mode: str) -> Verdict:
         """The error of what a call returned.
@@ -82,7 +84,8 @@ def outputs(ready: Ready, mode: str) -> dict[str, Tensor]:
 def bounded(task: Task) -> Task:
     """The part of a task on which engines are compared."""
     row = task.row
-    states = STATES["cpu" if task.device == "cpu" else "cuda"] // (row.hidden * row.spec.chains)
+    kind = "cpu" if task.device == "cpu" else "cuda"
+    states = STATES[kind] // (row.hidden * row.layers * row.directions)
     steps = min(row.steps, STEPS, max(FEW, states // row.batch))
     batch = min(row.batch, max(1, states // steps))
     return task.part(steps, batch)

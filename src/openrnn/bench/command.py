@@ -1,17 +1,28 @@
 """`openrnn bench` from its options to its last line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from openrnn.bench import baseline, board, charts, jobs, machine, markdown, page, profile, report
+from openrnn.bench import (
+    baseline,
+    charts,
+    machine,
+    markdown,
+    page,
+    profile,
+    remote,
+    report,
+    tensorboard,
+    training,
+)
 from openrnn.bench.cases import CUT, Row, select, sized
-from openrnn.bench.compare import as_baseline
-from openrnn.bench.engines import engines_of
+from openrnn.bench.engines import WAYS, engines_of, peers_of
+from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
-from openrnn.bench.options import Options, check, check_places
+from openrnn.bench.options import Choice, Options, check, check_places, choice_of, device_of
 from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
@@ -29,53 +40,81 @@ def execute(options: Options) -> int:
     old = read(options.compare) if options.compare else None
     if options.show:
         return _show(options, old)
-    device = _device(options.device)
+    device = device_of(options.device)
     if options.profile is not None:
-        for row, precision in _todo(options, [options.profile], device, everywhere=True):
-            profile.run(row, precision, device, options.backend, report.console())
-        return 0
+        return _profile(options, options.profile, device)
     about = machine.describe(device)
     if options.suite == "train":
         if device == "cpu" and tuple(options.gpus) != Options.gpus:
             raise ValueError("--gpus needs a CUDA device")
         check_places(options)
         _begun(options, about)
-        return jobs.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
+        return training.execute(options.json, about, device, options.minutes or 1.0, options.gpus)
+    choice = choice_of(options, options.suite, device)
     about["seconds"] = f"{options.seconds:g} for each engine in each mode"
-    about["against"], about["backend"] = ",".join(options.against) or "none", options.backend
-    return _measure(options, device, about, old)
+    about["against"], about["backend"] = ",".join(choice.against) or "none", choice.backend
+    if options.baseline:
+        about["baseline"] = baseline.named(options.baseline)
+    return _measure(options, choice, device, about, old)
 
 
-def _device(name: str) -> str:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ValueError("device cuda: torch finds no CUDA device here")
-    return "cuda" if there and name != "cpu" else "cpu"
+def _profile(options: Options, glob: str, device: str) -> int:
+    """Profiles every row of a pattern; what it found goes to the file that was asked for."""
+    suite = "all" if options.suite == Options.suite else options.suite
+    choice = choice_of(options, suite, device)
+    todo = _todo(suite, choice.dtype, [glob], device)
+    check_places(options)
+    about = {**machine.describe(device), "backend": choice.backend}
+    _begun(options, about)
+    writer = Writer(options.json, about)
+    for row, precision in todo:
+        writer.add(profile.run(row, precision, device, choice.backend, report.console()))
+    return 0
 
 
-def _todo(
-    options: Options, globs: Sequence[str], device: str, everywhere: bool = False
-) -> list[Todo]:
+def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) -> list[Todo]:
     """The rows asked for, sized for the device, in every precision asked for."""
-    suite = "all" if everywhere and options.suite == Options.suite else options.suite
     rows = sized(select(rows_of(suite), globs), device)
     found: list[tuple[Row, str]] = []
-    for dtype in options.dtype:
+    for dtype in dtypes:
         found += [(row, precision_of(dtype, row, device)) for row in rows]
     return list(dict.fromkeys(found))
 
 
-def _measure(options: Options, device: str, about: Machine, old: Record | None) -> int:
+@contextmanager
+def _engines(
+    options: Options, choice: Choice, device: str, todo: Sequence[Todo]
+) -> Iterator[list[Engine]]:
+    """Ours and its peers; with a baseline, or other ways of ours, each in a process of its own."""
+    workers = options.workers if device == "cuda" else 0
+    # on a CPU nothing overlaps
+    ways = {name: settings for name, settings in WAYS.items() if name in choice.against}
+    others = [
+        remote.Other(name, settings=settings) for name, settings in ways.items() if device == "cuda"
+    ]
+    with ExitStack() as stack:
+        if options.baseline:
+            sources = stack.enter_context(baseline.sources(options.baseline))
+            others.insert(0, remote.Other("baseline", sources))
+        for place in dict.fromkeys((remote.SOURCES, *(other.sources for other in others))):
+            remote.compile_ahead(place, todo, workers)
+        if others:
+            ours = stack.enter_context(remote.in_turn(others, choice.backend, device))
+            yield [*ours, *peers_of(choice.against, choice.backend)]
+        else:
+            yield engines_of(choice.against, choice.backend)
+
+
+def _measure(
+    options: Options, choice: Choice, device: str, about: Machine, old: Record | None
+) -> int:
     """Measures, prints and writes all that was asked for; what was measured before Ctrl-C, too."""
-    todo = _todo(options, options.rows, device)
-    session = Session(
-        device, engines_of(options.against, options.backend), options.seconds, options.minutes
-    )
+    todo = _todo(options.suite, choice.dtype, options.rows, device)
+    session = Session(device, options.seconds, options.minutes)
+    peers_of(choice.against, choice.backend)  # before anything is made
     check_places(options)
     session.results = _begun(options, about)
-    events = board.writer_of(options.tensorboard) if options.tensorboard else None
+    events = tensorboard.writer_of(options.tensorboard) if options.tensorboard else None
     screen = Console(stderr=True, highlight=False)
     writer = Writer(options.json, about)
     code = 0
@@ -83,24 +122,16 @@ def _measure(options: Options, device: str, about: Machine, old: Record | None) 
     if told:
         screen.print(told, markup=False, soft_wrap=True)
     try:
-        session.run(todo, writer, screen)
-        if options.baseline and session.ended is None:
-            older = baseline.measure_at(
-                options.baseline, todo, device, options.against, options.backend, options.seconds
-            )
-            old = old or Record(about, tuple(older))
-            found = as_baseline(older)
-            writer.add(found)
-            session.results += found
+        left = session.left(todo)
+        with _engines(options, choice, device, left) as engines:
+            session.run(left, engines, writer, screen)
     except KeyboardInterrupt:
         code = INTERRUPTED
         session.ended = session.ended or "interrupted"
     _report(session.results, about, options, old)
     if events is not None:
-        board.write(session.results, about, events)
+        tensorboard.write(session.results, about, events)
     if session.ended:
-        if options.baseline:
-            session.ended += f"; {options.baseline} was not run"
         screen.print(session.ended, markup=False, soft_wrap=True)
         code = code or (0 if session.planned else 1)
     return code
@@ -117,7 +148,8 @@ def _cut(options: Options, device: str) -> str:
     return f"{changed} of {len(asked)} rows are cut to size{alike}: {CUT}"
 
 
-OPTIONS = ("seconds", "against", "backend")  # those by which a file's results are what they are
+# options that a file's results depend on
+OPTIONS = ("seconds", "against", "backend", "baseline")
 
 
 def _begun(options: Options, about: Machine) -> list[Result]:
@@ -170,7 +202,7 @@ def _show(options: Options, old: Record | None) -> int:
         if record.results:
             _report(record.results, record.machine, named, old)
         if record.trained:
-            report.console().print(report.rendered(jobs.sheet(record.trained)))
+            report.console().print(report.rendered(training.sheet(record.trained)))
     return 0
 
 

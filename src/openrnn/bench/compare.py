@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from openrnn.bench.ratios import ERRORS, GRAPHED, OURS, quiet, same
 from openrnn.bench.record import Machine, Result
-from openrnn.bench.table import ERRORS, GRAPHED, OURS, quiet, same
 
 # the spread of one run does not hold what changes from run to run
 BETWEEN = 0.05
@@ -83,8 +83,3 @@ def differences(before: Machine, now: Machine) -> list[str]:
         for name in ALIKE
         if before.get(name) != now.get(name)
     ]
-
-
-def as_baseline(results: Iterable[Result]) -> list[Result]:
-    """Our results of another commit, as those of a peer."""
-    return [replace(result, engine="baseline") for result in results if result.engine == OURS]

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from openrnn import dispatch
+from openrnn.bench import gpu
 
 PACKAGES = ("openrnn", "numba", "cuda-core", "flashrnn", "torchrl")
 QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
@@ -52,30 +52,12 @@ def name(device: str) -> str:
 def _gpu() -> Iterator[tuple[str, str]]:
     yield "cuda", str(torch.version.cuda)
     yield "cudnn", str(torch.backends.cudnn.version())
-    yield from zip(QUERY.split(","), ask_gpu(QUERY))
-
-
-def ask_gpu(query: str) -> list[str]:
-    """What nvidia-smi says of torch's current device; nothing without it."""
-    if not torch.cuda.is_available():
-        return []
-    # by its name, as CUDA_VISIBLE_DEVICES changes torch's numbers and not nvidia-smi's
-    which = f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    shown = _output(["nvidia-smi", which, f"--query-gpu={query}", "--format=csv,noheader"])
-    return shown.split(", ") if shown else []
+    yield from zip(QUERY.split(","), gpu.ask(QUERY))
 
 
 def _commit() -> str:
     """The commit of the sources, with a mark where they were changed since; empty outside git."""
-    here = str(Path(__file__).parent)
-    commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
-    changed = commit and _output(["git", "-C", here, "status", "--porcelain", "."])
+    here = str(Path(__file__).parents[1])
+    commit = gpu.output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
+    changed = commit and gpu.output(["git", "-C", here, "status", "--porcelain", "."])
     return f"{commit} and changes" if changed else commit
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

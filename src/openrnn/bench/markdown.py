@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from openrnn.bench.ratios import TIES, Line, faults, lines_of
 from openrnn.bench.record import Machine, Result
-from openrnn.bench.table import TIES, Line, faults, lines_of
-from openrnn.bench.words import (
+from openrnn.bench.tables import (
     DISTURBED_NOTE,
-    Cell,
     Sheet,
+    TableCell,
+    errors_sheet,
     fault_line,
     losses_sheet,
     losses_title,
@@ -29,6 +30,9 @@ def document(results: Sequence[Result], machine: Machine) -> str:
 
 def sections(lines: Sequence[Line]) -> Iterator[str]:
     """Means, losses, faults and refusals, each where there is any."""
+    errors = errors_sheet(lines)
+    if errors.rows:
+        yield table(errors)
     summary = summary_sheet(lines)
     if summary.rows:
         yield table(summary)
@@ -52,7 +56,7 @@ def table(sheet: Sheet) -> str:
     return "\n".join(f"| {' | '.join(words)} |" for words in every)
 
 
-def _word(cell: Cell) -> str:
+def _word(cell: TableCell) -> str:
     text = escaped(cell.text)
     return f"**{text}**" if cell.means in ("loss", "fault") else text
 

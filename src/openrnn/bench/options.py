@@ -5,22 +5,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import torch
+
 from openrnn import dispatch
 from openrnn.bench import baseline, charts
-from openrnn.bench.engines import PEERS
+from openrnn.bench.suites import default_of
 from openrnn.errors import OpenRNNError
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `openrnn bench` was asked for; see its help."""
+    """What `openrnn bench` was asked for; see its help. None is what the suite has by default."""
 
     suite: str = "users"
     device: str = "auto"
-    dtype: Sequence[str] = ("auto",)
+    dtype: Sequence[str] | None = None
     rows: Sequence[str] = ()
-    against: Sequence[str] = PEERS
-    backend: str = "auto"
+    against: Sequence[str] | None = None
+    backend: str | None = None
     seconds: float = 0.2
     minutes: float | None = None
     json: Path | None = None
@@ -34,13 +36,14 @@ class Options:
     show: Sequence[Path] = ()
     page: Path | None = None
     gpus: Sequence[int] = (1,)
+    workers: int = 0
 
 
 # of what measures nothing, or something else: the only options that it takes
 TAKES = {
     "--page": "show page",
     "--show": "show markdown charts compare",
-    "--profile": "profile suite device dtype backend",
+    "--profile": "profile suite device dtype backend json resume",
     "--suite train": "suite device minutes gpus json resume",
 }
 FILES, FOLDERS = ("json", "markdown", "page"), ("charts", "tensorboard")
@@ -52,18 +55,45 @@ def check(options: Options) -> None:
     Raises:
         ValueError, OpenRNNError: in one sentence.
     """
-    dispatch.check_name(options.backend)
+    dispatch.check_name(options.backend or "auto")
     if not options.seconds > 0:
         raise ValueError(f"seconds must be positive, got {options.seconds}")
     if options.minutes is not None and not options.minutes >= 0:
         raise ValueError(f"minutes must be 0 or more, got {options.minutes}")
+    if options.workers < 0:
+        raise ValueError(f"workers must be 0 or more, got {options.workers}")
     if options.charts or options.page:
         charts.need()
     if options.page and not options.show:
         raise ValueError("--page is made of written results: name them with --show")
     _check_together(options)
     if options.baseline:
-        baseline.commit_of(options.baseline)
+        baseline.named(options.baseline)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The precisions, peers and backend of a run: those asked for, else those of its suites."""
+
+    dtype: Sequence[str]
+    against: Sequence[str]
+    backend: str
+
+
+def choice_of(options: Options, suite: str, device: str) -> Choice:
+    """What is run on a device; with a baseline no peers unless they are named.
+
+    Raises:
+        ValueError: several suites have different defaults.
+    """
+    dtype, against, backend = options.dtype, options.against, options.backend
+    if dtype is None:
+        dtype = ("auto",) if device == "cpu" else default_of(suite, "dtypes")
+    if against is None:
+        against = () if options.baseline else default_of(suite, "against")
+    if backend is None:
+        backend = "auto" if device == "cpu" else default_of(suite, "backend")
+    return Choice(dtype, against, backend)
 
 
 def _check_together(options: Options) -> None:
@@ -99,6 +129,20 @@ def _given(options: Options) -> list[str]:
         for field in fields(options)
         if plain(getattr(options, field.name)) != plain(field.default)
     ]
+
+
+def device_of(name: str) -> str:
+    """The device that a name means, cpu or cuda.
+
+    Raises:
+        ValueError: it is none, or not here.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise ValueError("device cuda: torch finds no CUDA device here")
+    return "cuda" if there and name != "cpu" else "cpu"
 
 
 def check_places(options: Options) -> None:

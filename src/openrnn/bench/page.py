@@ -7,20 +7,20 @@ from pathlib import Path
 from openrnn.bench import charts, markdown
 from openrnn.bench.cases import CUT, sized
 from openrnn.bench.check import RULE
-from openrnn.bench.jobs import NOTE
-from openrnn.bench.jobs import sheet as jobs_sheet
+from openrnn.bench.ratios import TIES, lines_of, summaries
 from openrnn.bench.record import SCHEMA, Record
 from openrnn.bench.suites import SUITES, rows_of
-from openrnn.bench.table import TIES, lines_of, summaries
-from openrnn.bench.words import (
+from openrnn.bench.tables import (
     COUNTED,
     COUNTED_NUMBERS,
-    Cell,
     Sheet,
+    TableCell,
     filled,
     results_sheet,
     summary_cells,
 )
+from openrnn.bench.training import NOTE
+from openrnn.bench.training import sheet as jobs_sheet
 
 COMMAND = "openrnn bench --show benchmarks/results --page docs/benchmarks.md"
 Records = Sequence[tuple[Path, Record]]
@@ -51,7 +51,8 @@ METHOD = f"""## How it is measured
   own `flatten_parameters` does nothing, so its weights are gathered in each call, as its users
   have it. cuDNN's best algorithm is the fastest right one of four, called directly.
 - **First call** is the first one in its process, with the disk cache as it was found. **Memory**
-  is what a call adds to the device's allocated memory at its peak; it is not measured on a CPU.
+  is what a call adds at its peak: to the device's allocated memory or, on a CPU with Linux and
+  since schema 2, to what the process holds.
 - **A CPU run** has the same rows: {CUT}. It is repeated up to three times while other processes
   take more than 5% of a core, and marked where they did so to the end."""
 
@@ -98,13 +99,13 @@ def _ordered(records: Records) -> Records:
 
 
 def _headlines(records: Records) -> Iterator[str]:
-    tables: dict[str, list[tuple[Cell, ...]]] = {}
+    tables: dict[str, list[tuple[TableCell, ...]]] = {}
     for _, record in records:
         lines = lines_of(record.results)
         for suite in dict.fromkeys(line.row.suite for line in lines):
             mine = [line for line in lines if line.row.suite == suite]
             found = sorted(summaries(mine), key=lambda one: one.precision)
-            rows = [(Cell(suite), *summary_cells(summary)) for summary in found]
+            rows = [(TableCell(suite), *summary_cells(summary)) for summary in found]
             tables.setdefault(record.machine["name"], []).extend(rows)
     if any(tables.values()):
         yield "## All together"

@@ -1,8 +1,9 @@
-"""Where the time of one row goes: a trace of torch.profiler, kernels and the gaps between them."""
+"""Where the time of a row goes: a trace of torch.profiler, kernels and the gaps between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -12,10 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 from openrnn.bench import timer
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.ours import Ours
+from openrnn.bench.record import Profiled
 from openrnn.bench.report import rendered
+from openrnn.bench.tables import Sheet, TableCell
 from openrnn.bench.task import PRECISIONS, Task, products
-from openrnn.bench.words import Cell, Sheet
-from openrnn.errors import OpenRNNError
 
 FOLDER = Path("runs/profile")
 CALLS, SHOWN = 5, 12
@@ -30,27 +31,30 @@ class Span:
     end: float
 
 
-def run(row: Row, precision: str, device: str, backend: str, out: Console) -> None:
-    """Profiles our layer on a row, each mode, and prints what took how long."""
+def run(row: Row, precision: str, device: str, backend: str, out: Console) -> list[Profiled]:
+    """Profiles our layer on a row, each mode, prints what took how long, and returns it."""
+    found = []
     with products(PRECISIONS[precision].products):
         task = Task(row, precision, device)
-        engine = Ours(backend)
-        reason = engine.refuses(task)
-        if reason:
-            raise OpenRNNError(f"{row.name} in {precision}: {reason}")
-        ready = next(iter(engine.candidates(task)))
+        ready = next(iter(Ours(backend).candidates(task)))
         for mode in row.modes:
             call = partial(ready.run, mode)
             for _ in range(3):
                 timer.once(call, device)
             spans, path = _traced(call, device, f"{row.name}-{precision}-{mode}")
             out.print(
-                f"{row.name} ({row.shape}) {precision} {mode}, {ready.chosen[mode]}, {CALLS} calls"
+                f"{row.name} ({row.shape}) {precision} {mode}, {ready.chosen(mode)}, {CALLS} calls"
             )
-            for sheet in sheets(spans):
+            names = by_name(spans)
+            found += [
+                Profiled(row, precision, mode, name, us, count)
+                for name, (us, count) in names.items()
+            ]
+            for sheet in (names_sheet(names, row.steps), gaps_sheet(spans)):
                 out.print(rendered(sheet))
             out.print(summary(spans, device))
             out.print(f"trace: {path}", soft_wrap=True)
+    return found
 
 
 def _traced(call: timer.Call, device: str, name: str) -> tuple[list[Span], Path]:
@@ -70,26 +74,33 @@ def _traced(call: timer.Call, device: str, name: str) -> tuple[list[Span], Path]
     return sorted(spans, key=lambda span: span.begin), path
 
 
-def sheets(spans: Sequence[Span]) -> Iterable[Sheet]:
-    """The most expensive names, and the largest gaps."""
-    total = sum(span.end - span.begin for span in spans) or 1.0
-    names: dict[str, list[float]] = {}
+def by_name(spans: Sequence[Span]) -> dict[str, tuple[float, float]]:
+    """Microseconds and runs in a call of each name, the most expensive first."""
+    times: dict[str, list[float]] = {}
     for span in spans:
-        names.setdefault(span.name, []).append(span.end - span.begin)
-    ranked = sorted(names.items(), key=lambda item: sum(item[1]), reverse=True)[:SHOWN]
+        times.setdefault(span.name, []).append(span.end - span.begin)
+    found = {name: (sum(all_) / CALLS, len(all_) / CALLS) for name, all_ in times.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1][0], reverse=True))
+
+
+def names_sheet(names: Mapping[str, tuple[float, float]], steps: int) -> Sheet:
+    """The most expensive names."""
+    total = sum(us for us, _ in names.values()) or 1.0
     rows = tuple(
         _cells(
-            name[:80], f"{len(times) / CALLS:g}", f"{sum(times) / CALLS:.1f}",
-            f"{100 * sum(times) / total:.0f}%",
+            name[:80], f"{count:g}", f"{us:.1f}", f"{us / steps:.3f}", f"{100 * us / total:.0f}%"
         )
-        for name, times in ranked
-    )  # fmt: skip
-    yield Sheet(
-        "what ran", ("name", "a call", "us a call", "share"), (False, True, True, True), rows
+        for name, (us, count) in islice(names.items(), SHOWN)
     )
+    heads = ("name", "a call", "us a call", "us a step", "share")
+    return Sheet("what ran", heads, (False, True, True, True, True), rows)
+
+
+def gaps_sheet(spans: Sequence[Span]) -> Sheet:
+    """The largest gaps."""
     widest = sorted(gaps(spans), key=lambda gap: gap[0], reverse=True)[:SHOWN]
     rows = tuple(_cells(f"{us:.1f}", before[:60], after[:60]) for us, before, after in widest)
-    yield Sheet("widest gaps", ("us", "after", "before"), (True, False, False), rows)
+    return Sheet("widest gaps", ("us", "after", "before"), (True, False, False), rows)
 
 
 def gaps(spans: Sequence[Span]) -> list[tuple[float, str, str]]:
@@ -121,5 +132,5 @@ def summary(spans: Sequence[Span], device: str) -> str:
     return f"{whole / CALLS:.1f} us a call, of which {idle / CALLS:.1f} us {where}"
 
 
-def _cells(*words: str) -> tuple[Cell, ...]:
-    return tuple(map(Cell, words))
+def _cells(*words: str) -> tuple[TableCell, ...]:
+    return tuple(map(TableCell, words))

@@ -1,10 +1,11 @@
 """What a run leaves: JSON lines, one a result, and what they hold.
 
-The first line of a run is `{"schema": 1, "kind": "machine", ...}`: names and text of what a reader
-of the numbers must know. Each other line is `{"schema": 1, "kind": "result", ...}` with the fields
-of `Result` (its `row` with those of `cases.Row`), or `"kind": "training"` with those of `Trained`;
-a field that has its default is left out. A run that was resumed has several lines on its machine;
-the last one counts.
+The first line of a run is `{"schema": 2, "kind": "machine", ...}`: names and text of what a reader
+of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ...}` with the fields
+of `Result` (its `row` with those of `cases.Row`), `"kind": "training"` with those of `Trained`,
+`"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of `KernelTime`; a
+field that has its default is left out. A run that was resumed has several lines on its machine; the
+last one counts.
 """
 
 import json
@@ -17,7 +18,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from openrnn.bench.cases import Row
 from openrnn.errors import OpenRNNError
 
-SCHEMA = 1
+SCHEMA = 2
+READ = (1, 2)  # schemas; rows of the first have no `states` and no `full`
 STATUSES = ("ok", "wrong", "refused", "failed")
 Machine = Mapping[str, str]
 
@@ -83,8 +85,49 @@ class Trained:
     backend: str
 
 
-Line = Result | Trained
-_KINDS: dict[str, type] = {"result": Result, "training": Trained}
+@dataclass(frozen=True)
+class Profiled:
+    """What a kernel or operator takes in a call of ours, by torch's profiler.
+
+    Args:
+        us: microseconds in a call; count: how often it runs in one.
+    """
+
+    row: Row
+    precision: str
+    mode: str
+    name: str
+    us: float
+    count: float
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """What a step of one CUDA kernel takes alone, by `openrnn tune kernels`.
+
+    Args:
+        kernel: forward (with what training saves), inference or backward; mask: none, or its own.
+        config: how the kernel is laid out; multiplied: bytes of a value as its products read it.
+        commit, date: of the sources and the day, where they are not those of the file.
+    """
+
+    cell: str
+    dtype: str
+    hidden: int
+    batch: int
+    kernel: str
+    us: float
+    config: dict[str, int]
+    mask: str = "none"
+    multiplied: int | None = None
+    commit: str | None = None
+    date: str | None = None
+
+
+Line = Result | Trained | Profiled | KernelTime
+_KINDS: dict[str, type] = {
+    "result": Result, "training": Trained, "profile": Profiled, "kernel": KernelTime,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +137,8 @@ class Record:
     machine: Machine
     results: tuple[Result, ...]
     trained: tuple[Trained, ...] = ()
+    profiled: tuple[Profiled, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
 
 
 def line(kind: str, values: Mapping[str, Any]) -> str:
@@ -105,6 +150,17 @@ def written(value: Line) -> str:
     """A result as its line."""
     kind = next(name for name, made in _KINDS.items() if isinstance(value, made))
     return line(kind, _spoken(value))
+
+
+def result_line(result: Result) -> str:
+    """A result as its line, with all digits, for another process."""
+    return json.dumps(_spoken(result))
+
+
+def result_of(text: str) -> Result:
+    """A result of such a line."""
+    found: Result = _build(Result, json.loads(text), "a result of another process")
+    return found
 
 
 def _spoken(value: Any) -> dict[str, Any]:
@@ -135,6 +191,8 @@ def read(path: Path) -> Record:
     machine: Machine = {}
     found: dict[object, Result] = {}
     trained: dict[object, Trained] = {}
+    profiled: dict[object, Profiled] = {}
+    kernels: list[KernelTime] = []
     for number, text in enumerate(_text(path).splitlines(), 1):
         where = f"{path} line {number}"
         kind, values = _parse(text, where)
@@ -144,11 +202,18 @@ def read(path: Path) -> Record:
         made = _build(_KINDS[kind], values, where)
         if isinstance(made, Result):
             found[made.key, made.engine] = made
+        elif isinstance(made, KernelTime):
+            kernels.append(made)
+        elif isinstance(made, Profiled):
+            profiled[made.row.key, made.precision, made.mode, made.name] = made
         else:
             trained[made.name, made.model, made.gpus] = made
     if not machine:
         raise OpenRNNError(f"{path} has no line on its machine: it is no file of openrnn bench")
-    return Record(machine, tuple(found.values()), tuple(trained.values()))
+    return Record(
+        machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()),
+        tuple(kernels),
+    )  # fmt: skip
 
 
 def _text(path: Path) -> str:
@@ -167,8 +232,9 @@ def _parse(text: str, where: str) -> tuple[str, dict[str, Any]]:
         raise OpenRNNError(f"{where} is not JSON: {error.msg}") from None
     if not isinstance(values, dict) or "schema" not in values:
         raise OpenRNNError(f"{where} has no schema: it is no line of openrnn bench")
-    if values.pop("schema") != SCHEMA:
-        raise OpenRNNError(f"{where} is of another schema, this openrnn reads {SCHEMA}")
+    if values.pop("schema") not in READ:
+        known = " and ".join(map(str, READ))
+        raise OpenRNNError(f"{where} is of another schema, this openrnn reads {known}")
     kind = values.pop("kind", None)
     if kind != "machine" and kind not in _KINDS:
         raise OpenRNNError(f"{where} is of kind {kind!r}, needs machine, {', '.join(_KINDS)}")
@@ -195,6 +261,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         hint = next(part for part in get_args(hint) if part is not type(None))
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _build(hint, value, where)
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return value
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

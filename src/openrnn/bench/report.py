@@ -7,11 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from openrnn.bench.compare import DRIFT, NOISE, differences, moved
+from openrnn.bench.ratios import TIES, faults, lines_of
 from openrnn.bench.record import Machine, Record, Result
-from openrnn.bench.table import TIES, faults, lines_of
-from openrnn.bench.words import (
+from openrnn.bench.tables import (
     DISTURBED_NOTE,
     Sheet,
+    errors_sheet,
     fault_line,
     losses_sheet,
     moved_sheet,
@@ -44,6 +45,9 @@ def show(results: Sequence[Result], machine: Machine, out: Console) -> None:
         out.print("nothing was measured")
         return
     out.print(rendered(results_sheet(lines)))
+    errors = errors_sheet(lines)
+    if errors.rows:
+        out.print(rendered(errors))
     summary = summary_sheet(lines)
     if summary.rows:
         out.print(rendered(summary))

@@ -11,10 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from openrnn.bench import interrupt
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
-from openrnn.bench.measure import DeviceLostError, measure
+from openrnn.bench.measure import measure
+from openrnn.bench.ratios import lines_of, peers_of, step_us
 from openrnn.bench.record import Result, Writer
-from openrnn.bench.table import lines_of, peers_of, step_us
-from openrnn.bench.words import HEADS, ratio_cell
+from openrnn.bench.sides import DeviceLostError
+from openrnn.bench.tables import HEADS, ratio_cell
 
 Todo = tuple[Row, str]  # a row and its precision
 
@@ -28,17 +29,21 @@ class Session:
     """
 
     device: str
-    engines: Sequence[Engine]
     seconds: float
     minutes: float | None = None
     results: list[Result] = field(default_factory=list)
     ended: str | None = None  # why it ended before its last row
     planned: bool = False  # it ended as it was asked to
 
-    def run(self, todo: Sequence[Todo], writer: Writer, screen: Console) -> None:
-        """Measures the rows that have no result yet; what is measured is kept whatever happens."""
+    def left(self, todo: Sequence[Todo]) -> list[Todo]:
+        """The rows that have no result yet."""
         done = {(result.row, result.precision) for result in self.results}
-        left = [(row, precision) for row, precision in todo if (row, precision) not in done]
+        return [(row, precision) for row, precision in todo if (row, precision) not in done]
+
+    def run(
+        self, left: Sequence[Todo], engines: Sequence[Engine], writer: Writer, screen: Console
+    ) -> None:
+        """Measures rows; what is measured is kept whatever happens."""
         begin = monotonic()
         with _bar(screen) as progress, interrupt.deferred():
             task = progress.add_task("", total=len(left))
@@ -53,7 +58,7 @@ class Session:
                     progress.update(task, description=f"{row.name} {precision}")
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the table shows which backend ran
-                        found = measure(row, precision, self.device, self.engines, self.seconds)
+                        found = measure(row, precision, self.device, engines, self.seconds)
                     interrupt.check()
                     writer.add(found)
                     self.results += found

@@ -1,12 +1,16 @@
 """The rows, as data: who runs what. Sizes are steps, batch, inputs, hidden, layers."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
-from openrnn.bench.cases import Row, doubled
+from openrnn.bench.cases import OWN_CELL, Row, doubled
+from openrnn.bench.engines import ONE_ALGORITHM, USERS, WAYS
+from openrnn.bench.modes import HOST_MODES
 
 EPISODES = 0.03  # share of first steps in a batch of rollouts
-BF16 = "bfloat16"
+BF16, FP16 = "bfloat16", "float16"
 
 _USERS = [
     # reinforcement learning: Isaac Lab, stable-baselines3, sample-factory, RLlib, TorchRL, Dreamer
@@ -114,28 +118,159 @@ def _custom() -> Iterable[Row]:
             yield Row(name, cell, steps, batch, hidden, hidden)
 
 
+def _fused() -> Iterable[Row]:
+    """One layer of the cells and sizes that our CUDA kernels are tuned for."""
+    for cell, hidden, batch in product(
+        ("lstm", "gru"), (64, 128, 256, 512, 640, 1024), (1, 16, 64, 128, 256)
+    ):
+        yield Row(f"{cell}-{hidden}-b{batch}", cell, 256, batch, hidden, hidden)
+    for hidden, batch in product((64, 256, 1024, 1760), (1, 16, 64, 128)):
+        yield Row(f"rnn-tanh-{hidden}-b{batch}", "rnn_tanh", 256, batch, hidden, hidden)
+    yield Row("flashrnn", "lstm", 1024, 16, 768, 768)
+
+
+def _cudnn() -> Iterable[Row]:
+    """The rows of users, but for resets, which cuDNN does not have."""
+    return (replace(row, resets=0.0) for row in _USERS)
+
+
+def _cpu() -> Iterable[Row]:
+    """Sizes at which different things bind a CPU: the call, units of a step, the products."""
+    sizes = [(8192, 1, 1, 18), (2048, 16, 1, 18), (60, 64, 10, 10), (1, 1, 64, 64),
+             (1, 16, 256, 256), (60, 64, 128, 128), (128, 32, 256, 256), (35, 20, 650, 650),
+             (32, 32, 512, 512)]  # fmt: skip
+    for (steps, batch, inputs, hidden), cell in product(sizes, ("lstm", "gru")):
+        yield Row(f"{cell}-{hidden}-b{batch}-t{steps}", cell, steps, batch, inputs, hidden)
+    for cell in ("lstm", "gru"):  # whose memory is of interest
+        yield Row(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
+
+
+def _cells() -> Iterable[Row]:
+    """What few run fast: other cells, resets, lengths, gates recomputed by backward."""
+    for cell in ("peephole_lstm", OWN_CELL, "coupled_lstm"):
+        yield Row(cell.replace("_", "-"), cell, 256, 64, 256, 256)
+    for hidden, batch in ((256, 32), (512, 64)):
+        base = Row(f"lstm-{hidden}-b{batch}", "lstm", 256, batch, hidden, hidden)
+        yield replace(base, name=f"{base.name}-plain")
+        yield replace(base, name=f"{base.name}-resets", resets=EPISODES)
+        yield replace(base, name=f"{base.name}-lengths", lengths=True)
+    yield Row("lstm-memory", "lstm", 1024, 64, 512, 512, modes=("training",))
+
+
+def _host() -> Iterable[Row]:
+    """Calls in which the device has next to nothing to do."""
+    for cell in ("lstm", "gru"):
+        yield Row(f"{cell}-t2", cell, 2, 16, 64, 64, modes=HOST_MODES)
+    for steps in (1, 25):
+        yield Row(f"lstm-t{steps}", "lstm", steps, 8, 64, 64, modes=HOST_MODES)
+
+
+def _precision() -> Iterable[Row]:
+    """Errors of float32 layers: 50 steps; then states where float16's exponent has least left."""
+    sizes = [("lstm", 64, 16), ("lstm", 1024, 64), ("lstm", 1500, 20), ("lstm", 2048, 16),
+             ("gru", 256, 64), ("gru", 2400, 8)]  # fmt: skip
+    for cell, hidden, batch in sizes:
+        name = f"{cell}-{hidden}-b{batch}"
+        yield Row(name, cell, 50, batch, 64, hidden, modes=("forward",), full=True)
+    for scale in (1.0, 1e3, 1e6):
+        yield Row(f"states-{scale:g}", "lstm", 50, 7, 64, 64, resets=0.2, states=scale, full=True,
+                  modes=("forward",))  # fmt: skip
+
+
+def _loops() -> Iterable[Row]:
+    """What time loops and the products beside them take, each way of overlap; for --profile too."""
+    sizes = [("lstm", FP16, 1024, 16, 768), ("lstm", BF16, 1024, 16, 512),
+             ("lstm", BF16, 1024, 48, 512), ("lstm", BF16, 1024, 64, 256),
+             ("lstm", BF16, 500, 16, 1024), ("lstm", BF16, 256, 16, 64),
+             ("lstm", BF16, 256, 64, 256), ("lstm", BF16, 256, 256, 256),
+             ("lstm", BF16, 256, 16, 512), ("lstm", BF16, 256, 64, 512),
+             ("lstm", BF16, 256, 64, 640), ("lstm", BF16, 256, 16, 1024),
+             ("lstm", BF16, 256, 64, 1024), ("gru", BF16, 1024, 32, 512),
+             ("gru", BF16, 256, 32, 128), ("gru", BF16, 256, 64, 512),
+             ("gru", BF16, 256, 64, 1024), ("lstm", None, 1024, 16, 512),
+             ("lstm", None, 256, 16, 64), ("lstm", None, 256, 64, 256),
+             ("lstm", None, 256, 64, 640)]  # fmt: skip
+    for cell, dtype, steps, batch, hidden in sizes:
+        name = f"{cell}-{hidden}-b{batch}-t{steps}" + ("" if dtype else "-tf32")
+        row = Row(name, cell, steps, batch, hidden, hidden, dtype=dtype)
+        yield row
+        yield replace(row, name=f"{name}-resets", resets=EPISODES)
+
+
 def _named(suite: str, rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, suite=suite) for row in rows)
 
 
-SUITES = {
-    "users": _named("users", _USERS),
-    "deepbench": _named("deepbench", _deepbench()),
-    "latency": _named("latency", _latency()),
-    "scaling": _named("scaling", _scaling()),
-    "resets-and-lengths": _named("resets-and-lengths", _resets_and_lengths()),
-    "custom": _named("custom", _custom()),
+_MADE = {
+    "users": _USERS, "deepbench": _deepbench(), "latency": _latency(), "scaling": _scaling(),
+    "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
+    "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
+    "precision": _precision(), "loops": _loops(),
+}  # fmt: skip
+SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is run where no option says otherwise.
+
+    Args:
+        dtypes: on a GPU; on a CPU it is float32. `auto` follows each row.
+        backend: ours, on a GPU.
+    """
+
+    against: tuple[str, ...] = USERS
+    dtypes: tuple[str, ...] = ("auto",)
+    backend: str = "auto"
+
+
+DEFAULTS = {
+    "fused": Defaults(("torch", "graph", "cudnn-graph"), (BF16, FP16, "tf32"), "fused"),
+    "cudnn": Defaults(("torch", *ONE_ALGORITHM), (FP16, BF16, "tf32", "float32"), "cudnn"),
+    "cpu": Defaults(("torch",)),
+    "cells": Defaults((*USERS, "recompute"), (BF16,)),
+    "host": Defaults(("torch",), (BF16, "tf32")),
+    "precision": Defaults(("torch",)),
+    "loops": Defaults(tuple(WAYS), backend="fused"),
 }
+OPTIONS = {"against": "against", "dtypes": "dtype", "backend": "backend"}
+USERS_SUITES = tuple(name for name in SUITES if name not in DEFAULTS)
 
 
-def rows_of(suite: str) -> tuple[Row, ...]:
-    """The rows of a suite, or of all.
+def default_of(suite: str, option: str) -> Any:
+    """What a suite takes for an option that is not given, or several where that is one value.
+
+    Raises:
+        ValueError: the suites have different ones.
+    """
+    found = {getattr(DEFAULTS.get(name, Defaults()), option) for name in names_of(suite)}
+    if len(found) > 1:
+        raise ValueError(f"suites {suite} have different defaults: name --{OPTIONS[option]}")
+    return found.pop()
+
+
+def names_of(suite: str) -> tuple[str, ...]:
+    """The suites that a name means: itself, those between commas, or all of users' rows.
 
     Raises:
         ValueError: there is no such suite.
     """
     if suite == "all":
-        return tuple(row for rows in SUITES.values() for row in rows)
-    if suite not in SUITES:
-        raise ValueError(f"suite must be one of {', '.join(SUITES)}, train or all, got {suite!r}")
-    return SUITES[suite]
+        return USERS_SUITES
+    names = tuple(word.strip() for word in suite.split(","))
+    for name in names:
+        if name not in SUITES:
+            raise ValueError(
+                f"suite must be one of {', '.join(SUITES)}, several with commas, train or all, "
+                f"got {name!r}"
+            )
+    return names
+
+
+def rows_of(suite: str) -> tuple[Row, ...]:
+    """The rows of a suite, of several between commas, or of all that users run.
+
+    Raises:
+        ValueError: there is no such suite.
+    """
+    return tuple(row for name in names_of(suite) for row in SUITES[name])

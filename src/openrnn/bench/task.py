@@ -62,13 +62,14 @@ def products(setting: str) -> Iterator[None]:
 
 
 class Task:
-    """The tensors of a row. All values are ones of bfloat16, so that every precision holds them.
+    """The tensors of a row: values of bfloat16, which every precision holds, unless it is `full`.
 
     Attributes:
         x (T, B, I), dy (T, B, D*H): input and the gradient of y.
         weights: parameters under torch's names.
         lengths (B,) on the host, falling nowhere in particular, the longest T; or None.
         reset (T, B) bool or None.
+        states, fresh (L*D, B, H) each: first states, and those of a reset; empty where they are 0.
         whole: the row that is timed, of which `row` may be a part.
     """
 
@@ -76,7 +77,7 @@ class Task:
         self.row, self.precision, self.device = row, precision, device
         self.whole = row
         generator = torch.Generator().manual_seed(zlib.crc32(f"{row.suite} {row.name}".encode()))
-        width = row.hidden * row.spec.directions
+        width = row.hidden * row.directions
         self.x = self._give(torch.randn(row.steps, row.batch, row.inputs, generator=generator))
         self.dy = self._give(torch.randn(row.steps, row.batch, width, generator=generator))
         bound = row.hidden**-0.5
@@ -92,9 +93,21 @@ class Task:
         if row.resets:
             starts = torch.rand(row.steps, row.batch, generator=generator) < row.resets
             self.reset = starts.to(device)
+        self.states: tuple[Tensor, ...] = ()
+        self.fresh: tuple[Tensor, ...] = ()
+        if row.states:
+            count = len(row.definition.states)
+            shape = row.layers * row.directions, row.batch, row.hidden
+            drawn = [
+                self._give(row.states * torch.randn(shape, generator=generator))
+                for _ in range(2 * count)
+            ]
+            self.states = tuple(drawn[:count])
+            self.fresh = tuple(drawn[count:]) if row.resets else ()
 
     def _give(self, tensor: Tensor) -> Tensor:
-        return tensor.bfloat16().to(self.device, PRECISIONS[self.precision].dtype)
+        held = tensor if self.row.full else tensor.bfloat16()
+        return held.to(self.device, PRECISIONS[self.precision].dtype)
 
     def part(self, steps: int, batch: int) -> "Task":
         """The first steps of the first sequences."""
@@ -106,6 +119,10 @@ class Task:
         made.x, made.dy = (t[:steps, :batch].contiguous() for t in (self.x, self.dy))
         made.lengths = None if self.lengths is None else self.lengths[:batch].clamp(max=steps)
         made.reset = None if self.reset is None else self.reset[:steps, :batch].contiguous()
+        made.states, made.fresh = (
+            tuple(state[:, :batch].contiguous() for state in states)
+            for states in (self.states, self.fresh)
+        )
         return made
 
     def exact(self) -> "Task":
@@ -116,6 +133,9 @@ class Task:
         made.x, made.dy = self.x.double(), self.dy.double()
         made.weights = {name: weight.double() for name, weight in self.weights.items()}
         made.lengths, made.reset = self.lengths, self.reset
+        made.states, made.fresh = (
+            tuple(state.double() for state in states) for states in (self.states, self.fresh)
+        )
         return made
 
 

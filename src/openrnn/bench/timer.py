@@ -1,5 +1,6 @@
 """Times of calls, in turn: what disturbs one disturbs all."""
 
+import ctypes
 import gc
 import os
 import statistics
@@ -13,9 +14,10 @@ from typing import TypeVar
 import torch
 
 from openrnn.bench import interrupt
-from openrnn.bench.machine import ask_gpu
 
 Call = Callable[[], object]
+Sampler = Callable[[int], float]  # how many calls -> microseconds of one
+Busy = Callable[[], float]
 T = TypeVar("T")
 SAMPLE = 0.002  # seconds of the calls between two looks at the clock
 MOST = 20  # such calls
@@ -35,18 +37,24 @@ class Timing:
     others: float | None = None
 
 
-def interleaved(calls: Mapping[str, Call], device: str, seconds: float) -> dict[str, Timing]:
+def interleaved(
+    samplers: Mapping[str, Sampler], device: str, seconds: float, busy: Busy | None = None
+) -> dict[str, Timing]:
     """The times of several calls, sampled in turn, warmed up before.
 
     On a CPU, measured again where other processes took more than a twentieth of a core.
+
+    Args:
+        busy: core-seconds taken so far by processes of ours that sample some of the calls.
     """
-    inner = {name: _inner(call, device) for name, call in calls.items()}
+    inner = {name: _inner(sampler) for name, sampler in samplers.items()}
     best: dict[str, Timing] = {}
     gc.collect()
     for _ in range(ATTEMPTS):
-        before, start = foreign() if device == "cpu" else None, time.perf_counter()
-        samples = _samples(calls, inner, device, seconds)
-        others = None if before is None else _share(before, start)
+        before, start = foreign(busy) if device == "cpu" else None, time.perf_counter()
+        samples = _samples(samplers, inner, seconds)
+        spent = time.perf_counter() - start
+        others = None if before is None else max(0.0, ((foreign(busy) or before) - before) / spent)
         if not best or (others or 0.0) < (next(iter(best.values())).others or 0.0):
             best = {name: _timing(values, others) for name, values in samples.items()}
         if others is None or others < DISTURBED:
@@ -54,35 +62,38 @@ def interleaved(calls: Mapping[str, Call], device: str, seconds: float) -> dict[
     return best
 
 
-def _share(before: float, start: float) -> float:
-    return max(0.0, ((foreign() or before) - before) / (time.perf_counter() - start))
-
-
 def _samples(
-    calls: Mapping[str, Call], inner: Mapping[str, int], device: str, seconds: float
+    samplers: Mapping[str, Sampler], inner: Mapping[str, int], seconds: float
 ) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    found: dict[str, list[float]] = {name: [] for name in samplers}
     begin = time.perf_counter()
-    budget = seconds * len(calls)
-    with _quiet():
+    budget = seconds * len(samplers)
+    with quiet():
         while True:
-            for name, call in calls.items():
-                found[name].append(sample(call, inner[name], device))
+            for name, sampler in samplers.items():
+                found[name].append(sampler(inner[name]))
             count, spent = len(next(iter(found.values()))), time.perf_counter() - begin
             if spent >= (budget if count >= FEWEST else 3 * budget) and count >= SLOW:
                 return found
 
 
-def sample(call: Call, count: int, device: str) -> float:
-    """Microseconds of a call: the mean of `count` of them, by events on a GPU."""
+def sample(call: Call, count: int, device: str, host: bool = False) -> float:
+    """Microseconds of a call, the mean of `count` of them.
+
+    By events on a GPU; there, for the host's part, the time until the calls have returned.
+    """
     interrupt.check()
-    if device == "cpu":
+    if device != "cpu":
+        torch.cuda.synchronize()
+    if device == "cpu" or host:
         start = time.perf_counter()
         for _ in range(count):
             call()
-        return 1e6 * (time.perf_counter() - start) / count
+        found = 1e6 * (time.perf_counter() - start) / count
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return found
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
     first.record()
     for _ in range(count):
         call()
@@ -91,11 +102,11 @@ def sample(call: Call, count: int, device: str) -> float:
     return float(1e3 * first.elapsed_time(last) / count)
 
 
-def _inner(call: Call, device: str) -> int:
+def _inner(sampler: Sampler) -> int:
     """Calls of a sample; runs the call twice, or once where that is long, which warms it up."""
-    once = sample(call, 1, device) / 1e6
+    once = sampler(1) / 1e6
     if once < LONG:
-        once = sample(call, 1, device) / 1e6
+        once = sampler(1) / 1e6
     return max(1, min(MOST, round(SAMPLE / max(once, 1e-9))))
 
 
@@ -105,7 +116,7 @@ def _timing(values: list[float], others: float | None) -> Timing:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without Python's garbage collector, whose pauses are of what ran before."""
     was = gc.isenabled()
     gc.disable()
@@ -116,13 +127,14 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def foreign() -> float | None:
+def foreign(busy: Busy | None = None) -> float | None:
     """Core-seconds that other processes took since the machine started; None but on Linux."""
     try:
         user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:5])
     except OSError:
         return None
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    ours = time.process_time() + (busy() if busy else 0.0)
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
 
 
 def once(call: Callable[[], T], device: str) -> tuple[float, T]:
@@ -136,9 +148,12 @@ def once(call: Callable[[], T], device: str) -> tuple[float, T]:
 
 
 def peak(call: Call, device: str) -> float | None:
-    """MiB that a call adds to the GPU's allocated memory at its peak; None on a CPU."""
+    """MiB that a call adds at its peak: to the GPU's allocated memory, or to the process's own.
+
+    None on a CPU where the system does not tell (it does on Linux).
+    """
     if device == "cpu":
-        return None
+        return _resident_peak(call)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -147,10 +162,30 @@ def peak(call: Call, device: str) -> float | None:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def clock() -> int | None:
-    """The GPU's clock in MHz, from nvidia-smi; None without one."""
-    found = ask_gpu("clocks.sm")
+def _resident_peak(call: Call) -> float | None:
+    """MiB that a call adds to the resident memory of this process at its peak (Linux)."""
     try:
-        return int(found[0].split()[0])
-    except (ValueError, IndexError):
+        before = resident()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    except OSError:
         return None
+    call()
+    return max(0, _status("VmHWM") - before) / 2**20 if before else None
+
+
+def resident() -> int:
+    """Bytes of this process in memory, without what was freed; 0 where the system does not tell."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    """Bytes of a field of /proc/self/status; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    found = (int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return 1024 * next(found, 0)

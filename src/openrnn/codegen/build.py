@@ -1,66 +1,43 @@
-"""Generated source -> compiled functions, through modules in the user's cache folder.
+"""A cell's CPU kernels, ready to be called: its own steps, and the time loop that calls them."""
 
-The name of a module carries a digest of its text and of the kernels that it imports, so a changed
-kernel never meets an old binary. A folder that cannot be written costs time, nothing else.
-"""
-
-import hashlib
-import importlib.util
-import sys
-import tempfile
-from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
-from openrnn.files import write_whole
 
-
-@lru_cache(maxsize=1)
-def folder() -> Path:
-    """Where generated modules and binaries are: `~/.cache/openrnn`, or a temporary place."""
-    try:
-        place = Path.home() / ".cache" / "openrnn"
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            return place
-    except (OSError, RuntimeError):
-        return Path(tempfile.mkdtemp(prefix="openrnn-"))
-
-
-@lru_cache(maxsize=1)
-def _kernels_digest() -> bytes:
-    digest = hashlib.sha256()
-    for entry in sorted(files("openrnn.kernels").iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".py"):
-            digest.update(entry.read_bytes())
-    return digest.digest()
+if TYPE_CHECKING:
+    from openrnn.kernels.objects import Address, Kernel
 
 
 @lru_cache(maxsize=1024)
-def forward(cell: Traced, dtype: str) -> Any:
-    """The compiled forward loop of a cell: `forward(job, task)`."""
-    return _load(numba.forward_source(cell, dtype), f"{cell.name}_{dtype}_forward").forward
+def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    """The time loop forward, `loop(job, task, team)`, and the step that its job takes."""
+    return _together("forward", cell, dtype)
 
 
 @lru_cache(maxsize=1024)
-def backward(cell: Traced, dtype: str) -> Any:
-    """The compiled backward loop of a cell: `backward(job, task)`."""
-    return _load(numba.backward_source(cell, dtype), f"{cell.name}_{dtype}_backward").backward
+def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    """The time loop backward, `loop(job, task, team)`, and the derivative that its job takes."""
+    return _together("backward", cell, dtype)
 
 
-def _load(source: str, title: str) -> Any:
-    digest = hashlib.sha256(_kernels_digest() + source.encode()).hexdigest()[:16]
-    name = f"{title}_{digest}"
-    path = folder() / f"{name}.py"
-    if not path.exists():
-        write_whole(path, source.encode())
-    spec = importlib.util.spec_from_file_location(f"openrnn_generated.{name}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import the generated kernel {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+    from openrnn.kernels import loops
+
+    with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
+        try:
+            loop = other.submit(loops.loop, kind, dtype).result
+        except RuntimeError:  # this system starts no thread, or the interpreter is at its end
+            loop = partial(loops.loop, kind, dtype)
+        step, derivative = _rows(cell, dtype)
+        rows = step if kind == "forward" else derivative
+        return loop(), rows.address
+
+
+@lru_cache(maxsize=1024)
+def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
+    from openrnn.kernels import objects
+
+    return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])

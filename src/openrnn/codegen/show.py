@@ -26,7 +26,8 @@ def show(
     Args:
         cell: any cell made by `openrnn.cell`, one of `openrnn.cells`, or a layer, whose cell and
             clip are taken.
-        target: "numba", the CPU kernels, or "cuda", those of a GPU for a hidden size of 256.
+        target: "numba", the steps of the CPU kernels, whose time loops are the same for every cell,
+            or "cuda", the kernels of a GPU for a hidden size of 256.
         dtype: "float32"; with numba also "float64", with cuda "float16" and "bfloat16".
         cell_clip: bounds of the cell state where it is read, in place of the layer's.
         quiet: do not print.
@@ -55,10 +56,9 @@ def show(
         raise TypeError(f"cell must be a cell or a layer of openrnn, got {type(cell).__name__}")
     traced = trace(known, cell_clip)
     if target == "numba":
-        parts = numba.forward_source(traced, dtype), numba.backward_source(traced, dtype)
+        source = numba.source(traced, dtype)
     else:
-        parts = cuda.examples(traced, dtype)
-    source = "\n\n".join(parts)
+        source = "\n\n".join(cuda.examples(traced, dtype))
     if not quiet:
         print(source)  # what the function is for
     return source

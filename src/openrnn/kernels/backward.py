@@ -1,52 +1,30 @@
 """The backward time loop of one layer and direction, the same for every cell.
 
-`codegen.numba` takes the text after the first function of this file and puts another cell's
-constants and `derivative_rows` above it; as it stands here the cell is rnn_tanh in float32.
+A job has the address of the cell's `derivative_rows`, which `codegen.numba` prints. `loops` reads
+this file with another dtype in place of float32.
 
 Rows of all steps are appended to chunk buffers; a full chunk is flushed: weight, bias and input
 gradients are products over its rows.
 """
 
-from math import tanh
-
 from numba import njit
 
+from openrnn.kernels import steps as of
 from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
 from openrnn.kernels.layout import STRIP_ELEMENTS, STRIP_ROWS
-from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.regions import task_kernel
+from openrnn.kernels.regions import call, new_step
 from openrnn.kernels.rows import add_float32 as add
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 from openrnn.kernels.rows import spread_float32 as spread
 from openrnn.kernels.vectors import PANEL as PANELS
+from openrnn.kernels.vectors import SIZES
 
-GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
-PANEL = PANELS["float32"]
-INITIAL, FRESH = TAIL, TAIL + 1
-D_INITIAL, D_FRESH, D_FINAL, D_EVERY = TAIL + 4, TAIL + 5, TAIL + 6, TAIL + 7
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def derivative_rows(
-    rows, units, stride, x_at, x_row, r_at, r_row, bias_at, bias_row, h_before_at, h_before_row,
-    before_at, before_row, vectors_at, vectors_row, d_h_after_at, d_h_after_row,
-    d_after_at, d_after_row, dr_at, dr_row, dx_at, dx_row, d_h_before_at, d_h_before_row,
-    d_before_at, d_before_row, d_vectors_at, d_vectors_row
-):  # fmt: skip
-    for row in range(rows):
-        x, bias = reals(x_at + row * x_row * SIZE), reals(bias_at)
-        d_h = reals(d_h_after_at + row * d_h_after_row * SIZE)
-        dr = reals(dr_at + row * dr_row * SIZE)
-        d_h_before = reals(d_h_before_at + row * d_h_before_row * SIZE)
-        for j in range(units):
-            h = tanh(x[j] + bias[j])
-            dr[j] = d_h[j] * (1 - h * h)
-            d_h_before[j] = 0.0
+SIZE, PANEL = SIZES["float32"], PANELS["float32"]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -55,7 +33,7 @@ def add_states(job, group, offset, hidden, others):
     outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
     if job[group] != 0:
         add(hidden, job[group] + offset * outputs * SIZE, outputs)
-    for k in range(OTHERS):
+    for k in range(job[OTHERS]):
         if job[group + 1 + k] != 0:
             source = job[group + 1 + k] + offset * units * SIZE
             add(others + k * padded * SIZE, source, units)
@@ -67,7 +45,7 @@ def give_states(job, group, offset, hidden, others):
     outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
     if job[group] != 0:
         add(job[group] + offset * outputs * SIZE, hidden, outputs)
-    for k in range(OTHERS):
+    for k in range(job[OTHERS]):
         if job[group + 1 + k] != 0:
             target = job[group + 1 + k] + offset * units * SIZE
             add(target, others + k * padded * SIZE, units)
@@ -140,7 +118,7 @@ def flush(
     Returns the parts' next meeting.
     """
     inputs, units, outputs, padded = job[INPUTS], job[UNITS], job[OUTPUTS], job[PADDED]
-    columns, width, wide, gates = job[COLUMNS], job[WIDTH], job[WIDE], GATES * job[PADDED]
+    columns, width, wide, gates = job[COLUMNS], job[WIDTH], job[WIDE], job[GATES] * job[PADDED]
     at = int64_at(places)  # [2, chunk rows]: t and b of each row
     b_at = int64_at(places + 8 * job[CHUNK] * job[TILE_ROWS])
     begin, end, ends = 0, gates, columns
@@ -156,7 +134,7 @@ def flush(
         if job[W_HR] != 0:
             outer_product(0, outputs, count, padded, dh_rows, width, m_rows, d_w_hr, accumulate)
         column_sums(d_bias_x, dx_gates, count, columns, spare, begin, ends)
-        if not SUMMED:
+        if job[SUMMED] == 0:
             column_sums(d_bias_x + columns * SIZE, dr, count, columns, spare, begin, ends)
         if job[SKIP] == 0:
             for i in range(first, last):
@@ -175,7 +153,7 @@ def flush(
     if job[SKIP] != 0:
         for i in range(count):
             copy(x_rows + i * wide * SIZE, dx_gates + i * columns * SIZE, units, wide)
-            for g in range(1, GATES):
+            for g in range(1, job[GATES]):
                 add(x_rows + i * wide * SIZE, dx_gates + (i * columns + g * padded) * SIZE, units)
     elif last > first:
         inner, panel = strides(job, gates, wide)
@@ -199,10 +177,10 @@ def flush(
 def load_fresh_or_initial(job, hit, b, hidden, others):
     """The states that were put in place before a step."""
     outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
-    group = FRESH if hit else INITIAL
+    group = TAIL + 1 + job[OTHERS] if hit else TAIL
     given = job[group]
     copy(hidden, given + b * outputs * SIZE if given != 0 else 0, outputs, job[WIDTH])
-    for k in range(OTHERS):
+    for k in range(job[OTHERS]):
         given = job[group + 1 + k]
         source = given + b * units * SIZE if given != 0 else 0
         copy(others + k * padded * SIZE, source, units, padded)
@@ -217,7 +195,11 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     """
     steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
     padded, columns, width, wide = job[PADDED], job[COLUMNS], job[WIDTH], job[WIDE]
-    other, capacity = OTHERS * padded, job[CHUNK] * job[TILE_ROWS]
+    states, kept_row, summed = 1 + job[OTHERS], job[KEPT] * padded, job[SUMMED] != 0
+    d_initial, d_fresh = TAIL + 4 * states, TAIL + 5 * states
+    d_final, d_every = TAIL + 6 * states, TAIL + 7 * states
+    other, gates = (states - 1) * padded, job[GATES] * padded
+    capacity = job[CHUNK] * job[TILE_ROWS]
     projecting = job[W_HR] != 0
     carry_h = scratch  # [2, rows, width]: gradient of the emitted state
     carry_s = carry_h + 2 * rows * width * SIZE  # [2, rows, other]
@@ -226,7 +208,7 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     dr = dm + rows * padded * SIZE  # [capacity, columns]
     dx_gates = dr  # the same, unless the gates take x and r apart
     h_rows = dr + capacity * columns * SIZE  # [capacity, width]: the state before each step
-    if not SUMMED:
+    if not summed:
         dx_gates, h_rows = h_rows, h_rows + capacity * columns * SIZE
     x_rows = h_rows + capacity * width * SIZE  # [capacity, wide]
     dh_rows = x_rows + capacity * wide * SIZE  # [capacity, width], with a projection
@@ -249,13 +231,21 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
             b = row_of(job, start + i)
             d_h, d_s = carry_h + i * width * SIZE, carry_s + i * other * SIZE  # nobody else's
             clear(d_h, d_s, width, other)
-            add_states(job, D_FINAL, b, d_h, d_s)
-            give_states(job, D_INITIAL, b, d_h, d_s)
+            add_states(job, d_final, b, d_h, d_s)
+            give_states(job, d_initial, b, d_h, d_s)
 
     if part == 0:
         copy(bias, 0, 0, columns)
-        spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
-        spread(bias, job[BIAS_R], GATES, units, padded, SIZE)
+        spread(bias, job[BIAS_X], job[GATES], units, padded, SIZE)
+        spread(bias, job[BIAS_R], job[GATES], units, padded, SIZE)
+    step_at: int = new_step()  # type: ignore[call-arg]  # numba's
+    fields = int64_at(step_at)
+    fields[of.UNITS], fields[of.STRIDE] = end - begin, padded
+    fields[of.X_ROW], fields[of.R_ROW], fields[of.BIAS] = columns, kept_row, bias + mine
+    fields[of.H_BEFORE_ROW], fields[of.BEFORE_ROW] = width, other
+    fields[of.VECTORS], fields[of.D_VECTORS] = job[VECTORS_AT] + mine, vectors + mine
+    fields[of.D_AFTER_ROW], fields[of.D_BEFORE_ROW] = other, other
+    fields[of.DR_ROW], fields[of.DX_ROW] = columns, columns
     live, filled = 0, 0
     for step in range(steps - 1, -1, -1):
         while live < rows and length_of(job, start + live) > step:
@@ -279,13 +269,13 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
             d_s = carry_s + (now * rows + i) * other * SIZE
             if step == length - 1:
                 clear(d_h, d_s, width, other)
-                add_states(job, D_FINAL, b, d_h, d_s)
+                add_states(job, d_final, b, d_h, d_s)
                 if ends_reset(job, b):
-                    give_states(job, D_FRESH, b, d_h, d_s)
+                    give_states(job, d_fresh, b, d_h, d_s)
                     clear(d_h, d_s, width, other)
             if job[DY] != 0:
                 add(d_h, job[DY] + (t * job[DY_STEP] + b * job[DY_ROW]) * SIZE, outputs)
-            add_states(job, D_EVERY, t * batch + b, d_h, d_s)
+            add_states(job, d_every, t * batch + b, d_h, d_s)
             hidden = h_rows + (filled + i) * width * SIZE
             hit = is_reset(job, step, t, b)
             if hit or step == 0:
@@ -316,35 +306,37 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
             d_h, d_h_row, ds_to, ds_row = dm, padded, spare, 0
         gate_r, gate_x = dr + filled * columns * SIZE, dx_gates + filled * columns * SIZE
         turn = meet(counter, parts, turn)
-        derivative_rows(
-            live, end - begin, padded, job[KEPT_AT] + place * columns * SIZE + mine, columns,
-            job[KEPT_R] + place * KEPT * padded * SIZE + mine, KEPT * padded, bias + mine, 0,
-            h_rows + filled * width * SIZE + mine, width, old + mine, other,
-            job[VECTORS_AT] + mine, 0, d_h + mine, d_h_row,
-            carry_s + now * rows * other * SIZE + mine, other, gate_r + mine, columns,
-            gate_x + mine, columns, ds_to + mine, ds_row,
-            carry_s + (1 - now) * rows * other * SIZE + mine, other, vectors + mine, 0,
-        )  # fmt: skip
+        fields[of.ROWS] = live
+        fields[of.X] = job[KEPT_AT] + place * columns * SIZE + mine
+        fields[of.R] = job[KEPT_R] + place * kept_row * SIZE + mine
+        fields[of.H_BEFORE] = h_rows + filled * width * SIZE + mine
+        fields[of.BEFORE] = old + mine
+        fields[of.D_H_AFTER], fields[of.D_H_AFTER_ROW] = d_h + mine, d_h_row
+        fields[of.D_AFTER] = carry_s + now * rows * other * SIZE + mine
+        fields[of.DR], fields[of.DX] = gate_r + mine, gate_x + mine
+        fields[of.D_H_BEFORE], fields[of.D_H_BEFORE_ROW] = ds_to + mine, ds_row
+        fields[of.D_BEFORE] = carry_s + (1 - now) * rows * other * SIZE + mine
+        call(job[ROWS], (step_at,))
         # what the cell made of padding must not enter the products
         for i in range(live if end == padded else 0):  # the last part has the padding
             if padded > units:
-                for g in range(GATES):
+                for g in range(job[GATES]):
                     copy(gate_r + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units)
-                    if not SUMMED:
+                    if not summed:
                         copy(
                             gate_x + (i * columns + g * padded + units) * SIZE, 0, 0, padded - units
                         )
-            beyond = GATES * padded
+            beyond = gates
             copy(gate_r + (i * columns + beyond) * SIZE, 0, 0, columns - beyond)
-            if not SUMMED:
+            if not summed:
                 copy(gate_x + (i * columns + beyond) * SIZE, 0, 0, columns - beyond)
             kept = 0 if projecting else units
             copy(ds_h + (i * width + kept) * SIZE, 0, 0, width - kept)
         if job[W_HH] != 0:
             turn = meet(counter, parts, turn)
-            inner, panel = strides(job, GATES * padded, width)
+            inner, panel = strides(job, gates, width)
             product(
-                live, GATES * padded, w_end - w_begin, dr + filled * columns * SIZE, columns, 1,
+                live, gates, w_end - w_begin, dr + filled * columns * SIZE, columns, 1,
                 job[W_HH] + w_begin // PANEL * panel * SIZE, inner, panel,
                 carry_h + ((1 - now) * rows * width + w_begin) * SIZE, width, True,
             )  # fmt: skip
@@ -356,10 +348,10 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
                 d_h = carry_h + ((1 - now) * rows + i) * width * SIZE
                 d_s = carry_s + ((1 - now) * rows + i) * other * SIZE
                 if is_reset(job, step, t, b):
-                    give_states(job, D_FRESH, b, d_h, d_s)
+                    give_states(job, d_fresh, b, d_h, d_s)
                     clear(d_h, d_s, width, other)
                 elif step == 0:
-                    give_states(job, D_INITIAL, b, d_h, d_s)
+                    give_states(job, d_initial, b, d_h, d_s)
         filled += live
     if filled > 0:
         turn = flush(
@@ -369,7 +361,6 @@ def backward_tile(job, start, rows, scratch, sums, accumulate, scale, part, part
     return meet(counter, parts, turn)
 
 
-@task_kernel
 def backward(job_at, task, team):
     """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]
@@ -389,7 +380,7 @@ def backward(job_at, task, team):
         # products write the sums of the matrices, unless a group may have no step at all
         blank = job[SUMS_BYTES] // SIZE
         if job[WRITES] != 0:
-            blank = 2 * job[COLUMNS] + VECTORS * job[PADDED]
+            blank = 2 * job[COLUMNS] + job[VECTORS] * job[PADDED]
         copy(sums + job[SUMS_BYTES] - blank * SIZE, 0, 0, blank)
     for start in range(group * rows, job[BATCH], groups * rows):
         accumulate = job[WRITES] == 0 or start > group * rows

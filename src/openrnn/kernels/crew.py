@@ -3,15 +3,17 @@
 Only threads that run at the same time may do so; see `launch`.
 """
 
-import sys
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-POSSIBLE = sys.platform != "win32"  # there is no sched_yield
-LINE = 16  # int64 fields from one counter to the next, two cache lines
+from openrnn.kernels.host import LINE, YIELDS
+
+__all__ = ["LINE", "POSSIBLE", "meet", "share_of"]
+
+POSSIBLE = YIELDS
 SPINS = 4000  # looks before a thread lets others have its core
 INT = ir.IntType(64)
 

@@ -1,43 +1,26 @@
 """The forward time loop of one layer and direction, the same for every cell.
 
-`codegen.numba` takes the text after the first function of this file and puts another cell's
-constants and `step_rows` above it; as it stands here the cell is rnn_tanh in float32.
+A job has the address of the cell's `step_rows`, which `codegen.numba` prints. `loops` reads this
+file with another dtype in place of float32.
 """
-
-from math import tanh
 
 from numba import njit
 
+from openrnn.kernels import steps as of
 from openrnn.kernels.crew import LINE, meet, share_of
 from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
-from openrnn.kernels.memory import float32_at as reals
 from openrnn.kernels.memory import float64_at, int64_at
 from openrnn.kernels.product import dots_float32 as dots
 from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.regions import task_kernel
+from openrnn.kernels.regions import call, new_step
 from openrnn.kernels.rows import copy_float32 as copy
 from openrnn.kernels.rows import drop_float32 as drop
 from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 from openrnn.kernels.rows import spread_float32 as spread
 from openrnn.kernels.vectors import PANEL as PANELS
+from openrnn.kernels.vectors import SIZES
 
-GATES, OTHERS, VECTORS, KEPT, SUMMED, SIZE = 1, 0, 0, 0, True, 4
-PANEL = PANELS["float32"]
-INITIAL, FRESH, FINAL, EVERY = TAIL, TAIL + 1, TAIL + 2, TAIL + 3
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def step_rows(
-    rows, units, stride, x_at, x_row, r_at, r_row, bias_at, bias_row, bias_r_at, bias_r_row,
-    h_before_at, h_before_row, before_at, before_row, vectors_at, vectors_row,
-    h_after_at, h_after_row, after_at, after_row, kept_at, kept_row
-):  # fmt: skip
-    for row in range(rows):
-        x = reals(x_at + row * x_row * SIZE)
-        bias = reals(bias_at)
-        h_after = reals(h_after_at + row * h_after_row * SIZE)
-        for j in range(units):
-            h_after[j] = tanh(x[j] + bias[j])
+SIZE, PANEL = SIZES["float32"], PANELS["float32"]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -49,7 +32,7 @@ def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate, begin, 
     padded = job[PADDED]
     if job[PACKED] == 0:
         dots(
-            rows, inner, GATES, job[UNITS], a, a_row, weight, inner, c, columns, padded,
+            rows, inner, job[GATES], job[UNITS], a, a_row, weight, inner, c, columns, padded,
             accumulate, begin, min(end, job[UNITS]),
         )  # fmt: skip
     elif end - begin == padded:
@@ -57,7 +40,7 @@ def multiply(job, rows, inner, a, a_row, weight, c, columns, accumulate, begin, 
             rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, accumulate
         )
     else:
-        for g in range(GATES):
+        for g in range(job[GATES]):
             first = g * padded + begin
             product(
                 rows, inner, end - begin, a, a_row, 1, weight + first * inner * SIZE, PANEL,
@@ -96,7 +79,7 @@ def input_side(
                 copy(target, source, inputs, inputs)
             if job[SKIP] != 0:
                 gate = gates + (slot * gates_step + i * columns) * SIZE
-                for g in range(GATES):
+                for g in range(job[GATES]):
                     copy(gate + g * padded * SIZE, target, units, padded)
         if ragged and job[SKIP] == 0 and live > 0:
             multiply(
@@ -118,19 +101,19 @@ def input_side(
             )  # fmt: skip
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def load(job, group, b, hidden, others):
     """Puts a row's initial or fresh states in place; zeros where none are given."""
     outputs, units, padded = job[OUTPUTS], job[UNITS], job[PADDED]
     given = job[group]
     copy(hidden, given + b * outputs * SIZE if given != 0 else 0, outputs, job[WIDTH])
-    for k in range(OTHERS):
+    for k in range(job[OTHERS]):
         given = job[group + 1 + k]
         source = given + b * units * SIZE if given != 0 else 0
         copy(others + k * padded * SIZE, source, units, padded)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def store(job, group, offset, hidden, others, begin, h_end, end):
     """Writes a row's states, without padding, at a row offset of their tensors.
 
@@ -140,7 +123,7 @@ def store(job, group, offset, hidden, others, begin, h_end, end):
     if job[group] != 0:
         target, count = job[group] + (offset * outputs + begin) * SIZE, h_end - begin
         copy(target, hidden + begin * SIZE, count, count)
-    for k in range(OTHERS):
+    for k in range(job[OTHERS]):
         if job[group + 1 + k] != 0:
             target, count = job[group + 1 + k] + (offset * units + begin) * SIZE, end - begin
             copy(target, others + (k * padded + begin) * SIZE, count, count)
@@ -154,13 +137,15 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
     """
     steps, batch, units, outputs = job[STEPS], job[BATCH], job[UNITS], job[OUTPUTS]
     padded, columns, width, chunk = job[PADDED], job[COLUMNS], job[WIDTH], job[CHUNK]
-    other = OTHERS * padded
+    states, kept_row, summed = 1 + job[OTHERS], job[KEPT] * padded, job[SUMMED] != 0
+    initial, fresh, final, every = TAIL, TAIL + states, TAIL + 2 * states, TAIL + 3 * states
+    other = (states - 1) * padded
     hidden = scratch  # [2, rows, width]
     ring = hidden + 2 * rows * width * SIZE  # [2, rows, other], unless there is a history
     entry = ring + 2 * rows * other * SIZE  # [rows, other]: states put in place before a step
     bias = entry + rows * other * SIZE  # [2, columns]: input side, recurrent side
-    blank = bias + 2 * columns * SIZE  # [KEPT * padded]: where kept values go that nobody wants
-    r = blank + KEPT * padded * SIZE  # [rows, columns], unless the gates take sums
+    blank = bias + 2 * columns * SIZE  # [kept_row]: where kept values go that nobody wants
+    r = blank + kept_row * SIZE  # [rows, columns], unless the gates take sums
     emitted = r + rows * columns * SIZE  # [rows, padded]: before the projection
     x_rows = emitted + rows * padded * SIZE  # [chunk * rows, inputs]
     gates, gates_step = x_rows + chunk * rows * job[INPUTS] * SIZE, rows * columns
@@ -172,28 +157,38 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
         begin, end = share_of(padded, PANEL, part, parts), share_of(padded, PANEL, part + 1, parts)
     mine, h_end, u_end = begin * SIZE, min(end, outputs), min(end, units)
     # the first recurrent product is zero where nothing is carried in
-    starts_blank = job[INITIAL] == 0 and (job[RESET] == 0 or job[FRESH] == 0)
+    starts_blank = job[initial] == 0 and (job[RESET] == 0 or job[fresh] == 0)
 
-    bias_r = bias if SUMMED else bias + columns * SIZE
+    bias_r = bias if summed else bias + columns * SIZE
     if part == 0:
-        if not SUMMED and job[PACKED] == 0:
+        if not summed and job[PACKED] == 0:
             copy(r, 0, 0, rows * columns)  # unpacked products leave the padding as it is
         copy(bias, 0, 0, 2 * columns)
-        spread(bias, job[BIAS_X], GATES, units, padded, SIZE)
-        spread(bias_r, job[BIAS_R], GATES, units, padded, SIZE)
+        spread(bias, job[BIAS_X], job[GATES], units, padded, SIZE)
+        spread(bias_r, job[BIAS_R], job[GATES], units, padded, SIZE)
         for i in range(rows):
             b, length = row_of(job, start + i), length_of(job, start + i)
             for t in range(length, steps):
                 copy(job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE, 0, 0, outputs)
-                for k in range(1 + OTHERS):
+                for k in range(states):
                     size = outputs if k == 0 else units
-                    if job[EVERY + k] != 0:
-                        copy(job[EVERY + k] + (t * batch + b) * size * SIZE, 0, 0, size)
+                    if job[every + k] != 0:
+                        copy(job[every + k] + (t * batch + b) * size * SIZE, 0, 0, size)
             if length == 0:
-                load(job, INITIAL, b, hidden, entry)
-                store(job, FINAL, b, hidden, entry, 0, outputs, units)
+                load(job, initial, b, hidden, entry)
+                store(job, final, b, hidden, entry, 0, outputs, units)
     turn = meet(counter, parts, turn)
 
+    step_at: int = new_step()  # type: ignore[call-arg]  # numba's
+    fields = int64_at(step_at)
+    fields[of.UNITS], fields[of.STRIDE] = end - begin, padded
+    fields[of.X_ROW], fields[of.R], fields[of.R_ROW] = columns, r + mine, columns
+    fields[of.BIAS], fields[of.BIAS_R] = bias + mine, bias_r + mine
+    fields[of.H_BEFORE_ROW], fields[of.BEFORE_ROW] = width, other
+    fields[of.VECTORS] = job[VECTORS_AT] + mine
+    fields[of.H_AFTER_ROW] = padded if job[W_HR] != 0 else width
+    fields[of.AFTER_ROW], fields[of.KEPT] = other, blank + mine
+    fields[of.KEPT_ROW] = kept_row if job[KEPT_R] != 0 else 0
     live = rows
     for first in range(0, steps, chunk):
         last = min(first + chunk, steps)
@@ -228,30 +223,27 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
                     t = time_of(job, step, length_of(job, start + i))
                     target, others = before + i * width * SIZE, old + i * other * SIZE
                     if is_reset(job, step, t, b):
-                        load(job, FRESH, b, target, others)
+                        load(job, fresh, b, target, others)
                     elif step == 0:
-                        load(job, INITIAL, b, target, others)
+                        load(job, initial, b, target, others)
             if step > 0 or not starts_blank:
-                sums = gate if SUMMED else r
+                sums = gate if summed else r
                 multiply(
-                    job, live, outputs, before, width, job[W_HH], sums, columns, SUMMED, begin, end
+                    job, live, outputs, before, width, job[W_HH], sums, columns, summed, begin, end
                 )
-            elif not SUMMED:
+            elif not summed:
                 copy(r, 0, 0, live * columns)
-            h, h_row = after, width
+            h = after
             if job[W_HR] != 0:
-                h, h_row = emitted, padded
+                h = emitted
                 if job[PROJECTED] != 0:
                     h = job[PROJECTED] + (slot * batch + start) * padded * SIZE
-            kept_r, kept_row = blank, 0
+            fields[of.ROWS], fields[of.X] = live, gate + mine
+            fields[of.H_BEFORE], fields[of.BEFORE] = before + mine, old + mine
+            fields[of.H_AFTER], fields[of.AFTER] = h + mine, new + mine
             if job[KEPT_R] != 0:
-                kept_row = KEPT * padded
-                kept_r = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE
-            step_rows(
-                live, end - begin, padded, gate + mine, columns, r + mine, columns, bias + mine, 0,
-                bias_r + mine, 0, before + mine, width, old + mine, other, job[VECTORS_AT] + mine,
-                0, h + mine, h_row, new + mine, other, kept_r + mine, kept_row,
-            )  # fmt: skip
+                fields[of.KEPT] = job[KEPT_R] + (slot * batch + start) * kept_row * SIZE + mine
+            call(job[ROWS], (step_at,))
             if job[W_HR] != 0:
                 product(
                     live, units, width, h, padded, 1, job[W_HR], PANEL, PANEL * units, after, width,
@@ -263,17 +255,16 @@ def forward_tile(job, start, rows, scratch, scale, part, parts, counter, turn):
                 hidden_row, others = after + i * width * SIZE, new + i * other * SIZE
                 target = job[Y] + (t * job[Y_STEP] + b * job[Y_ROW]) * SIZE
                 copy(target + mine, hidden_row + mine, h_end - begin, h_end - begin)
-                store(job, EVERY, t * batch + b, hidden_row, others, begin, h_end, u_end)
+                store(job, every, t * batch + b, hidden_row, others, begin, h_end, u_end)
                 if step == length - 1:
                     if ends_reset(job, b):
                         hidden_row, others = before + i * width * SIZE, entry + i * other * SIZE
-                        load(job, FRESH, b, hidden_row, others)
-                    store(job, FINAL, b, hidden_row, others, begin, h_end, u_end)
+                        load(job, fresh, b, hidden_row, others)
+                    store(job, final, b, hidden_row, others, begin, h_end, u_end)
             turn = meet(counter, parts, turn)
     return turn
 
 
-@task_kernel
 def forward(job_at, task, team):
     """A task's share of the batch tiles: one out of TASKS, or of its crew's part of them."""
     job, scale = int64_at(job_at), float64_at(job_at)[DROP_SCALE]

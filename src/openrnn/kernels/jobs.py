@@ -6,11 +6,16 @@ gradients. An absent tensor has address 0.
 """
 
 (
+    # the function of a step, or of its derivative: C, all arguments int64
+    ROWS,
     # T, B, width of the input, H, O
     STEPS, BATCH, INPUTS, UNITS, OUTPUTS,
     # H to whole vectors; columns of a gate row (G * padded, to whole panels); O and the input
     # width to whole panels
     PADDED, COLUMNS, WIDTH, WIDE,
+    # what the cell has: gates, states but the emitted one, per-unit vectors, recurrent sides that
+    # are kept apart; whether gates take only sums of both sides
+    GATES, OTHERS, VECTORS, KEPT, SUMMED,
     # 1 for the reverse direction; rows of a tile; steps of a chunk
     REVERSE, TILE_ROWS, CHUNK,
     # gate matrices are panels, or with 0 as they are; no input matrix: x goes to each gate;
@@ -41,4 +46,4 @@ gradients. An absent tensor has address 0.
     # d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [VECTORS, padded]
     SUMS,
     TAIL,
-) = range(55)  # fmt: skip
+) = range(61)  # fmt: skip

@@ -11,9 +11,12 @@ import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from openrnn.kernels.objects import Kernel
 
 PACK_FROM = 48
 
@@ -50,7 +53,15 @@ def openmp() -> tuple[Any, Address, Address] | None:
     return start, number, count
 
 
-def run(kernel: Any, job: "array[int]", tasks: int) -> None:
+@lru_cache(maxsize=1)
+def _share() -> "Kernel":
+    from openrnn.kernels import objects
+
+    source = "from openrnn.kernels.regions import share\n"
+    return objects.kernels(source, ["share"])[0]
+
+
+def run(kernel: "Kernel", job: "array[int]", tasks: int) -> None:
     """Runs tasks 0, 1, .. of a kernel on a job and waits for all.
 
     A kernel also learns how many tasks run at the same time as its own.
@@ -63,14 +74,12 @@ def run(kernel: Any, job: "array[int]", tasks: int) -> None:
     if runtime is None:
         _run_in_pool(kernel, at, tasks)
         return
-    from openrnn.kernels.regions import share
-
     start, number, count = runtime
     region = array("q", (kernel.address, at, tasks, number, count))
-    start(share.address, region.buffer_info()[0], tasks, 0)
+    start(_share().address, region.buffer_info()[0], tasks, 0)
 
 
-def _run_in_pool(kernel: Any, at: Address, tasks: int) -> None:
+def _run_in_pool(kernel: "Kernel", at: Address, tasks: int) -> None:
     global _pool  # noqa: PLW0603  # one pool a process
     if _pool is None or _pool._max_workers < tasks:
         _pool = ThreadPoolExecutor(tasks, thread_name_prefix="openrnn")

@@ -1,16 +1,14 @@
 """Weight matrices as panels, and their gradients out of the sums of all tasks."""
 
 from array import array
-from typing import Any
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from openrnn.kernels import launch, packing
+from openrnn.kernels import launch, objects
+from openrnn.kernels.host import PANEL, SIZES
 from openrnn.kernels.layout import Layout
-from openrnn.kernels.memory import float32_at, float64_at, int64_at, named
-from openrnn.kernels.regions import task_kernel
-from openrnn.kernels.vectors import PANEL, SIZES
 
 # elements below which a second thread costs more than it gives
 LEAST_ELEMENTS = 1 << 15
@@ -25,51 +23,16 @@ def _whole_panels(columns: int, dtype: str) -> int:
     return (columns + panel - 1) // panel * panel
 
 
-def _for(dtype: str) -> dict[str, Any]:
-    """The three kernels of a type; a job is the number of tasks, then their arguments in order."""
-    pack_transposed = getattr(packing, f"pack_transposed_{dtype}")
-    pack_plain = getattr(packing, f"pack_plain_{dtype}")
-    reals, size = {"float32": float32_at, "float64": float64_at}[dtype], SIZES[dtype]
-
-    @task_kernel
-    @named(dtype)
-    def transpose(job_at, task, team):
-        job = int64_at(job_at)
-        pack_transposed(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
-
-    @task_kernel
-    @named(dtype)
-    def pack(job_at, task, team):
-        job = int64_at(job_at)
-        pack_plain(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
-
-    @task_kernel
-    @named(dtype)
-    def collect(job_at, task, team):
-        """out[gates, units, kept] = the sum over parts of sums[gates, padded, width]."""
-        job = int64_at(job_at)
-        tasks, sums, parts, part, padded, width = job[0], job[1], job[2], job[3], job[5], job[7]
-        units, kept, target = job[6], job[8], reals(job[9])
-        rows = job[4] * units
-        for row in range(rows * task // tasks, rows * (task + 1) // tasks):
-            start = (row // units * padded + row % units) * width
-            given = reals(sums + start * size)
-            for j in range(kept):
-                target[row * kept + j] = given[j]
-            for place in range(1, parts):
-                given = reals(sums + (place * part + start) * size)
-                for j in range(kept):
-                    target[row * kept + j] += given[j]
-
-    return {"transpose": transpose, "pack": pack, "collect": collect}
-
-
-_KERNELS = {dtype: _for(dtype) for dtype in SIZES}
+@lru_cache(maxsize=1)
+def _kernels() -> dict[str, objects.Kernel]:
+    names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
+    source = f"from openrnn.kernels.panels import {', '.join(names)}\n"
+    return dict(zip(names, objects.kernels(source, names)))
 
 
 def _run(kernel: str, dtype: str, elements: int, *job: int) -> None:
     tasks = launch.threads() if elements >= LEAST_ELEMENTS else 1
-    launch.run(_KERNELS[dtype][kernel], array("q", (tasks, *job)), tasks)
+    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *job)), tasks)
 
 
 def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:

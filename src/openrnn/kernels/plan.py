@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from openrnn.kernels import crew, launch
+from openrnn.kernels import launch
+from openrnn.kernels.host import LINE, YIELDS
 from openrnn.kernels.layout import Layout
 
 
@@ -14,7 +15,7 @@ class Plan:
         tasks: threads of a run; groups: those, or crews of them, that share nothing.
         scratch: bytes of all groups.
         counters: zeros behind the job, where crews meet.
-        head: the fields of `kernels.jobs` up to COUNTERS.
+        head: the fields of `kernels.jobs` from STEPS up to COUNTERS.
     """
 
     tasks: int
@@ -38,7 +39,7 @@ def plan(
     resets: bool,
 ) -> Plan:
     """The plan of a forward or backward run."""
-    shares = crew.POSSIBLE and launch.openmp() is not None and layout.shares(not (skip or resets))
+    shares = YIELDS and launch.openmp() is not None and layout.shares(not (skip or resets))
     rows = layout.tile_rows(batch, threads, shares)
     chunk = layout.chunk(steps, rows)
     groups = layout.tasks(steps, batch, rows, threads)
@@ -53,8 +54,9 @@ def plan(
     head = (
         steps, batch, layout.inputs, layout.units, layout.outputs,
         layout.padded, layout.columns, layout.width, layout.wide,
+        layout.gates, layout.others, layout.vectors, layout.kept, layout.summed,
         reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
         members,
     )  # fmt: skip
-    counters = groups * crew.LINE if members > 1 else 0
+    counters = groups * LINE if members > 1 else 0
     return Plan(tasks, groups, groups * room, counters, packs, head)

@@ -1,36 +1,44 @@
 """A parallel region: the tasks of a kernel on the threads of an OpenMP library.
 
-A kernel here is a C function `kernel(job, task, team)` of three int64, made by `task_kernel`; team
-is how many tasks run at the same time.
+A kernel here is a C function `kernel(job, task, team)` of three int64; team is how many tasks run
+at the same time.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
+from openrnn.kernels import steps
 from openrnn.kernels.memory import int64_at
 
 INT = ir.IntType(64)
 
 
-def task_kernel(function: Callable[[int, int, int], None]) -> Any:
-    """`function(job, task, team)` compiled to a C function, and kept on disk."""
-    return cfunc("void(int64, int64, int64)", cache=True, error_model="numpy")(function)
+@intrinsic
+def call(_, function, arguments):  # type: ignore[no-untyped-def]
+    """function(*arguments) of a C function's address; the arguments are int64, in a tuple."""
+
+    def emit(context: Any, builder: Any, _: Any, args: list[ir.Value]) -> ir.Value:
+        given = cgutils.unpack_tuple(builder, args[1])
+        kind = ir.FunctionType(ir.VoidType(), [INT] * len(given))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), emit
 
 
 @intrinsic
-def _call(_, function, job, task, team):  # type: ignore[no-untyped-def]
-    """function(job, task, team), of a function's address."""
+def new_step(_):  # type: ignore[no-untyped-def]
+    """The address of the fields of `steps`, on the stack of the function that asks."""
 
-    def emit(context: Any, builder: Any, _: Any, args: list[ir.Value]) -> ir.Value:
-        kind = ir.FunctionType(ir.VoidType(), [INT, INT, INT])
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
+    def emit(_: Any, builder: Any, __: Any, ___: list[ir.Value]) -> ir.Value:
+        place = cgutils.alloca_once(builder, ir.ArrayType(INT, steps.COUNT))
+        return builder.ptrtoint(place, INT)
 
-    return types.void(*[types.int64] * 4), emit
+    return types.int64(), emit
 
 
 @intrinsic
@@ -44,11 +52,10 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), emit
 
 
-@cfunc("void(int64)", cache=True)
 def share(region):  # type: ignore[no-untyped-def]
     """One thread's tasks. A region: kernel, job, tasks, omp_get_thread_num, omp_get_num_threads."""
     field = int64_at(region)
     # a runtime may give fewer threads than were asked for
     team: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
     for task in range(_ask(field[3]), field[2], team):
-        _call(field[0], field[1], task, team)
+        call(field[0], (field[1], task, team))

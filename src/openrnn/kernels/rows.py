@@ -4,7 +4,7 @@ from numba import njit
 
 from openrnn.kernels import jobs
 from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at, named
-from openrnn.philox import MULTIPLIERS, ROUNDS, WEYL, WORD
+from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
 
 _M0, _M1 = MULTIPLIERS
 _W0, _W1 = WEYL

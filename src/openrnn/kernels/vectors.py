@@ -1,7 +1,7 @@
 """Vector instructions for the CPU kernels: what a tile is made of, written as LLVM IR.
 
-A vector has as many lanes as the registers that numba compiles for; addresses are int64, strides
-count elements. `WIDTH` is where that is decided, once a process.
+A vector has as many lanes as the registers of the processor, see `host`; addresses are int64,
+strides count elements.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,43 +10,21 @@ from typing import Any, TypeVar
 
 from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, config
-from numba.core.codegen import get_host_cpu_features
+from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-WIDTHS = (64, 32, 16)  # bytes of a vector: AVX-512, AVX2, and anything else
-SIZES = {"float32": 4, "float64": 8}  # bytes of an element
+from openrnn.kernels.host import LANES, PANEL, REGISTERS, SIZES
 
-
-def width_of(features: str) -> int:
-    """The bytes of a vector for LLVM's names of features, as "+avx2,-avx512f"."""
-    have = set(features.split(","))
-    return 64 if "+avx512f" in have else 32 if "+avx2" in have else 16
-
-
-def lanes_of(dtype: str, width: int) -> int:
-    """Elements of a vector."""
-    return width // SIZES[dtype]
-
-
-def panel_of(dtype: str, width: int) -> int:
-    """Columns of a panel: two vectors."""
-    return 2 * lanes_of(dtype, width)
-
-
-# numba may have been told to compile for less than the machine has
-_TOLD: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
-WIDTH = width_of(get_host_cpu_features() if _TOLD is None else _TOLD)
-REGISTERS = 32 if WIDTH == 64 else 16  # 16 where unknown: fewer than there are costs little
-LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
-PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
+__all__ = [
+    "LANES", "PANEL", "REGISTERS", "SIZES", "Emitter", "compiled", "intrinsic", "number",
+]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """`function` compiled by numba at its first call, and kept on disk."""
-    return njit(function, nogil=True, cache=True, error_model="numpy")  # type: ignore[no-any-return]
+    """`function` compiled by numba where it is called."""
+    return njit(function, nogil=True, error_model="numpy")  # type: ignore[no-any-return]
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:

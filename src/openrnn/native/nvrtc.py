@@ -1,16 +1,12 @@
 """CUDA C++ -> cubins on disk -> kernels on a device: NVRTC and the driver through `cuda-core`.
 
-No toolkit, include file or GPU is needed to compile. A cubin lies in the user's cache folder under
-a digest of all that made it, behind a digest of itself: a damaged one is compiled again.
+No toolkit, include file or GPU is needed to compile. Cubins are entries of `store`.
 """
 
 import ctypes
-import hashlib
 import io
 import json
-import re
 import struct
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -20,12 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from openrnn import store
 from openrnn.errors import OpenRNNError
-from openrnn.files import write_whole
 
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
-FORMAT = "2"  # of the files in the cache
+FORMAT = "3"  # of what is kept
 CONFIGS = 1024  # sizes, streams and events of launches that a kernel remembers
 
 
@@ -91,56 +87,35 @@ class Wanted(NamedTuple):
         source: CUDA C++ without includes.
         name: of the `extern "C"` function.
         arch: such as `sm_90`.
-        title: what the kernel is, for messages and file names.
-        folder: where binaries are kept.
+        title: what the kernel is, for messages.
     """
 
     source: str
     name: str
     arch: str
     title: str
-    folder: Path
 
     @property
     def path(self) -> Path:
         """Where its binary is kept."""
-        words = "\n".join((FORMAT, self.source, self.name, self.arch, *OPTIONS, _version()))
-        digest = hashlib.sha256(words.encode()).hexdigest()
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '-', self.title)}-{digest[:24]}"
+        words = FORMAT, self.source, self.name, self.arch, *OPTIONS, _version()
+        return store.path_of("cubin", words)
 
 
 def binary(wanted: Wanted) -> Binary:
     """The kernel, from the cache or compiled."""
-    path = wanted.path
-    found = _read(path, wanted.name, wanted.arch)
-    if found is None:
-        found = _compile(wanted)
-        _write(path, found)
-    return found
+
+    def make() -> bytes:
+        made = _compile(wanted)
+        return json.dumps(asdict(made.resources)).encode() + b"\n" + made.code
+
+    head, _, code = store.kept(wanted.path, make).partition(b"\n")
+    return Binary(wanted.name, wanted.arch, code, Resources(**json.loads(head)))
 
 
 def prepare() -> None:
     """Imports the compiler, which several threads must not do at a time."""
     from cuda.core import Program, ProgramOptions  # noqa: F401
-
-
-def _read(path: Path, name: str, arch: str) -> Binary | None:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    head, _, code = content[32:].partition(b"\n")
-    return Binary(name, arch, code, Resources(**json.loads(head)))
-
-
-def _write(path: Path, made: Binary) -> None:
-    head = json.dumps(asdict(made.resources)).encode()
-    body = head + b"\n" + made.code
-    # a folder that cannot be written costs time, nothing else
-    with suppress(OSError):
-        write_whole(path, hashlib.sha256(body).digest() + body)
 
 
 def _compile(wanted: Wanted) -> Binary:

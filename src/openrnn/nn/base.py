@@ -3,15 +3,15 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import cells, dispatch, functional, params
+from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
-from openrnn.nn import autocast, checks, flat
+from openrnn.nn import autocast, checks, flat, foreign
 from openrnn.spec import Spec
 
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -61,12 +61,10 @@ class Layer(nn.Module):
         )
         dispatch.check_name(backend)
         self.cell = cell
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias_mode = checks.bias_mode(bias, bias_mode)
         self.bias = self.bias_mode != "none"
-        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.batch_first, self.bidirectional = batch_first, bool(bidirectional)
         self.dropout = float(dropout)
-        self.proj_size = proj_size
         self.backend = backend
         self._spec = cell.spec(
             input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
@@ -76,6 +74,8 @@ class Layer(nn.Module):
             reset_dropout_state=reset_dropout_state, recompute=recompute,
         )  # fmt: skip
         cells.check(self._spec)
+        self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
+        self.num_layers, self.proj_size = self._spec.num_layers, self._spec.proj_size
         slots = params.module_slots(self._spec)
         self._names = [slot.name for slot in slots]
         for slot in slots:
@@ -95,6 +95,9 @@ class Layer(nn.Module):
         if self._spec.dropout != self.dropout:
             self._spec = self._spec.with_(dropout=float(self.dropout))
         return self._spec
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        foreign.refuse_script(self)
 
     def reset_parameters(self) -> None:
         """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
@@ -167,20 +170,27 @@ class Layer(nn.Module):
                     "pass the padded tensor with lengths instead"
                 )
             return self._forward_packed(input, hx, generator)
+        if not isinstance(input, Tensor):
+            return foreign.call(
+                self, input, hx=hx, lengths=lengths, reset=reset, reset_state=reset_state,
+                return_states=return_states or None, generator=generator,
+                padding_value=padding_value or None,
+            )  # fmt: skip
+        checks.dense("input", input)
         name, dims = type(self).__name__, input.dim()
         if dims not in (2, 3):
             got = f"{dims}D tensor" if name == "RNN" else f"{dims}D"  # torch's two spellings
             raise ValueError(f"{name}: Expected input to be 2D or 3D, got {got} instead")
         batched = dims == 3
-        reset = torch.as_tensor(reset) if reset is not None else None
         if not batched:
             if lengths is not None:
                 raise ValueError("lengths need a batch: input is 2-D (steps, features)")
-            input = input.unsqueeze(1)
-            reset = reset.unsqueeze(1) if reset is not None else None
+            input = tensors.unsqueezed("input", input, 1)
+            if reset is not None:
+                reset = tensors.readable("reset", reset).unsqueeze(-1)
         elif self.batch_first:
-            input = input.transpose(0, 1)
-            reset = reset.transpose(0, 1) if reset is not None else None
+            input = tensors.transposed("input", input)
+            reset = functional.turned_mask(reset) if reset is not None else None
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         fresh = self._reset_states(reset_state, input.shape[1], batched)
@@ -227,14 +237,17 @@ class Layer(nn.Module):
             raise ValueError(
                 "step needs one direction: a reverse one would have to start at the end"
             )
+        if not isinstance(x_t, Tensor):
+            raise TypeError(f"step needs x_t as a Tensor, got {type(x_t).__name__}")
+        checks.dense("x_t", x_t)
         if x_t.dim() not in (1, 2):
             raise ValueError(f"step needs x_t (batch, features) or (features,), got {x_t.dim()}-D")
         batched = x_t.dim() == 2
-        input = x_t.unsqueeze(0) if batched else x_t[None, None]
+        input = tensors.unsqueezed("x_t", x_t, *((0,) if batched else (0, 0)))
         self._check_input(input)
         states = self._states(state, input.shape[1], 3 if batched else 2)
         fresh = self._reset_states(reset_state, input.shape[1], batched)
-        mask = torch.as_tensor(reset).reshape(1, -1) if reset is not None else None
+        mask = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
         y, finals, _ = self._run(input, states, None, mask, fresh, False, None)
         if not batched:
             return y[0, 0], self._give(tuple(state.squeeze(1) for state in finals))
@@ -243,8 +256,7 @@ class Layer(nn.Module):
     def _forward_packed(
         self, packed: PackedSequence, hx: Any, generator: torch.Generator | None
     ) -> tuple[PackedSequence, Any]:
-        if packed.data.dim() != 2:
-            raise RuntimeError(f"input must have 2 dimensions, got {packed.data.dim()}")
+        checks.packed(packed)
         self._check_input(packed.data)
         states = self._states(hx, int(packed.batch_sizes[0]), 3)
         if packed.sorted_indices is not None and states is not None:
@@ -316,7 +328,11 @@ class Layer(nn.Module):
 
     def _take(self, hx: Any) -> Sequence[Tensor]:
         """The states that a user gave, as a sequence."""
-        return (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        if isinstance(hx, Tensor):
+            return (hx,)
+        if not isinstance(hx, Sequence):
+            raise TypeError(f"states must be a Tensor or a tuple of them, got {type(hx).__name__}")
+        return tuple(hx)
 
     def _give(self, states: tuple[Tensor, ...]) -> Any:
         """The states as a user gets them."""
@@ -334,10 +350,11 @@ class Layer(nn.Module):
                 f"got {len(states)}"
             )
         for state in states:
+            checks.dense("hx", state)
             if state.dim() != dims:
                 checks.wrong_dims(states, dims)
         if dims == 2:
-            states = [state.unsqueeze(1) for state in states]
+            states = [tensors.unsqueezed("hx", state, 1) for state in states]
         for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
             wanted = (self._spec.chains, batch, width)
             if state.shape != wanted:
@@ -349,19 +366,8 @@ class Layer(nn.Module):
         """What resets put in place, expanded to (L*D, B, O or H), or None for zeros."""
         if reset_state is None:
             return None
-        states = self._take(reset_state)
-        if not batched:  # (L*D, O or H) there, as of hx
-            states = [state.unsqueeze(1) if state.dim() == 2 else state for state in states]
-        sizes = self._spec.state_sizes
-        wanted = [(self._spec.chains, batch, width) for width in sizes]
-        for state, shape in zip(states, wanted):
-            if state.dim() != 3 or any(a not in (1, b) for a, b in zip(state.shape, shape)):
-                raise ValueError(
-                    f"reset_state must have shape {shape}, or 1 in place of a size, "
-                    f"got {tuple(state.shape)}"
-                )
-        if len(states) != len(wanted):
-            raise ValueError(f"reset_state needs {len(wanted)} states, got {len(states)}")
+        wanted = [(self._spec.chains, batch, width) for width in self._spec.state_sizes]
+        states = checks.reset_states(self._take(reset_state), wanted, batched)
         return [state.expand(shape) for state, shape in zip(states, wanted)]
 
     def extra_repr(self) -> str:

@@ -2,14 +2,14 @@
 
 import math
 from inspect import Signature, signature
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from openrnn import cells, dispatch, functional, params
+from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
-from openrnn.nn import autocast, checks
+from openrnn.nn import autocast, checks, foreign
 
 
 class CellModule(nn.Module):
@@ -27,11 +27,12 @@ class CellModule(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        checks.sizes(input_size, hidden_size)
+        checks.size("input_size", input_size), checks.size("hidden_size", hidden_size)
         dispatch.check_name(backend)
         self.cell, self.backend = cell, backend
-        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         self._spec = cell.spec(input_size, hidden_size, bias_mode="double" if bias else "none")
+        self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
+        self.bias = bias
         slots = params.module_slots(self._spec)
         self._names = [slot.name.removesuffix("_l0") for slot in slots]
         for name, slot in zip(self._names, slots):
@@ -44,9 +45,12 @@ class CellModule(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
+        bound = 1.0 / math.sqrt(max(1, self.hidden_size))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        foreign.refuse_script(self)
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, as torch prints them."""
@@ -59,9 +63,11 @@ class CellModule(nn.Module):
 
     def _step(self, input: Tensor, hx: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
         name = type(self).__name__
+        checks.dense("input", input)
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
         batched = input.dim() == 2
+        places = (0,) if batched else (0, 0)
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input has inconsistent input_size: got {input.shape[-1]} "
@@ -70,6 +76,7 @@ class CellModule(nn.Module):
         states = None
         if hx is not None:
             for place, state in enumerate(hx):
+                checks.dense("hx", state)
                 if state.dim() != input.dim():
                     raise ValueError(
                         f"{name}: Expected hx[{place}] to be {input.dim()}D like the input, "
@@ -85,8 +92,8 @@ class CellModule(nn.Module):
                         f"hidden{place} has inconsistent hidden_size: got {state.shape[-1]}, "
                         f"expected {self.hidden_size}"
                     )
-            states = [state[None] if batched else state[None, None] for state in hx]
-        x = input[None] if batched else input[None, None]
+            states = [tensors.unsqueezed("hx", state, *places) for state in hx]
+        x = tensors.unsqueezed("input", input, *places)
         weights = [getattr(self, name) for name in self._names]
         dtype = autocast.wanted(x.device)
         if dtype is not None:
@@ -118,6 +125,9 @@ class LSTMCell(CellModule):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """(h', c') after one step."""
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
+            found: tuple[Tensor, Tensor] = foreign.call(self, input, hx=hx)
+            return found
         if hx is not None:
             checks.cell_states("LSTMCell", self.cell.states, hx)
         h, c = self._step(input, hx)
@@ -136,6 +146,9 @@ class GRUCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
+            found: Tensor = foreign.call(self, input, hx=hx)
+            return found
         if hx is None:
             return self._step(input, None)[0]
         checks.cell_states("GRUCell", self.cell.states, hx)
@@ -169,6 +182,9 @@ class RNNCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
+        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
+            found: Tensor = foreign.call(self, input, hx=hx)
+            return found
         if hx is None:
             return self._step(input, None)[0]
         checks.cell_states("RNNCell", self.cell.states, hx)

@@ -5,12 +5,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from openrnn import tensors
+from openrnn.spec import whole
 
 
 def same_dtype(x: Tensor, weight: Tensor) -> None:
     """Raises unless input and weights have one dtype."""
-    if x.dtype != weight.dtype:
+    if isinstance(weight, Tensor) and x.dtype != weight.dtype:
         raise ValueError(
             f"RNN input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). Convert "
             f"input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
@@ -37,12 +42,66 @@ def bias_mode(bias: bool, mode: str | None) -> str:
     return mode
 
 
+def dense(name: str, tensor: Any) -> None:
+    """Raises unless it is a tensor with sizes and strides; a mere subclass is one."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        tensors.dense(name, tensor)
+
+
+def packed(given: PackedSequence) -> None:
+    """Raises unless data and batch sizes of packed sequences belong together."""
+    data, sizes = given.data, given.batch_sizes
+    tensors.dense("the data of a PackedSequence", data)
+    if data.dim() != 2:
+        raise RuntimeError(f"input must have 2 dimensions, got {data.dim()}")
+    # what a tracer records has no numbers yet
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return
+    if sizes.dim() != 1 or sizes.dtype != torch.int64 or sizes.is_cuda or not sizes.numel():
+        raise ValueError(
+            "batch_sizes of a PackedSequence must be an int64 vector on the CPU, "
+            f"got {sizes.dtype} of shape {tuple(sizes.shape)} on {sizes.device}"
+        )
+    # falling, so that the last is the least
+    if int(sizes[-1]) < 1 or (sizes.numel() > 1 and bool((sizes[1:] > sizes[:-1]).any())):
+        raise ValueError(
+            "batch_sizes of a PackedSequence must be from 1 and never rise, "
+            f"got {sizes[:8].tolist()}{' ...' if sizes.numel() > 8 else ''}"
+        )
+    for name, order in (("sorted", given.sorted_indices), ("unsorted", given.unsorted_indices)):
+        if order is not None:
+            _order(name, order, int(sizes[0]))
+    if int(sizes.sum()) != data.shape[0]:
+        raise ValueError(
+            f"batch_sizes of a PackedSequence must have the sum {data.shape[0]}, its rows, "
+            f"got {int(sizes.sum())}"
+        )
+
+
+def _order(name: str, order: Tensor, batch: int) -> None:
+    """Raises unless these indices may reorder so many sequences; values on a CPU alone are seen."""
+    if order.dtype != torch.int64 or order.shape != (batch,):
+        raise ValueError(
+            f"{name}_indices of a PackedSequence must be int64 of shape ({batch},), "
+            f"got {order.dtype} of shape {tuple(order.shape)}"
+        )
+    if not order.is_cuda and sorted(order.tolist()) != list(range(batch)):
+        raise ValueError(f"{name}_indices of a PackedSequence must name each sequence once")
+
+
+def size(name: str, value: object) -> int:
+    """A whole number as an int, or a TypeError in the words of `torch.nn.RNNBase`."""
+    try:
+        return whole(name, value)
+    except TypeError:
+        got = type(value).__name__
+        raise TypeError(f"{name} should be of type int, got: {got}") from None
+
+
 def sizes(input_size: object, hidden_size: object) -> None:
     """Raises unless both are whole numbers from 1, in the words of `torch.nn.RNNBase`."""
-    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-        if not isinstance(size, int):
-            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-        if size <= 0:
+    for name, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+        if size(name, value) <= 0:
             raise ValueError(f"{name} must be greater than zero")
 
 
@@ -71,14 +130,34 @@ def reset_state_alone(reset: object, reset_state: object) -> None:
         raise ValueError("reset_state is what reset puts in place: needs reset, got None")
 
 
+def reset_states(
+    states: Sequence[Tensor], wanted: Sequence[tuple[int, ...]], batched: bool
+) -> list[Tensor]:
+    """What resets put in place, 3-D; raises unless it may be expanded to the shapes `wanted`."""
+    found = []
+    for given, shape in zip(states, wanted):
+        dense("reset_state", given)
+        flat = not batched and given.dim() == 2  # (L*D, O or H), as of hx
+        state = tensors.unsqueezed("reset_state", given, 1) if flat else given
+        if state.dim() != 3 or any(a not in (1, b) for a, b in zip(state.shape, shape)):
+            raise ValueError(
+                f"reset_state must have shape {shape}, or 1 in place of a size, "
+                f"got {tuple(state.shape)}"
+            )
+        found.append(state)
+    if len(states) != len(wanted):
+        raise ValueError(f"reset_state needs {len(wanted)} states, got {len(states)}")
+    return found
+
+
 def torch_arguments(
     input_size: object,
     hidden_size: object,
-    num_layers: int,
+    num_layers: Any,
     bias: object,
     batch_first: object,
     dropout: Any,
-    proj_size: int,
+    proj_size: Any,
 ) -> None:
     """The checks of `torch.nn.RNNBase`, with its texts, on which people match."""
     number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
@@ -87,6 +166,7 @@ def torch_arguments(
             "dropout should be a number in range [0, 1] representing the probability of an "
             "element being zeroed"
         )
+    num_layers, proj_size = size("num_layers", num_layers), size("proj_size", proj_size)
     if dropout > 0 and num_layers == 1:
         warnings.warn(
             "dropout option adds dropout after all but last recurrent layer, so non-zero dropout "
@@ -102,5 +182,5 @@ def torch_arguments(
         raise ValueError("num_layers must be greater than zero")
     if proj_size < 0:
         raise ValueError("proj_size should be a positive integer or zero to disable projections")
-    if isinstance(hidden_size, int) and proj_size >= hidden_size:
+    if proj_size >= size("hidden_size", hidden_size):
         raise ValueError("proj_size has to be smaller than hidden_size")

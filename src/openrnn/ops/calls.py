@@ -1,15 +1,17 @@
 """`forward` without autograd: in training it hands out a reserve, from which `backward` goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from openrnn import cells, dispatch, functional, philox
+from openrnn import arguments, cells, dispatch, functional, philox, request, tensors
 from openrnn.backends.base import Call
 from openrnn.params import check, module_slots, size, unpack
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Spec, precision_of
 
 
 def _version(tensor: Tensor) -> int:
@@ -81,6 +83,12 @@ class Reserve:
                     "backward needs the tensors of forward as they were, "
                     f"got {name} changed in place"
                 )
+        spec, (steps, batch) = self.call.problem.spec, self.call.x.shape[:2]
+        shape = steps, batch, spec.directions * spec.output_size
+        if self.y.shape != shape:
+            raise ValueError(
+                f"backward needs y as forward left it, of shape {shape}, got {tuple(self.y.shape)}"
+            )
         return self.call
 
 
@@ -111,8 +119,24 @@ class Result:
         return self.states[1] if len(self.states) > 1 else None
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The tensor outside autograd; one of inference mode, from which nothing derives, as a copy."""
+def uncast(device: torch.device) -> Any:
+    """Autocast off: the operators compute in the type of x, whoever calls them."""
+    if torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def outside(name: str, tensor: Tensor) -> Tensor:
+    """The tensor outside autograd; one of inference mode, from which nothing derives, as a copy.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is not dense.
+    """
+    if tensors.plain(tensor):
+        tensors.held(name, tensor)
+    else:
+        tensor, _ = tensors.settled(name, tensor)
     if not tensor.is_inference():
         return tensor.detach()
     with torch.inference_mode(False):
@@ -121,22 +145,26 @@ def plain(tensor: Tensor) -> Tensor:
 
 def like(name: str, tensor: Tensor, shape: tuple[int, ...], x: Tensor) -> Tensor:
     """The tensor, detached; ValueError unless it has this shape and the dtype and device of x."""
+    tensor = outside(name, tensor)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if (tensor.dtype, tensor.device) != (x.dtype, x.device):
         raise ValueError(
             f"{name} must be {x.dtype} on {x.device} like x, got {tensor.dtype} on {tensor.device}"
         )
-    return plain(tensor)
+    return tensor
 
 
 def _weights(given: Tensor | Sequence[Tensor], spec: Spec, x: Tensor) -> list[Tensor]:
     """The parameters in the order of `module_slots`."""
     if isinstance(given, Tensor):
         return unpack(spec, like("params", given, (size(spec),), x))
-    tensors = list(given)
-    check(spec, tensors)
-    return [like(slot.name, t, slot.shape, x) for slot, t in zip(module_slots(spec), tensors)]
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"params must be a Tensor or a sequence of Tensors, got {type(given).__name__}"
+        )
+    check(spec, weights := list(given))
+    return [like(slot.name, t, slot.shape, x) for slot, t in zip(module_slots(spec), weights)]
 
 
 def by_state(
@@ -172,6 +200,46 @@ def _filled(
         x.new_zeros(shape) if state is None else like(name, state, shape, x)
         for name, state, shape in zip(names, given, shapes)
     ]
+
+
+class _Settled(NamedTuple):
+    """The tensors of a call, and why no address may be taken of one of them."""
+
+    x: Tensor
+    params: list[Tensor]
+    states: list[Tensor]
+    resets: list[Tensor]
+    lengths: Tensor | None
+    reset: Tensor | None
+    why: str
+
+
+def _settled(
+    spec: Spec,
+    x: Tensor,
+    params: list[Tensor],
+    states: list[Tensor],
+    resets: list[Tensor],
+    lengths: Tensor | None,
+    reset: Tensor | None,
+) -> _Settled:
+    """The tensors of a call, checked as those of a layer are."""
+    _, weights, initial, fresh, _, why = arguments.inputs(spec, x, params, states, resets)
+    if lengths is not None:
+        lengths = functional.check_lengths(lengths, x)
+    if reset is not None:
+        reset = outside("reset", functional.check_reset(reset, x))
+    lengths, reset, other = tensors.masks(x, lengths, reset)
+    every = [
+        x,
+        *weights,
+        *initial,
+        *fresh,
+        *(mask for mask in (lengths, reset) if mask is not None),
+    ]
+    if not tensors.plain(*every):
+        why = why or other or "one of its tensors has no memory of its own"
+    return _Settled(x, list(weights), list(initial), list(fresh), lengths, reset, why)
 
 
 def _seed(
@@ -232,6 +300,8 @@ def forward(
         ((5, 2, 4), None, None)
     """
     cells.check(spec)
+    x = outside("x", x)
+    request.check_dtype(x.dtype)
     if x.dim() != 3 or x.shape[-1] != spec.input_size:
         layout = "T, B" if time_major else "B, T"
         raise ValueError(f"x must have shape ({layout}, {spec.input_size}), got {tuple(x.shape)}")
@@ -239,17 +309,20 @@ def forward(
         raise ValueError("reset_states are what reset puts in place: needs reset, got None")
     if not time_major:
         x = x.transpose(0, 1)
-        reset = None if reset is None else torch.as_tensor(reset).transpose(0, 1)
+        reset = None if reset is None else functional.turned_mask(reset)
     names, reset_names = state_names(spec)
     states = by_state(spec, ("h0", "c0", "states"), h0, c0, states)
     fresh = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
-    weights = _weights(params, spec, x)
+    with torch.inference_mode(False), torch.no_grad():
+        found = _settled(
+            spec, x, _weights(params, spec, x), _filled(spec, states, x, names),
+            _filled(spec, fresh, x, reset_names), lengths, reset,
+        )  # fmt: skip
     drops = spec.drops(is_training)
-    capability, processors = dispatch.place_of(x.device)
-    problem = Problem(
-        spec, x.dtype, x.device.type, capability, is_training, drops, lengths is not None,
-        reset is not None, return_states, generator=drops and generator is not None,
-        processors=processors,
+    problem = request.problem(
+        spec.text, x.dtype, x.device, is_training, drops, lengths is not None, reset is not None,
+        return_states, request.transformed(), drops and generator is not None,
+        request.size_class(x), precision_of(spec, x.dtype, x.device.type), found.why,
     )  # fmt: skip
     name = dispatch.select(problem, backend)
     if backend == "auto" and name == "reference":
@@ -257,16 +330,17 @@ def forward(
     with torch.inference_mode(False), torch.no_grad():
         call = Call(
             problem,
-            plain(x),
-            _filled(spec, states, x, names),
-            weights,
-            None if lengths is None else functional.check_lengths(lengths, x),
-            None if reset is None else plain(functional.check_reset(reset, x)),
-            _filled(spec, fresh, x, reset_names),
+            found.x,
+            found.states,
+            found.params,
+            found.lengths,
+            found.reset,
+            found.resets,
             _seed(seed, offset, generator, dispatch.seed_device(name, x.device)) if drops else None,
             seed_given=seed is not None,
         )
-        out = dispatch.BACKENDS[name].forward(call)
+        with uncast(x.device):
+            out = functional.by_operators(call, dispatch.BACKENDS[name].forward)
     y, every = out.y, out.all_states
     reserve = None
     if is_training:

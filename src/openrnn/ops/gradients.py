@@ -1,13 +1,15 @@
 """`backward` without autograd: gradients written, added or left out, one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from openrnn import arguments, tensors
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs
 from openrnn.dispatch import BACKENDS
-from openrnn.ops.calls import Reserve, by_state, like, state_names
+from openrnn.ops.calls import Reserve, by_state, like, state_names, uncast
 from openrnn.params import pack, size
 from openrnn.spec import Spec
 
@@ -82,9 +84,14 @@ def backward(
         tuple(name in wanted for name in reset_names[: len(call.reset_states)]),
     )
     with torch.inference_mode(False), torch.no_grad():
-        found = BACKENDS[reserve.backend].backward(call, reserve.y, reserve.kept, cotangents, needs)
-    fresh = _by_name(found, spec, reserve.time_major)
-    with torch.no_grad():
+        if reserve.backend != "reference":
+            call, cotangents = _readable(reserve, call, cotangents)
+        with uncast(call.x.device):
+            found = BACKENDS[reserve.backend].backward(
+                call, reserve.y, reserve.kept, cotangents, needs
+            )
+    with torch.no_grad(), uncast(call.x.device):
+        fresh = _by_name(found, spec, reserve.time_major)
         for name in wanted:
             grads[name] = _deliver(fresh[name], requests[name], targets.get(name))
     return grads
@@ -179,6 +186,25 @@ def _cotangents(
     if all(grad is None for grad in (dy, *finals, *every)):
         dy = torch.zeros_like(y)
     return Cotangents(dy, finals, every)
+
+
+def _readable(reserve: Reserve, call: Call, grads: Cotangents) -> tuple[Call, Cotangents]:
+    """Call and gradients, of whose tensors addresses may be taken now; ValueError if of none."""
+
+    def own(named: Iterable[tuple[str, Tensor | None]]) -> list[Tensor | None]:
+        return [tensors.own(name, tensor) for name, tensor in named]
+
+    spec = call.problem.spec
+    given = call.states, call.params, call.lengths, call.reset, call.reset_states, call.seed
+    x, states, params, lengths, reset, resets, seed = arguments.ready(spec, (call.x, *given))
+    call = replace(
+        call, x=x, states=states, params=params, lengths=lengths, reset=reset, reset_states=resets,
+        seed=seed,
+    )  # fmt: skip
+    own(("the reserve", kept) for kept in (reserve.y, *reserve.kept))
+    finals = own((f"d{name}_n", grad) for name, grad in zip(spec.states, grads.finals))
+    every = own((f"dall_states of {n}", grad) for n, grad in zip(spec.states, grads.all_states))
+    return call, Cotangents(tensors.own("dy", grads.y), finals, every)
 
 
 def _by_name(found: Gradients, spec: Spec, time_major: bool) -> dict[str, Tensor | None]:

@@ -85,7 +85,7 @@ def spec(
         raise ValueError(f"num_proj needs rnn_mode 'lstm', got {rnn_mode!r}")
     made = MODES[rnn_mode].spec(
         input_size, num_units, num_layers=num_layers, bidirectional=DIRECTIONS[direction],
-        bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=float(dropout),
+        bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=dropout,
         cell_clip=cells.bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
         reset_dropout_state=reset_dropout_state, recompute=recompute,

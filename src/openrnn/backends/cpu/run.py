@@ -114,12 +114,13 @@ class Run:
                 w_hh = transposed(w_hh, layout.gates, layout.padded)
             w_hr = transposed(w_hr, 1, layout.width)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
+        loop, step = build.forward(self.cell, layout.dtype)
         fields = (
-            *plan.head, 0, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
-            *(0,) * (jobs.TAIL - jobs.DY),
+            step, *plan.head, 0, *self._drop(),
+            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *(0,) * (jobs.TAIL - jobs.DY),
             *self._of_states((call.states, call.reset_states, finals, every)),
         )  # fmt: skip
-        launch.run(build.forward(self.cell, layout.dtype), _job(fields, plan), plan.tasks)
+        launch.run(loop, _job(fields, plan), plan.tasks)
 
     def backward(
         self,
@@ -153,13 +154,15 @@ class Run:
         if weighs or self.vectors is not None:
             sums = x.new_empty(plan.groups, sum(layout.sums))
         dy = None if dy is None else rows_of(dy)
+        loop, derivative = build.backward(self.cell, layout.dtype)
         fields = (
-            *plan.head, 0, *self._drop(), *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
-            *self._beside(dy), *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
+            derivative, *plan.head, 0, *self._drop(),
+            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *self._beside(dy),
+            *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
             self.direction, _address(sums),
             *self._of_states((self.call.states, self.call.reset_states, [], [], *states)),
         )  # fmt: skip
-        launch.run(build.backward(self.cell, layout.dtype), _job(fields, plan), plan.tasks)
+        launch.run(loop, _job(fields, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
     def _plan(self, kept: bool, backward: bool = False) -> "Plan":

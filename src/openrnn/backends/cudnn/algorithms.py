@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cudnn import trial
-from openrnn.files import write_whole
 from openrnn.native.cudnn.descriptors import ALGORITHMS
 from openrnn.native.cudnn.library import load
 from openrnn.spec import Problem, Spec
+from openrnn.store import folder, write_whole
 
 # beyond these H the small-H kernels are refused by cuDNN: forward, with backward
 SMALL = {"lstm": (192, 128), "gru": (192, 128), "rnn_tanh": (384, 256), "rnn_relu": (384, 256)}
@@ -113,8 +113,6 @@ def _decide(problem: Problem, x: Tensor) -> str:
 
 
 def _file() -> Path:
-    from openrnn.codegen.build import folder
-
     return folder() / "cudnn_algorithms.json"
 
 

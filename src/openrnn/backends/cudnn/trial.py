@@ -17,7 +17,7 @@ from openrnn.spec import Problem, Spec, precision_of
 
 # cuDNN's persistent kernels approximate tanh and the sigmoid, whatever the products' precision:
 # in float32 by up to 1.3e-5 of the largest value in the ieee rows of
-# benchmarks/results/h200/cudnn.json; twice that is still less than tf32 products miss by
+# benchmarks/log/cudnn.json; twice that is still less than tf32 products miss by
 ACTIVATIONS = 2.0**-15
 CHECKED = 64  # steps at most whose numbers are compared
 TIMED = 512  # steps at most that are timed: beyond them a call costs what its steps cost

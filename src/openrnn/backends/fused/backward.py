@@ -152,19 +152,23 @@ class Backward(ForwardLoops):
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         saved = self._again[1] if self._again else chunk.of(self.saved[layer.index])
         room = self.chunk_states(layer) if chunk.number else None
-        size, args = d_gates.element_size(), BackwardArgs()
-        self.fill(args, at.weights, chunk, (self._chunk_states, room), way)
-        args.weight, args.saved = at.weights.recurrent_by_planes.data_ptr(), saved.data_ptr()
-        step, row, _ = (0, 0, 0) if dy is None else dy.stride()
-        args.dy = 0 if dy is None else chunk.of(dy).data_ptr()
-        args.dy_step_bytes, args.dy_row = way * step * size, row
-        args.d_gates = d_gates.data_ptr()
-        args.d_gates_step_bytes = way * d_gates.stride(0) * size
-        args.sums = at.sums_of(chunk).data_ptr()
-        args.d_final = self.states(layer, self.d_finals)
-        args.d_all_states = self.states(layer, self.d_all_states, chunk.begin)
-        args.d_initial = self.states(layer, self.d_initial)
-        args.d_reset_state = self.states(layer, self.d_reset_states)
+        dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
+        size = d_gates.element_size()
+        args = BackwardArgs(
+            **self.common(at.weights, chunk, (self._chunk_states, room), way),
+            weight=at.weights.recurrent_by_planes.data_ptr(),
+            saved=saved.data_ptr(),
+            dy=0 if dy is None else chunk.of(dy).data_ptr(),
+            dy_step_bytes=way * dy_step * size,
+            dy_row=dy_row,
+            d_gates=d_gates.data_ptr(),
+            d_gates_step_bytes=way * d_gates.stride(0) * size,
+            sums=at.sums_of(chunk).data_ptr(),
+            d_final=self.states(layer, self.d_finals),
+            d_all_states=self.states(layer, self.d_all_states, chunk.begin),
+            d_initial=self.states(layer, self.d_initial),
+            d_reset_state=self.states(layer, self.d_reset_states),
+        )
         kernels.launch(at.kernel, at.config, args, self.launch_event(operation.signals))
         self._chunk_states, self._again = room, None
 

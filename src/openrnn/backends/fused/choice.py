@@ -36,7 +36,7 @@ class Loss(NamedTuple):
         return f"H {span(*self.hidden)}, B {span(*self.batch)}, {dtype[self.dtype]}, {grads}"
 
 
-# H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/results/h200, for the
+# H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/log, for the
 # tanh RNN fused-choice.json (whose one loss, float32 at H 256 B 1, was of the tf32 products that it
 # had then), and for that with relu, T 50, deepbench.jsonl of c81649a. Here are those where cuDNN's
 # best correct algorithm (in bfloat16 torch.nn) needs at most 0.95 of our time, with that share;

@@ -69,8 +69,7 @@ class ForwardLoops(Launches):
             return
         x, width = x.contiguous(), layer.gates * layer.units
         steps, batch, inner = x.shape
-        with self.main_stream():  # the loop reads it there
-            x_gates = x.new_empty(steps, batch, width)
+        x_gates = self.room(x, (steps, batch, width))
         # where H is no multiple of 8, gate by gate: what lies between is not read
         columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
         multiply(
@@ -91,8 +90,7 @@ class ForwardLoops(Launches):
             fill_flags(y[..., start : start + layer.hidden])
             return
         sizes = (chunk.steps, self.batch, layer.units)
-        with self.main_stream():
-            flags = y.new_empty(sizes, dtype=torch.float16 if config.half else None)
+        flags = self.room(y, sizes, torch.float16 if config.half else None)
         fill_flags(flags)
         self._ready[_key(operation)].flags = flags
 
@@ -118,19 +116,25 @@ class ForwardLoops(Launches):
         kernel, config = self.forward_kernel(weights)
         inputs = self._ready.pop(_key(operation))
         way, size = -1 if reverse else 1, y.element_size()
-        args = ForwardArgs()
-        self.fill(args, weights, chunk, chunk_states, way)
-        args.weight = weights.recurrent.data_ptr()
-        step, row, _ = inputs.x_gates.stride()
-        args.x, args.x_step_bytes, args.x_row = inputs.x_gates.data_ptr(), way * step * size, row
-        args.x_gate, args.flag_buffer = inputs.gate_stride, address(inputs.flags)
-        args.bias_x, args.bias_r = address(weights.b_ih), address(weights.b_hh)
-        step, row, _ = y.stride()
-        args.y = y.data_ptr() + reverse * layer.hidden * size
-        args.y_step_bytes, args.y_row = way * step * size, row
-        args.saved = address(saved)
-        args.initial = self.states(layer, self.call.states)
-        args.reset_state = self.states(layer, self.call.reset_states)
-        args.final = self.states(layer, finals)
-        args.all_states = self.states(layer, all_states, chunk.begin)
+        x_step, x_row, _ = inputs.x_gates.stride()
+        y_step, y_row, _ = y.stride()
+        args = ForwardArgs(
+            **self.common(weights, chunk, chunk_states, way),
+            weight=weights.recurrent.data_ptr(),
+            x=inputs.x_gates.data_ptr(),
+            x_step_bytes=way * x_step * size,
+            x_row=x_row,
+            x_gate=inputs.gate_stride,
+            y=y.data_ptr() + reverse * layer.hidden * size,
+            y_step_bytes=way * y_step * size,
+            y_row=y_row,
+            flag_buffer=address(inputs.flags),
+            saved=address(saved),
+            bias_x=address(weights.b_ih),
+            bias_r=address(weights.b_hh),
+            initial=self.states(layer, self.call.states),
+            reset_state=self.states(layer, self.call.reset_states),
+            final=self.states(layer, finals),
+            all_states=self.states(layer, all_states, chunk.begin),
+        )
         kernels.launch(kernel, config, args, self.launch_event(signals))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openrnn.backends.fused import measured, plan
 from openrnn.backends.fused.limits import Limits
-from openrnn.codegen import build, cuda
+from openrnn.codegen import cuda
 from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
@@ -41,7 +41,7 @@ def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int) ->
     head = f"#define SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
     title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
     source = head + cuda.source(cell, dtype, how)
-    return nvrtc.Wanted(source, how.kind, arch, title, build.folder() / "cubins")
+    return nvrtc.Wanted(source, how.kind, arch, title)
 
 
 @lru_cache(maxsize=4096)
@@ -242,8 +242,8 @@ def launch(
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
     """A compiled kernel that no cell changes: a name is that of its file in `kernels/cuda/`."""
-    source, folder = cuda.plain_source(name, dtype), build.folder() / "cubins"
-    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}", folder))
+    source = cuda.plain_source(name, dtype)
+    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}"))
 
 
 @lru_cache(maxsize=256)

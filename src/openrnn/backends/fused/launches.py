@@ -1,9 +1,8 @@
 """What the forward and the backward pass of a call share: weights, masks, the side stream."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from openrnn.backends.base import Call
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
@@ -145,10 +143,6 @@ class Launches:
         """What the backward kernel does, as `LayerKernels.backward` takes it."""
         return self.lengths is not None, self.reset is not None, all_states, reset_state
 
-    def saved_bytes(self, layer: LayerKernels) -> int:
-        """Bytes of the saved activations of a step."""
-        return prod(layer.saved_shape(1, self.batch)) * layer.dtype.itemsize
-
     def chunk_states(self, layer: LayerKernels) -> Tensor:
         """Room for what one chunk leaves to the next of each state: float32 (states, B, H)."""
         size = (len(self.spec.states), self.batch, layer.hidden)
@@ -171,29 +165,34 @@ class Launches:
             for state in group
         ]  # fmt: skip
 
-    def fill(
+    def common(
         self,
-        args: ForwardArgs | BackwardArgs,
         weights: Weights,
         chunk: Chunk,
         chunk_states: tuple[Tensor | None, Tensor | None],
         way: int,
-    ) -> None:
-        """Sets what both loops take: masks, unit vectors, states between chunks, sizes.
+    ) -> dict[str, int]:
+        """The arguments that both loops take: masks, vectors, states between chunks, sizes.
 
         Args:
             chunk_states: what the chunk before left, and room for what this one leaves.
             way: 1 where the loop's next step is the next of time, or -1.
         """
-        lengths, reset = self.masks(chunk)
-        args.vectors = address(weights.unit_vectors)
-        args.lengths = 0 if lengths is None else lengths.lengths.data_ptr()
-        args.order = 0 if lengths is None else lengths.order.data_ptr()
-        args.reset, args.reset_step_bytes = address(reset), way * self.batch
-        args.saved_step_bytes = way * self.saved_bytes(weights.kernels)
-        args.chunk_in, args.chunk_out = map(address, chunk_states)
-        args.steps, args.batch = chunk.steps, self.batch
-        args.units, args.reverse = weights.kernels.hidden, weights.direction
+        (lengths, reset), layer = self.masks(chunk), weights.kernels
+        return {
+            "vectors": address(weights.unit_vectors),
+            "lengths": 0 if lengths is None else lengths.lengths.data_ptr(),
+            "order": 0 if lengths is None else lengths.order.data_ptr(),
+            "reset": address(reset),
+            "reset_step_bytes": way * self.batch,
+            "saved_step_bytes": way * layer.saved_bytes * ((self.batch + 7) // 8),
+            "chunk_in": address(chunk_states[0]),
+            "chunk_out": address(chunk_states[1]),
+            "steps": chunk.steps,
+            "batch": self.batch,
+            "units": layer.hidden,
+            "reverse": weights.direction,
+        }
 
     # the side stream
 
@@ -206,9 +205,14 @@ class Launches:
         self._main = torch.cuda.current_stream(self.device)
         return torch.cuda.stream(self._side.stream)
 
-    def main_stream(self) -> AbstractContextManager[object]:
-        """Within it, memory is taken that the main stream will use, whatever stream is current."""
-        return nullcontext() if self._main is None else torch.cuda.stream(self._main)
+    def room(
+        self, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Memory that the main stream will use, whatever stream is current."""
+        if self._main is None:
+            return like.new_empty(shape, dtype=dtype)
+        with torch.cuda.stream(self._main):
+            return like.new_empty(shape, dtype=dtype)
 
     def launch_event(self, signals: bool) -> int:
         """What a loop's launch takes so that the side stream can wait for its blocks; or 0."""

@@ -42,6 +42,7 @@ class LayerKernels:
         index: layer * directions + direction.
         units: H as the kernels see it, a multiple of 8; exact: it is H.
         saved: values that forward saves for backward, of a unit, row and step.
+        saved_bytes: of them all, of a step and 8 rows.
         recompute: backward computes them again.
         planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
         left, right: the gates in the order of the first and of the last planes.
@@ -67,6 +68,7 @@ class LayerKernels:
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
         self.width = self.planes * self.units
         self.saved = tiles.record(cell)
+        self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")

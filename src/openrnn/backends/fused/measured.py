@@ -1,6 +1,6 @@
 """The tiles that were fastest when timed on an H200, where those of a size were.
 
-`measured.csv` is written by `benchmarks/tiles.py`: kernel, mask, gates of the cell, bytes of a
+`measured.csv` is written by `openrnn tune kernels`: kernel, mask, gates of the cell, bytes of a
 value and of what products read of it, units, tiles of 8 rows in the batch (`eights`), then the
 fastest kernel's shape, how much of R it holds and whether it is frugal, its delay where it is a
 grid, and its microseconds a step. Forward without what training keeps is `inference`. Masks take

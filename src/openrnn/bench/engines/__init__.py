@@ -6,16 +6,40 @@ from openrnn.bench.engines.base import Engine
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.graph import Graph
 from openrnn.bench.engines.nn import Loop, Packed, Torch
-from openrnn.bench.engines.ours import Cudnn, Ours
+from openrnn.bench.engines.ours import ALGORITHMS, Cudnn, Ours, Recomputing
 from openrnn.bench.engines.python import Compiled, Eager
+from openrnn.bench.ratios import from_graph
 
-PEERS = (
+# what users run today, by default; then what only some suites ask for
+USERS = (
     "torch", "graph", "cudnn", "packed", "loop", "eager", "compiled", "flashrnn", "torchrl",
 )  # fmt: skip
+STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # which none captures
+ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
+# our own layer in a process of its own, where products overlap with loops in other ways: never, in
+# two chunks at most, in short calls too
+OVERLAP = "openrnn.backends.fused.overlap"
+WAYS: dict[str, dict[str, float]] = {
+    "no-overlap": {f"{OVERLAP}.MOST": 1},
+    "two-chunks": {f"{OVERLAP}.MOST": 2},
+    "overlap-short": {f"{OVERLAP}.LONG": 0.0},
+}
+PEERS = (*USERS, "cudnn-graph", "recompute", *ONE_ALGORITHM, *WAYS)
 
 
 def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
-    """Ours and the named peers, ours first; with `graph` ours from a CUDA graph as well.
+    """Ours and the named peers, ours first; with peers from CUDA graphs ours from one as well.
+
+    Raises:
+        ValueError: there is no such peer.
+    """
+    ours = Ours(backend)
+    graphed = any(map(from_graph, against))
+    return [ours, *([Graph("openrnn-graph", ours)] if graphed else []), *peers_of(against, backend)]
+
+
+def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
+    """The named peers, but for those of `WAYS`, which are run by `bench.remote`.
 
     Raises:
         ValueError: there is no such peer.
@@ -23,13 +47,13 @@ def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
     for name in against:
         if name not in PEERS:
             raise ValueError(f"against must be of {', '.join(PEERS)}, got {name!r}")
-    ours = Ours(backend)
     made: dict[str, Engine] = {
         engine.name: engine
         for engine in (
             Torch(), Cudnn(), Packed(), Loop(), Eager(), Compiled(), FlashRNN(), TorchRL(),
-            Graph("graph", Torch()),
+            Recomputing(backend), Graph("graph", Torch()),
+            Graph("cudnn-graph", Cudnn(algorithms=STATIC)),
+            *(Cudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
         )
     }  # fmt: skip
-    graphed = [Graph("openrnn-graph", ours)] if "graph" in against else []
-    return [ours, *graphed, *(made[name] for name in PEERS if name in against)]
+    return [made[name] for name in PEERS if name in against and name not in WAYS]

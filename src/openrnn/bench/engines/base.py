@@ -1,10 +1,12 @@
 """What an engine promises: reasons to refuse a row, or a call that can be checked and timed."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from openrnn.bench.modes import MODES
 from openrnn.bench.task import Task
 
 
@@ -14,7 +16,8 @@ class Ready:
     Args:
         call: y (T, B, D*H) of the task's input.
         leaves: what training differentiates: `x` and the parameters by torch's names.
-        chosen: in each mode, the backend or algorithm that runs, where there is a choice.
+        chosen: the backend or algorithm that runs in a mode, where there is a choice; asked only
+            after a call, because asking may compile.
     """
 
     def __init__(
@@ -22,22 +25,36 @@ class Ready:
         task: Task,
         call: Callable[[], Tensor],
         leaves: Mapping[str, Tensor],
-        chosen: Mapping[str, str] | None = None,
+        chosen: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        self.task, self.call, self.leaves = task, call, dict(leaves)
-        self.chosen = dict(chosen or {})
+        self.task, self.call, self.leaves, self.chosen = task, call, dict(leaves), chosen
+        self._y: Tensor | None = None  # of the forward call whose gradients are taken again
 
     def run(self, mode: str) -> list[Tensor]:
-        """One call: y; in training also the gradient of every leaf. This is what is timed."""
-        if mode == "forward":
+        """One call: y; with gradients also that of every leaf. This is what is timed."""
+        if mode in ("forward", "host-forward"):
             with torch.no_grad():
                 return [self.call()]
+        if mode == "host-one-thread":
+            with torch.autograd.set_multithreading_enabled(False):
+                return self._both()
+        if mode == "host-backward":
+            if self._y is None:
+                self._y = self.call()
+            return [self._y, *self._gradients(self._y, again=True)]
+        return self._both() if MODES[mode].gradients else [self.call()]
+
+    def _both(self) -> list[Tensor]:
         y = self.call()
-        return [y, *torch.autograd.grad(y, list(self.leaves.values()), self.task.dy)]
+        return [y, *self._gradients(y)]
+
+    def _gradients(self, y: Tensor, again: bool = False) -> tuple[Tensor, ...]:
+        leaves = list(self.leaves.values())
+        return torch.autograd.grad(y, leaves, self.task.dy, retain_graph=again)
 
     def names(self, mode: str) -> list[str]:
         """What `run` returns, by name."""
-        return ["y"] if mode == "forward" else ["y", *(f"d{name}" for name in self.leaves)]
+        return ["y", *(f"d{name}" for name in self.leaves)] if MODES[mode].gradients else ["y"]
 
 
 class Engine:
@@ -57,8 +74,8 @@ class Engine:
         return True
 
     def refuses(self, task: Task) -> str | None:
-        """Why it cannot run the task, or None."""
-        raise NotImplementedError
+        """Why it cannot run the task, or None; a call may still raise NoBackendError."""
+        return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         """The task by this engine, in each way it has; the fastest right one counts.
@@ -66,6 +83,11 @@ class Engine:
         A part of a task has the same ways in the same order.
         """
         raise NotImplementedError
+
+
+def hx_of(states: tuple[Tensor, ...]) -> Any:
+    """States as a layer takes them: a tuple of several, one as it is, None where there are none."""
+    return states if len(states) > 1 else states[0] if states else None
 
 
 def leaf(tensor: Tensor) -> Tensor:

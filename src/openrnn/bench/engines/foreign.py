@@ -19,6 +19,8 @@ def _plain_layer(task: Task, package: str) -> str | None:
     row = task.row
     if find_spec(package) is None:
         return f"the package {package} is not installed"
+    if row.states:
+        return f"{package} is called from states of 0 here"
     if row.layers > 1 or row.bidirectional:
         return f"{package} runs one layer, one way"
     return f"{package} takes no lengths" if row.lengths else None
@@ -59,7 +61,7 @@ class FlashRNN(_Package):
     def candidates(self, task: Task) -> Iterator[Ready]:
         run = import_module("flashrnn.flashrnn").flashrnn
         leaves, row = _leaves(task, task.x.dtype), task.row
-        gates, hidden = len(row.spec.gates), row.hidden
+        gates, hidden = len(row.definition.gates), row.hidden
 
         def call() -> Tensor:
             x = linear(leaves["x"].transpose(0, 1), leaves["weight_ih_l0"], leaves["bias_ih_l0"])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from openrnn.bench.engines.base import Engine, Ready
+from openrnn.bench.modes import MODES
 from openrnn.bench.task import Task
 
 
@@ -36,7 +37,8 @@ class Graph(Engine):
         self.title = f"{inner.title}, CUDA graph"
 
     def concerns(self, task: Task) -> bool:
-        return task.device != "cpu" and self.inner.concerns(task)
+        host = any(MODES[mode].host for mode in task.row.modes)  # a replay is no call of a layer
+        return task.device != "cpu" and not host and self.inner.concerns(task)
 
     def refuses(self, task: Task) -> str | None:
         return self.inner.refuses(task)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from openrnn.bench.cases import TORCH_CELLS, Row
-from openrnn.bench.engines.base import Engine, Ready, leaf, leaves_of
+from openrnn.bench.engines.base import Engine, Ready, hx_of, leaf, leaves_of
 from openrnn.bench.task import Task
 
 KINDS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
@@ -29,8 +29,8 @@ class Torch(Engine):
         return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        layer, x = _layer(task), leaf(task.x)
-        yield Ready(task, lambda: layer(x)[0], leaves_of(layer, x))
+        layer, x, first = _layer(task), leaf(task.x), hx_of(task.states)
+        yield Ready(task, lambda: layer(x, first)[0], leaves_of(layer, x))
 
 
 class Packed(Engine):
@@ -46,12 +46,13 @@ class Packed(Engine):
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         layer, x, lengths, steps = _layer(task), leaf(task.x), task.lengths, task.row.steps
+        first = hx_of(task.states)
         if lengths is None:
             raise ValueError("a task without lengths")
 
         def call() -> Tensor:
             packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-            y, _ = pad_packed_sequence(layer(packed)[0], total_length=steps)
+            y, _ = pad_packed_sequence(layer(packed, first)[0], total_length=steps)
             return y
 
         yield Ready(task, call, leaves_of(layer, x))
@@ -74,13 +75,16 @@ class Loop(Engine):
             raise ValueError("a task without resets")
         keep = (~task.reset).to(x.dtype)[:, None, :, None]  # (T, 1, B, 1)
         count = 2 if row.cell == "lstm" else 1
-        zeros = x.new_zeros(row.layers, row.batch, row.hidden)
+        zeros = (x.new_zeros(row.layers, row.batch, row.hidden),) * count
+        first = task.states or zeros
 
         def call() -> Tensor:
-            states: tuple[Tensor, ...] = (zeros,) * count
+            states = first
             outputs = []
             for t in range(row.steps):
                 states = tuple(keep[t] * state for state in states)
+                if task.fresh:
+                    states = tuple(s + (1 - keep[t]) * new for s, new in zip(states, task.fresh))
                 y, after = layer(x[t : t + 1], states if count > 1 else states[0])
                 states = after if count > 1 else (after,)
                 outputs.append(y)

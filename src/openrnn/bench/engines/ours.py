@@ -1,88 +1,104 @@
-"""OpenRNN itself, as `auto` or one named backend runs it, and cuDNN's best algorithm through it."""
+"""OpenRNN itself, as `auto` or one named backend runs it, and cuDNN's algorithms through it.
+
+This module also runs over the sources of other commits (`--baseline`), so it calls nothing but
+layers and `openrnn.explain`.
+"""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
-from openrnn import dispatch
 from openrnn.bench.cases import TORCH_CELLS
-from openrnn.bench.engines.base import Engine, Ready, leaf, leaves_of
+from openrnn.bench.engines.base import Engine, Ready, hx_of, leaf, leaves_of
+from openrnn.bench.modes import MODES
 from openrnn.bench.task import PRECISIONS, Task, layer_of
-from openrnn.spec import ALGORITHMS, Problem
+from openrnn.explain import explain
 
+ALGORITHMS = ("standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 # steps from which persist_dynamic, far slower than the others, is left out
 LONG = 2000
 
 
 class Ours(Engine):
-    """Our layer, as a user calls it."""
+    """Our layer, as a user calls it.
 
-    name, title = "openrnn", "openrnn"
+    Args:
+        options: more of the layer's, by name.
+    """
 
-    def __init__(self, backend: str = "auto") -> None:
-        self.backend = backend
+    title = "openrnn"
 
-    def refuses(self, task: Task) -> str | None:
-        table = dispatch.explain(problem(task, "forward"), self.backend)
-        if table.chosen is not None:
-            return None
-        return "; ".join(f"{name}: {'; '.join(why)}" for name, why in table.refused.items())
+    def __init__(self, backend: str = "auto", name: str = "openrnn", **options: str) -> None:
+        self.backend, self.name, self.options = backend, name, options
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        yield _ready(task, self.backend, "auto")
+        yield _ready(task, self.backend, **self.options)
+
+
+class Recomputing(Ours):
+    """Our layer where backward recomputes the gates instead of reading what forward saved."""
+
+    def __init__(self, backend: str = "auto") -> None:
+        super().__init__(backend, "recompute", recompute="gates")
+
+    def concerns(self, task: Task) -> bool:
+        return any(MODES[mode].gradients for mode in task.row.modes)
 
 
 class Cudnn(Engine):
-    """cuDNN called by us, by each of its algorithms."""
+    """cuDNN called by us, by one of its algorithms or by whichever of them is fastest."""
 
-    name, title = "cudnn", "cuDNN, best algorithm"
+    title = "cuDNN, best algorithm"
+
+    def __init__(self, name: str = "cudnn", algorithms: tuple[str, ...] = ALGORITHMS) -> None:
+        self.name, self.algorithms = name, algorithms
 
     def concerns(self, task: Task) -> bool:
         return task.device != "cpu" and task.row.cell in TORCH_CELLS
 
     def refuses(self, task: Task) -> str | None:
-        reasons = dispatch.explain(problem(task, "training"), "cudnn").refused.get("cudnn")
-        return "; ".join(reasons) if reasons else None
+        if task.whole.steps > LONG and self.algorithms == ("persist_dynamic",):
+            return f"persist_dynamic takes too long at {task.whole.steps} steps"
+        one = {"algorithm": self.algorithms[0]} if len(self.algorithms) == 1 else {}
+        row = task.row
+        layer = layer_of(row, backend="cudnn", device="meta", **one)
+        table = explain(
+            layer, torch.empty(row.steps, row.batch, row.inputs, device="meta"), quiet=True,
+            dtype=PRECISIONS[task.precision].dtype, device=task.device, grad=True,
+            lengths=row.lengths, reset=row.resets > 0,
+        )  # fmt: skip
+        return "; ".join(table.refused["cudnn"]) if table.chosen is None else None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        for algorithm in ALGORITHMS[1:]:
+        for algorithm in self.algorithms:
             if algorithm != "persist_dynamic" or task.whole.steps <= LONG:
-                made = _ready(task, "cudnn", algorithm)
-                made.chosen = dict.fromkeys(task.row.modes, algorithm)
+                made = _ready(task, "cudnn", algorithm=algorithm)
+                made.chosen = partial(_always, algorithm)
                 yield made
 
 
-def problem(task: Task, mode: str) -> Problem:
-    """What the row asks of the dispatcher."""
-    row, device = task.row, torch.device(task.device)
-    capability = processors = None
-    if device.type == "cuda":  # not dispatch.place_of: older sources run under this, --baseline
-        about = torch.cuda.get_device_properties(device)
-        capability, processors = (about.major, about.minor), about.multi_processor_count
-    return Problem(
-        row.spec, PRECISIONS[task.precision].dtype, device.type, capability,
-        grad=mode == "training", lengths=row.lengths, reset=row.resets > 0, steps=row.steps,
-        batch=row.batch, processors=processors,
-    )  # fmt: skip
+def _always(algorithm: str, _: str) -> str:
+    return algorithm
 
 
-def _ready(task: Task, backend: str, algorithm: str) -> Ready:
-    layer = layer_of(
-        task.row, backend=backend, algorithm=algorithm, device=task.device, dtype=task.x.dtype
-    )
+def _ready(task: Task, backend: str, **options: str) -> Ready:
+    layer = layer_of(task.row, backend=backend, device=task.device, dtype=task.x.dtype, **options)
     layer.load_state_dict(task.weights)
-    x, extra = leaf(task.x), {}
-    if task.lengths is not None:
-        extra["lengths"] = task.lengths
-    if task.reset is not None:
-        extra["reset"] = task.reset
-    chosen = {
-        mode: dispatch.explain(problem(task, mode), backend).chosen or "none"
-        for mode in task.row.modes
-    }
-    return Ready(task, lambda: layer(x, **extra)[0], leaves_of(layer, x), chosen)
+    x = leaf(task.x)
+    asked = {"lengths": task.lengths, "reset": task.reset, "reset_state": hx_of(task.fresh)}
+    extra = {name: given for name, given in asked.items() if given is not None}
+    first = hx_of(task.states)
+
+    def chosen(mode: str) -> str | None:
+        recorded = MODES[mode].gradients or mode == "host-recorded"
+        return explain(
+            layer, x, grad=recorded, lengths="lengths" in extra, reset="reset" in extra, quiet=True
+        ).chosen
+
+    return Ready(task, lambda: layer(x, first, **extra)[0], leaves_of(layer, x), chosen)
 
 
 def plain(task: Task) -> Ready:
     """The task by the reference: in float64 what every engine is compared with."""
-    return _ready(task, "reference", "auto")
+    return _ready(task, "reference")

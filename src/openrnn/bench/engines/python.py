@@ -31,6 +31,8 @@ class Eager(Engine):
         row = task.row
         if lookup(row.cell).dependent_product:
             return f"{row.cell} multiplies twice a step; this loop has one product"
+        if row.states:
+            return "this loop begins with states of 0"
         if row.bidirectional or row.lengths or row.resets:
             return "this loop goes one way, without lengths or resets"
         if row.steps > STEPS:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
+from typing_extensions import dataclass_transform
+
 States = Sequence[int]  # a pointer for each state of the cell, an array of STATES in the struct
 Table = TypeVar("Table", bound="type[Args]")
 
@@ -24,44 +26,25 @@ class Field(NamedTuple):
 
 
 class Args:
-    """Arguments of a launch, set by name: in the call, `Args(name=value)`, or as attributes.
+    """Arguments of a launch, given by name; what the table has a value for may be left out.
 
-    What the table gives a value to may be left out. A name that is not in the table raises
-    TypeError in the call and AttributeError as an attribute; one without a value raises TypeError
-    at the launch.
+    Raises:
+        TypeError: a name is not in the table, or one without a value is missing.
+        AttributeError: a name that is not in the table is set later.
     """
 
     __slots__ = ()
     fields: ClassVar[tuple[Field, ...]]
-    _defaults: ClassVar[dict[str, int]]
     _numbers: ClassVar[Any]  # getters of several fields at once: a launch costs microseconds
     _arrays: ClassVar[Any]  # of four arrays, or None
 
-    def __init__(self, **values: int | States) -> None:
-        for name, value in values.items():
-            if name not in type(self).__slots__:
-                raise TypeError(f"{type(self).__name__} has no field {name}")
-            setattr(self, name, value)
-
     def words(self) -> tuple[int, ...]:
         """The fields as the struct has them."""
-        try:
-            numbers: tuple[int, ...] = self._numbers(self)
-            if self._arrays is None:
-                return numbers
-            a, b, c, d = self._arrays(self)
-        except AttributeError:
-            self._complete()
-            return self.words()
+        numbers: tuple[int, ...] = self._numbers(self)
+        if self._arrays is None:
+            return numbers
+        a, b, c, d = self._arrays(self)
         return *numbers, *a, *b, *c, *d
-
-    def _complete(self) -> None:
-        """Sets what was left out to its default: a launch that sets all pays nothing for them."""
-        for field in self.fields:
-            if not hasattr(self, field.name):
-                if field.name not in self._defaults:
-                    raise TypeError(f"{type(self).__name__} has no value of {field.name}")
-                setattr(self, field.name, self._defaults[field.name])
 
     @classmethod
     def struct(cls) -> str:
@@ -73,10 +56,10 @@ class Args:
         return "\n".join([*lines, "};"])
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 def _table(cls: Table) -> Table:
     """Makes a table of a class whose annotations are (Python type, CUDA type, meaning)."""
-    defaults = {name: vars(cls)[name] for name in cls.__annotations__ if name in vars(cls)}
-    made: Any = dataclass(init=False, eq=False, slots=True)(cls)
+    made: Any = dataclass(kw_only=True, eq=False, slots=True)(cls)
     hints = get_type_hints(made, include_extras=True)
     found = []
     for name in made.__slots__:
@@ -84,7 +67,7 @@ def _table(cls: Table) -> Table:
         found.append(Field(name, cuda, meaning, get_args(hints[name])[0] is not int))
     numbers = [field.name for field in found if not field.array]
     arrays = [field.name for field in found if field.array]
-    made.fields, made._defaults = tuple(found), defaults
+    made.fields = tuple(found)
     made._numbers = attrgetter(*numbers)
     made._arrays = attrgetter(*arrays) if arrays else None
     return made  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from rich.console import Console
 from openrnn.bench import report
 from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.record import Machine, Trained, Writer, read
-from openrnn.bench.words import Cell, Sheet
+from openrnn.bench.tables import Sheet, TableCell
 from openrnn.errors import OpenRNNError
 
 MODELS = ("openrnn", "torch")
@@ -26,7 +26,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A language model to train; on a CPU a small one."""
 
     name: str
@@ -39,10 +39,10 @@ class Job:
 
 JOBS = {
     "cuda": (
-        Job("lm-2x1024", 2, 1024, 128, 256, "bfloat16"),
-        Job("lm-4x512", 4, 512, 128, 256, "bfloat16"),
+        TrainingJob("lm-2x1024", 2, 1024, 128, 256, "bfloat16"),
+        TrainingJob("lm-4x512", 4, 512, 128, 256, "bfloat16"),
     ),
-    "cpu": (Job("lm-2x256", 2, 256, 32, 64, "float32"),),
+    "cpu": (TrainingJob("lm-2x256", 2, 256, 32, 64, "float32"),),
 }
 
 
@@ -80,7 +80,7 @@ def execute(
     return code
 
 
-def train(job: Job, model: str, device: str, gpus: int, minutes: float) -> Trained:
+def train(job: TrainingJob, model: str, device: str, gpus: int, minutes: float) -> Trained:
     """One run as a process of its own, or as several under torchrun.
 
     A run of a few steps goes before it, so that no kernel is compiled in the time that counts.
@@ -109,7 +109,7 @@ def train(job: Job, model: str, device: str, gpus: int, minutes: float) -> Train
 
 
 def command(
-    job: Job, model: str, device: str, gpus: int, budget: Mapping[str, float], folder: Path
+    job: TrainingJob, model: str, device: str, gpus: int, budget: Mapping[str, float], folder: Path
 ) -> list[str]:
     """The command line; each GPU has the batch of the job, so the whole batch grows with them."""
     program = [sys.executable, "-m"]
@@ -132,17 +132,17 @@ def sheet(runs: Sequence[Trained]) -> Sheet:
     return Sheet("openrnn train", heads, numbers, tuple(tuple(_cells(run, runs)) for run in runs))
 
 
-def _cells(run: Trained, runs: Sequence[Trained]) -> Iterator[Cell]:
-    yield from map(Cell, (f"{run.name} by {run.model}", f"{run.layers} x {run.hidden}"))
-    yield from map(Cell, (str(run.gpus), run.dtype, f"{run.minutes:g}", run.backend))
-    yield Cell(f"{run.bytes_per_s / 1e6:.3g}")
+def _cells(run: Trained, runs: Sequence[Trained]) -> Iterator[TableCell]:
+    yield from map(TableCell, (f"{run.name} by {run.model}", f"{run.layers} x {run.hidden}"))
+    yield from map(TableCell, (str(run.gpus), run.dtype, f"{run.minutes:g}", run.backend))
+    yield TableCell(f"{run.bytes_per_s / 1e6:.3g}")
     ratio = _over(run, runs, model="torch", gpus=run.gpus)
     means = "" if ratio is None or run.model == "torch" else "win" if ratio > 1 else "loss"
-    yield Cell("-" if ratio is None else f"{ratio:.2f}", means)
+    yield TableCell("-" if ratio is None else f"{ratio:.2f}", means)
     one = _over(run, runs, model=run.model, gpus=1)
-    yield Cell("-" if one is None or run.gpus < 2 else f"{100 * one / run.gpus:.0f}%")
-    yield Cell(f"{run.steps:,}")
-    yield Cell(f"{run.bits_per_byte:.3f}")
+    yield TableCell("-" if one is None or run.gpus < 2 else f"{100 * one / run.gpus:.0f}%")
+    yield TableCell(f"{run.steps:,}")
+    yield TableCell(f"{run.bits_per_byte:.3f}")
 
 
 def _over(run: Trained, runs: Sequence[Trained], model: str, gpus: int) -> float | None:

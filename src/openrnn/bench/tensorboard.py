@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from openrnn.bench.ratios import lines_of, peers_of, step_us
 from openrnn.bench.record import Machine, Result
-from openrnn.bench.table import lines_of, peers_of, step_us
 from openrnn.errors import OpenRNNError
 
 

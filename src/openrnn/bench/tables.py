@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from openrnn.bench.compare import Moved
-from openrnn.bench.record import Result
-from openrnn.bench.table import (
+from openrnn.bench.ratios import (
     GRAPHED,
     OURS,
     Line,
@@ -18,20 +17,39 @@ from openrnn.bench.table import (
     step_us,
     summaries,
 )
+from openrnn.bench.record import Result
 from openrnn.bench.timer import DISTURBED
 
 # as column heads, and in sentences
 HEADS = {
     "torch": "torch.nn", "graph": "graph", "cudnn": "cuDNN best", "packed": "packed",
     "loop": "loop", "eager": "eager", "compiled": "compiled", "flashrnn": "FlashRNN",
-    "torchrl": "TorchRL", "baseline": "baseline",
+    "torchrl": "TorchRL", "cudnn-graph": "cuDNN graph", "recompute": "recompute",
+    "cudnn-standard": "standard", "cudnn-persist-static": "static",
+    "cudnn-persist-dynamic": "dynamic", "cudnn-persist-static-small-h": "small H",
+    "baseline": "baseline", "no-overlap": "no overlap", "two-chunks": "two chunks",
+    "overlap-short": "short too", "baseline-graph": "baseline graph",
+    "no-overlap-graph": "no overlap graph", "two-chunks-graph": "two chunks graph",
+    "overlap-short-graph": "short too graph",
 }  # fmt: skip
 TITLES = {
     "torch": "torch.nn as called", "graph": "torch.nn, both from a CUDA graph",
     "cudnn": "cuDNN's best algorithm", "packed": "torch.nn with PackedSequence",
     "loop": "torch.nn in a loop of steps", "eager": "eager Python",
     "compiled": "Python, its step by torch.compile", "flashrnn": "FlashRNN",
-    "torchrl": "TorchRL's Triton kernels", "baseline": "the baseline's openrnn",
+    "torchrl": "TorchRL's Triton kernels", "cudnn-graph": "cuDNN, both from a CUDA graph",
+    "recompute": "openrnn, gates recomputed", "cudnn-standard": "cuDNN's standard algorithm",
+    "cudnn-persist-static": "cuDNN's persist_static",
+    "cudnn-persist-dynamic": "cuDNN's persist_dynamic",
+    "cudnn-persist-static-small-h": "cuDNN's persist_static_small_h",
+    "baseline": "the baseline's openrnn",
+    "no-overlap": "openrnn, products after loops",
+    "two-chunks": "openrnn, products beside loops in two chunks at most",
+    "overlap-short": "openrnn, products beside loops in short calls too",
+    "baseline-graph": "the baseline's openrnn, both from a CUDA graph",
+    "no-overlap-graph": "openrnn, products after loops, both from a CUDA graph",
+    "two-chunks-graph": "openrnn, two chunks at most, both from a CUDA graph",
+    "overlap-short-graph": "openrnn, short calls too, both from a CUDA graph",
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
 
@@ -47,7 +65,7 @@ COUNTED_NUMBERS = (False,) * 3 + (True, True, False, False) + (True,) * 4
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A word of a table and what it means: win, loss, tie, disturbed, fault or nothing."""
 
     text: str
@@ -61,7 +79,7 @@ class Sheet:
     title: str
     heads: tuple[str, ...]
     numbers: tuple[bool, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
 def results_sheet(lines: Sequence[Line]) -> Sheet:
@@ -88,30 +106,30 @@ def filled(sheet: Sheet) -> Sheet:
     )  # fmt: skip
 
 
-def _cells(line: Line, peers: Sequence[str]) -> Iterator[Cell]:
-    yield from map(Cell, (line.row.name, line.row.shape, line.precision, line.mode))
+def _cells(line: Line, peers: Sequence[str]) -> Iterator[TableCell]:
+    yield from map(TableCell, (line.row.name, line.row.shape, line.precision, line.mode))
     ours = line.ours
     timed = ours is not None and ours.us is not None
-    yield Cell(_amount(step_us(ours)) + _mark(ours)) if ours and timed else _state(ours)
-    yield Cell((ours.chosen if ours else None) or "-")
+    yield TableCell(_amount(step_us(ours)) + _mark(ours)) if ours and timed else _state(ours)
+    yield TableCell((ours.chosen if ours else None) or "-")
     for peer in peers:
         pair = line.pair(peer)
         yield ratio_cell(pair) if pair else _state(line.results.get(peer))
     memory = ours.memory_mib if ours else None
     first = ours.first_s if ours else None
-    yield Cell("-" if memory is None else _amount(memory))
-    yield Cell("-" if first is None else f"{first:.2f}")
+    yield TableCell("-" if memory is None else _amount(memory))
+    yield TableCell("-" if first is None else f"{first:.2f}")
 
 
-def ratio_cell(pair: Pair) -> Cell:
+def ratio_cell(pair: Pair) -> TableCell:
     """A ratio; ties and disturbed ones have signs of their own."""
-    return Cell(_amount(pair.ratio) + SIGNS.get(pair.verdict, ""), pair.verdict)
+    return TableCell(_amount(pair.ratio) + SIGNS.get(pair.verdict, ""), pair.verdict)
 
 
-def _state(result: Result | None) -> Cell:
+def _state(result: Result | None) -> TableCell:
     if result is None or result.status == "refused":
-        return Cell("-")
-    return Cell(result.status, "fault")
+        return TableCell("-")
+    return TableCell(result.status, "fault")
 
 
 def _mark(result: Result) -> str:
@@ -124,21 +142,21 @@ def summary_sheet(lines: Sequence[Line]) -> Sheet:
     return filled(Sheet("geometric mean of the ratios", COUNTED, COUNTED_NUMBERS, rows))
 
 
-def summary_cells(summary: Summary) -> Iterator[Cell]:
+def summary_cells(summary: Summary) -> Iterator[TableCell]:
     """A row of the same."""
-    yield from map(Cell, (TITLES[summary.peer], summary.precision, summary.mode))
-    yield Cell(str(len(summary.pairs)))
+    yield from map(TableCell, (TITLES[summary.peer], summary.precision, summary.mode))
+    yield TableCell(str(len(summary.pairs)))
     if summary.pairs:
         mean = summary.mean
-        yield Cell(_amount(mean), "win" if mean > 1 else "loss")
+        yield TableCell(_amount(mean), "win" if mean > 1 else "loss")
         for pair in (summary.least, summary.most):
-            yield Cell(f"{_amount(pair.ratio)} {pair.ours.row.name}", pair.verdict)
+            yield TableCell(f"{_amount(pair.ratio)} {pair.ours.row.name}", pair.verdict)
     else:
-        yield from map(Cell, "---")
+        yield from map(TableCell, "---")
     for verdict in ("win", "tie", "loss"):
         count = summary.count(verdict)
-        yield Cell(str(count), verdict if count else "")
-    yield Cell(str(summary.disturbed) if summary.disturbed else "-")
+        yield TableCell(str(count), verdict if count else "")
+    yield TableCell(str(summary.disturbed) if summary.disturbed else "-")
 
 
 def losses_sheet(lines: Sequence[Line]) -> Sheet:
@@ -155,10 +173,10 @@ def losses_sheet(lines: Sequence[Line]) -> Sheet:
     )
     rows = tuple(
         (
-            *map(Cell, (pair.ours.row.name, pair.ours.row.shape, pair.ours.precision)),
-            *map(Cell, (pair.ours.mode, TITLES[pair.peer.engine])),
+            *map(TableCell, (pair.ours.row.name, pair.ours.row.shape, pair.ours.precision)),
+            *map(TableCell, (pair.ours.mode, TITLES[pair.peer.engine])),
             ratio_cell(pair),
-            *(Cell(_amount(result.us or 0.0)) for result in (pair.ours, pair.peer)),
+            *(TableCell(_amount(result.us or 0.0)) for result in (pair.ours, pair.peer)),
         )
         for pair in judged(lines, "loss")
     )
@@ -179,15 +197,37 @@ def moved_sheet(moved: Sequence[Moved]) -> Sheet:
     heads = ("row", "precision", "mode", "engine", "before us", "now us", "before / now")
     rows = tuple(
         (
-            *map(Cell, (change.now.row.name, change.now.precision, change.now.mode)),
-            Cell(TITLES[change.now.engine]),
-            Cell(_amount(change.before.us or 0.0)),
-            Cell(_amount(change.now.us or 0.0)),
-            Cell(_amount(change.ratio), "win" if change.ratio > 1 else "loss"),
+            *map(TableCell, (change.now.row.name, change.now.precision, change.now.mode)),
+            TableCell(TITLES[change.now.engine]),
+            TableCell(_amount(change.before.us or 0.0)),
+            TableCell(_amount(change.now.us or 0.0)),
+            TableCell(_amount(change.ratio), "win" if change.ratio > 1 else "loss"),
         )
         for change in moved
     )
     return Sheet("moved beyond noise", heads, (False,) * 4 + (True,) * 3, rows)
+
+
+def errors_sheet(lines: Sequence[Line]) -> Sheet:
+    """The relative errors of rows that are about them: those of any float32 numbers."""
+    about = [line for line in lines if line.row.full]
+    engines = list(dict.fromkeys(name for line in about for name in line.results))
+    heads = ("row", "T x B x I x H", "precision", "mode", *(TITLES[name] for name in engines))
+    rows = tuple(
+        (
+            *map(TableCell, (line.row.name, line.row.shape, line.precision, line.mode)),
+            *(_error(line.results.get(name)) for name in engines),
+        )
+        for line in about
+    )
+    numbers = (False,) * 4 + (True,) * len(engines)
+    return filled(Sheet("relative error against float64", heads, numbers, rows))
+
+
+def _error(result: Result | None) -> TableCell:
+    if result is None or result.error is None:
+        return _state(result)
+    return TableCell(f"{result.error:.3e}", "fault" if result.status == "wrong" else "")
 
 
 def refusal_lines(lines: Sequence[Line]) -> Iterator[str]:

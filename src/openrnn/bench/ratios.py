@@ -62,7 +62,7 @@ class Line:
 
     def pair(self, peer: str) -> Pair | None:
         """Ours and a peer; where the peer runs from a CUDA graph, so does ours."""
-        ours = self.results.get(GRAPHED if peer == "graph" else OURS)
+        ours = self.results.get(GRAPHED if from_graph(peer) else OURS)
         other = self.results.get(peer)
         timed = ours is not None and other is not None and ours.us and other.us
         return Pair(ours, other) if timed and ours and other else None
@@ -93,6 +93,11 @@ class Summary:
 
     def count(self, verdict: str) -> int:
         return sum(pair.verdict == verdict for pair in self.pairs)
+
+
+def from_graph(engine: str) -> bool:
+    """Whether an engine is timed from a CUDA graph, so that it is compared with ours from one."""
+    return engine == "graph" or engine.endswith("-graph")
 
 
 def lines_of(results: Iterable[Result]) -> list[Line]:

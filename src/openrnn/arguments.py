@@ -1,0 +1,208 @@
+"""The tensors of a call beside each other: dtypes, devices, shapes and memory, looked at once."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.params import check as check_shapes
+from openrnn.params import module_slots
+from openrnn.spec import Spec
+from openrnn.tensors import Group, held, holds, mixed, own, plain, settle
+
+_TYPES = (Tensor, torch.nn.Parameter)
+_tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
+
+
+def names_of(spec: Spec, params: int, states: int, resets: int) -> list[str]:
+    """What x and so many parameters, states and reset states are called in messages."""
+    slots = module_slots(spec)
+    weights = [slots[k].name if k < len(slots) else f"params[{k}]" for k in range(params)]
+    words = [*spec.states, *(f"state {k}" for k in range(states + resets))]
+    initial = [f"{word}_0" for word in words[:states]]
+    return ["x", *weights, *initial, *(f"reset_state {word}" for word in words[:resets])]
+
+
+class _Fit(NamedTuple):
+    """One test of all tensors of a call in place of seven of each, made of some that passed."""
+
+    check: Callable[..., bool]  # keys, type, dtype, device, requires_grad; sizes but for T and B
+    grad: bool  # any requires one
+
+
+class _Known(NamedTuple):
+    """What is known of calls of one network."""
+
+    sizes: tuple[int, ...]  # of the parameters, in bytes
+    fits: tuple[_Fit, ...]
+
+
+FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
+_seen: dict[tuple[Any, ...], _Known] = {}
+
+
+def _room(tensor: Tensor) -> bool:
+    """`holds`, but False for subclasses and nested tensors; raises for others without strides."""
+    return type(tensor) in _TYPES and not tensor.is_nested and holds(tensor)
+
+
+def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
+    """What says that no tensor of a call needs another look; `others` are different tensors."""
+    known = _seen.get(key)
+    if known is None or len(params) != len(known.sizes):
+        return None
+    width = x.itemsize
+    try:
+        # first of all because the test below ends the process where a tensor has no strides
+        if not _room(x) or not all(map(_room, others)):
+            return None
+        for tensor, size in zip(params, known.sizes):
+            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
+                return None
+            begin = tensor.storage_offset()
+            reach = size + begin * width if begin else size
+            if tensor.untyped_storage().nbytes() < reach:
+                return None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    for fit in known.fits:
+        if fit.check(x, *params, *others):
+            return fit
+    return None
+
+
+def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
+    """Remembers what tensors are that were found to be right."""
+    every = (x, *params, *others)
+    if any(type(tensor) not in _TYPES for tensor in every) or not all(
+        tensor.is_contiguous() for tensor in params
+    ):
+        return
+    sizes: list[list[int | None]] = [[*tensor.shape] for tensor in every]
+    steps: list[list[int | None]] = [[*tensor.stride()] for tensor in every]
+    sizes[0][:-1] = [None] * (x.dim() - 1)
+    steps[0] = [None] * x.dim()
+    for place in range(1 + len(params), len(every)):
+        sizes[place][1], steps[place] = None, [None] * 3
+    guards: Any = torch._C._dynamo.guards  # compiled: part of torch._C, not of torch._dynamo
+    made = guards.TensorGuards(*every, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps)
+    fit = _Fit(made.check, any(tensor.requires_grad for tensor in every))
+    if len(_seen) >= 4096:
+        _seen.clear()
+    before = _seen[key].fits if key in _seen else ()
+    extents = tuple(tensor.nbytes for tensor in params)
+    _seen[key] = _Known(extents, (fit, *before[: FITS - 1]))
+
+
+def inputs(
+    spec: Spec, x: Tensor, params: Group, states: Group, resets: Group, rows: int | None = None
+) -> tuple[Tensor, Group, Group, Group, bool, str]:
+    """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
+
+    Args:
+        rows: B of a packed x (N, I).
+
+    Raises:
+        TypeError: one is no tensor.
+        ValueError: one is not dense, or dtypes, devices, shapes and memory do not fit.
+    """
+    key: tuple[Any, ...] = ()
+    others: Group = ()
+    if isinstance(x, Tensor) and _tracing() is None:
+        if states or resets:
+            others = (*states, *resets)
+            if len(others) > 1 and others[0] is others[1]:  # zeros, say
+                others = others[1:]
+        key = spec.text, x.dtype, len(states), len(resets), len(others), rows is None
+        fit = _fit(key, x, params, others)
+        if fit is not None:
+            batch = x.shape[1] if rows is None else rows
+            if all(state.shape[1] == batch for state in others):
+                return x, params, states, resets, fit.grad, ""
+    return _look(key, others, spec, x, params, states, resets, rows)
+
+
+def _look(
+    key: tuple[Any, ...],
+    others: Group,
+    spec: Spec,
+    x: Tensor,
+    params: Group,
+    states: Group,
+    resets: Group,
+    rows: int | None,
+) -> tuple[Tensor, Group, Group, Group, bool, str]:
+    """The long way of `inputs`, tensor by tensor; sizes are not looked at while jit traces."""
+    names = names_of(spec, len(params), len(states), len(resets))
+    (x, *rest), why = settle(names, (x, *params, *states, *resets))
+    why = why or mixed(names, (x, *rest))
+    a, b = len(params), len(params) + len(states)
+    params, states, resets = rest[:a], rest[a:b], rest[b:]
+    if not key:
+        return x, params, states, resets, alike(x, rest), why
+    shape = x.shape
+    if len(shape) != (3 if rows is None else 2) or shape[-1] != spec.input_size:
+        lead = "T, B" if rows is None else "N"
+        raise ValueError(f"x must have shape ({lead}, {spec.input_size}), got {tuple(shape)}")
+    check_shapes(spec, params)
+    check_states(spec, shape[1] if rows is None else rows, states, resets)
+    grad = alike(x, rest)
+    if plain(x, *rest):
+        for name, tensor in zip(names, (x, *rest)):
+            held(name, tensor)
+        # settled tensors are right, those that came instead of them may not be
+        single = len({id(tensor) for tensor in (*params, *others)}) == a + len(others)
+        if single and plain(*others):
+            _learn(key, x, params, others)
+    return x, params, states, resets, grad, why
+
+
+def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs of an operator, settled, where they do not come from `functional`.
+
+    The dispatcher brings them, or the autograd engine, which kept them: meanwhile they may have
+    changed.
+
+    Raises:
+        ValueError: the address of one must not be taken.
+    """
+    x, states, params, lengths, reset, resets, seed = given
+    rows = lengths.numel() if x.dim() == 2 and lengths is not None else None
+    x, params, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
+    if why or not plain(x, *params, *states, *resets):
+        raise ValueError(why or "tensors of a call must have memory of their own")
+    masks = (own("lengths", lengths), own("reset", reset))
+    return x, list(states), list(params), *masks, list(resets), own("seed", seed)
+
+
+def alike(x: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether any requires a gradient; ValueError unless all have one dtype and device."""
+    dtype, device, grad = x.dtype, x.device, x.requires_grad
+    for tensor in others:
+        if tensor.dtype is not dtype:  # there is one object of each
+            raise ValueError(
+                f"x, states and parameters must have one dtype, got {dtype} and {tensor.dtype}"
+            )
+        if tensor.device != device:
+            raise ValueError(
+                f"x, states and parameters must be on one device, got {device} and {tensor.device}"
+            )
+        grad = grad or tensor.requires_grad
+    return grad
+
+
+def check_states(spec: Spec, batch: int | None, states: Group, resets: Group) -> None:
+    """Raises ValueError unless there is a tensor of its shape for each state, or none.
+
+    A batch of None is not compared: a graph must not depend on it.
+    """
+    for group in (states, resets):
+        if group and len(group) != len(spec.states):
+            raise ValueError(
+                f"needs {len(spec.states)} states ({', '.join(spec.states)}), got {len(group)}"
+            )
+        for state, width in zip(group, spec.state_sizes):
+            wanted = spec.chains, state.shape[1] if batch is None else batch, width
+            if state.shape != wanted:
+                raise ValueError(f"a state must have shape {wanted}, got {tuple(state.shape)}")

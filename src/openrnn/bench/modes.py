@@ -1,0 +1,32 @@
+"""What of a call is timed: its modes, by name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One kind of call.
+
+    Args:
+        gradients: the call also returns the gradients of x and of every parameter.
+        host: the time until the call returns, and not until the device has ended.
+    """
+
+    gradients: bool = False
+    host: bool = False
+
+
+MODES = {
+    "forward": Mode(),
+    "training": Mode(gradients=True),
+    "host-forward": Mode(host=True),
+    # forward that autograd records
+    "host-recorded": Mode(host=True),
+    "host-training": Mode(gradients=True, host=True),
+    # training with autograd in the caller's thread
+    "host-one-thread": Mode(gradients=True, host=True),
+    # the gradients of one forward call, again and again, so that autograd's thread is awake
+    "host-backward": Mode(gradients=True, host=True),
+}
+USUAL_MODES = ("forward", "training")
+HOST_MODES = tuple(name for name, mode in MODES.items() if mode.host)

@@ -1,0 +1,81 @@
+"""Kernels in numba -> object code that needs no numba to run. Imported where something is compiled.
+
+As a process of its own (`serve`) it takes one request and ends, so that the compiler's memory, a
+hundred megabytes a kernel, goes back to the system.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import compiler, config, cpu
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+from openrnn.kernels import host
+
+INT = ir.IntType(64)
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def object_of(source: str, names: Sequence[str]) -> bytes:
+    """The object code of functions that a module's source defines, as C functions of these names.
+
+    Their arguments are int64, and they return nothing. What they raise is lost.
+    """
+    found: dict[str, Any] = {"__name__": "openrnn.generated"}
+    exec(compile(source, "<openrnn.generated>", "exec"), found)  # our own text
+    library = cpu_target.target_context.codegen().create_library("openrnn")
+    module = library.create_ir_module("openrnn")
+    takes = {name: _export(found[name], name, library, module) for name in names}
+    library.add_ir_module(module)
+    library.finalize()
+    whole = llvm.parse_assembly(library.get_llvm_str())
+    machine = llvm.Target.from_triple(whole.triple).create_target_machine(
+        cpu=host.NAME, features=host.FEATURES, opt=3, reloc="default", codemodel="jitdefault",
+        jit=True,
+    )  # fmt: skip
+    declared = [function.name for function in whole.functions if function.is_declaration]
+    called = [name for name in declared if not name.startswith("llvm.")]
+    head = json.dumps({"triple": whole.triple, "calls": called, "takes": takes})
+    code: bytes = machine.emit_object(whole)
+    return head.encode() + b"\n" + code
+
+
+def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
+    """Compiles a function, puts a C function that calls it into the module; its arguments."""
+    context = cpu_target.target_context
+    # as it is decorated, if it is; what it calls inherits that
+    options = {"nopython": True, "error_model": "numpy", **getattr(function, "targetoptions", {})}
+    function = getattr(function, "py_func", function)
+    flags: Any = compiler.Flags()
+    cpu_target.options.parse_as_flags(flags, options)
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+    takes = (types.int64,) * function.__code__.co_argcount
+    made = compiler.compile_extra(
+        cpu_target.typing_context, context, function, takes, types.void, flags, {}
+    )
+    inner = context.declare_function(module, made.fndesc)
+    outer = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT] * len(takes)), name)
+    builder = ir.IRBuilder(outer.append_basic_block())
+    context.call_conv.call_function(builder, inner, types.void, takes, outer.args)
+    builder.ret_void()
+    library.add_linking_library(made.library)
+    return len(takes)
+
+
+def serve(job: dict[str, Any]) -> None:
+    """Compiles one request and writes the object code to where standard output was."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed is no part of the answer
+    config.DISABLE_JIT = 0  # type: ignore[attr-defined]  # whatever this user's numba is told
+    # functions that are only linked into others need no code of their own; numba wants a builtin
+    # function for each, and another one each time
+    cpu.CPUContext.get_executable = lambda *_: [].append  # type: ignore[method-assign]
+    code = object_of(job["source"], job["names"])
+    with os.fdopen(out, "wb") as pipe:
+        pipe.write(code)

@@ -1,0 +1,142 @@
+"""Source of kernels -> C functions: compiled in another process, kept on disk, loaded by LLVM.
+
+Neither numba nor its memory is in this process, unless no other can be started.
+"""
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from openrnn import store
+from openrnn.errors import OpenRNNError
+from openrnn.kernels import host
+
+# What the compiling process begins with. It believes to be on this processor, finds packages where
+# this process does, and has of ours only what the kernels import: no torch, nobody's __main__.
+_BEGIN = """
+import json, sys, types
+job = json.loads(sys.stdin.buffer.read())
+sys.path[:] = job["path"]
+package = sys.modules["openrnn"] = types.ModuleType("openrnn")
+package.__path__ = job["package"]
+import llvmlite.binding as llvm
+features = type(llvm.get_host_cpu_features())(job["features"])
+llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: job["cpu"])
+from openrnn.kernels import compile
+compile.serve(job)
+"""
+
+
+Address = int
+
+
+class LoadError(OpenRNNError, RuntimeError):
+    """Object code that calls something that this process does not have."""
+
+
+class Kernel:
+    """A loaded function: its address, and itself for ctypes, which lets other threads run."""
+
+    __slots__ = ("_engine", "address", "ctypes")
+
+    def __init__(self, engine: Any, name: str, count: int) -> None:
+        self._engine = engine  # the code lives as long
+        self.address: Address = engine.get_function_address(name)
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
+        self.ctypes = kind(self.address)
+
+
+def kernels(source: str, names: Sequence[str]) -> list[Kernel]:
+    """Functions that a module's source defines, ready to be called."""
+    return load(store.kept(path_of(source, names), lambda: _compile(source, names)))
+
+
+def path_of(source: str, names: Sequence[str]) -> Path:
+    """Where the object code of these functions is kept."""
+    return store.path_of("cpu", (*_made_of(), source, *names))
+
+
+@lru_cache(maxsize=1)
+def _made_of() -> tuple[str | bytes, ...]:
+    """What goes into every kernel: our building blocks, the compilers, the processor."""
+    ours = [entry for entry in files("openrnn.kernels").iterdir() if entry.name.endswith(".py")]
+    ours.append(files("openrnn") / "rounds.py")
+    texts = [entry.read_bytes() for entry in sorted(ours, key=lambda entry: entry.name)]
+    versions = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
+    python = f"{sys.implementation.cache_tag} {sys.hexversion}"
+    return (*texts, *versions, python, llvm.get_process_triple(), host.NAME, host.FEATURES)
+
+
+def _compile(source: str, names: Sequence[str]) -> bytes:
+    """The object code, from a process of its own where one can be started."""
+    path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
+    job = {
+        "source": source, "names": list(names), "path": path, "cpu": host.NAME,
+        "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
+    }  # fmt: skip
+    # an application that has Python inside would start itself
+    if re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
+        with suppress(OSError):
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", _BEGIN],
+                input=json.dumps(job).encode(), capture_output=True, check=False,
+            )  # fmt: skip
+            if done.returncode == 0 and done.stdout:
+                return bytes(done.stdout)
+    from openrnn.kernels.compile import object_of
+
+    made: bytes = object_of(source, names)
+    return made
+
+
+def _package() -> Sequence[str]:
+    """Where the modules of this package are."""
+    return sys.modules["openrnn"].__path__
+
+
+def load(code: bytes) -> list[Kernel]:
+    """The functions of an object.
+
+    Raises:
+        LoadError: a function that it calls is not there.
+    """
+    head, _, body = code.partition(b"\n")
+    about = json.loads(head)
+    _prepare()
+    machine = llvm.Target.from_triple(about["triple"]).create_target_machine(
+        cpu=host.NAME, features=host.FEATURES, opt=3, codemodel="jitdefault", jit=True
+    )
+    module = llvm.parse_assembly("")
+    module.triple = about["triple"]
+    engine = llvm.create_mcjit_compiler(module, machine)
+    # LLVM ends the process where a name is missing
+    missing = [name for name in about["calls"] if llvm.address_of_symbol(name) is None]
+    if missing:
+        from numba.core.registry import cpu_target
+
+        cpu_target.target_context.refresh()  # numba has some functions of its own
+        missing = [name for name in missing if llvm.address_of_symbol(name) is None]
+    if missing:
+        raise LoadError(f"a compiled kernel calls {', '.join(missing)}, unknown to this process")
+    engine.add_object_file(llvm.ObjectFileRef.from_data(body))
+    engine.finalize_object()
+    return [Kernel(engine, name, count) for name, count in about["takes"].items()]
+
+
+@lru_cache(maxsize=1)
+def _prepare() -> None:
+    with suppress(RuntimeError):  # newer versions do this themselves
+        llvm.initialize()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()

@@ -1,0 +1,6 @@
+"""The constants of Philox 4x32-10, for all that draw its words: no torch is needed to read them."""
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+WORD = 0xFFFFFFFF

@@ -1,0 +1,109 @@
+"""The kernels of a size that are worth timing: the plan's first choices, and variants of them."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from openrnn.backends.fused import kernels, measured, plan
+from openrnn.backends.fused.limits import Limits
+from openrnn.cells import lookup
+from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.trace import trace
+from openrnn.native import nvrtc
+
+KINDS: dict[str, Callable[..., tuple[Tiles, ...]]] = {
+    "inference": partial(plan.forward, keep=False),
+    "forward": plan.forward,
+    "backward": plan.backward,
+}
+MORE = (7, 4, 2, 1, 0, -1, -2)  # fragments of R in registers than planned
+
+
+class Size(NamedTuple):
+    """What kernels are compared for: forward with what training saves, without, or backward."""
+
+    cell: str
+    dtype: str
+    hidden: int
+    batch: int
+    kind: str
+    mask: str = measured.PLAIN
+
+
+class Candidate(NamedTuple):
+    """One kernel for a size."""
+
+    size: Size
+    capability: tuple[int, int]
+    config: Tiles
+
+    @property
+    def kernel(self) -> "Candidate":
+        """The same for every size that it is compiled once for."""
+        return self._replace(size=self.size._replace(hidden=0, batch=0, kind=""))
+
+
+def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candidate]:
+    """The plan's first kernels, grids and others, that its model takes for half as fast or more.
+
+    Two at most are of the same exchange, and each shape stands once.
+    """
+    shapes = set[measured.Shape]()
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    cell, limits = trace(lookup(size.cell)), Limits.of(capability)
+    batch = -(-size.batch // 8) * 8  # as the backend asks
+    rank = KINDS[size.kind]
+    ranked = rank(cell, size.dtype, size.hidden, batch, capability, mask=size.mask)
+    times = {one: plan.time_of(cell, size.dtype, one, batch, limits) for one in ranked}
+    for config in ranked:
+        shape = measured.shape_of(config)
+        if times[config] > 2 * min(times.values()) or shape in shapes:
+            continue
+        key = (config.cluster, config.clusters, config.tiles, config.flight, config.wgmma)
+        grid = (config.clusters > 1,)
+        if seen[key] < 2 and seen[grid] < most:
+            seen[key] += 1
+            seen[grid] += 1
+            shapes.add(shape)
+            on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
+            on += ("keep",) if size.kind == "forward" else ()
+            first = kernels.first_try(size.hidden, config, on)
+            found.append(Candidate(size, capability, first))
+    return found
+
+
+def variants(of: Candidate) -> list[Candidate]:
+    """The same kernel with more and less of R in registers, low-register and not."""
+    cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
+    pieces, found = of.config.pieces(cell, of.size.dtype), []
+    some = MORE if of.config.resident < pieces else (0,)
+    for more, frugal, stages in product(some, (False, True), (4, 2)):
+        resident = min(pieces, max(0, of.config.resident + more))
+        config = replace(of.config, resident=resident, frugal=frugal, stages=stages)
+        fits = config.shared(cell, of.size.dtype) <= shared
+        if fits and replace(config, stages=4) not in found:
+            found.append(config)
+    return [of._replace(config=config) for config in dict.fromkeys(found)]
+
+
+def unspilled(of: Candidate) -> bool:
+    """Whether a kernel spills nothing as it is; compiles it into the cache."""
+    torch.set_num_threads(1)
+    cell, arch = trace(lookup(of.size.cell)), nvrtc.arch_of(of.capability)
+    return not kernels.binary(cell, of.size.dtype, of.config, arch).resources.spilled
+
+
+def compiled(of: Candidate) -> Tiles | None:
+    """The kernel with as much of R in registers as needs no spill; compiles it into the cache."""
+    torch.set_num_threads(1)
+    kernels.TOGETHER = 1  # this process is one of a pool that takes all cores
+    arch, shared = nvrtc.arch_of(of.capability), Limits.of(of.capability).shared
+    cell = trace(lookup(of.size.cell))
+    found = kernels.unspilled(cell, of.size.dtype, of.config, arch, shared)
+    return found[1] if found else None

@@ -1,0 +1,130 @@
+"""Kernels alone, timed one by one: those that the plan would choose from, and variants of the best.
+
+Forward without what training saves is `inference`. Lengths are spread evenly up to T; episodes
+start at 3% of all steps. Results are not looked at: tests/test_fused_gpu.py does that.
+
+A grid's delay is that of its first step; each warp adapts its own from there. Delays are told apart
+by the mean of many launches, those a little later than the fastest once more.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from operator import itemgetter
+
+import torch
+from rich.console import Console
+
+from openrnn.backends.fused import measured
+from openrnn.bench.record import KernelTime, Writer
+from openrnn.codegen.tiles import Tiles
+from openrnn.cores import usable_cores
+from openrnn.errors import OpenRNNError
+from openrnn.tune.candidates import (
+    KINDS,
+    Candidate,
+    Size,
+    candidates,
+    compiled,
+    unspilled,
+    variants,
+)
+from openrnn.tune.launches import time_of
+from openrnn.tune.table import config_of
+
+DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # cycles
+Found = dict[Size, list[tuple[float, Tiles]]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The sizes to measure.
+
+    Args:
+        most: kernels of a size, grids and others each.
+        delays: of the grids that the plan picks now, and nothing else.
+    """
+
+    cells: Sequence[str] = ("lstm", "gru")
+    dtypes: Sequence[str] = ("bfloat16",)
+    kinds: Sequence[str] = tuple(KINDS)
+    masks: Sequence[str] = (measured.PLAIN,)
+    hidden: Sequence[int] = (64, 128, 256, 512, 1024)
+    batches: Sequence[int] = (1, 16, 64, 256)
+    most: int = 8
+    delays: bool = False
+
+    def sizes(self) -> Iterator[Size]:
+        """Every combination."""
+        every = product(self.cells, self.dtypes, self.hidden, self.batches, self.kinds, self.masks)
+        return (Size(*one) for one in every)
+
+
+def measure(asked: Asked, writer: Writer, screen: Console) -> list[KernelTime]:
+    """Compiles in parallel, then times one by one; those of a size in the order in which they were.
+
+    Raises:
+        OpenRNNError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise OpenRNNError("kernels are timed on a CUDA device, and torch finds none")
+    capability = torch.cuda.get_device_capability()
+    first = [
+        one
+        for size in asked.sizes()
+        for one in candidates(size, capability, asked.most)[: 1 if asked.delays else None]
+        if not asked.delays or one.config.clusters > 1
+    ]
+    found: Found = {}
+    times: list[KernelTime] = []
+    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
+        ready = _compile(first, pool)
+        times += _time(ready, DELAYS, found, writer, screen)
+        more = [] if asked.delays else _second(found, capability)
+        kernels = list(dict.fromkeys(one.kernel for one in more))
+        fits = dict(zip(kernels, pool.map(unspilled, kernels, chunksize=4)))
+        times += _time([one for one in more if fits[one.kernel]], (), found, writer, screen)
+    return times
+
+
+def _compile(every: Sequence[Candidate], pool: Executor) -> list[Candidate]:
+    """The candidates as they compile without a spill."""
+    kernels = list(dict.fromkeys(one.kernel for one in every))
+    made = dict(zip(kernels, pool.map(compiled, kernels, chunksize=2)))
+    ready = ((one, made[one.kernel]) for one in every)
+    return [one._replace(config=config) for one, config in ready if config is not None]
+
+
+def _second(found: Found, capability: tuple[int, int]) -> list[Candidate]:
+    """Variants of the two fastest of each size that were not timed yet."""
+    return [
+        one
+        for size, tried in found.items()
+        for _, config in sorted(tried, key=itemgetter(0))[:2]
+        for one in variants(Candidate(size, capability, config))
+        if one.config not in [config for _, config in tried]
+    ]
+
+
+def _time(
+    every: Sequence[Candidate], delays: Sequence[int], found: Found, writer: Writer, screen: Console
+) -> Iterator[KernelTime]:
+    for one in every:
+        try:
+            timed = time_of(one, delays)
+        except OpenRNNError as error:  # of one kernel; the others' times count all the same
+            screen.print(str(error), markup=False)
+            continue
+        if timed is None:
+            continue
+        us, config = timed
+        found.setdefault(one.size, []).append(timed)
+        size = one.size
+        made = KernelTime(
+            size.cell, size.dtype, size.hidden, size.batch, size.kind, round(us, 3),
+            config_of(config), size.mask, config.multiplied(size.dtype),
+        )  # fmt: skip
+        writer.add([made])
+        yield made

@@ -1,0 +1,120 @@
+"""One kernel alone: its arguments, random, and what a step of it takes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.fused import kernels
+from openrnn.bench import timer
+from openrnn.cells import lookup
+from openrnn.codegen import cuda, tiles
+from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.trace import Traced, trace
+from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
+from openrnn.native import nvrtc
+from openrnn.tune.candidates import Candidate
+
+STEPS, LAUNCHES, REPLAYS = 256, 4, 6
+LATER = (0, 50, 100, 150, 200)  # cycles after the fastest of the delays that were tried
+SHARE = 0.03  # of all steps at which an episode starts, with resets
+
+
+def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, Tiles] | None:
+    """Microseconds a step, and the configuration with its best delay where there are some to try.
+
+    The least of some replays; of a grid the mean, since the delay that it ends with differs from
+    launch to launch. None where the device does not hold the kernel. From a CUDA graph, because a
+    launch from Python adds a tenth of a microsecond to each of 256 steps.
+    """
+    (_, dtype, _, batch, *_), capability, config = candidate
+    cell, grid = trace(lookup(candidate.size.cell)), config.clusters > 1
+    made = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))
+    shared = config.shared(cell, dtype)
+    kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, 0, grid)
+    if kernel.resident < config.clusters:
+        return None
+    own = LAUNCHES if grid else 1  # each launch of a grid needs flags that nothing has set
+    calls = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own)]
+    flags = [held[1] for held, _ in calls if grid]
+
+    def times(tried: Tiles, replays: int = REPLAYS) -> list[float]:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _, args in calls * (LAUNCHES // own):
+                kernels.launch(kernel, tried, args)
+        found = []
+        for _ in range(replays):
+            for flag in flags:
+                flag.fill_(-1)
+            found.append(timer.sample(graph.replay, 1, "cuda") / (STEPS * LAUNCHES))
+        return found[1:]
+
+    if not grid:
+        return min(times(config)), config
+    if delays:
+        coarse = min(delays, key=lambda delay: median(times(_delayed(config, delay))))
+        delayed = [_delayed(config, coarse + later) for later in LATER]
+        config = min(delayed, key=lambda tried: fmean(times(tried, 3 * REPLAYS)))
+    return fmean(times(config, 2 * REPLAYS)), config
+
+
+def _delayed(config: Tiles, delay: int) -> Tiles:
+    return replace(config, delay=delay)  # type: ignore[call-arg]  # a grid has one
+
+
+def arguments(
+    cell: Traced, config: Tiles, batch: int, dtype: torch.dtype
+) -> tuple[list[Tensor], ForwardArgs | BackwardArgs]:
+    """Tensors to hold on to, the second with a grid's flags; and the kernel's arguments."""
+
+    def some(*shape: int) -> Tensor:
+        return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
+
+    short = config.multiplied(str(dtype).removeprefix("torch.")) == 2
+
+    def flags(*shape: int) -> Tensor:
+        bits = torch.int16 if short else torch.int32
+        return torch.full(shape, -1, dtype=bits, device="cuda")
+
+    units, gates, states = config.units, len(cell.gates), len(cell.states)
+    saved = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
+    weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
+    size, none = dtype.itemsize, [0] * states
+    vectors = some(len(cell.unit_params), units)
+    order = torch.arange(batch, device="cuda")
+    lengths = STEPS * (batch - order) // batch
+    masks = [lengths, order, torch.rand((STEPS, batch), device="cuda") < SHARE]
+    on = config.lengths, config.lengths, config.reset
+    masked = [mask.data_ptr() if here else 0 for mask, here in zip(masks, on)]
+    shared = {
+        "weight": weight.data_ptr(), "saved": saved.data_ptr(), "vectors": vectors.data_ptr(),
+        **dict(zip(("lengths", "order", "reset"), masked)),
+        "steps": STEPS, "batch": batch, "units": units, "reverse": 0,
+    }  # fmt: skip
+    if config.kind == "forward":
+        x, buffer = some(STEPS, batch, gates * units), flags(STEPS, batch, units)
+        own = config.half or config.lengths or config.reset  # or y has the flags
+        y = some(STEPS, batch, units) if own else buffer.view(dtype)
+        forward = ForwardArgs(
+            x=x.data_ptr(), x_step_bytes=size * x.stride(0), x_row=x.stride(1), x_gate=units,
+            y=y.data_ptr(), y_step_bytes=size * y.stride(0), y_row=y.stride(1),
+            flag_buffer=buffer.data_ptr() if own else 0, saved_step_bytes=size * saved.stride(0),
+            reset_step_bytes=batch, initial=none, reset_state=none, all_states=none,
+            final=[state.data_ptr() for state in final], **shared,
+        )  # fmt: skip
+        return [x, buffer, y, saved, weight, vectors, *final, *masks], forward
+    planes = len(cuda.planes(cell))
+    dy, d_gates = some(STEPS, batch, units), flags(STEPS, batch, planes, units)
+    pieces = -(-batch // config.rows) * config.tiles
+    sums = torch.empty(pieces, planes + len(vectors), units, device="cuda")
+    backward = BackwardArgs(
+        dy=dy.data_ptr(), dy_step_bytes=-size * dy.stride(0), dy_row=dy.stride(1),
+        d_gates=d_gates.data_ptr(), d_gates_step_bytes=-size * d_gates.stride(0),
+        sums=sums.data_ptr(), saved_step_bytes=-size * saved.stride(0), reset_step_bytes=-batch,
+        d_final=none, d_all_states=none, d_initial=none, d_reset_state=none, **shared,
+    )  # fmt: skip
+    return [dy, d_gates, sums, saved, weight, vectors, *masks], backward

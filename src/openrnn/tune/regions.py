@@ -1,0 +1,99 @@
+"""The regions in which cuDNN is faster than our kernels, of measured results.
+
+Our kernels and cuDNN's best correct algorithm, or torch.nn's choice, both from CUDA graphs: the
+suite `fused` of `openrnn bench`. What is printed are the lines of `backends/fused/choice.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from openrnn.backends.fused.choice import Loss
+from openrnn.bench.ratios import Line, lines_of
+from openrnn.bench.record import Result
+from openrnn.bench.task import PRECISIONS
+
+SHARE = 0.95  # of our time that the other needs at most where it is taken
+STEPS = 256  # of several numbers of steps the nearest counts
+PEERS = ("cudnn-graph", "graph")
+Point = tuple[str, str, str, int, int]  # cell, precision, mode, H, B
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region, and the least and the most of the shares of our time that were measured in it."""
+
+    loss: Loss
+    shares: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """As `choice.LOSSES` has it."""
+        loss, dtype = self.loss, str(self.loss.dtype)
+        cells, grads = map(repr, (loss.cells, loss.grads))
+        low, high = min(self.shares), max(self.shares)
+        shares = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+        return f"Loss({cells}, {dtype}, {loss.hidden}, {loss.batch}, {grads}),  # {shares}"
+
+
+def regions_of(results: Iterable[Result]) -> list[Region]:
+    """Around each measured H and B where cuDNN wins.
+
+    Between two measured H the border lies halfway; B is a class that ends at the measured one; and
+    beyond what was measured nothing is said. Cells and modes with one region share a line.
+    """
+    shares = _shares([line for line in lines_of(results) if _plain(line)])
+    found: dict[tuple[str, tuple[int, int], tuple[int, int]], dict[tuple[str, str], float]] = {}
+    for (cell, precision, mode, hidden, batch), share in shares.items():
+        if share > SHARE:
+            continue
+        like = [key for key in shares if key[:3] == (cell, precision, mode)]
+        span = _halfway(hidden, sorted({key[3] for key in like}))
+        below = [key[4] for key in like if key[3] == hidden and key[4] < batch]
+        rows = (max(below, default=batch - 1) + 1, batch)
+        found.setdefault((precision, span, rows), {})[cell, mode] = share
+    regions = []
+    for (precision, span, rows), kinds in found.items():
+        by_grads: dict[tuple[bool, ...], list[str]] = {}
+        for cell in dict.fromkeys(cell for cell, _ in kinds):
+            grads = tuple(
+                mode == "training" for mode in ("forward", "training") if (cell, mode) in kinds
+            )
+            by_grads.setdefault(grads, []).append(cell)
+        for grads, cells in by_grads.items():
+            loss = Loss(tuple(cells), PRECISIONS[precision].dtype, span, rows, grads)
+            mine = tuple(share for (cell, _), share in kinds.items() if cell in cells)
+            regions.append(Region(loss, mine))
+    return regions
+
+
+def _plain(line: Line) -> bool:
+    """One layer, one way, of a precision that the fused backend has."""
+    row = line.row
+    special = row.lengths or row.resets or row.bidirectional or row.layers > 1 or row.states
+    precision = PRECISIONS[line.precision]
+    known = precision.dtype != torch.float64 and precision.products == "tf32"
+    return known and not special and line.mode in ("forward", "training")
+
+
+def _shares(lines: Sequence[Line]) -> dict[Point, float]:
+    """The best peer's time over ours."""
+    found: dict[Point, tuple[int, float]] = {}
+    for line in lines:
+        ratios = [pair.ratio for peer in PEERS if (pair := line.pair(peer))]
+        if not ratios:
+            continue
+        row = line.row
+        point = row.cell, line.precision, line.mode, row.hidden, row.batch
+        far = abs(row.steps - STEPS)
+        if point not in found or far < found[point][0]:
+            found[point] = far, min(ratios)
+    return {point: share for point, (_, share) in found.items()}
+
+
+def _halfway(size: int, sizes: Sequence[int]) -> tuple[int, int]:
+    place = sizes.index(size)
+    low = int(fmean(sizes[place - 1 : place + 1])) if place else size
+    high = int(fmean(sizes[place : place + 2])) if place + 1 < len(sizes) else size
+    return low, high

@@ -1,0 +1,313 @@
+"""No address is taken of a tensor whose memory is not what it seems: lazy, lacking, too small."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import hostile
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import openrnn
+from openrnn import arguments, functional, ops, tensors
+
+X = torch.ones(5, 3, 6)
+BACKENDS = [
+    ("cpu", "cpu"),
+    ("auto", "cpu"),
+    ("reference", "cpu"),
+    pytest.param(("fused", "cuda"), marks=pytest.mark.gpu),
+    pytest.param(("cudnn", "cuda"), marks=pytest.mark.gpu),
+]
+
+
+@cache
+def outcomes(backend, device):
+    """What came of each call, in a process that may die of one."""
+    command = [sys.executable, hostile.__file__, backend, device]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800,
+        check=False, cwd=Path(hostile.__file__).parent, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    found = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
+    return found, f"the process ended with {done.returncode}: {done.stdout[-500:]}"
+
+
+def outcome(where, name):
+    found, end = outcomes(*where)
+    return found.get(name, end)
+
+
+@pytest.mark.parametrize("where", BACKENDS, ids=str)
+@pytest.mark.parametrize("name", hostile.RIGHT)
+def test_lazy_values_are_computed(name, where):
+    assert outcome(where, name) == "right"
+
+
+@pytest.mark.parametrize("where", BACKENDS, ids=str)
+@pytest.mark.parametrize("name", hostile.OPAQUE)
+def test_a_tensor_without_memory_goes_to_the_reference(name, where):
+    found = outcome(where, name)
+    if where[0] in ("auto", "reference"):
+        assert found == "right"
+    else:
+        assert found.startswith("NoBackendError: ")
+        assert "has no memory of its own" in found
+
+
+@pytest.mark.parametrize("where", BACKENDS, ids=str)
+@pytest.mark.parametrize("name", hostile.REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_sentence(name, where):
+    if where[0] == "reference" and name.endswith(("before backward", "explicit", "the operator")):
+        pytest.skip("its backward is torch's own, and it is behind no operator")
+    assert outcome(where, name).startswith(hostile.REFUSED[name][1])
+
+
+SPARSE = [
+    (lambda t: t.to_sparse(), "sparse_coo"),
+    (lambda t: t[0].to_sparse_csr(), "sparse_csr"),
+    (lambda t: t.to_mkldnn(), "mkldnn"),
+    (lambda t: torch.nested.nested_tensor([t[0], t[1]]), "nested"),
+    (lambda t: torch.nested.nested_tensor([t[0], t[1]], layout=torch.jagged), "nested"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("turn", "kind"), SPARSE, ids=["coo", "csr", "mkldnn", "nested", "jagged"])
+def test_tensors_that_are_not_dense(turn, kind):
+    layer, spec = openrnn.GRU(6, 4), openrnn.cells.gru.spec(6, 4)
+    cell, weights, odd = openrnn.GRUCell(6, 4), layer.weights(), turn(X)
+    with pytest.raises(ValueError, match=rf"input must be a dense \(strided\) .* a {kind} one"):
+        layer(odd)
+    with pytest.raises(ValueError, match=rf"input must be a dense \(strided\) .* a {kind} one"):
+        cell(odd)
+    with pytest.raises(ValueError, match=rf"x_t must be a dense \(strided\) .* a {kind} one"):
+        layer.step(odd)
+    with pytest.raises(ValueError, match=rf"hx must be a dense \(strided\) .* a {kind} one"):
+        layer(X, odd)
+    with pytest.raises(ValueError, match=rf"lengths must be a dense \(strided\) .* a {kind} one"):
+        layer(X, lengths=odd)
+    with pytest.raises(ValueError, match=rf"reset must be a dense \(strided\) .* a {kind} one"):
+        layer(X, reset=turn(torch.zeros(5, 3, 2)))
+    for call in (
+        lambda: functional.recurrent(spec, odd, weights),
+        lambda: ops.forward(odd, weights, spec),
+    ):
+        with pytest.raises(ValueError, match=rf"x must be a dense \(strided\) .* a {kind} one"):
+            call()
+
+
+@pytest.mark.parametrize("odd", [None, np.ones((5, 3, 6), np.float32), [1.0]], ids=type)
+def test_what_is_no_tensor(odd):
+    layer, kind = openrnn.LSTM(6, 4), type(odd).__name__
+    spec, weights, h = layer.spec, layer.weights(), torch.zeros(1, 3, 4)
+    calls = {
+        f"LSTM: input must be a Tensor, got {kind}": lambda: layer(odd),
+        f"GRUCell: input must be a Tensor, got {kind}": lambda: openrnn.GRUCell(6, 4)(odd),
+        f"step needs x_t as a Tensor, got {kind}": lambda: layer.step(odd),
+        f"hx must be a Tensor, got {kind}": lambda: layer(X, (h, odd)),
+        f"c_0 must be a Tensor, got {kind}": lambda: functional.recurrent(
+            spec, X, weights, [h, odd]
+        ),
+        f"x must be a Tensor, got {kind}": lambda: functional.recurrent(spec, odd, weights),
+        f"weight_hh_l0 must be a Tensor, got {kind}": lambda: functional.recurrent(
+            spec, X, [weights[0], odd, *weights[2:]]
+        ),
+        f"bias_ih_l0 must be a Tensor, got {kind}": lambda: ops.forward(
+            X, [*weights[:2], odd, weights[3]], spec
+        ),
+    }
+    for words, call in calls.items():
+        with pytest.raises(TypeError, match=words):
+            call()
+    with pytest.raises(TypeError, match=f"^x must be a Tensor, got {kind}"):
+        ops.forward(odd, weights, spec)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
+def test_numbers_of_no_network(dtype):
+    spec = openrnn.cells.lstm.spec(6, 4)
+    name = str(dtype).removeprefix("torch.")
+    odd, weights = X.to(dtype), [w.detach().to(dtype) for w in openrnn.LSTM(6, 4).weights()]
+    for call in (functional.recurrent, lambda spec, x, params: ops.forward(x, params, spec)):
+        with pytest.raises(ValueError, match=f"x must be .* or float64, got {name}"):
+            call(spec, odd, weights)
+
+
+def test_parameters_that_are_too_many_or_too_wide():
+    layer = openrnn.GRU(6, 4)
+    weights = layer.weights()
+    with pytest.raises(ValueError, match=r"needs 4 parameters \(weight_ih_l0, .*\), got 5"):
+        functional.recurrent(layer.spec, X, [*weights, X])
+    with pytest.raises(ValueError, match=r"needs 4 parameters \(weight_ih_l0, .*\), got 2"):
+        functional.recurrent(layer.spec, X, weights[:2])
+    with pytest.raises(ValueError, match=r"weight_ih_l0 must have shape \(12, 6\), got \(12, 7\)"):
+        functional.recurrent(layer.spec, X, [torch.zeros(12, 7), *weights[1:]])
+    with pytest.raises(ValueError, match=r"x must have shape \(T, B, 6\), got \(5, 3, 7\)"):
+        functional.recurrent(layer.spec, torch.zeros(5, 3, 7), weights)
+
+
+@pytest.mark.parametrize("name", ["uint8", "uint16", "uint32", "uint64", "int8", "int16"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_lengths_of_every_whole_type(name, backend):
+    layer, dtype = openrnn.LSTM(6, 4, backend=backend), getattr(torch, name)
+    lengths = torch.tensor([5, 0, 2])
+    assert torch.equal(layer(X, lengths=lengths.to(dtype))[0], layer(X, lengths=lengths)[0])
+    with pytest.raises(ValueError, match=r"lengths must be in \[0, 5\], got values from 0 to 6"):
+        layer(X, lengths=torch.tensor([5, 0, 6]).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_plain_tensors_are_known_by_their_keys(device):
+    """The set of keys is made of names; these are the tensors that it is about."""
+    x = X.to(device)
+    with torch.inference_mode():
+        of_inference = [torch.ones(3, device=device), torch.ones(3, 3, device=device)[0]]
+    known = [
+        x, x.bool(), x.long(), x.bfloat16(), x.double(), x[1:, 0], x.transpose(0, 1),
+        x[:1].expand(5, 3, 6), x.clone().requires_grad_(), x.clone().requires_grad_() * 2,
+        nn.Parameter(x), *of_inference,
+    ]  # fmt: skip
+    assert all(map(tensors.plain, known))
+    odd = [
+        hostile.negative(x), hostile.zero(x), hostile.Wrapper(x), x.to("meta"), x.to_sparse(),
+        torch._to_functional_tensor(x), x.to(torch.complex64).conj(),
+        torch.nested.nested_tensor([x[0]]), None, 1, x.cpu().numpy(),
+    ]  # fmt: skip
+    assert not any(map(tensors.plain, odd))
+    torch.vmap(lambda row: odd.append(tensors.plain(row)) or row)(x)
+    assert odd[-1] is False
+
+
+def test_what_is_remembered_of_a_call_is_no_more_than_what_was_looked_at():
+    """A change of any kind that no version tells is seen at the next call."""
+    arguments._seen.clear()
+    layer = openrnn.LSTM(6, 4, backend="reference")
+    layer(X)
+    layer(torch.ones(2, 7, 6).transpose(0, 1))
+    (known,) = arguments._seen.values()
+    assert len(known.fits) == 1  # T, B and the strides of x are free
+    hidden, good = layer.weight_hh_l0, layer.weight_hh_l0.data
+    lazy = openrnn.LSTM(6, 4, backend="reference")
+    lazy.load_state_dict(layer.state_dict())
+    lazy.weight_hh_l0.data = -good
+    for odd, match in [
+        (good[:, :3], r"must have shape \(16, 4\), got \(16, 3\)"),
+        (good.double(), "must have one dtype"),
+        (good.to("meta"), "must be on one device"),
+        (torch.as_strided(good, (16, 4), (4, 1), 0), None),
+        (torch._neg_view(good), None),
+        (good.t().contiguous().t(), None),
+    ]:
+        hidden.data = odd if odd.device == good.device else hidden.data
+        if odd.device != good.device:
+            layer.weight_hh_l0 = nn.Parameter(odd)
+        if match is None:
+            wanted = (lazy if odd.is_neg() else layer)(X)[0]
+            assert torch.equal(layer(X)[0], wanted)
+        else:
+            with pytest.raises(ValueError, match=match):
+                layer(X) if "dtype" not in match else functional.recurrent(
+                    layer.spec, X, layer.weights()
+                )
+        layer.weight_hh_l0 = hidden
+        hidden.data = good
+    view = torch.zeros(100)[36:].view(16, 4)
+    hidden.data = view
+    layer(X)
+    view.untyped_storage().resize_(4 * 99)
+    with pytest.raises(ValueError, match="must have memory for its shape"):
+        layer(X)
+
+
+def test_the_same_tensor_in_several_places():
+    """Tied weights, and one tensor of zeros for both states."""
+    layer, zeros = openrnn.GRU(4, 4, 2), torch.zeros(2, 3, 4)
+    layer.weight_ih_l1 = layer.weight_ih_l0
+    x = torch.randn(5, 3, 4)
+    plain = openrnn.GRU(4, 4, 2, backend="reference")
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), plain(x))
+    lstm = openrnn.LSTM(6, 4, 2)
+    torch.testing.assert_close(lstm(X, (zeros, zeros)), lstm(X))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_masks_that_cannot_be_read(backend):
+    layer = openrnn.GRU(6, 4, batch_first=True, backend=backend)
+    x = X.transpose(0, 1)
+    for given, words in [
+        ({"lengths": "five"}, "lengths must be a Tensor, got str"),
+        ({"reset": "all"}, "reset must be a Tensor, got str"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            layer(x, **given)
+    for given, words in [
+        ({"lengths": torch.ones(3, dtype=int, device="meta")}, "lengths must have values"),
+        ({"reset": torch.ones(3, 5, device="meta")}, "reset must have values, got"),
+        ({"reset": torch.ones(5)}, r"reset must have 2 dimensions \(batch, steps\), got 1"),
+        ({"reset": True}, r"reset must have 2 dimensions \(batch, steps\), got 0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            layer(x, **given)
+
+
+@pytest.mark.parametrize("hx", [1, {"h": 1}, object()], ids=type)
+def test_states_that_are_none(hx):
+    layer, kind = openrnn.LSTM(6, 4), type(hx).__name__
+    with pytest.raises(TypeError, match=f"states must be a Tensor or a tuple of them, got {kind}"):
+        layer(X, hx)
+    with pytest.raises(TypeError, match=f"states must be a Tensor or a tuple of them, got {kind}"):
+        layer(X, reset=torch.zeros(5, 3), reset_state=hx)
+
+
+def test_real_and_fake_tensors_do_not_mix():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    layer, fake = openrnn.LSTM(6, 4), FakeTensorMode().from_tensor(X)
+    with pytest.raises(ValueError, match="x is a FakeTensor and weight_ih_l0 is none"):
+        layer(fake)
+    lengths = FakeTensorMode().from_tensor(torch.tensor([5, 0, 2]))
+    with pytest.raises(ValueError, match="lengths is a FakeTensor and x is none"):
+        layer(X, lengths=lengths)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_explicit_operators_know_no_autocast(backend):
+    layer = openrnn.GRU(6, 4, backend=backend)
+    weights = [weight.detach() for weight in layer.weights()]
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = ops.forward(X, weights, layer.spec, backend=backend)
+            results.append([out.y, *ops.backward(out.reserve, X[..., :4]).values()])
+    torch.testing.assert_close(*[[t for t in found if t is not None] for found in results])
+
+
+def test_subclasses_with_memory_stay_subclasses():
+    class Mine(torch.Tensor):
+        pass
+
+    layer = openrnn.LSTM(6, 4, backend="cpu")
+    want = layer(X)[0]
+    h = torch.zeros(1, 3, 4)
+    for x, hx in ((X.as_subclass(Mine), None), (X, (h.as_subclass(Mine), h))):
+        y = layer(x, hx)[0]
+        assert type(y) is Mine
+        torch.testing.assert_close(y.as_subclass(torch.Tensor), want)
+
+
+def test_fake_tensors_reach_the_operator():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        layer = openrnn.LSTM(6, 4, backend="cpu")
+        y, _ = layer(torch.ones(5, 3, 6))
+    assert isinstance(y, FakeTensor)
+    assert y.shape == (5, 3, 4)
