@@ -502,17 +502,17 @@ def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
     assert cuda.scaled(trace(mixed), "bfloat16") == {"a", "n"}
     source = cuda.source(trace(mixed), "bfloat16", tiles.Forward(16, 1, 2, 1, 1, 1, 0, keep=True))
     assert "#define SCALED 5\n" in source
-    assert "const float half_n = r[2];" in source
-    assert "kept[2] = half_n;" in source
-    assert "logistic(a_b)" in source
+    assert "const float half_2 = r[2];" in source
+    assert "kept[2] = half_2;" in source
+    assert "logistic(a_1)" in source
     # a grid and wgmma halve in the step; every backward has halves
     grid = tiles.GridForward(1024, 2, 8, 8, 2, 1, 20, clusters=16, keep=True)
     for how in (grid, WGMMA["forward"](2)):
         source = cuda.source(lstm, "float16", how)
         assert "#define SCALED 0\n" in source
-        assert "const float half_i = 0.5f * r[0];" in source
+        assert "const float half_0 = 0.5f * r[0];" in source
     for how in (WGMMA["backward"](2), WGMMA["grid-backward"](2)):
-        assert "const float half_i = kept[0];" in cuda.source(lstm, "float16", how)
+        assert "const float half_0 = kept[0];" in cuda.source(lstm, "float16", how)
 
 
 @compiles

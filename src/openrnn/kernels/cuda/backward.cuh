@@ -237,6 +237,10 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     extern __shared__ __align__(128) unsigned char shared[];
     const Place here;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
+    // R first, while registers are free: loaded after the rest some kernels spill
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
+    load_weights(args, here, matrix, others);
     Exchange exchange;
     exchange.mbarriers = shared_address(shared);
     number_rows<FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
@@ -249,9 +253,6 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     Inputs inputs;
     Outputs out(args, here, time, rows, inputs);
     inputs.begin(args, here, shared);
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
-    load_weights(args, here, matrix, others);
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll

@@ -193,6 +193,10 @@ forward(const __grid_constant__ ForwardArgs given_args) {
                                         LENGTHS ? args.order : nullptr);
     clear_shared<THREADS>(shared, AT_HIDDEN, AT_RING);
     mbarrier_init<FLIGHT * 2, true>(exchange.mbarriers, MESSAGE_BYTES);
+    // R first, while registers are free: loaded after the rest some kernels spill
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
+    load_weights(args, here, matrix, others);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     store_first_hidden(args, rows, count, shared);
     Cells cells;
@@ -203,9 +207,6 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const bool idle = CLUSTER > 1 && !WGMMA && here.first_group >= here.end_group;
     const int turns = idle ? 0 : count;
     inputs.begin(args, here, time, rows, shared);
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
-    load_weights(args, here, matrix, others);
     #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         #pragma unroll

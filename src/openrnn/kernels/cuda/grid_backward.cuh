@@ -181,6 +181,13 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     const Place here(args.first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
+    // the matrix first, while registers are free: loaded after the rest some kernels spill
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
+    load_part(here, matrix, others, [&](int group, int, int k) {
+        return *reinterpret_cast<const uint4*>(
+            args.weight + int64(group * 8 + here.group_of_lane) * K + k);
+    });
     begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, shared, mbarriers);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
     Cells cells(here);
@@ -191,12 +198,6 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         cells.begin_slot(args, here, time, rows + slot.tile * 8, slot, s);
         inputs.begin_slot(args, here, time, rows + slot.tile * 8, slot, cells.row[s], s);
     }
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_part(here, matrix, others, [&](int group, int, int k) {
-        return *reinterpret_cast<const uint4*>(
-            args.weight + int64(group * 8 + here.group_of_lane) * K + k);
-    });
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) inputs.copy(args, here, time, cells, shared, i);
     const int side = pin_if_room(fragment_offset(here.lane));

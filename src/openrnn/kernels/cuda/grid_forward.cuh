@@ -226,16 +226,17 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const Place here(args.first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
-    begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, shared, mbarriers);
-    const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
-    store_first_hidden(args, here, rows, time.count, shared);
-    const Flags flags(args, time.way);
-    Cells cells(args, here, time, flags, rows);
+    // the matrix first, while registers are free: loaded after the rest some kernels spill
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int gate, int k) {
         return chunk_of(args.weight, gate, group * 8 + here.group_of_lane, k, args.units);
     });
+    begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, shared, mbarriers);
+    const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
+    store_first_hidden(args, here, rows, time.count, shared);
+    const Flags flags(args, time.way);
+    Cells cells(args, here, time, flags, rows);
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) cells.copy_inputs(args, here, time, shared, i);
     cluster_barrier();
