@@ -4,7 +4,6 @@ import ctypes
 import shutil
 import subprocess
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def test_no_function_takes_stack(narrow):
         + "\n".join(lines)
         + "\nat[i * count + 2] = sum;\n}\n}\n"
     )
-    made = nvrtc._compile(nvrtc.Wanted(source, "every", "sm_90", "every", Path()))
+    made = nvrtc._compile(nvrtc.Wanted(source, "every", "sm_90", "every"))
     assert made.resources.spilled == 0
 
 
