@@ -45,7 +45,7 @@ INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
 INLINE float sign(float x) { return float(x > 0.0f) - float(x < 0.0f); }
 
 // sin, cos and tan without the array of CUDA's own, which lies on the stack and would count as
-// spilled registers. `turned` is x less the nearest multiple of pi/2, `quarter` which one, modulo 4.
+// spilled registers. `turned` is x less the nearest multiple of pi/2, `quarter` which, modulo 4.
 
 // 32 bits of 2/pi from bit 32 * place - 2 on
 INLINE uint32 bits_of_2_over_pi(int place) {

@@ -9,13 +9,13 @@
 // others, [fragment, warp, upper or lower 8 rows, 16 bytes of K, row].
 
 static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
-constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;  // fragments in registers; no array is empty
+constexpr int REGISTER_FRAGMENTS = RESIDENT > 0 ? RESIDENT : 1;  // no array is empty
 constexpr int MATRIX_BYTES = (K_TILES * MMA_ROWS - RESIDENT) * 1024;  // the others of a warp
 // Independent sums, where few products would wait for each other; a tile of K has two.
 constexpr int CHAINS =
     WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || K_TILES < 2 ? 2 : 4;
 
-typedef uint32 Matrix[HELD][8];
+typedef uint32 Matrix[REGISTER_FRAGMENTS][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
