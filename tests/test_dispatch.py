@@ -237,7 +237,7 @@ def no_compiler(request, monkeypatch):
         monkeypatch.setattr(nvrtc, "absent", lambda: None)
     monkeypatch.setattr(nvrtc, "binary", compiled)
     monkeypatch.setattr(nvrtc, "_compile", compiled)
-    monkeypatch.setattr(nvrtc, "_read", compiled)
+    monkeypatch.setattr(nvrtc.store, "kept", compiled)
     monkeypatch.setattr(Dispatcher, "compile", compiled)
     for cached in (kernels.binary, kernels.plain_binary):
         cached.cache_clear()

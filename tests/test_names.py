@@ -86,10 +86,10 @@ def test_a_layer_is_read_where_only_weights_are_allowed(made):
 
 
 def test_a_spec_of_a_pickle_is_checked():
-    spec = cells.lstm.spec(3, 4)
+    spec = cells.lstm.spec(3, 4, num_layers=2)
     assert pickle.loads(pickle.dumps(spec)) == spec
-    with pytest.raises(ValueError, match="hidden_size must be greater than zero"):
-        pickle.loads(pickle.dumps(spec).replace(b"hidden_size=4", b"hidden_size=0"))
+    with pytest.raises(ValueError, match="num_layers must be greater than zero"):
+        pickle.loads(pickle.dumps(spec).replace(b"num_layers=2", b"num_layers=0"))
 
 
 @pytest.mark.parametrize("steps", [2, 0])

@@ -208,14 +208,12 @@ def test_source_has_no_name_of_a_user():
         return h, h, s.before, s.vectors + s.d_after, s.float
 
     traced = agree(cell)
-    sources = [kind(traced, "float32") for kind in (numba.forward_source, numba.backward_source)]
-    for source in sources:
-        compile(source, "generated", "exec")
-    sources += cuda.examples(traced, "float32")
+    sources = [numba.source(traced, "float32"), *cuda.examples(traced, "float32")]
+    compile(sources[0], "generated", "exec")
     for source in sources:
         for word in ("system(", "ünit", "s_after", "p_GATES", "a_int"):
             assert word not in source
-    assert "// gates 0 int, 1 x, 2 kept, 3 _nit; states 0 after" in sources[2]
+    assert "// gates 0 int, 1 x, 2 kept, 3 _nit; states 0 after" in sources[1]
     assert traced.numbered.name.isascii()
     forward = Forward(64, 2, 4, 1, 1, 1, 0)
     assert "d_final_float" not in cuda.source(traced, "float32", forward)

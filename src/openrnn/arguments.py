@@ -169,11 +169,12 @@ def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     """
     x, states, params, lengths, reset, resets, seed = given
     rows = lengths.numel() if x.dim() == 2 and lengths is not None else None
-    x, params, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
-    if why or not plain(x, *params, *states, *resets):
+    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
+    # the short way gives the same list back
+    if why or (weights is not params and not plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")
     masks = (own("lengths", lengths), own("reset", reset))
-    return x, list(states), list(params), *masks, list(resets), own("seed", seed)
+    return x, list(states), list(weights), *masks, list(resets), own("seed", seed)
 
 
 def alike(x: Tensor, others: Iterable[Tensor]) -> bool:

@@ -117,8 +117,9 @@ def _forward_fake(*args: Any) -> list[Tensor]:
 def _backward(*args: Any) -> list[Tensor]:
     *tensors, y, reserve, grads, spec, backend, training, return_states, precision, needs = args
     how = How(spec, backend, True, training, return_states, precision)
+    kept = [checks.own("the reserve", tensor) for tensor in reserve]
     with torch.no_grad():
-        found = _eager_backward(how, tensors, y, list(reserve), grads, needs, last=False)
+        found = _eager_backward(how, tensors, y, kept, grads, needs, last=False)
     return [grad for grad in found if grad is not None]
 
 
@@ -131,10 +132,13 @@ def _eager_backward(
     needs: Sequence[bool],
     last: bool,
 ) -> list[Tensor | None]:
-    """`last`: nobody differentiates this call again, so its reserve may be used up."""
+    """The gradients; `last`: nobody differentiates this call again, and its reserve may be used up.
+
+    Nobody but us has seen the reserve: it is not looked at.
+    """
     call = _call(how, *arguments.ready(Spec.parse(how.spec), inputs))
     call.last = last
-    y, reserve = checks.own("y", y), [checks.own("the reserve", kept) for kept in reserve]
+    y = checks.own("y", y)
     grads = [checks.own("a gradient", grad) for grad in grads]
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])

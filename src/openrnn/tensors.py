@@ -206,7 +206,9 @@ def own(name: str, tensor: Tensor | None) -> Any:
 
 def gradients(grads: Iterable[Tensor | None]) -> tuple[list[Tensor | None], bool]:
     """Incoming gradients with their lazy values computed, and whether all are plain then."""
-    found = [
-        grad if grad is None or plain(grad) else settled("a gradient", grad)[0] for grad in grads
-    ]
-    return found, plain(*(grad for grad in found if grad is not None))
+    found, every = list(grads), True
+    for place, grad in enumerate(found):
+        if grad is not None and not plain(grad):
+            known, _ = settled("a gradient", grad)
+            found[place], every = known, every and plain(known)
+    return found, every

@@ -97,11 +97,7 @@ def _function(source: str, name: str) -> Any:
 
 def by_python(cell: Traced, given: Values, cotangents: Values) -> Values:
     """New states and gradients from the text printed for numba."""
-    forward, backward = (
-        numba.forward_source(cell, "float32"),
-        numba.backward_source(cell, "float32"),
-    )
-    summed = "SUMMED, SIZE" in forward and re.search(r"SUMMED, SIZE = \d+, True", forward)
+    source, summed = numba.source(cell, "float32"), numba.all_summed(cell)
     count = next(iter(given.values())).numel()
 
     def rows(prefix: str, names: Any) -> Any:
@@ -122,14 +118,14 @@ def by_python(cell: Traced, given: Values, cotangents: Values) -> Values:
     zeros = np.zeros(len(cell.gates) * count, np.float32)
     h_after, after, kept = blank(1), blank(len(others)), blank(len(cell.gates))
     with np.errstate(all="ignore"):
-        _function(forward, "step_row")(
+        _function(source, "step_row")(
             x=x, r=r, bias=zeros, bias_r=zeros, h_after=h_after, after=after, kept=kept, **state
         )
         found = dict(zip(cell.states, [h_after, *np.split(after, max(1, len(others)))]))
         d_others = [cotangents[f"d_{name}"].flatten().numpy() for name in others]
         dr, dx, d_h, d_before = (blank(n) for n in (len(cell.gates),) * 2 + (1, len(others)))
         d_vectors = np.zeros(len(cell.unit_params) * count, np.float32)
-        _function(backward, "derivative_row")(
+        _function(source, "derivative_row")(
             x=x, r=kept, bias=zeros, dr=dr, dx=dx, d_h_before=d_h, d_before=d_before,
             d_vectors=d_vectors, d_h_after=cotangents[f"d_{first}"].flatten().numpy(),
             d_after=np.concatenate(d_others) if d_others else np.zeros(0, np.float32), **state,
@@ -165,17 +161,17 @@ TWO(powf) TWO(fminf) TWO(fmaxf) TWO(fmodf) TWO(atan2f) TWO(hypotf) TWO(copysignf
 TWO(remainderf)
 float fmaf(float, float, float); float ldexpf(float, int);
 }
-typedef unsigned int word;
-typedef long long wide;
+typedef unsigned int uint32;
+typedef long long int64;
 template <class To, class From> static inline To bits_of(From from) {
     To to;
     __builtin_memcpy(&to, &from, 4);
     return to;
 }
 #define __int_as_float bits_of<float, int>
-#define __uint_as_float bits_of<float, word>
+#define __uint_as_float bits_of<float, uint32>
 #define __float_as_int bits_of<int, float>
-#define __float_as_uint bits_of<word, float>
+#define __float_as_uint bits_of<uint32, float>
 #define INLINE static inline __attribute__((unused))
 #define isnan __builtin_isnan
 #define isinf __builtin_isinf
@@ -187,7 +183,7 @@ INSTRUCTIONS = {"ex2.approx": "exp2f(x)", "rcp.approx": "1.0f / x", "tanh.approx
 @lru_cache
 def _functions() -> str:
     """`functions.cuh`, its instructions of a GPU replaced by what they compute."""
-    text = (files("openrnn.kernels") / "functions.cuh").read_text(encoding="utf-8")
+    text = (files("openrnn.kernels.cuda") / "functions.cuh").read_text(encoding="utf-8")
 
     def replaced(found: re.Match[str]) -> str:
         for name, said in INSTRUCTIONS.items():

@@ -127,7 +127,7 @@ class Fused(Backend):
             if call.lengths is not None:
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):
-            _, schedule = schedules.forward(schedules.Asked.of(call, bool(all_states)))
+            schedule = schedules.forward(schedules.Asked.of(call, bool(all_states)))
             run = Forward(call, sort_lengths(call.lengths, order), saved, finals, all_states)
             execute(schedule, run)
         *lower, y = run.outputs

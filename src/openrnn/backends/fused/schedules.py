@@ -61,7 +61,7 @@ class Asked(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def forward(asked: Asked) -> tuple[Chunkings, Schedule]:
+def forward(asked: Asked) -> Schedule:
     """The forward pass."""
     flags = (*asked.masks, *("every",) * asked.all_states, *("keep",) * asked.grad)
     keep = asked.grad and not asked.recompute
@@ -73,8 +73,7 @@ def forward(asked: Asked) -> tuple[Chunkings, Schedule]:
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(asked, here, "forward", flags, inner, fills)
 
-    found = _of_all(asked.spec, chunking)
-    return found, schedule.forward(found, asked.drops)
+    return schedule.forward(_of_all(asked.spec, chunking), asked.drops)
 
 
 @lru_cache(maxsize=4096)
