@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -240,3 +241,24 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
     for launch, before in zip(again, [*forward[2::-1], *forward[5:2:-1]]):
         assert launch[1] == before[1]
         assert launch[4] == before[4]
+
+
+def test_what_a_loop_reads_outlives_what_runs_beside_it(monkeypatch, launched, overlapped):
+    """Products beside a loop are given memory after its launch: not that which it still reads."""
+    (sizes, _), read, alive = overlapped, [], []
+    launch = forward_loop.ForwardLoops.launch_forward
+
+    def noted(self, operation, y, saved, chunk_states, *more):
+        inputs = self._ready[operation.layer, operation.direction, operation.chunk.number]
+        parts = [inputs.x_gates, *(state for state in chunk_states if state is not None)]
+        read.append([weakref.ref(part) for part in parts])
+        launch(self, operation, y, saved, chunk_states, *more)
+
+    def multiply(*_, **__):
+        if read:
+            alive.append(all(part() is not None for part in read[-1]))
+
+    monkeypatch.setattr(forward_loop.ForwardLoops, "launch_forward", noted)
+    monkeypatch.setattr(forward_loop, "multiply", multiply)
+    launched(CLUSTERS, cells.lstm.spec(64, 64), 11)
+    assert alive == [True] * (len(sizes) - 1)

@@ -46,6 +46,9 @@ class ForwardLoops(Launches):
     def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
         super().__init__(call, lengths)
         self._ready: dict[tuple[int, int, int], Inputs] = {}
+        # What the loop launched last reads. Products that run beside it write memory that is taken
+        # after its launch: freed by then, this would be that memory.
+        self._reading: tuple[object, ...] = ()
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         """What the layer reads in the chunk (T, B, I)."""
@@ -138,3 +141,4 @@ class ForwardLoops(Launches):
             all_states=self.states(layer, all_states, chunk.begin),
         )
         kernels.launch(kernel, config, args, self.launch_event(signals))
+        self._reading = inputs, chunk_states
