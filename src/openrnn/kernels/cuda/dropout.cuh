@@ -4,17 +4,10 @@
 
 // out = x * mask; a thread takes four units of one row of one step
 extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
-    const int64 groups = (args.width + 3) / 4;
-    const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64 groups = (args.width + 3) / 4, number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (number >= args.steps * args.batch * groups) return;
     const int64 group = number % groups, row = number / groups;
-    const int64 first = row * args.width + group * 4;
-    storage_t x[4];  // all loaded before any is stored: out could overlap them, for the compiler
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        x[i] = group * 4 + i < args.width ? args.x[first + i] : storage_t(0);
-    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(row / args.batch),
-                   uint32(args.layer + 256 * args.seed[1])};
+    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(row / args.batch), uint32(args.layer + 256 * args.seed[1])};
     uint32 k0 = uint32(args.seed[0]), k1 = uint32(args.seed[0] >> 32);
     #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -29,8 +22,8 @@ extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
     }
     const float factor = __int_as_float(int(args.scale));
     #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (group * 4 + i < args.width)
-            args.out[first + i] =
-                narrow(int64(c[i]) >= args.threshold ? widen(x[i]) * factor : 0.0f);
+    for (int i = 0; i < 4; ++i) {
+        const int64 unit = group * 4 + i, at = row * args.width + unit;
+        if (unit < args.width) args.out[at] = narrow(int64(c[i]) >= args.threshold ? widen(args.x[at]) * factor : 0.0f);
+    }
 }

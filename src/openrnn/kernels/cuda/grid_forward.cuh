@@ -1,254 +1,241 @@
 // The forward time loop of one layer and direction where R fits no cluster: h travels through L2.
 
 #define K UNITS
-#define SUMS GATES
+#define EACH GATES
 #include "grid.cuh"
-#include "forward_cell.cuh"
 
 constexpr int GATE_BYTES = 64 * SIZE;
 static_assert(SCALED == 0, "sums are halved in the step");
 constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 
-// This block's part of the first h of all rows, into the operand of step 0.
-INLINE void store_first_hidden(const ForwardArgs& args, const Place& here, const int* rows,
-                               int count, unsigned char* shared) {
-    constexpr int HERE = CHUNKS * CHUNK_K;  // of K, this block
-    for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
-        const int r = at / HERE, k = at % HERE, b = rows[r];
-        const int unit = here.first_chunk() * CHUNK_K + k;
-        if (b < 0 || unit >= args.units) continue;
-        unsigned char* chunk = shared + AT_OPERAND + operand_offset(k / CHUNK_K, r / 8, r % 8);
-        reinterpret_cast<operand_t*>(chunk)[k % CHUNK_K] =
-            operand_of(narrow(first_state(args, count, 0, b, unit)));
-    }
-}
-
-// The flag buffer by which h travels: a buffer of its own, or y.
-struct Flags {
-    operand_t* place;
-    int64 step_bytes, row;
-
-    INLINE Flags(const ForwardArgs& args, int way) {
-        const bool own = args.flag_buffer;
-        place = own ? args.flag_buffer : reinterpret_cast<operand_t*>(args.y);
-        step_bytes = own ? way * args.batch * (UNITS * int(sizeof(operand_t))) : args.y_step_bytes;
-        row = own ? UNITS : args.y_row;
-    }
-};
-
-// The cells of a warp, what its lanes store, and its ring buffer of inputs.
-struct Cells {
-    UnitConstants units[SLOTS];
-    float state[SLOTS][2][STATES];
-    int row[SLOTS], length[SLOTS];  // that a lane stores
-    Resets resets[SLOTS];           // of that row
-    storage_t *y[SLOTS], *saved[SLOTS];
-    operand_t* message[SLOTS];
-    bool owned[SLOTS], has_saved[SLOTS];
-    SavedPlace saved_place;
-    RowBits bits;
-    bool works;  // whether the warp waits for shares; the first thread always opens the mbarrier
-    const storage_t* source[SLOTS][COPIES];
-    int taken[SLOTS][COPIES];  // bytes: 16, or 0 where there is nothing to copy
-    uint32 reset_turn;
-    int later;  // resets that count after a step are those of the next one, in reverse its own
-
-    INLINE Cells(const ForwardArgs& args, const Place& here, const Time& time, const Flags& flags,
-                 const int* rows) : row{}, length{}, saved_place(here.lane) {
-        bits.pair[0] = 1u << here.thread_in_group * 8;
-        bits.pair[1] = 1u << (here.thread_in_group * 8 + 4);
-        bits.own = 1u << here.group_of_lane * 4;
-        later = args.reverse ? 0 : 1;
-        works = threadIdx.x < 32;
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) begin_slot(args, here, time, flags, rows, s);
-        reset_turn = uint32(args.reset_step_bytes) * 8;
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) begin_inputs(args, here, time, rows, s);
-    }
-    INLINE void begin_slot(const ForwardArgs& args, const Place& here, const Time& time,
-                           const Flags& flags, const int* rows, int s) {
-        const Slot slot = here.slot(s);
-        const int unit = here.unit(slot);
-        const bool inside = slot.owned && unit < args.units;
-        works |= slot.owned;
-        owned[s] = slot.owned;
-        units[s].load(args, unit, inside);
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int b = rows[here.pair_rows(slot) + c];
-            #pragma unroll
-            for (int k = 0; k < STATES; ++k)
-                state[s][c][k] =
-                    inside && b >= 0 ? first_state(args, time.count, k, b, unit) : 0.0f;
-        }
-        row[s] = owned[s] ? rows[slot.tile * 8 + here.group_of_lane] : -1;
-        if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(args.lengths[row[s]]);
-        if (RESET)
-            resets[s].begin(args.reset, args.batch, row[s], time.first + later, length[s]);
-        const int64 tile = here.first_row / 8 + slot.tile;
-        y[s] = advanced(args.y, time.moved * args.y_step_bytes) + row[s] * args.y_row +
-               here.pair_unit(slot);
-        message[s] = advanced(flags.place, time.moved * flags.step_bytes) + row[s] * flags.row +
-                     here.pair_unit(slot);
-        has_saved[s] = KEEP && owned[s] && tile < (args.batch + 7) / 8;
-        saved[s] = advanced(args.saved, time.moved * args.saved_step_bytes) +
-                   (tile * GROUPS + here.first_group + slot.group) * (64 * SAVED) +
-                   saved_offset(here.lane);
-    }
-    INLINE void begin_inputs(const ForwardArgs& args, const Place& here, const Time& time,
-                             const int* rows, int s) {
-        #pragma unroll
-        for (int copy = 0; copy < COPIES; ++copy) {
-            const int number = copy * 32 + here.lane, gate = number / (GATE_BYTES / 16);
-            const Slot slot = here.slot(s);
-            const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
-            taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
-            source[s][copy] = taken[s][copy]
-                ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
-                      gate * args.x_gate + (here.first_group + slot.group) * 8 + number * CHUNK % 8
-                : args.x;
-        }
-    }
-    // The ring's entries are found from i: a grid's step takes as long as its way through L2, not
-    // as its instructions.
-    INLINE void copy_inputs(const ForwardArgs& args, const Place& here, const Time& time,
-                            unsigned char* shared, int i) {
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const uint32 target = shared_address(shared) + here.entry(s, i);
-            #pragma unroll
-            for (int copy = 0; copy < COPIES; ++copy) {
-                if (copy * 512 + here.lane * 16 < SLOT_BYTES)
-                    copy_async<16>(target + copy * 512 + here.lane * 16, source[s][copy],
-                                   i < time.count ? taken[s][copy] : 0);
-                source[s][copy] = advanced(source[s][copy], args.x_step_bytes);
-            }
-            if (RESET)
-                resets[s].copy(target + SLOT_BYTES + reset_offset(here.lane), here.thread_in_group,
-                               time.way, args.reset_step_bytes,
-                               owned[s] && i + later < time.count);
-        }
-        commit_copies();
-    }
-    // The cell of a slot: h for the next step goes first, then y and saved activations.
-    INLINE void step_slot(const ForwardArgs& args, const Place& here, const Time& time,
-                          const int* rows, const unsigned char* shared, int s, int i,
-                          const float (&given)[GATES][2], const TileRows& tile) {
-        const Slot slot = here.slot(s);
-        float sums[GATES][2], right[2][GATES];
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate)
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) sums[gate][c] = units[s].start(gate, given[gate][c]);
-        add_slot_shares(here, shared, s, i & 1, sums);
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate)
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) right[c][gate] = sums[gate][c];
-        float hidden[2], values[2][KEPT + 4] = {};
-        step_cell(args, units[s], given, right, tile, bits, rows + here.pair_rows(slot),
-                  here.unit(slot), true, time.first + time.way * i, state[s], hidden, values);
-        const Pair pair = transposed(hidden[0], hidden[1]);
-        const Message next =
-            next_hidden(args, pair, hidden, tile.resets, row[s], here.pair_unit(slot));
-        if (row[s] >= 0 && (!args.flag_buffer || i + 1 < time.count)) publish(message[s], next);
-        if (row[s] >= 0 && args.flag_buffer)
-            store_inside(y[s], bits.own_live(tile) ? pair : Pair{}, here.pair_unit(slot),
-                         args.units);
-        if (has_saved[s]) store_saved(saved[s], saved_place.rest, values);
-    }
-    INLINE void advance(const ForwardArgs& args, const Flags& flags, int s) {
-        y[s] = advanced(y[s], args.y_step_bytes);
-        message[s] = advanced(message[s], flags.step_bytes);
-        saved[s] = advanced(saved[s], args.saved_step_bytes);
-    }
-};
-
-// Step i, when its operand is in shared memory.
-INLINE void take_step(const ForwardArgs& args, const Place& here, const Time& time,
-                      const Flags& flags, const int* rows, unsigned char* shared,
-                      uint32 mbarriers, const Matrix& matrix, const unsigned char* others, int i,
-                      Cells& cells) {
-    multiply_and_send(here, matrix, others, shared, mbarriers, i & 1);
-#if CLUSTER == 1
-    __syncthreads();
-#endif
-    await_copies<STAGES - 2>();
-    __syncwarp();
-    float given[SLOTS][GATES][2];
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s)
-        load_fragments<GATES>(shared + (fragment_offset(here.lane) + here.entry(s, i)), given[s]);
-    cells.copy_inputs(args, here, time, shared, i + STAGES - 1);
-    TileRows tile[SLOTS];
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        if (LENGTHS)
-            tile[s].live = __ballot_sync(~0u, time.first + time.way * i < cells.length[s]);
-        if (RESET)
-            tile[s].resets = cells.resets[s].test(
-                shared + here.entry(s, i) + SLOT_BYTES + reset_offset(here.lane),
-                cells.reset_turn);
-        if (RESET) tile[s].reset = __ballot_sync(~0u, tile[s].resets);
-    }
-    if (cells.works) wait_for_shares(here, mbarriers, i);
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        if (!cells.owned[s]) continue;
-        const Slot slot = here.slot(s);
-        cells.step_slot(args, here, time, rows, shared, s, i, given[s], tile[s]);
-        cells.advance(args, flags, s);
-        if (RESET)  // after h was published: nobody waits for it
-            reset_cells(cells.state[s], tile[s].reset, cells.bits.pair, args.reset_state,
-                        rows + here.pair_rows(slot), here.unit(slot), args.units);
-    }
-}
-
-// Zeros of y past the rows' ends, and final states.
-INLINE void finish(const ForwardArgs& args, const Place& here, const Time& time, const int* rows,
-                   const Cells& cells) {
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        const Slot slot = here.slot(s);
-        if (LENGTHS && slot.owned && cells.row[s] >= 0)
-            store_no_output(args, time.count, time.way, cells.row[s], here.pair_unit(slot));
-        if (slot.owned)
-            store_final(args, rows + here.pair_rows(slot), here.unit(slot),
-                        args.batch * args.units, cells.state[s]);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const __grid_constant__ ForwardArgs given_args) {
-    const ForwardArgs args = given_args;  // read once: loads at each use cost the loop more
+forward(const __grid_constant__ ForwardArgs given) {
+    const ForwardArgs args = given;  // read once: loads at each use cost the loop instructions
     extern __shared__ __align__(128) unsigned char shared[];
     const Place here(args.first_row);
+    const int lane = here.lane, of8 = here.of8, of4 = here.of4;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    const uint32 mbarriers = shared_address(shared);
-    // the matrix first, while registers are free: loaded after the rest some kernels spill
+    const uint32 mailboxes = shared_address(shared);
+
+    number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
+    clear_operand(shared);
+    open_mailboxes<2>(mailboxes, here.letter());
+    const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
+    const int way = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
+    const int64 moved = way * first;  // steps of the loop from where memory begins
+
+    // whether a row starts from fresh states: it is reset before its first step
+    auto first_state = [&](int k, int64 b, int64 unit) {
+        const bool again = RESET && !args.reverse && count > 0 && args.reset[b] && (!LENGTHS || args.lengths[b] > 0);
+        const int64 at = b * args.units + unit;
+        if (args.chunk_in && !again) return args.chunk_in[k * args.batch * args.units + at];
+        const storage_t* source = again ? args.reset_state[k] : args.initial[k];
+        return source ? widen(source[at]) : 0.0f;
+    };
+    constexpr int HERE = CHUNKS * CHUNK_K;  // of K, this block
+    for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
+        const int r = at / HERE, k = at % HERE, unit = here.first_chunk() * CHUNK_K + k, b = rows[r];
+        if (b < 0 || unit >= args.units) continue;
+        unsigned char* place = shared + AT_OPERAND + place_of(k / CHUNK_K, r / 8, r % 8);
+        reinterpret_cast<operand_t*>(place)[k % CHUNK_K] = operand_of(narrow(first_state(0, b, unit)));
+    }
+    float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
+    float state[SLOTS][2][STATES];
+    int row[SLOTS] = {}, length[SLOTS] = {};
+    Resets resets[SLOTS];  // of this lane's row
+    storage_t *output[SLOTS], *record[SLOTS];
+    operand_t* letter_at[SLOTS];
+    bool mine[SLOTS], recorded[SLOTS];
+    operand_t* const box = args.flag_buffer ? args.flag_buffer : reinterpret_cast<operand_t*>(args.y);
+    const int64 tiles = (args.batch + 7) / 8, box_move = args.flag_buffer ? way * args.batch * (UNITS * int(sizeof(operand_t))) : args.y_step_bytes;
+    const int64 box_row = args.flag_buffer ? UNITS : args.y_row;
+    const Cells cells(lane);
+    const uint32 mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, own_row = 1u << of8 * 4;
+    // after a step the resets of the next one count, in reverse its own
+    const int later = args.reverse ? 0 : 1;
+    bool works = threadIdx.x < 32;  // the first thread renews the mailbox
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group, unit = group * 8 + of8;
+        const bool inside = slot.mine && unit < args.units;
+        works |= slot.mine;
+        mine[s] = slot.mine;
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            from_x[s][gate] = inside && args.bias_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
+            from_r[s][gate] = inside && args.bias_r ? widen(args.bias_r[gate * args.units + unit]) : 0.0f;
+            if (SUMMED >> gate & 1) {  // one register serves both sides
+                from_r[s][gate] += from_x[s][gate];
+                from_x[s][gate] = 0.0f;
+            }
+        }
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+            vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + of4 * 2 + c];
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                state[s][c][k] = inside && b >= 0 ? first_state(k, b, unit) : 0.0f;
+        }
+        row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
+        if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(args.lengths[row[s]]);
+        if (RESET) resets[s].begin(args.reset, args.batch, row[s], first + later, length[s]);
+        const int64 tile = here.first_row / 8 + slot.tile;
+        output[s] = moved_by(args.y, moved * args.y_step_bytes) + row[s] * args.y_row + group * 8 + of4 * 2;
+        letter_at[s] = moved_by(box, moved * box_move) + row[s] * box_row + group * 8 + of4 * 2;
+        recorded[s] = KEEP && mine[s] && tile < tiles;
+        record[s] = moved_by(args.saved, moved * args.saved_step_bytes) + (tile * GROUPS + group) * (64 * RECORD) + first_of(lane);
+    }
+
+    // the ring of inputs: each warp copies what its own lanes read
+    const int ring = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
+    const storage_t* input[SLOTS][COPIES];
+    int taken[SLOTS][COPIES];
+    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s)
+        #pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) {
+            const int number = copy * 32 + lane, gate = number / (GATE_BYTES / 16);
+            const Slot slot = here.slot(s);
+            const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
+            taken[s][copy] = b >= 0 && gate < GATES && slot.mine ? 16 : 0;
+            input[s][copy] = taken[s][copy] ? moved_by(args.x, moved * args.x_step_bytes) + b * args.x_row + gate * args.x_gate +
+                                 (here.first_group + slot.group) * 8 + number * CHUNK % 8 : args.x;
+        }
+    // places in the ring by i: what a grid's step takes is its way through L2, not its instructions
+    auto copy_inputs = [&](int i) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const uint32 target = shared_address(shared) + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES;
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                if (copy * 512 + lane * 16 < SLOT_BYTES)
+                    copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
+                                   i < count ? taken[s][copy] : 0);
+                input[s][copy] = moved_by(input[s][copy], args.x_step_bytes);
+            }
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, args.reset_step_bytes,
+                                      mine[s] && i + later < count);
+        }
+        commit_copies();
+    };
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int gate, int k) {
-        return chunk_of(args.weight, gate, group * 8 + here.group_of_lane, k, args.units);
+        return chunk_of(args.weight, gate, group * 8 + of8, k, args.units);
     });
-    begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, shared, mbarriers);
-    const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
-    store_first_hidden(args, here, rows, time.count, shared);
-    const Flags flags(args, time.way);
-    Cells cells(args, here, time, flags, rows);
-    #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) cells.copy_inputs(args, here, time, shared, i);
-    cluster_barrier();
 
-    uint32 wait = uint32(args.delay) * FINE;  // before the first poll
-    for (int i = 0; i < time.count; ++i) {
+    #pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
+    const int side = ring + side_of(lane);
+#if CLUSTER > 1
+    await_cluster();
+#endif
+
+    uint32 wait = uint32(args.delay) * FINE;  // before a look
+    for (int i = 0; i < count; ++i) {
+        const int t = first + way * i, now = i & 1;
         if (i > 0)
-            fetch(here, wait, advanced(flags.place, (time.moved + i - 1) * flags.step_bytes),
-                  flags.row, rows, shared + AT_OPERAND + (i & 1) * OPERAND_BYTES);
+            fetch(here, wait, moved_by(box, (moved + i - 1) * box_move), box_row, rows,
+                  shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
-        take_step(args, here, time, flags, rows, shared, mbarriers, matrix, others, i, cells);
+        multiply_and_send(here, matrix, others, shared, mailboxes, now);
+#if CLUSTER == 1
+        __syncthreads();
+#endif
+        await_copies<STAGES - 2>();
+        __syncwarp();
+        float given[SLOTS][GATES][2];
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
+        copy_inputs(i + STAGES - 1);
+        uint32 live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
+        bool begins[SLOTS];                        // anew, this lane's row
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (LENGTHS) live_rows[s] = __ballot_sync(~0u, t < length[s]);
+            if (RESET)
+                begins[s] = resets[s].look(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
+                                                   SLOT_BYTES + reset_place(lane), reset_turn);
+            if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
+        }
+        if (works) await_parts(here, mailboxes, i);
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (!mine[s]) continue;
+            const Slot slot = here.slot(s);
+            const int group = here.first_group + slot.group;
+            float sums[GATES][2];
+            #pragma unroll
+            for (int gate = 0; gate < GATES; ++gate)
+                #pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    sums[gate][c] = from_r[s][gate] + (SUMMED >> gate & 1 ? given[s][gate][c] : 0.0f);
+            add_parts(here, shared, s, now, sums);
+            float sent[2], values[2][KEPT + 4] = {};
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                float left[GATES], right[GATES], after[STATES];
+                #pragma unroll
+                for (int gate = 0; gate < GATES; ++gate) {
+                    left[gate] = given[s][gate][c] + from_x[s][gate];
+                    right[gate] = sums[gate][c];
+                }
+                float (&before)[STATES] = state[s][c];
+                step(left, right, before, vector[s], after, values[c]);
+                const int column = of4 * 2 + c, unit = group * 8 + of8;
+                const bool live = !LENGTHS || live_rows[s] & mine_of[c];
+                const int64 b = rows[slot.tile * 8 + column];
+                if (EVERY && live && b >= 0 && unit < args.units)
+                    #pragma unroll
+                    for (int k = 0; k < STATES; ++k)
+                        args.all_states[k][(t * args.batch + b) * args.units + unit] = narrow(after[k]);
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k) {
+                    if (live) before[k] = after[k];
+                    if (k == 0) sent[c] = !PADDED || unit < args.units ? before[k] : 0.0f;
+                }
+            }
+            const Pair hidden_pair = transposed(sent[0], sent[1]);
+            Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
+            if (RESET && begins[s]) letter = {};
+            if (RESET && FRESH && begins[s])
+                letter = letter_of(pair_of_state(args.reset_state[0], row[s], group * 8 + of4 * 2, args.units));
+            const bool live = !LENGTHS || live_rows[s] & own_row;
+            if (row[s] >= 0 && (!args.flag_buffer || i + 1 < count)) post(letter_at[s], letter);
+            if (row[s] >= 0 && args.flag_buffer)
+                keep_inside(output[s], live ? hidden_pair : Pair{}, group * 8 + of4 * 2, args.units);
+            if (recorded[s]) keep_records(record[s], cells.rest, values);
+            output[s] = moved_by(output[s], args.y_step_bytes), letter_at[s] = moved_by(letter_at[s], box_move);
+            record[s] = moved_by(record[s], args.saved_step_bytes);
+            if (RESET)  // after h was posted: nobody waits for it
+                begin_rows(state[s], reset_rows[s], mine_of, args.reset_state,
+                           rows + slot.tile * 8 + of4 * 2, group * 8 + of8, args.units);
+        }
     }
-    finish(args, here, time, rows, cells);
-    cluster_barrier();  // no block leaves while another may still write to it
+
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group;
+        if (LENGTHS && slot.mine && row[s] >= 0)
+            keep_zeros(moved_by(args.y, count * way * args.y_step_bytes) + row[s] * args.y_row + group * 8 + of4 * 2, way * args.y_step_bytes,
+                       int(args.steps) - count, group * 8 + of4 * 2, args.units);
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                if (slot.mine && b >= 0 && unit < args.units)
+                    leave(args.chunk_out, args.final[k], k * args.batch * args.units, int64(b) * args.units + unit, state[s][c][k]);
+        }
+    }
+#if CLUSTER > 1
+    await_cluster();  // no block leaves while another may still write to it
+#endif
 }
