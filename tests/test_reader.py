@@ -47,6 +47,7 @@ REFUSED = {
     "numel": (lambda v, w: v / w.numel(), "other things for inputs of shape"),
     "example": (lambda v, w: v + torch.zeros(2, 3), "must match the size"),
     "random": (lambda v, w: v * random.random(), "draws at random"),
+    "values": (lambda v, w: v * w.tolist()[0][0], "reads of shapes or values"),
     "renamed": (lambda v, w: in_place_by_two_names(v), "changed in place before aten.mul"),
 }  # fmt: skip
 

@@ -255,7 +255,7 @@ def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:
     if lengths is None:
         raise ValueError(f"padding_value {value} needs lengths: nothing is past the end of T steps")
     steps = torch.arange(y.shape[0], device=y.device)[:, None]
-    ended = steps >= torch.as_tensor(lengths).to(y.device)
+    ended = steps >= torch.as_tensor(lengths).to(y.device, torch.int64)
     return y.masked_fill(ended[..., None], value)
 
 

@@ -226,7 +226,8 @@ def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None
         why = f" ({other})" if isinstance(other, str) else ""
         raise CellError(
             f"cell '{cell.name}' does other things for inputs of shape {_OTHER_SHAPE} than of "
-            f"{SHAPE}{why}: a kernel would keep what it reads of shapes, or draws at random"
+            f"{SHAPE}{why}: a kernel would keep what it reads of shapes or values, or draws at "
+            "random"
         )
     return (
         f"cell '{cell.name}' does other things in float64 than in float32: it names a dtype, as "
