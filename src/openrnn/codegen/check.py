@@ -47,8 +47,9 @@ def names_of(cell: "Cell") -> tuple[str, ...]:
 
 def examples(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     """Small tensors for a cell to run on, whatever the default dtype and device."""
-    value = 0.5 if shape[-1] == SHAPE[-1] else 0.375  # a number read off an example would differ
-    return [torch.full(shape, value, dtype=dtype, device="cpu") for _ in range(count)]
+    # of another shape other values, too: a number that a cell reads off them is another one
+    values = [0.5 if shape == SHAPE else 0.25 + 0.5 * k / count for k in range(count)]
+    return [torch.full(shape, value, dtype=dtype, device="cpu") for value in values]
 
 
 def step_of(cell: "Cell", clip: Clip) -> Step:
