@@ -168,6 +168,10 @@ def operator(s):
         )  # fmt: skip
 
 
+def transformed(s, lengths):
+    return torch.func.grad(lambda x: s.layer(x, lengths=lengths)[0].sum())(s.x)
+
+
 RIGHT = {
     "negative x": lambda s: s.compare(negative(s.x)),
     "negative state": lambda s: s.compare(h=negative(s.h)),
@@ -218,6 +222,10 @@ REFUSED = {  # and the words
     "reset without storage": (
         lambda s: s.layer(s.x, reset=emptied(s.reset.clone())),
         f"ValueError: reset {MEMORY}",
+    ),
+    "lengths without storage, in a transform": (
+        lambda s: transformed(s, emptied(torch.tensor([1, 2, 3]))),
+        f"ValueError: lengths {MEMORY}",
     ),
     "transposed": (
         lambda s: torch.func.functional_call(

@@ -161,14 +161,16 @@ def transposed(name: str, tensor: Tensor) -> Tensor:
 
 def readable(name: str, given: Any) -> Tensor:
     """A mask that a user gave, as a dense tensor whose numbers can be read."""
+    compiling = torch.compiler.is_compiling()
+    # first: inside a torch.func transform the next line wraps it
+    if not compiling and isinstance(given, Tensor) and plain(given):
+        held(name, given)
     try:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a Tensor, got {type(given).__name__}") from error
-    if not torch.compiler.is_compiling():
+    if not compiling:
         dense(name, tensor)
-        if plain(tensor):
-            held(name, tensor)
     return tensor
 
 
