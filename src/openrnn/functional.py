@@ -19,34 +19,20 @@ States = tuple[Tensor, ...]
 
 
 @lru_cache(maxsize=4096)
-def _choose(
-    text: str,
-    name: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    grad: bool,
-    training: bool,
-    lengths: bool,
-    reset: bool,
-    return_states: bool,
-    transform: bool,
-    generator: bool,
-    batch: int | None,
-    precision: str,
-    opaque: str = "",
-) -> op.How:
-    problem = request.problem(
-        text, dtype, device, grad, training, lengths, reset, return_states, transform, generator,
-        batch, precision, opaque,
+def _choose(name: str, *asked: Any) -> op.How:
+    """How a call runs whose problem `request.problem` makes of these values."""
+    problem = request.problem(*asked)
+    return op.How(
+        problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
+        problem.return_states, problem.precision,
     )  # fmt: skip
-    return op.How(text, dispatch.select(problem, name), grad, training, return_states, precision)
 
 
-def _choose_in_graph(*asked: Any, generator: bool) -> str:
+def _choose_in_graph(name: str, *asked: Any, generator: bool) -> str:
     """The backend while a compiler traces, where all that decides is constant."""
-    text, _, dtype, device, *_ = asked
+    text, dtype, device, *_ = asked
     precision = precision_of(Spec.parse(text), dtype, device.type)
-    return _choose(*asked, request.transformed(), generator, None, precision).backend
+    return _choose(name, *asked, request.transformed(), generator, None, precision).backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -111,17 +97,17 @@ def recurrent(
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
     asked = (
-        spec.text, backend, x.dtype, x.device, grad, drops, lengths is not None,
+        spec.text, x.dtype, x.device, grad, drops, lengths is not None,
         reset is not None, return_states,
     )  # fmt: skip
     generated = drops and generator is not None
     if compiling:
-        name = _choose_in_graph(*asked, generator=generated)
+        name = _choose_in_graph(backend, *asked, generator=generated)
         how = op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
         batch = request.size_class(x)
-        how = _choose(*asked, request.transformed(), generated, batch, precision, opaque)
+        how = _choose(backend, *asked, request.transformed(), generated, batch, precision, opaque)
     if not compiling and x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
         raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
@@ -243,7 +229,7 @@ def takes_packed(
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
     how = _choose(
-        spec.text, backend, x.dtype, x.device, grad, drops, True, False, False,
+        backend, spec.text, x.dtype, x.device, grad, drops, True, False, False,
         request.transformed(), drops and generator is not None, None,
         precision_of(spec, x.dtype, x.device.type),
     )  # fmt: skip

@@ -16,8 +16,6 @@ from openrnn.spec import Spec
 
 PACKED_STEPS = 65_535  # longer packed sequences are padded
 
-Hidden = Tensor | tuple[Tensor, ...]
-
 
 class Layer(nn.Module):
     """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.

@@ -7,7 +7,7 @@ from typing import Protocol
 from openrnn.schedule.operations import MAIN, Operation, Schedule
 
 
-class Launches(Protocol):
+class Runner(Protocol):
     """What a backend brings: a method for each verb of its schedules, and a side stream."""
 
     def side_stream(self) -> AbstractContextManager[object]:
@@ -17,16 +17,16 @@ class Launches(Protocol):
         """An operation failed: whatever runs on the side stream is waited for."""
 
 
-def execute(schedule: Schedule, launches: Launches) -> None:
+def execute(schedule: Schedule, runner: Runner) -> None:
     """Runs the operations in their order."""
     try:
         for operation in schedule:
-            run: Callable[[Operation], None] = getattr(launches, operation.verb)
+            run: Callable[[Operation], None] = getattr(runner, operation.verb)
             if operation.stream is MAIN:
                 run(operation)
             else:
-                with launches.side_stream():
+                with runner.side_stream():
                     run(operation)
     except BaseException:
-        launches.abandon()
+        runner.abandon()
         raise
