@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -243,22 +242,23 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
         assert launch[4] == before[4]
 
 
-def test_what_a_loop_reads_outlives_what_runs_beside_it(monkeypatch, launched, overlapped):
-    """Products beside a loop are given memory after its launch: not that which it still reads."""
-    (sizes, _), read, alive = overlapped, [], []
-    launch = forward_loop.ForwardLoops.launch_forward
+def test_memory_for_what_runs_beside_a_loop_is_taken_before_it(monkeypatch, launched, overlapped):
+    """Memory that is free after the launch is what the loop still reads."""
+    (sizes, _), order = overlapped, []
+    loops = forward_loop.ForwardLoops
+    launch, new_inputs = loops.launch_forward, loops._new_inputs
 
-    def noted(self, operation, y, saved, chunk_states, *more):
-        inputs = self._ready[operation.layer, operation.direction, operation.chunk.number]
-        parts = [inputs.x_gates, *(state for state in chunk_states if state is not None)]
-        read.append([weakref.ref(part) for part in parts])
-        launch(self, operation, y, saved, chunk_states, *more)
+    def launching(self, operation, *given):
+        order.append(f"launch {operation.chunk.number}")
+        launch(self, operation, *given)
 
-    def multiply(*_, **__):
-        if read:
-            alive.append(all(part() is not None for part in read[-1]))
+    def taking(self, operation):
+        order.append(f"memory {operation.chunk.number}")
+        return new_inputs(self, operation)
 
-    monkeypatch.setattr(forward_loop.ForwardLoops, "launch_forward", noted)
-    monkeypatch.setattr(forward_loop, "multiply", multiply)
+    monkeypatch.setattr(loops, "launch_forward", launching)
+    monkeypatch.setattr(loops, "_new_inputs", taking)
     launched(CLUSTERS, cells.lstm.spec(64, 64), 11)
-    assert alive == [True] * (len(sizes) - 1)
+    last = len(sizes) - 1
+    pairs = [[f"memory {number + 1}", f"launch {number}"] for number in range(last)]
+    assert order == ["memory 0", *itertools.chain(*pairs), f"launch {last}"]

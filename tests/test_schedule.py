@@ -17,6 +17,7 @@ from openrnn.schedule.operations import (
     GradientProducts,
     InputProduct,
     Loop,
+    MakeRoom,
     OfChunk,
     WaitForLaunch,
     WaitForSide,
@@ -74,6 +75,8 @@ def needs(operation, operations, chunking):
             and all(getattr(other, name) == value for name, value in more.items())
         ]
 
+    if isinstance(operation, InputProduct | FillFlags) and operation.stream == SIDE:
+        return [] if getattr(operation, "backward", False) else of(MakeRoom, operation.chunk)
     if isinstance(operation, Loop) and operation.kind == "forward":
         before = chunks[operation.chunk.number - 1] if operation.chunk.number else None
         return [
@@ -132,12 +135,13 @@ def test_chunks_cover_every_step_once_and_backward_undoes_forward(edges, reverse
 def test_products_run_beside_the_loop_of_the_chunk_before():
     operations = schedule.forward((one((0, 2, 5, 11), overlap=True),))
     lines = [(type(operation), operation.stream) for operation in operations]
-    loop, wait, product, join = (
-        (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE), (WaitForSide, MAIN),
+    room, loop, wait, product, join = (
+        (MakeRoom, MAIN), (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE),
+        (WaitForSide, MAIN),
     )  # fmt: skip
     assert lines == [
         (BeginLayer, MAIN), (InputProduct, MAIN),
-        loop, wait, product, join, loop, wait, product, join, loop,
+        room, loop, wait, product, join, room, loop, wait, product, join, loop,
     ]  # fmt: skip
     signals = [operation.signals for operation in operations if isinstance(operation, Loop)]
     assert signals == [True, True, False]
@@ -205,9 +209,10 @@ def test_recompute_runs_forward_again_before_each_backward_loop():
 
 def test_a_person_can_read_it():
     lines = schedule.show(schedule.forward((one((0, 2, 5), overlap=True),) * 2, dropout=True))
-    assert lines[:5] == [
+    assert lines[:6] == [
         "main  begin_layer  layer 0  forward direction",
         "main  input_product  layer 0  forward direction  steps 0 to 2",
+        "main  make_room  layer 0  forward direction  steps 2 to 5",
         "main  loop  forward  layer 0  forward direction  steps 0 to 2",
         "side  wait_for_launch",
         "side  input_product  layer 0  forward direction  steps 2 to 5",

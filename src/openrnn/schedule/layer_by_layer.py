@@ -13,6 +13,7 @@ from openrnn.schedule.operations import (
     GradientProducts,
     InputProduct,
     Loop,
+    MakeRoom,
     Operation,
     Schedule,
     WaitForLaunch,
@@ -53,6 +54,8 @@ def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operati
         ahead = chunks[chunk.number + 1 : chunk.number + 2] if chunking.overlap else ()
         if not chunking.overlap or chunk.number == 0:
             yield from _product(layer, direction, chunk, fills, MAIN)
+        for other in ahead:
+            yield MakeRoom(layer, direction, other)
         yield Loop(layer, direction, chunk, "forward", bool(ahead))
         for other in ahead:
             yield WaitForLaunch(stream=SIDE)

@@ -30,6 +30,17 @@ class OfChunk(Operation):
 
 
 @dataclass(frozen=True)
+class MakeRoom(OfChunk):
+    """Takes the memory that an input product and a fill on the side stream will write.
+
+    It comes before the loop that they run beside. Memory that is free after that loop's launch may
+    be what the loop still reads, as the allocator knows the order of the main stream alone.
+    """
+
+    verb = "make_room"
+
+
+@dataclass(frozen=True)
 class InputProduct(OfChunk):
     """x_gates = x W_ih^T, the input side of all gates and steps of the chunk."""
 

@@ -18,7 +18,7 @@ from openrnn.codegen.tiles import Tiles
 from openrnn.kernels.cuda.args import ForwardArgs
 from openrnn.native.cublaslt import Matrix, multiply
 from openrnn.native.nvrtc import Kernel
-from openrnn.schedule.operations import FillFlags, InputProduct, OfChunk
+from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
 
 
 @dataclass(slots=True)
@@ -45,10 +45,7 @@ class ForwardLoops(Launches):
 
     def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
         super().__init__(call, lengths)
-        self._ready: dict[tuple[int, int, int], Inputs] = {}
-        # What the loop launched last reads. Products that run beside it write memory that is taken
-        # after its launch: freed by then, this would be that memory.
-        self._reading: tuple[object, ...] = ()
+        self._inputs: dict[tuple[int, int, int], Inputs] = {}
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         """What the layer reads in the chunk (T, B, I)."""
@@ -62,40 +59,56 @@ class ForwardLoops(Launches):
         """The forward kernel and its configuration."""
         raise NotImplementedError
 
+    def _inputs_of(self, operation: OfChunk) -> Inputs:
+        """What the chunk's loop will read, with memory for it."""
+        found = self._inputs.get(_key(operation))
+        if found is None:
+            found = self._inputs[_key(operation)] = self._new_inputs(operation)
+        return found
+
+    def _new_inputs(self, operation: OfChunk) -> Inputs:
+        weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
+        layer, (_, config) = weights.kernels, self.forward_kernel(weights)
+        flags: Tensor | None = None
+        # y can be the flag buffer where it has what is sent, and nothing else
+        own = self.lengths is not None or self.reset is not None or not layer.exact or config.half
+        if config.clusters > 1 and own:
+            sizes = (operation.chunk.steps, self.batch, layer.units)
+            flags = x.new_empty(sizes, dtype=torch.float16 if config.half else None)
+        if weights.w_ih is not None:
+            width = layer.gates * layer.units
+            return Inputs(x.new_empty(*x.shape[:2], width), layer.units, flags)
+        wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
+        ready = wide.stride(-1) == 1 and aligned(wide)
+        return Inputs(wide if ready else dense(wide), 0, flags)
+
+    def make_room(self, operation: MakeRoom) -> None:
+        self._inputs_of(operation)
+
     def input_product(self, operation: InputProduct) -> None:
-        weights = self.weights(operation.layer, operation.direction)
-        layer, matrix, x = weights.kernels, weights.w_ih, self.chunk_input(operation)
-        if matrix is None:
-            wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
-            ready = wide.stride(-1) == 1 and aligned(wide)
-            self._ready[_key(operation)] = Inputs(wide if ready else dense(wide), 0)
+        weights, inputs = (
+            self.weights(operation.layer, operation.direction), self._inputs_of(operation)
+        )  # fmt: skip
+        if weights.w_ih is None:
             return
-        x, width = x.contiguous(), layer.gates * layer.units
-        steps, batch, inner = x.shape
-        x_gates = self.room(x, (steps, batch, width))
+        layer, x = weights.kernels, self.chunk_input(operation).contiguous()
+        (steps, batch, inner), width = x.shape, layer.gates * layer.units
         # where H is no multiple of 8, gate by gate: what lies between is not read
         columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
         multiply(
             layer.dtype, layer.device, (steps * batch, columns, inner),
             Matrix(x.data_ptr(), inner),
-            Matrix(matrix.data_ptr(), inner, True, columns * inner),
-            Matrix(x_gates.data_ptr(), width, False, layer.units), count=count,
+            Matrix(weights.w_ih.data_ptr(), inner, True, columns * inner),
+            Matrix(inputs.x_gates.data_ptr(), width, False, layer.units), count=count,
         )  # fmt: skip
-        self._ready[_key(operation)] = Inputs(x_gates, layer.units)
 
     def fill_flags(self, operation: FillFlags) -> None:
-        weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
-        layer, y = weights.kernels, self.chunk_output(operation)
-        _, config = self.forward_kernel(weights)
-        # y can be the flag buffer where it has what is sent, and nothing else
-        if self.lengths is None and self.reset is None and layer.exact and not config.half:
+        flags = self._inputs_of(operation).flags
+        if flags is None:  # y is the flag buffer
+            layer = self.weights(operation.layer, operation.direction).kernels
             start = operation.direction * layer.hidden
-            fill_flags(y[..., start : start + layer.hidden])
-            return
-        sizes = (chunk.steps, self.batch, layer.units)
-        flags = self.room(y, sizes, torch.float16 if config.half else None)
+            flags = self.chunk_output(operation)[..., start : start + layer.hidden]
         fill_flags(flags)
-        self._ready[_key(operation)].flags = flags
 
     def launch_forward(
         self,
@@ -117,7 +130,7 @@ class ForwardLoops(Launches):
         weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
         layer, reverse = weights.kernels, operation.direction
         kernel, config = self.forward_kernel(weights)
-        inputs = self._ready.pop(_key(operation))
+        inputs = self._inputs.pop(_key(operation))
         way, size = -1 if reverse else 1, y.element_size()
         x_step, x_row, _ = inputs.x_gates.stride()
         y_step, y_row, _ = y.stride()
@@ -141,4 +154,3 @@ class ForwardLoops(Launches):
             all_states=self.states(layer, all_states, chunk.begin),
         )
         kernels.launch(kernel, config, args, self.launch_event(signals))
-        self._reading = inputs, chunk_states

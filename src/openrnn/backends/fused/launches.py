@@ -111,7 +111,7 @@ class Launches:
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
-        self._main: torch.cuda.Stream | None = None  # once the side stream is in use
+        self._forked = False  # something may run on the side stream
 
     def weights(self, layer: int, direction: int) -> Weights:
         """The parameters of a layer and direction."""
@@ -202,17 +202,8 @@ class Launches:
 
     def side_stream(self) -> AbstractContextManager[object]:
         """Within it, what is launched goes to the side stream."""
-        self._main = torch.cuda.current_stream(self.device)
+        self._forked = True
         return torch.cuda.stream(self._side.stream)
-
-    def room(
-        self, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Memory that the main stream will use, whatever stream is current."""
-        if self._main is None:
-            return like.new_empty(shape, dtype=dtype)
-        with torch.cuda.stream(self._main):
-            return like.new_empty(shape, dtype=dtype)
 
     def launch_event(self, signals: bool) -> int:
         """What a loop's launch takes so that the side stream can wait for its blocks; or 0."""
@@ -225,7 +216,7 @@ class Launches:
         self._join()
 
     def abandon(self) -> None:
-        if self._main is not None:
+        if self._forked:
             self._join()
 
     def _join(self) -> None:
