@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from . import calling, celling, workers
 from .verdict import FAULT, Outcome
@@ -35,19 +36,26 @@ def main() -> int:
         }
     found: list[Outcome] = []
     began = time.monotonic()
-    for kind, draw in draws(given).items():
-        if wanted[kind]:
-            if kind == "calls" and given.device == "cpu":
-                calling.warm(given.small)
-            for outcome in workers.run(kind, draw, wanted[kind], given.jobs):
-                found.append(outcome)
-                if given.only:
-                    print(outcome, "\n   ", outcome.plan)
-                elif len(found) % 500 == 0:
-                    faults = sum(one.verdict == FAULT for one in found)
-                    words = f"{len(found)} draws, {faults} faults, {time.monotonic() - began:.0f} s"
-                    print(words, file=sys.stderr, flush=True)
+    try:
+        for outcome in outcomes(given, wanted):
+            found.append(outcome)
+            if given.only:
+                print(outcome, "\n   ", outcome.plan)
+            elif len(found) % 500 == 0:
+                faults = sum(one.verdict == FAULT for one in found)
+                words = f"{len(found)} draws, {faults} faults, {time.monotonic() - began:.0f} s"
+                print(words, file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: what was drawn so far", file=sys.stderr)
     return report(found, given)
+
+
+def outcomes(given: argparse.Namespace, wanted: dict[str, list[int]]) -> Iterator[Outcome]:
+    """How the draws of each kind end, in no order."""
+    for kind, draw in draws(given).items():
+        if kind == "calls" and wanted[kind] and given.device == "cpu":
+            calling.warm(given.small)
+        yield from workers.run(kind, draw, wanted[kind], given.jobs)
 
 
 def draws(given: argparse.Namespace) -> dict[str, workers.Draw]:

@@ -300,6 +300,8 @@ def packed(plan: Plan, x: Tensor) -> PackedSequence:
         raise Unfit("torch packs no such x") from error
     data, sizes, order, back = good
     kind = plan.packed
+    if kind == "order_out_of_range" and x.is_cuda:
+        raise Unfit("torch.nn, too, leaves such an index to an assertion of the device")
     falling = sizes.sort(descending=True).values
     odd = {
         "sum_short": (data, sizes[:-1] if sizes.numel() > 1 else sizes + 1, order, back),

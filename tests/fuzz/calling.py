@@ -110,6 +110,8 @@ def _verdict(plan: Plan, say: Say) -> tuple[str, str, str]:
     if found is None:
         return RIGHT, "an answer without numbers", ""
     if not readable:
+        if 0 in (plan.steps, plan.batch):
+            return RIGHT, "nothing had to be read", ""
         return FAULT, "answers what nobody can read", signature("answers")
     if plain_answer is None:
         words = f"answers where the reference refuses the same plain tensors: {first_line(refusal)}"
@@ -129,6 +131,8 @@ def _refused(
     why = not_a_sentence(error)
     if plan.ambient == "save_on_cpu" and why == "not raised by us":
         raise Unfit("torch's hooks")
+    if plan.way == "batched_grads" and (plan.ambient or _wrapped(plan)):
+        raise Unfit("torch has no batching rule for what its own modes and wrappers ask")
     torchs, torch_error = _torch(plan, odd, say)
     if why == "not raised by us" and first_line(error) == first_line(torch_error):
         why = None if not FOREIGN.search(first_line(error)) else why  # torch's own sentence
@@ -139,14 +143,14 @@ def _refused(
     if why is not None:
         where = place(error)
         return FAULT, f"{why}: {said} ({where})", signature(why, where, said, "")
-    if torchs is not None and plan.backend != "cpu" and not _ours_to_refuse(plan):
+    named = plan.backend in ("cpu", "fused", "cudnn") and isinstance(error, NoBackendError)
+    if torchs is not None and not named and plan.backend != "cpu" and not _ours_to_refuse(plan):
         words = f"refuses what torch.nn takes: {said}"
         return FAULT, words, signature("refuses what torch.nn takes", said)
     harmless = not plan.argument and all(
         kind in SAME.keys() - WRAPPED or kind in VALUED for _, kind in plan.twists
     )
     good = plan.lengths in ("", "int64") and plan.reset in ("", "bool") and plan.packed == "good"
-    named = plan.backend in ("cpu", "fused", "cudnn") and isinstance(error, NoBackendError)
     if harmless and good and not named and not plan.ambient and refusal is None:
         return FAULT, f"refuses a right call: {said}", signature("refuses a right call", said)
     return REFUSED, said, ""
@@ -161,9 +165,21 @@ def _ours_to_refuse(plan: Plan) -> bool:
     for what, kind in plan.twists:
         if kind in NOT_DENSE or kind in DTYPES or (what.startswith("param") and kind in CHANGED):
             return True
-    if plan.argument.partition("=")[2] in ("bool", "tensor", "none", "list", "numpy_array"):
+    if plan.argument.partition("=")[2] in (
+        "bool",
+        "tensor",
+        "none",
+        "list",
+        "numpy_array",
+        "float",
+    ):
         return True  # of sizes and flags: one kind of number
     return plan.way == "packed" and plan.packed != "good"
+
+
+def _wrapped(plan: Plan) -> bool:
+    """Whether a tensor of the call is of a class with a dispatch of its own."""
+    return any(kind in WRAPPED for kind in (*(k for _, k in plan.twists), plan.lengths, plan.reset))
 
 
 def _torch(plan: Plan, odd: Given, say: Say) -> Tried:
