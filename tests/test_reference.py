@@ -539,3 +539,15 @@ def test_a_large_call_on_the_reference_warns_once():
         layer(x)
     assert len(caught) == 1
     assert "two dependent products" in str(caught[0].message)
+
+
+def test_states_keep_their_dtype_whatever_a_cell_promotes():
+    """In 16 bits `torch.where` of two numbers is float32, as torch's default dtype is."""
+
+    @openrnn.cell(gates="h", states="h c")
+    def promoting(x, r, s):
+        return torch.tanh(x.h + r.h + s.c), torch.where(s.c > 0, 0.5, 2) * torch.tanh(x.h)
+
+    layer = openrnn.Recurrent(promoting, 3, 4, dtype=torch.bfloat16, backend="reference")
+    y, (h, c) = layer(torch.ones(5, 2, 3, dtype=torch.bfloat16))
+    assert (y.dtype, h.dtype, c.dtype) == (torch.bfloat16,) * 3

@@ -258,6 +258,27 @@ def test_masks_that_cannot_be_read(backend):
             layer(x, **given)
 
 
+def test_a_reset_state_whose_memory_has_shrunk():
+    """It is expanded to the batch, which torch refuses in words of its own."""
+    state = torch.zeros(1, 3, 4)
+    state.untyped_storage().resize_(0)
+    reset = torch.zeros(5, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="reset_state must have memory"):
+        openrnn.GRU(6, 4)(torch.ones(5, 3, 6), reset=reset, reset_state=state)
+
+
+@pytest.mark.gpu
+def test_functional_lengths_on_the_host():
+    """They are no plain tensor that a copy from pinned memory takes."""
+    lengths = torch.tensor([5, 0, 2])
+    layer = openrnn.GRU(6, 4, device="cuda")
+    x = torch.ones(5, 3, 6, device="cuda")
+    wanted = layer(x, lengths=lengths)[0]
+    found = layer(x, lengths=torch._to_functional_tensor(lengths))[0]
+    torch._sync(found)
+    torch.testing.assert_close(torch._from_functional_tensor(found), wanted, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("hx", [1, {"h": 1}, object()], ids=type)
 def test_states_that_are_none(hx):
     layer, kind = openrnn.LSTM(6, 4), type(hx).__name__

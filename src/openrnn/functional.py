@@ -176,7 +176,7 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             raise ValueError(
                 f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
             )
-    crosses = x.is_cuda and not lengths.is_cuda and not compiling
+    crosses = x.is_cuda and not lengths.is_cuda and not compiling and tensors.plain(lengths)
     if crosses and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "lengths on the host cannot be copied during the capture of a CUDA graph, "

@@ -49,7 +49,8 @@ def _stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
         emitted, *others = cell.step(x, r, states, weights.unit, clip)
         if weights.w_hr is not None:
             emitted = linear(emitted, weights.w_hr)
-        return emitted, *others
+        # a cell may promote, as torch.where(mask, 0.5, 2) does in 16 bits: states keep their dtype
+        return tuple(new.to(old.dtype) for new, old in zip((emitted, *others), states))
 
     return step
 

@@ -6,7 +6,8 @@ of `torch.func`. Their dispatch keys tell them from plain ones. A plain tensor, 
 its memory or its shape: `parameter.data = other` and `storage.resize_` leave no trace.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,24 +140,25 @@ def held(name: str, tensor: Tensor) -> None:
         )
 
 
-def unsqueezed(name: str, tensor: Tensor, *places: int) -> Tensor:
-    """The tensor with more dimensions of size 1; ValueError where its memory has shrunk."""
+def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """A view of the tensor; ValueError where its memory has shrunk."""
     try:
-        for place in places:
-            tensor = tensor.unsqueeze(place)
+        return view(tensor)
     except RuntimeError:
         own(name, tensor)
         raise
+
+
+def unsqueezed(name: str, tensor: Tensor, *places: int) -> Tensor:
+    """The tensor with more dimensions of size 1, as `viewed`."""
+    for place in places:
+        tensor = viewed(name, tensor, partial(torch.unsqueeze, dim=place))
     return tensor
 
 
 def transposed(name: str, tensor: Tensor) -> Tensor:
-    """The tensor with its first two dimensions swapped; ValueError as of `unsqueezed`."""
-    try:
-        return tensor.transpose(0, 1)
-    except RuntimeError:
-        own(name, tensor)
-        raise
+    """The tensor with its first two dimensions swapped, as `viewed`."""
+    return viewed(name, tensor, lambda tensor: tensor.transpose(0, 1))
 
 
 def readable(name: str, given: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from openrnn.errors import NoBackendError
 from . import judge
 from .building import NARROW, Given, around, cast, drawn, twin
 from .calls import Answer, evaluate, plains, ran
-from .plans import Plan, draw
+from .plans import MODULES, Plan, draw
 from .tensors import CHANGED, SAME, VALUED, WRAPPED, plain
 from .verdict import (
     DISCARDED,
@@ -56,6 +57,8 @@ def _try(plan: Plan, call: Callable[[], Answer]) -> Tried:
     except Unfit:
         raise
     except Exception as error:
+        if plan.way == "checkpoint":  # its generator pops torch's hooks only when it is freed
+            traceback.clear_frames(error.__traceback__)
         return None, error
 
 
@@ -165,6 +168,8 @@ def _ours_to_refuse(plan: Plan) -> bool:
     for what, kind in plan.twists:
         if kind in NOT_DENSE or kind in DTYPES or (what.startswith("param") and kind in CHANGED):
             return True
+        if plan.face in MODULES and (what, kind) == ("x", "flat"):
+            return True  # beside a state with a batch
     if plan.argument.partition("=")[2] in (
         "bool",
         "tensor",

@@ -293,7 +293,8 @@ def _twists(dice: random.Random, plan: Plan) -> None:
             kind = "negative_bit"  # torch's modules hold tensors alone
         if plan.dtype in (torch.float16, torch.bfloat16) and kind in ("huge", "infinite", "nan"):
             kind = "saturating"
-        if what.startswith("param") and kind in ("nan", "infinite"):
+        zeros = what.startswith("param") or (what == "x" and not plan.states)
+        if zeros and kind in ("nan", "infinite"):
             kind = "saturating"  # the product of zeros with it may be left out (docs/semantics.md)
         found.append((what, kind))
     plan.twists = tuple(found)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -366,7 +367,10 @@ class Layer(nn.Module):
             return None
         wanted = [(self._spec.chains, batch, width) for width in self._spec.state_sizes]
         states = checks.reset_states(self._take(reset_state), wanted, batched)
-        return [state.expand(shape) for state, shape in zip(states, wanted)]
+        return [
+            tensors.viewed("reset_state", state, partial(torch.broadcast_to, size=shape))
+            for state, shape in zip(states, wanted)
+        ]
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, as torch prints them."""
