@@ -47,29 +47,36 @@ def _room(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and not tensor.is_nested and holds(tensor)
 
 
-def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
+def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group, moved: bool) -> _Fit | None:
     """What says that no tensor of a call needs another look; `others` are different tensors."""
     known = _seen.get(key)
     if known is None or len(params) != len(known.sizes):
         return None
-    width = x.itemsize
-    try:
-        # first of all because the test below ends the process where a tensor has no strides
-        if not _room(x) or not all(map(_room, others)):
-            return None
-        for tensor, size in zip(params, known.sizes):
-            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
-                return None
-            begin = tensor.storage_offset()
-            reach = size + begin * width if begin else size
-            if tensor.untyped_storage().nbytes() < reach:
-                return None
-    except (AttributeError, RuntimeError, TypeError):
+    if moved and not _all_hold(known, x, params, others):
         return None
     for fit in known.fits:
         if fit.check(x, *params, *others):
             return fit
     return None
+
+
+def _all_hold(known: _Known, x: Tensor, params: Group, others: Group) -> bool:
+    """Whether all are dense and their storages reach far enough."""
+    width = x.itemsize
+    try:
+        # first of all because the test below ends the process where a tensor has no strides
+        if not _room(x) or not all(map(_room, others)):
+            return False
+        for tensor, size in zip(params, known.sizes):
+            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
+                return False
+            begin = tensor.storage_offset()
+            reach = size + begin * width if begin else size
+            if tensor.untyped_storage().nbytes() < reach:
+                return False
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
@@ -96,12 +103,19 @@ def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> Non
 
 
 def inputs(
-    spec: Spec, x: Tensor, params: Group, states: Group, resets: Group, rows: int | None = None
+    spec: Spec,
+    x: Tensor,
+    params: Group,
+    states: Group,
+    resets: Group,
+    rows: int | None = None,
+    moved: bool = True,
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
     """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
 
     Args:
         rows: B of a packed x (N, I).
+        moved: False where all are known to lie where they lay when they were last looked at.
 
     Raises:
         TypeError: one is no tensor.
@@ -115,7 +129,7 @@ def inputs(
             if len(others) > 1 and others[0] is others[1]:  # zeros, say
                 others = others[1:]
         key = spec.text, x.dtype, len(states), len(resets), len(others), rows is None
-        fit = _fit(key, x, params, others)
+        fit = _fit(key, x, params, others, moved)
         if fit is not None:
             batch = x.shape[1] if rows is None else rows
             if all(state.shape[1] == batch for state in others):
@@ -158,7 +172,7 @@ def _look(
     return x, params, states, resets, grad, why
 
 
-def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
+def ready(spec: Spec, given: Sequence[Any], moved: bool = True) -> tuple[Any, ...]:
     """The inputs of an operator, settled, where they do not come from `functional`.
 
     The dispatcher brings them, or the autograd engine, which kept them: meanwhile they may have
@@ -169,7 +183,7 @@ def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     """
     x, states, params, lengths, reset, resets, seed = given
     rows = lengths.numel() if x.dim() == 2 and lengths is not None else None
-    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
+    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows, moved)
     # the short way gives the same list back
     if why or (weights is not params and not plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")

@@ -117,9 +117,10 @@ def _forward_fake(*args: Any) -> list[Tensor]:
 def _backward(*args: Any) -> list[Tensor]:
     *tensors, y, reserve, grads, spec, backend, training, return_states, precision, needs = args
     how = How(spec, backend, True, training, return_states, precision)
-    kept = [checks.own("the reserve", tensor) for tensor in reserve]
+    y, kept = checks.own("y", y), [checks.own("the reserve", tensor) for tensor in reserve]
+    grads = [checks.own("a gradient", grad) for grad in grads]
     with torch.no_grad():
-        found = _eager_backward(how, tensors, y, kept, grads, needs, last=False)
+        found = _eager_backward(how, tensors, y, kept, grads, needs)
     return [grad for grad in found if grad is not None]
 
 
@@ -130,16 +131,18 @@ def _eager_backward(
     reserve: list[Tensor],
     grads: list[Tensor | None],
     needs: Sequence[bool],
-    last: bool,
+    last: bool = False,
+    moved: bool = True,
 ) -> list[Tensor | None]:
-    """The gradients; `last`: nobody differentiates this call again, and its reserve may be used up.
+    """The gradients, where y and what reaches it are known to have memory of their own.
 
-    Nobody but us has seen the reserve: it is not looked at.
+    Args:
+        reserve: what forward left; nobody but us has seen it.
+        last: nobody differentiates this call again, and its reserve may be used up.
+        moved: an input may lie elsewhere than in forward.
     """
-    call = _call(how, *arguments.ready(Spec.parse(how.spec), inputs))
+    call = _call(how, *arguments.ready(Spec.parse(how.spec), inputs, moved))
     call.last = last
-    y = checks.own("y", y)
-    grads = [checks.own("a gradient", grad) for grad in grads]
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
     wanted = _needs(needs, len(call.states), len(call.params))
@@ -174,9 +177,10 @@ class Recurrence(torch.autograd.Function):
         else:
             out = _eager(how, *inputs)
         ctx.how, ctx.counts = how, counts
-        ctx.visible = _visible(how)
-        ctx.save_for_backward(*tensors, out[0], *out[ctx.visible :])
-        ctx.mark_non_differentiable(*out[ctx.visible :])
+        visible = ctx.visible = _visible(how)
+        ctx.addresses = None if traced else _addresses((*tensors, out[0]))
+        ctx.save_for_backward(*tensors, out[0], *out[visible:])
+        ctx.mark_non_differentiable(*out[visible:])
         # a traced backward takes no None; an eager one saves the zeros
         ctx.set_materialize_grads(traced)
         return tuple(out)
@@ -204,7 +208,9 @@ class Recurrence(torch.autograd.Function):
             again = torch.is_grad_enabled()
             found = differentiate(call, cotangents, _needs(wanted, states, params), again)
         else:
-            found = _fast_backward(how, inputs, y, list(reserve), visible, wanted)
+            known = ctx.addresses
+            moved = known is None or watched(y) or known != _addresses(saved[: total + 1])
+            found = _fast_backward(how, inputs, y, list(reserve), visible, wanted, moved)
         return (None, None, *found[:end], None, None, *found[end:], None)
 
 
@@ -215,10 +221,12 @@ def _fast_backward(
     reserve: list[Tensor],
     grads: list[Tensor | None],
     wanted: Sequence[bool],
+    moved: bool,
 ) -> list[Tensor | None]:
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
-        return _eager_backward(how, inputs, y, reserve, grads, wanted, last)
+        y = checks.own("y", y) if moved else y
+        return _eager_backward(how, inputs, y, reserve, grads, wanted, last, moved)
     run: Any = torch.ops.openrnn.backward
     found = iter(
         run(
@@ -227,6 +235,11 @@ def _fast_backward(
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Where tensors lie. Of one that has moved meanwhile, all is checked again."""
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:
@@ -327,10 +340,15 @@ def recurrence(
 ) -> tuple[Tensor, ...]:
     """y, final states, all states where asked for, reserve; differentiable."""
     counts = (len(states), len(params), len(reset_states))
-    out: tuple[Tensor, ...] = Recurrence.apply(  # type: ignore[no-untyped-call]  # torch's
+    apply = Recurrence.apply if torch._C._are_functorch_transforms_active() else _apply
+    out: tuple[Tensor, ...] = apply(
         how, counts, x, *states, *params, lengths, reset, *reset_states, seed
     )
     return out
+
+
+# What `Function.apply` adds to it is of use to the transforms of torch.func alone, and costs 4 us.
+_apply: Any = super(torch.autograd.Function, Recurrence).apply
 
 
 def run(how: How, *inputs: Any) -> Sequence[Tensor]:

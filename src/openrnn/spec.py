@@ -78,6 +78,9 @@ class Spec:
 
     Attributes:
         text: the fields that differ from their defaults, as `name=value` words.
+        directions: D.
+        output_size: O, the width of the emitted state of one direction.
+        chains: L * D, the number of recurrences, layer-major, forward before reverse.
         state_sizes: the width of each state: O for the emitted one, H for the others.
     """
 
@@ -100,6 +103,9 @@ class Spec:
     recompute: str = "none"
     # set once, because a compiler that traces a call reads them and cannot trace a cache
     text: str = field(init=False, repr=False, compare=False)
+    directions: int = field(init=False, repr=False, compare=False)
+    output_size: int = field(init=False, repr=False, compare=False)
+    chains: int = field(init=False, repr=False, compare=False)
     state_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -146,6 +152,9 @@ class Spec:
             )
         if self.cell_clip is not None and not self.cell_clip[0] <= self.cell_clip[1]:
             raise ValueError(f"cell_clip needs low <= high, neither nan, got {self.cell_clip}")
+        object.__setattr__(self, "directions", 2 if self.bidirectional else 1)
+        object.__setattr__(self, "output_size", self.proj_size or self.hidden_size)
+        object.__setattr__(self, "chains", self.num_layers * self.directions)
         widths = (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
         object.__setattr__(self, "state_sizes", widths)
         object.__setattr__(self, "text", self._text())
@@ -155,25 +164,10 @@ class Spec:
         """Whether it has no inputs or no units."""
         return not self.input_size or not self.hidden_size
 
-    @property
-    def directions(self) -> int:
-        """D."""
-        return 2 if self.bidirectional else 1
-
-    @property
-    def output_size(self) -> int:
-        """O: the width of the emitted state of one direction."""
-        return self.proj_size or self.hidden_size
-
     def drops(self, training: bool) -> bool:
         """Whether a call in this mode draws dropout masks."""
         # a plain bool, where a compiler has made the numbers symbolic
         return True if training and self.dropout > 0 and self.num_layers > 1 else False  # noqa: SIM210
-
-    @property
-    def chains(self) -> int:
-        """L * D: the number of recurrences, layer-major, forward before reverse."""
-        return self.num_layers * self.directions
 
     @property
     def input_bias(self) -> bool:

@@ -209,10 +209,19 @@ def own(name: str, tensor: Tensor | None) -> Any:
 
 
 def gradients(grads: Iterable[Tensor | None]) -> tuple[list[Tensor | None], bool]:
-    """Incoming gradients with their lazy values computed, and whether all are plain then."""
-    found, every = list(grads), True
-    for place, grad in enumerate(found):
-        if grad is not None and not plain(grad):
-            known, _ = settled("a gradient", grad)
-            found[place], every = known, every and plain(known)
+    """Incoming gradients with their lazy values computed, and whether all are plain then.
+
+    Raises:
+        ValueError: the memory of one has shrunk.
+    """
+    found = [
+        grad if grad is None or plain(grad) else settled("a gradient", grad)[0] for grad in grads
+    ]
+    every = True
+    for grad in found:
+        if grad is not None:
+            if plain(grad):
+                held("a gradient", grad)
+            else:
+                every = False
     return found, every
