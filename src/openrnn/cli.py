@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import typer
 
-from openrnn import cells, dispatch
+from openrnn import cells, dispatch, request
 from openrnn.bench import command as benchmark
 from openrnn.bench.engines import PEERS
 from openrnn.bench.interrupt import INTERRUPTED
@@ -27,7 +27,8 @@ from openrnn.lm.job import OUT, Job, execute
 from openrnn.lm.model import find
 from openrnn.lm.sample import load
 from openrnn.lm.sample import sample as sample_text
-from openrnn.spec import Problem
+from openrnn.request import Request
+from openrnn.spec import precision_of
 from openrnn.tune.command import app as tune
 
 app = typer.Typer(
@@ -172,10 +173,13 @@ def explain(
         )  # fmt: skip
         cells.check(spec)
         where = _choice("device", device, ("cpu", "cuda"))
-        problem = Problem(
-            spec, _dtype(dtype), where, _capability(capability), grad=training, training=training,
-            lengths=lengths, reset=reset, steps=steps, batch=batch,
+        kind = _dtype(dtype)
+        asked = Request(
+            spec.text, kind, torch.device(where), precision_of(spec, kind, where), grad=training,
+            training=training, lengths=lengths, reset=reset, batch=batch, steps=steps,
+            capability=_capability(capability),
         )  # fmt: skip
+        problem = request.problem(asked)
         table = explain_problem(problem, backend=backend)
     gone = {name: backend.absent() for name, backend in dispatch.BACKENDS.items()}
     # what refuses for nothing but its own absence, before what would run here

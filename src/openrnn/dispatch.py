@@ -73,8 +73,8 @@ class Table:
 
 
 def place_of(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
-    """What a problem says of a device: compute capability and multiprocessors, None but on CUDA."""
-    if device.type != "cuda":
+    """What a problem says of a device: compute capability and multiprocessors; None where none."""
+    if device.type != "cuda" or not torch.cuda.is_available():
         return None, None
     about = torch.cuda.get_device_properties(device)
     return (about.major, about.minor), about.multi_processor_count

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import dispatch, functional
+from openrnn import dispatch, functional, request
 from openrnn.dispatch import Table
 from openrnn.nn import Layer
 from openrnn.nn.cells import CellModule
 from openrnn.params import module_slots
-from openrnn.spec import Problem, Spec
+from openrnn.request import Request
+from openrnn.spec import Problem, Spec, precision_of
 
 STEPS, REPEATS = 256, 7  # of what is measured
 
@@ -75,18 +76,18 @@ def explain(
         like = data if data is not None else next(iter(weights), None)
         where = torch.device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
-        processors = None
-        if capability is None and torch.cuda.is_available():
-            capability, processors = dispatch.place_of(where)
         if grad is None:
             leaves = weights if data is None else [data, *weights]
             keeps = layer is None or any(tensor.requires_grad for tensor in leaves)
             grad = torch.is_grad_enabled() and keeps
         trains = (layer.training if layer else False) if training is None else training
         name = backend or (layer.backend if layer else "auto")
-        problem = Problem(
-            spec, kind, where.type, capability, grad, trains, lengths, reset, return_states,
-            transform, steps, batch, processors=processors,
+        problem = request.problem(
+            Request(
+                spec.text, kind, where, precision_of(spec, kind, where.type), grad, trains,
+                lengths, reset, return_states, transform, batch=batch, steps=steps,
+                capability=capability,
+            )
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:

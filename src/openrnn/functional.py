@@ -13,26 +13,37 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
 from openrnn.backends.base import Call, Outputs, remember_host
-from openrnn.spec import Problem, Spec, precision_of
+from openrnn.request import Request
+from openrnn.spec import Spec, precision_of
 
 States = tuple[Tensor, ...]
 
 
 @lru_cache(maxsize=4096)
-def _choose(name: str, *asked: Any) -> op.How:
-    """How a call runs whose problem `request.problem` makes of these values."""
-    problem = request.problem(*asked)
+def _choose(name: str, asked: Request) -> op.How:
+    """How a call runs on the named backend, or on the first that takes it."""
+    problem = request.problem(asked)
     return op.How(
         problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
         problem.return_states, problem.precision,
     )  # fmt: skip
 
 
-def _choose_in_graph(name: str, *asked: Any, generator: bool) -> str:
-    """The backend while a compiler traces, where all that decides is constant."""
-    text, dtype, device, *_ = asked
+def _choose_in_graph(
+    name: str, text: str, dtype: torch.dtype, device: torch.device, flags: tuple[bool, ...]
+) -> str:
+    """The backend while a compiler traces, where all that decides is constant.
+
+    Args:
+        flags: gradients, dropout, lengths, reset, all states, a generator.
+    """
     precision = precision_of(Spec.parse(text), dtype, device.type)
-    return _choose(name, *asked, request.transformed(), generator, None, precision).backend
+    grad, drops, lengths, reset, return_states, generator = flags
+    asked = Request(
+        text, dtype, device, precision, grad, drops, lengths, reset, return_states,
+        request.transformed(), generator,
+    )  # fmt: skip
+    return _choose(name, asked).backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -96,25 +107,26 @@ def recurrent(
     drops = spec.drops(training)
     # a trace serves calls with and without gradients
     grad = wanted and (torch.is_grad_enabled() or op.tracing())
-    asked = (
-        spec.text, x.dtype, x.device, grad, drops, lengths is not None,
-        reset is not None, return_states,
-    )  # fmt: skip
     generated = drops and generator is not None
+    masks = lengths is not None, reset is not None
     if compiling:
-        name = _choose_in_graph(backend, *asked, generator=generated)
+        flags = (grad, drops, *masks, return_states, generated)
+        name = _choose_in_graph(backend, spec.text, x.dtype, x.device, flags)
         how = op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
-        batch = request.size_class(x)
-        how = _choose(backend, *asked, request.transformed(), generated, batch, precision, opaque)
+        asked = Request(
+            spec.text, x.dtype, x.device, precision, grad, drops, *masks, return_states,
+            request.transformed(), generated, request.size_class(x), opaque,
+        )  # fmt: skip
+        how = _choose(backend, asked)
     if not compiling and x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
         raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
     if how.backend == "reference":
-        problem = Problem(
-            spec, x.dtype, x.device.type, None, grad, drops, lengths is not None,
-            reset is not None, return_states, opaque=opaque,
+        problem = request.chosen(
+            spec, x.dtype, x.device.type, grad=grad, training=drops, lengths=lengths is not None,
+            reset=reset is not None, return_states=return_states, opaque=opaque,
         )  # fmt: skip
         if backend == "auto" and not compiling:
             dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
@@ -228,11 +240,12 @@ def takes_packed(
         return False
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
-    how = _choose(
-        backend, spec.text, x.dtype, x.device, grad, drops, True, False, False,
-        request.transformed(), drops and generator is not None, None,
-        precision_of(spec, x.dtype, x.device.type),
+    asked = Request(
+        spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad, drops,
+        lengths=True, transform=request.transformed(),
+        generator=drops and generator is not None,
     )  # fmt: skip
+    how = _choose(backend, asked)
     return dispatch.BACKENDS[how.backend].packed
 
 

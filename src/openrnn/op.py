@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn import arguments
+from openrnn import arguments, request
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
@@ -59,9 +59,9 @@ class How(NamedTuple):
 def _problem(
     how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
 ) -> Problem:
-    return Problem(
-        Spec.parse(how.spec), dtype, device, None, how.grad, how.training, lengths, reset,
-        how.return_states, precision=precision,
+    return request.chosen(
+        Spec.parse(how.spec), dtype, device, grad=how.grad, training=how.training,
+        lengths=lengths, reset=reset, return_states=how.return_states, precision=precision,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""What one call asks, as a `Problem`: made here for layers and explicit operators alike."""
+"""What one call asks, as a `Problem`: made here for layers, operators, `explain` and commands."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,33 +12,71 @@ from openrnn.spec import Problem, Spec
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class Request(NamedTuple):
+    """One call as values.
+
+    Args:
+        spec: the text of the network's spec.
+        precision: of float32 products, as `openrnn.spec.precision_of` says now.
+        batch: B, as a `size_class` where it decides; steps: T, where it is to be shown.
+        capability: the compute capability to suppose; None for the device's own.
+
+    The others are those of `Problem`.
+    """
+
+    spec: str
+    dtype: torch.dtype
+    device: torch.device
+    precision: str
+    grad: bool = False
+    training: bool = False
+    lengths: bool = False
+    reset: bool = False
+    return_states: bool = False
+    transform: bool = False
+    generator: bool = False
+    batch: int | None = None
+    opaque: str = ""
+    steps: int | None = None
+    capability: tuple[int, int] | None = None
+
+
 @lru_cache(maxsize=4096)
-def problem(
-    text: str,
+def problem(request: Request) -> Problem:
+    """The problem of a call whose backend is to be chosen.
+
+    Raises:
+        ValueError: no network has numbers of this type.
+    """
+    check_dtype(request.dtype)
+    capability, processors = request.capability, None
+    if capability is None:
+        capability, processors = dispatch.place_of(request.device)
+    return Problem(
+        Spec.parse(request.spec), request.dtype, request.device.type, capability, request.grad,
+        request.training, request.lengths, request.reset, request.return_states,
+        request.transform, request.steps, request.batch, request.generator, request.precision,
+        processors, request.opaque,
+    )  # fmt: skip
+
+
+def chosen(
+    spec: Spec,
     dtype: torch.dtype,
-    device: torch.device,
+    device: str,
+    *,
     grad: bool,
     training: bool,
     lengths: bool,
     reset: bool,
     return_states: bool,
-    transform: bool,
-    generator: bool,
-    batch: int | None,
-    precision: str,
+    precision: str = "",
     opaque: str = "",
 ) -> Problem:
-    """The problem of a call; `text` is the spec's, `batch` a `size_class`.
-
-    Raises:
-        ValueError: no network has numbers of this type.
-    """
-    check_dtype(dtype)
-    capability, processors = dispatch.place_of(device)
+    """The problem of a call whose backend is known: without what only a choice looks at."""
     return Problem(
-        Spec.parse(text), dtype, device.type, capability, grad, training, lengths, reset,
-        return_states, transform, batch=batch, generator=generator, precision=precision,
-        processors=processors, opaque=opaque,
+        spec, dtype, device, None, grad, training, lengths, reset, return_states,
+        precision=precision, opaque=opaque,
     )  # fmt: skip
 
 

@@ -320,9 +320,11 @@ def forward(
         )  # fmt: skip
     drops = spec.drops(is_training)
     problem = request.problem(
-        spec.text, x.dtype, x.device, is_training, drops, lengths is not None, reset is not None,
-        return_states, request.transformed(), drops and generator is not None,
-        request.size_class(x), precision_of(spec, x.dtype, x.device.type), found.why,
+        request.Request(
+            spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), is_training,
+            drops, lengths is not None, reset is not None, return_states, request.transformed(),
+            drops and generator is not None, request.size_class(x), found.why,
+        )
     )  # fmt: skip
     name = dispatch.select(problem, backend)
     if backend == "auto" and name == "reference":
