@@ -42,6 +42,15 @@ def test_measures_if_asked(grad):
     assert not any(other.details for other in table.rows if other is not row)
 
 
+def test_lists_the_operations_if_asked():
+    layer, x = openrnn.LSTM(3, 4, 2, bidirectional=True), torch.zeros(7, 5, 3)
+    table = openrnn.explain(layer, x, schedule=True, quiet=True, backend="reference")
+    (row,) = table.rows
+    assert row.details[-1] == "reference has no schedule: it runs the call as a whole"
+    with pytest.raises(ValueError, match="a schedule needs T and B"):
+        openrnn.explain(layer, schedule=True, quiet=True)
+
+
 def test_asks_and_measures_the_device_that_the_module_is_on(monkeypatch):
     asked, about = [], types.SimpleNamespace(major=9, minor=0, multi_processor_count=60)
     module = sys.modules["openrnn.explain"]

@@ -164,6 +164,9 @@ def explain(
     lengths: Annotated[bool, typer.Option("--lengths", help="a length for each sequence")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="resets inside sequences")] = False,
     backend: Backend = "auto",
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="list its operations; needs --steps and --batch")
+    ] = False,
 ) -> int:
     """Show which backend would run a problem, and why each other one would not; runs nothing."""
     with refusing():
@@ -180,7 +183,7 @@ def explain(
             capability=_capability(capability),
         )  # fmt: skip
         problem = request.problem(asked)
-        table = explain_problem(problem, backend=backend)
+        table = explain_problem(problem, backend=backend, schedule=schedule)
     gone = {name: backend.absent() for name, backend in dispatch.BACKENDS.items()}
     # what refuses for nothing but its own absence, before what would run here
     there = next((row.backend for row in table.rows if row.reasons == (gone[row.backend],)), None)

@@ -34,6 +34,7 @@ def explain(
     transform: bool = False,
     backend: str | None = None,
     measure: bool = False,
+    schedule: bool = False,
     quiet: bool = False,
 ) -> Table:
     """Prints and returns every backend's answer, and how the chosen one would run.
@@ -52,11 +53,13 @@ def explain(
         backend: the only one to ask; by default the layer's own choice, or all.
         measure: run the chosen backend on random numbers and say what a step takes; T is 256 and
             B 1 where they are not known.
+        schedule: list the operations that the chosen backend would run, in order, each with its
+            stream; T and B must be known, from x or the problem.
         quiet: do not print.
 
     Raises:
         TypeError: what is none of these.
-        ValueError: x does not fit the layer, or dtype is none.
+        ValueError: x does not fit the layer, dtype is none, or a schedule lacks T and B.
 
     Example:
         >>> import openrnn
@@ -91,11 +94,24 @@ def explain(
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
-        more = (measured(problem, table.chosen, where),) if measure else ()
+        more = [measured(problem, table.chosen, where)] if measure else []
+        more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
     if not quiet:
         print(table)  # what the function is for
     return table
+
+
+def scheduled(problem: Problem, backend: str, device: torch.device) -> list[str]:
+    """The operations that a backend would run, a line each.
+
+    Raises:
+        ValueError: T or B is not known.
+    """
+    if problem.steps is None or problem.batch is None:
+        raise ValueError("a schedule needs T and B: pass x, or a problem with steps and batch")
+    lines = dispatch.BACKENDS[backend].schedule(problem, device)
+    return lines or [f"{backend} has no schedule: it runs the call as a whole"]
 
 
 def measured(problem: Problem, backend: str, device: torch.device) -> str:

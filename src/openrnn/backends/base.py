@@ -185,6 +185,13 @@ class Backend:
         """How it would run a problem that it takes, for a person; needs its machine."""
         return []
 
+    def schedule(self, problem: Problem, device: torch.device) -> list[str]:
+        """The operations of a call whose T and B are known, for a person; needs its machine.
+
+        Empty where it runs none, but hands the call to a library.
+        """
+        return []
+
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """Shape and dtype of each tensor that forward keeps for backward; sizes may be symbolic."""
         raise NotImplementedError
