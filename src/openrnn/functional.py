@@ -137,8 +137,8 @@ def recurrent(
         return found.y, tuple(found.finals), tuple(found.all_states)
     out = op.run(how, x, given, params, lengths, reset, resets, seed)
     count = len(spec.states)
-    every = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
-    return out[0], tuple(out[1 : 1 + count]), every
+    all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
+    return out[0], tuple(out[1 : 1 + count]), all_states
 
 
 def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> Outputs:

@@ -107,11 +107,11 @@ def _forward_fake(*args: Any) -> list[Tensor]:
     shapes += state_shapes(call.problem, batch)
     if return_states:
         shapes += [(network.chains, steps, batch, width) for width in network.state_sizes]
-    fresh = [x.new_empty(shape) for shape in shapes]
+    made = [x.new_empty(shape) for shape in shapes]
     if grad:
         kept = BACKENDS[backend].reserve(call.problem, steps, batch)
-        fresh += [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
-    return fresh
+        made += [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
+    return made
 
 
 def _backward(*args: Any) -> list[Tensor]:
@@ -205,8 +205,8 @@ class Recurrence(torch.autograd.Function):
                 why = "its dropout masks are its own, and a second derivative cannot repeat them"
                 raise NoBackendError(f"the derivative of {call.problem}", {how.backend: [why]})
             # only the reference has a derivative of its derivative, or one of many at a time
-            again = torch.is_grad_enabled()
-            found = differentiate(call, cotangents, _needs(wanted, states, params), again)
+            differentiable = torch.is_grad_enabled()
+            found = differentiate(call, cotangents, _needs(wanted, states, params), differentiable)
         else:
             known = ctx.addresses
             moved = known is None or watched(y) or known != _addresses(saved[: total + 1])

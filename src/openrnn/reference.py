@@ -72,35 +72,35 @@ def _run_chain(
         call.states[k][chain] if call.states else x_gates.new_zeros(batch, width)
         for k, width in enumerate(spec.state_sizes)
     )
-    fresh = tuple(
+    reset_states = tuple(
         call.reset_states[k][chain] if call.reset_states else torch.zeros_like(state)
         for k, state in enumerate(states)
     )
     steps = range(x_gates.shape[0])
-    kept: list[tuple[Tensor, ...]] = []
+    after: list[tuple[Tensor, ...]] = []
     for t in reversed(steps) if reverse else steps:
         active = None if call.lengths is None else (t < call.lengths)[:, None]  # (B, 1)
         boundary = None if call.reset is None else call.reset[t][:, None]  # (B, 1)
         if boundary is not None and active is not None:
             boundary = boundary & active
         if boundary is not None and not reverse:
-            states = _choose(boundary, fresh, states)
+            states = _choose(boundary, reset_states, states)
         new = step(x_gates[t], states)
         if active is not None:
-            kept.append(tuple(torch.where(active, state, 0) for state in new))
+            after.append(tuple(torch.where(active, state, 0) for state in new))
             new = _choose(active, new, states)
         else:
-            kept.append(new)
+            after.append(new)
         if boundary is not None and reverse:
-            new = _choose(boundary, fresh, new)
+            new = _choose(boundary, reset_states, new)
         states = new
     if reverse:
-        kept.reverse()
-    every = [
-        torch.stack([now[k] for now in kept]) if kept else x_gates.new_zeros(0, batch, width)
+        after.reverse()
+    all_states = [
+        torch.stack([now[k] for now in after]) if after else x_gates.new_zeros(0, batch, width)
         for k, width in enumerate(spec.state_sizes)
     ]
-    return states, every
+    return states, all_states
 
 
 def _choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -125,25 +125,25 @@ def run(call: Call) -> Outputs:
         for direction in range(spec.directions):
             chain = layer * spec.directions + direction
             weights = layers[chain]
-            last, every = _run_chain(
+            last, of_steps = _run_chain(
                 call, _stepper(spec, cell, weights), _input_side(spec, weights, x), chain,
                 reverse=direction == 1,
             )  # fmt: skip
             finals.append(last)
-            history.append(every)
-            outputs.append(every[0])
+            history.append(of_steps)
+            outputs.append(of_steps[0])
         x = torch.cat(outputs, dim=-1) if spec.bidirectional else outputs[0]
         if call.problem.drops and layer < spec.num_layers - 1:
             if call.seed is None:
                 raise ValueError("dropout needs a seed")
             x = x * philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
-    every_state = (
+    all_states = (
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
     y, ends = x, [torch.stack(parts) for parts in zip(*finals)]
     if call.problem.grad and not _reached(spec, cell, call.x.shape[0]):
-        y, ends, every_state = _tied(call, y, ends, every_state)
-    return Outputs(y, ends, every_state, [])
+        y, ends, all_states = _tied(call, y, ends, all_states)
+    return Outputs(y, ends, all_states, [])
 
 
 def _reached(spec: Spec, cell: Cell, steps: int) -> bool:
@@ -174,15 +174,15 @@ def _depends(cell: Cell) -> bool:
 
 
 def _tied(
-    call: Call, y: Tensor, finals: list[Tensor], every: list[Tensor]
+    call: Call, y: Tensor, finals: list[Tensor], all_states: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The outputs, tied to all inputs: one that they do not depend on has a gradient of zeros."""
     inputs = [call.x, *call.states, *call.params, *call.reset_states]
     zeros = [tensor[:0].sum() for tensor in inputs if tensor.requires_grad]
     if not zeros:
-        return y, finals, every
+        return y, finals, all_states
     zero = torch.stack(zeros).sum()
-    return y + zero, [state + zero for state in finals], [states + zero for states in every]
+    return y + zero, [state + zero for state in finals], [states + zero for states in all_states]
 
 
 def _run_packed(call: Call) -> Outputs:
@@ -262,10 +262,10 @@ def differentiate(
             ]
             wanted = [tensor for tensor in inputs if tensor.requires_grad]
         parts = iter(inputs)
-        again = Call(
-            call.problem, next(parts), [next(parts) for _ in call.states],
-            [next(parts) for _ in call.params], call.lengths, call.reset,
-            [next(parts) for _ in call.reset_states], call.seed,
+        again = replace(
+            call, x=next(parts), states=[next(parts) for _ in call.states],
+            params=[next(parts) for _ in call.params],
+            reset_states=[next(parts) for _ in call.reset_states],
         )  # fmt: skip
         out = run(again)
         pairs = [

@@ -259,12 +259,12 @@ def nothing(backend: Backend, call: Call) -> Outputs:
         finals = [state.clone(memory_format=torch.contiguous_format) for state in call.states]
     else:
         finals = [x.new_zeros(shape) for shape in state_shapes(problem, batch)]
-    every: list[Tensor] = []
+    all_states: list[Tensor] = []
     if problem.return_states:
         shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-        every = [x.new_zeros(shape) for shape in shapes]
+        all_states = [x.new_zeros(shape) for shape in shapes]
     kinds = backend.reserve(problem, steps, batch) if problem.grad else []
-    return Outputs(y, finals, every, [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
+    return Outputs(y, finals, all_states, [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
 
 
 def nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:

@@ -78,8 +78,8 @@ class Layer(nn.Module):
         slots = params.module_slots(self._spec)
         self._names = [slot.name for slot in slots]
         for slot in slots:
-            fresh = torch.empty(slot.shape, device=device, dtype=dtype)
-            self.register_parameter(slot.name, nn.Parameter(fresh))
+            parameter = torch.empty(slot.shape, device=device, dtype=dtype)
+            self.register_parameter(slot.name, nn.Parameter(parameter))
         self.flatten_parameters()
         self.reset_parameters()
 
@@ -192,19 +192,21 @@ class Layer(nn.Module):
             reset = functional.turned_mask(reset) if reset is not None else None
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
-        fresh = self._reset_states(reset_state, input.shape[1], batched)
-        y, finals, every = self._run(input, states, lengths, reset, fresh, return_states, generator)
+        reset_states = self._reset_states(reset_state, input.shape[1], batched)
+        y, finals, all_states = self._run(
+            input, states, lengths, reset, reset_states, return_states, generator
+        )
         if padding_value:
             y = functional.padded(y, lengths, padding_value)
         if not batched:
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)
-            every = tuple(states.squeeze(2) for states in every)
+            all_states = tuple(states.squeeze(2) for states in all_states)
         elif self.batch_first:
             y = y.transpose(0, 1)
-            every = tuple(states.transpose(1, 2) for states in every)
+            all_states = tuple(states.transpose(1, 2) for states in all_states)
         if return_states:
-            return y, self._give(finals), self._give(every)
+            return y, self._give(finals), self._give(all_states)
         return y, self._give(finals)
 
     def step(
@@ -245,9 +247,9 @@ class Layer(nn.Module):
         input = tensors.unsqueezed("x_t", x_t, *((0,) if batched else (0, 0)))
         self._check_input(input)
         states = self._states(state, input.shape[1], 3 if batched else 2)
-        fresh = self._reset_states(reset_state, input.shape[1], batched)
+        reset_states = self._reset_states(reset_state, input.shape[1], batched)
         mask = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
-        y, finals, _ = self._run(input, states, None, mask, fresh, False, None)
+        y, finals, _ = self._run(input, states, None, mask, reset_states, False, None)
         if not batched:
             return y[0, 0], self._give(tuple(state.squeeze(1) for state in finals))
         return y[0], self._give(finals)
@@ -297,7 +299,7 @@ class Layer(nn.Module):
         states: list[Tensor] | None,
         lengths: Tensor | None,
         reset: Tensor | None,
-        fresh: list[Tensor] | None,
+        reset_states: list[Tensor] | None,
         return_states: bool,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -306,10 +308,10 @@ class Layer(nn.Module):
         if dtype is not None:
             x, *weights = autocast.cast((x, *weights), dtype)
             states = states and autocast.cast(states, dtype)
-            fresh = fresh and autocast.cast(fresh, dtype)
+            reset_states = reset_states and autocast.cast(reset_states, dtype)
         checks.same_dtype(x, weights[0])
         return functional.recurrent(
-            self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=fresh,
+            self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=reset_states,
             return_states=return_states, training=self.training, generator=generator,
             backend=self.backend,
         )  # fmt: skip

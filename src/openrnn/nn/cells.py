@@ -36,8 +36,8 @@ class CellModule(nn.Module):
         slots = params.module_slots(self._spec)
         self._names = [slot.name.removesuffix("_l0") for slot in slots]
         for name, slot in zip(self._names, slots):
-            fresh = torch.empty(slot.shape, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(fresh))
+            parameter = torch.empty(slot.shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(parameter))
         if not bias:
             self.register_parameter("bias_ih", None)
             self.register_parameter("bias_hh", None)

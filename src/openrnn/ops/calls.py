@@ -224,22 +224,22 @@ def _settled(
     reset: Tensor | None,
 ) -> _Settled:
     """The tensors of a call, checked as those of a layer are."""
-    _, weights, initial, fresh, _, why = arguments.inputs(spec, x, params, states, resets)
+    _, weights, initial, settled, _, why = arguments.inputs(spec, x, params, states, resets)
     if lengths is not None:
         lengths = functional.check_lengths(lengths, x)
     if reset is not None:
         reset = outside("reset", functional.check_reset(reset, x))
     lengths, reset, other = tensors.masks(x, lengths, reset)
-    every = [
+    found = [
         x,
         *weights,
         *initial,
-        *fresh,
+        *settled,
         *(mask for mask in (lengths, reset) if mask is not None),
     ]
-    if not tensors.plain(*every):
+    if not tensors.plain(*found):
         why = why or other or "one of its tensors has no memory of its own"
-    return _Settled(x, list(weights), list(initial), list(fresh), lengths, reset, why)
+    return _Settled(x, list(weights), list(initial), list(settled), lengths, reset, why)
 
 
 def _seed(
@@ -312,11 +312,11 @@ def forward(
         reset = None if reset is None else functional.turned_mask(reset)
     names, reset_names = state_names(spec)
     states = by_state(spec, ("h0", "c0", "states"), h0, c0, states)
-    fresh = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
+    resets = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
     with torch.inference_mode(False), torch.no_grad():
         found = _settled(
             spec, x, _weights(params, spec, x), _filled(spec, states, x, names),
-            _filled(spec, fresh, x, reset_names), lengths, reset,
+            _filled(spec, resets, x, reset_names), lengths, reset,
         )  # fmt: skip
     drops = spec.drops(is_training)
     problem = request.problem(
@@ -343,12 +343,12 @@ def forward(
         )
         with uncast(x.device):
             out = functional.by_operators(call, dispatch.BACKENDS[name].forward)
-    y, every = out.y, out.all_states
+    y, all_states = out.y, out.all_states
     reserve = None
     if is_training:
         given = [
             state
-            for state, tensor in zip((*names, *reset_names), (*states, *fresh))
+            for state, tensor in zip((*names, *reset_names), (*states, *resets))
             if tensor is not None
         ]
         reserve = Reserve(
@@ -356,5 +356,5 @@ def forward(
             given=frozenset(given), versions=_versions(call, y, out.reserve),
         )  # fmt: skip
     if not time_major:
-        y, every = y.transpose(0, 1), [states.transpose(1, 2) for states in every]
-    return Result(y, tuple(out.finals), tuple(every), reserve)
+        y, all_states = y.transpose(0, 1), [states.transpose(1, 2) for states in all_states]
+    return Result(y, tuple(out.finals), tuple(all_states), reserve)

@@ -66,12 +66,12 @@ def backward(
     requests = _requests(grad_req, shapes, reserve)
     targets = _targets(into or {}, shapes, requests, call.x)
     finals = by_state(spec, ("dh_n", "dc_n", "dstates"), dh_n, dc_n, dstates)
-    every: list[Tensor | None] = []
+    d_all_states: list[Tensor | None] = []
     if call.problem.return_states:
-        every = by_state(spec, ("", "", "dall_states"), None, None, dall_states)
+        d_all_states = by_state(spec, ("", "", "dall_states"), None, None, dall_states)
     elif dall_states is not None:
         raise ValueError("dall_states needs a forward with return_states=True, got one without")
-    cotangents = _cotangents(reserve, call, dy, finals, every)
+    cotangents = _cotangents(reserve, call, dy, finals, d_all_states)
     wanted = [name for name, request in requests.items() if request != "null"]
     grads: dict[str, Tensor | None] = dict.fromkeys(requests)
     if not wanted:
@@ -166,7 +166,7 @@ def _cotangents(
     call: Call,
     dy: Tensor | None,
     finals: list[Tensor | None],
-    every: list[Tensor | None],
+    d_all_states: list[Tensor | None],
 ) -> Cotangents:
     """The gradients of the outputs, time-major and checked."""
     spec, y, time_major = call.problem.spec, reserve.y, reserve.time_major
@@ -179,13 +179,13 @@ def _cotangents(
         final = finals[k]
         if final is not None:
             finals[k] = like(f"d{name}_n", final, (spec.chains, batch, width), y)
-        states = every[k] if every else None
+        states = d_all_states[k] if d_all_states else None
         if states is not None:
             states = like(f"dall_states[{k}]", states, (spec.chains, *span, width), y)
-            every[k] = states if time_major else states.transpose(1, 2)
-    if all(grad is None for grad in (dy, *finals, *every)):
+            d_all_states[k] = states if time_major else states.transpose(1, 2)
+    if all(grad is None for grad in (dy, *finals, *d_all_states)):
         dy = torch.zeros_like(y)
-    return Cotangents(dy, finals, every)
+    return Cotangents(dy, finals, d_all_states)
 
 
 def _readable(reserve: Reserve, call: Call, grads: Cotangents) -> tuple[Call, Cotangents]:
@@ -203,8 +203,10 @@ def _readable(reserve: Reserve, call: Call, grads: Cotangents) -> tuple[Call, Co
     )  # fmt: skip
     own(("the reserve", kept) for kept in (reserve.y, *reserve.kept))
     finals = own((f"d{name}_n", grad) for name, grad in zip(spec.states, grads.finals))
-    every = own((f"dall_states of {n}", grad) for n, grad in zip(spec.states, grads.all_states))
-    return call, Cotangents(tensors.own("dy", grads.y), finals, every)
+    d_all_states = own(
+        (f"dall_states of {n}", grad) for n, grad in zip(spec.states, grads.all_states)
+    )
+    return call, Cotangents(tensors.own("dy", grads.y), finals, d_all_states)
 
 
 def _by_name(found: Gradients, spec: Spec, time_major: bool) -> dict[str, Tensor | None]:

@@ -165,12 +165,12 @@ def canonical_to_params(weights: Sequence[Tensor], biases: Sequence[Tensor], spe
                     f"{name}[{place}] must have shape {tuple(like.shape)}, "
                     f"got {tuple(tensor.shape)}"
                 )
-    every = [*weights, *biases]
-    for tensor in every:
-        if (tensor.dtype, tensor.device) != (every[0].dtype, every[0].device):
+    tensors = [*weights, *biases]
+    for tensor in tensors:
+        if (tensor.dtype, tensor.device) != (tensors[0].dtype, tensors[0].device):
             raise ValueError(
-                f"weights and biases must be of one dtype and device, got {every[0].dtype} on "
-                f"{every[0].device} and {tensor.dtype} on {tensor.device}"
+                f"weights and biases must be of one dtype and device, got {tensors[0].dtype} on "
+                f"{tensors[0].device} and {tensor.dtype} on {tensor.device}"
             )
     # weights before biases and gate after gate is the order of the flat buffer as well
-    return torch.cat([tensor.reshape(-1) for tensor in every])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
