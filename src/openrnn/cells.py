@@ -9,10 +9,9 @@ emitted.
 
 import importlib
 import inspect
-import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, sigmoid, tanh
 
 from openrnn import digest, fresh
 from openrnn.errors import CellError
+from openrnn.memo import memo
 from openrnn.names import Names, NotCalledError, words_of
 from openrnn.spec import Spec
 
@@ -266,7 +266,7 @@ def check(spec: Spec) -> None:
         )
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _reads_emitted(known: Cell) -> bool:
     """Whether the cell uses its emitted state elementwise: a projection would narrow it."""
     return known.dependent_product or fresh.run(_needs_emitted, known)
@@ -283,20 +283,6 @@ def _needs_emitted(known: Cell) -> bool:
     except AttributeError:
         return True
     return False
-
-
-def bounds(clip: Any) -> tuple[float, float] | None:
-    """A `cell_clip` as users give it, one symmetric bound or a pair, as a pair or None."""
-    if clip is None:
-        return None
-    symmetric = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-    if symmetric and clip < 0:
-        raise ValueError(f"cell_clip must not be negative, got {clip}")
-    ends = (-float(clip), float(clip)) if symmetric else clip
-    pair = isinstance(ends, tuple | list) and len(ends) == 2
-    if not pair or not all(isinstance(end, numbers.Real) for end in ends):
-        raise ValueError(f"cell_clip must be a number or a pair (low, high), got {clip!r}")
-    return float(ends[0]), float(ends[1])
 
 
 def clip_of(spec: Spec) -> Clip:

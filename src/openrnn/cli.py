@@ -28,7 +28,7 @@ from openrnn.lm.model import find
 from openrnn.lm.sample import load
 from openrnn.lm.sample import sample as sample_text
 from openrnn.request import Request
-from openrnn.spec import precision_of
+from openrnn.spec import clip_bounds, precision_of
 from openrnn.tune.command import app as tune
 
 app = typer.Typer(
@@ -172,7 +172,7 @@ def explain(
     with refusing():
         spec = find(cell).spec(
             input, hidden, num_layers=layers, bidirectional=bidirectional, proj_size=proj,
-            dropout=dropout, bias_mode=bias_mode, cell_clip=cells.bounds(clip),
+            dropout=dropout, bias_mode=bias_mode, cell_clip=clip_bounds(clip),
         )  # fmt: skip
         cells.check(spec)
         where = _choice("device", device, ("cpu", "cuda"))

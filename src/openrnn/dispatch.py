@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
 
 import torch
 
@@ -14,6 +13,7 @@ from openrnn.backends.fused import Fused
 from openrnn.cells import lookup
 from openrnn.codegen.check import check_elementwise
 from openrnn.errors import NoBackendError
+from openrnn.memo import memo
 from openrnn.reference import Reference
 from openrnn.spec import Problem
 
@@ -91,7 +91,7 @@ def seed_device(name: str, device: torch.device) -> torch.device:
     return torch.device("cpu") if BACKENDS[name].own_masks else device
 
 
-@cache
+@memo(256)
 def _absent(name: str) -> str | None:
     return BACKENDS[name].absent()
 
@@ -145,7 +145,7 @@ def described(table: Table, *more: str) -> Table:
     return replace(table, rows=tuple(rows))
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def select(problem: Problem, name: str = "auto") -> str:
     """The backend that runs the problem: the named one, or the first that takes it.
 

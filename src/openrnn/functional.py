@@ -4,7 +4,6 @@ Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,13 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
 from openrnn.backends.base import Call, Outputs, remember_host
+from openrnn.memo import memo
 from openrnn.request import Request
 from openrnn.spec import Spec, precision_of
 
 States = tuple[Tensor, ...]
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _choose(name: str, asked: Request) -> op.How:
     """How a call runs on the named backend, or on the first that takes it."""
     problem = request.problem(asked)

@@ -7,7 +7,7 @@ round the dispatcher, straight to the backend: at T = 1 its cost would be felt. 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
+from openrnn.memo import memo
 from openrnn.reference import differentiate
 from openrnn.spec import Problem, Spec, precision_of
 
@@ -55,7 +56,7 @@ class How(NamedTuple):
         return self._replace(precision=AS_SET)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _problem(
     how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
 ) -> Problem:

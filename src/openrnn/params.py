@@ -8,13 +8,13 @@ recurrent bias (G*H). Per-unit vectors of other cells, which those libraries lac
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
+from openrnn.memo import memo
 from openrnn.spec import Spec
 
 
@@ -68,7 +68,7 @@ def _biases(spec: Spec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "bias_hh", (rows,)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def slots(spec: Spec) -> tuple[Slot, ...]:
     """Every tensor in the order of the flat buffer."""
     laid: list[Slot] = []
@@ -91,7 +91,7 @@ def slots(spec: Spec) -> tuple[Slot, ...]:
 _TORCH_ORDER = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def module_slots(spec: Spec) -> tuple[Slot, ...]:
     """Every tensor in torch's order: chain by chain, matrices, biases, projection."""
     rank = {name: place for place, name in enumerate(_TORCH_ORDER)}
@@ -102,7 +102,7 @@ def module_slots(spec: Spec) -> tuple[Slot, ...]:
     return tuple(sorted(slots(spec), key=place))
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
     """For each chain the places in `module_slots` of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors."""
     places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
@@ -135,7 +135,7 @@ def chains(spec: Spec, tensors: Sequence[Tensor]) -> list[Chain]:
     return made
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def size(spec: Spec) -> int:
     """The number of elements of the flat buffer."""
     return sum(slot.size for slot in slots(spec))

@@ -6,7 +6,6 @@ second derivatives, forward-mode derivatives and vmap.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from openrnn.backends.base import (
     TensorShape,
 )
 from openrnn.cells import Cell, clip_of, lookup
+from openrnn.memo import memo
 from openrnn.params import Chain, chains
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -153,7 +153,7 @@ def _reached(spec: Spec, cell: Cell, steps: int) -> bool:
     return steps > 0 and _reaches(cell)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _reaches(cell: Cell) -> bool:
     """Whether each new state depends on x, on r, on each state (the first by r) and vector."""
     return fresh.run(_depends, cell)

@@ -1,12 +1,12 @@
 """What one call asks, as a `Problem`: made here for layers, operators, `explain` and commands."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from openrnn import dispatch
+from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -41,7 +41,7 @@ class Request(NamedTuple):
     capability: tuple[int, int] | None = None
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def problem(request: Request) -> Problem:
     """The problem of a call whose backend is to be chosen.
 

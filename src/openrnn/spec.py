@@ -9,10 +9,11 @@ The letters, in every comment and docstring of this package:
 import numbers
 import operator
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
+
+from openrnn.memo import memo
 
 BIAS_MODES = ("double", "input", "recurrent", "none")
 INPUT_MODES = ("linear", "skip")
@@ -208,7 +209,7 @@ class Spec:
         return replace(self, **changes)  # type: ignore[arg-type]  # dataclass fields by name
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _parse(text: str) -> Spec:
     words = dict(word.split("=", 1) for word in text.split())
     values: dict[str, object] = {}
@@ -230,6 +231,20 @@ def _parse(text: str) -> Spec:
 
 
 torch.serialization.add_safe_globals([_parse])  # torch.load(weights_only=True) may call it
+
+
+def clip_bounds(clip: Any) -> tuple[float, float] | None:
+    """A `cell_clip` as users give it, one symmetric bound or a pair, as a pair or None."""
+    if clip is None:
+        return None
+    symmetric = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+    if symmetric and clip < 0:
+        raise ValueError(f"cell_clip must not be negative, got {clip}")
+    ends = (-float(clip), float(clip)) if symmetric else clip
+    pair = isinstance(ends, tuple | list) and len(ends) == 2
+    if not pair or not all(isinstance(end, numbers.Real) for end in ends):
+        raise ValueError(f"cell_clip must be a number or a pair (low, high), got {clip!r}")
+    return float(ends[0]), float(ends[1])
 
 
 def precision_of(spec: Spec, dtype: torch.dtype, device: str) -> str:

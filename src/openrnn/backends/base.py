@@ -1,7 +1,6 @@
 """What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from openrnn.cells import lookup
+from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:
     return [(spec.chains, batch, width) for width in spec.state_sizes]
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def traced(spec: Spec) -> "Traced":
     """The graphs of a network's cell, clip applied.
 

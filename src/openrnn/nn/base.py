@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, flat, foreign
-from openrnn.spec import Spec
+from openrnn.spec import Spec, clip_bounds
 
 PACKED_STEPS = 65_535  # longer packed sequences are padded
 
@@ -68,7 +68,7 @@ class Layer(nn.Module):
         self._spec = cell.spec(
             input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
-            dropout=self.dropout, cell_clip=cells.bounds(cell_clip),
+            dropout=self.dropout, cell_clip=clip_bounds(cell_clip),
             precision=precision or "default", algorithm=algorithm,
             reset_dropout_state=reset_dropout_state, recompute=recompute,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from openrnn import cells
 from openrnn.params import chains, size, unpack
-from openrnn.spec import Spec
+from openrnn.spec import Spec, clip_bounds
 
 MODES = {
     "lstm": cells.lstm,
@@ -86,7 +86,7 @@ def spec(
     made = MODES[rnn_mode].spec(
         input_size, num_units, num_layers=num_layers, bidirectional=DIRECTIONS[direction],
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=dropout,
-        cell_clip=cells.bounds(cell_clip),
+        cell_clip=clip_bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
         reset_dropout_state=reset_dropout_state, recompute=recompute,
     )  # fmt: skip
