@@ -10,10 +10,10 @@ from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells
-from openrnn.backends.fused import plan
 from openrnn.codegen import cuda
 from openrnn.codegen.bounds import bounded
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 WITHIN = {
     "coupled_lstm": cells.coupled_lstm, "gru": cells.gru, "lstm": cells.lstm, "mgu": cells.mgu,

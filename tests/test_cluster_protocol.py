@@ -14,9 +14,9 @@ import pytest
 from test_grid_protocol import Mbarrier
 
 from openrnn import cells
-from openrnn.backends.fused import plan
 from openrnn.codegen import cuda
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 
 @dataclass

@@ -16,12 +16,13 @@ from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells, codegen, store
-from openrnn.backends.fused import Fused, kernels, measured, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda, tiles
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
 ABSENT = nvrtc.absent()
 compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
@@ -36,7 +37,7 @@ EVERYTHING = {"lengths": True, "reset": True, "every": True, "fresh": True}
 def folder(tmp_path, monkeypatch):
     """A cache of binaries of one's own."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path / "cubins")
-    for cached in (kernels.binary, kernels.plain_binary, kernels._kernel):
+    for cached in (kernels.binary, kernels.plain_binary, kernels.kernel):
         cached.cache_clear()
     yield tmp_path / "cubins"
     kernels.binary.cache_clear()
@@ -206,7 +207,7 @@ def test_masks_without_rows_have_tiles_that_were_measured_and_the_plan_fills_the
         kind = rank.__name__
         first, second = rank(cell, "float16", 512, 64, *WHOLE)[:2]
         flags = "lengths", "reset", "keep"
-        masked = kernels.ranked(kind, flags, cell, "float16", 512, 64, *WHOLE)
+        masked = plan.ranked(kind, flags, cell, "float16", 512, 64, *WHOLE)
         assert masked[0] == second
         assert measured.shape_of(first) == measured.shape_of(second)
         assert first.resident > second.resident
@@ -326,7 +327,7 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
 def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
     cell = trace(cells.rnn_tanh)
     (*_, last) = itertools.islice(
-        kernels.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
+        plan.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
     )
 
     def binary(cell, dtype, how, arch, spin_limit):
@@ -423,11 +424,11 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
         found.append((made.resources, tried))
         assert len(list(folder.glob("*"))) >= 2  # what spilled, and what did not
     assert found[0] == found[1]
-    assert pools == [kernels.TOGETHER]
+    assert pools == [kernels.AT_ONCE]
     kernels.binary.cache_clear()
     again, same = kernels.unspilled(*asked)
     assert (again.code, same) == (made.code, tried)
-    assert pools == [kernels.TOGETHER]
+    assert pools == [kernels.AT_ONCE]
 
 
 @compiles
@@ -441,10 +442,11 @@ from openrnn.codegen import tiles
 from openrnn.codegen.trace import trace
 with tempfile.TemporaryDirectory() as place:
     store.folder = lambda: pathlib.Path(place)
-    kernels.usable_cores, kernels.TOGETHER = lambda: 32, 6
+    kernels.usable_cores = lambda: 32
     # the first try spills
     how = tiles.GridForward(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, keep=True)
-    assert kernels.unspilled(trace(cells.lstm), "bfloat16", how, "sm_90a", 232448)
+    asked = trace(cells.lstm), "bfloat16", how, "sm_90a", 232448
+    assert kernels.unspilled(*asked, at_once=6)
 """
     done = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, text=True, check=False

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from openrnn import cells, dispatch
-from openrnn.backends.fused import choice, kernels
 from openrnn.backends.fused import describe as described
+from openrnn.backends.fused import kernels
 from openrnn.spec import Problem
+from openrnn.tuning import choice
 
 HOPPER = (9, 0)
 

@@ -8,9 +8,10 @@ import torch
 
 import openrnn
 from openrnn import cells, dispatch
-from openrnn.backends.fused import kernels, plan, schedules
+from openrnn.backends.fused import kernels, schedules
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 pytestmark = pytest.mark.gpu
 
@@ -102,7 +103,7 @@ def family(monkeypatch, request):
         pytest.skip("wgmma needs compute capability 9.0")
 
     def forget():
-        kernels._kernel.cache_clear()
+        kernels.kernel.cache_clear()
         layer_kernels.cache_clear()
         schedules.forward.cache_clear()
         schedules.backward.cache_clear()

@@ -14,12 +14,10 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
-    chunks,
     forward_loop,
     kernels,
     launches,
     layer,
-    overlap,
     schedules,
     weight_gradients,
 )
@@ -28,6 +26,7 @@ from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
 from openrnn.spec import Problem
+from openrnn.tuning import chunks
 
 GRIDS = {
     "forward": tiles.GridForward(64, 2, 4, 2, 1, 1, 8, clusters=2),
@@ -97,7 +96,7 @@ def launched(monkeypatch):
                     if hows[self.kind].clusters > 1:
                         step.unfilled.append(store(hows[self.kind], args))
 
-        def kernel(kind, cell, dtype, hidden, many, flags, device):
+        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit):
             step.asked.add((kind, flags))
             return Kernel(kind), hows[kind]
 
@@ -134,7 +133,7 @@ def overlapped(request, monkeypatch, launched):
     """Chunks of so many steps, and after how many loops the side stream was waited for."""
     joined, edges = [], [0, *itertools.accumulate(request.param)]
     without_side_stream(monkeypatch, lambda: joined.append(len(launched.events)))
-    monkeypatch.setattr(overlap, "edges", lambda *_: edges)
+    monkeypatch.setattr(schedules, "edges", lambda *_: edges)
     return request.param, joined
 
 

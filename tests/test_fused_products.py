@@ -15,16 +15,16 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
-    chunks,
     forward_loop,
     kernels,
-    overlap,
+    schedules,
     weight_gradients,
 )
 from openrnn.codegen import tiles
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
 from openrnn.spec import Problem
+from openrnn.tuning import chunks
 
 STEPS, BATCH, WIDTH = 11, 4, 6
 HOWS = {
@@ -104,7 +104,7 @@ def divide(monkeypatch, number):
     if isinstance(number, int):
         monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
         return
-    monkeypatch.setattr(overlap, "edges", lambda *_: list(number))
+    monkeypatch.setattr(schedules, "edges", lambda *_: list(number))
     without_side_stream(monkeypatch, lambda: None)
 
 

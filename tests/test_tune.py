@@ -8,14 +8,14 @@ import torch
 from bench_cases import MACHINE, result
 
 from openrnn import cells, cli
-from openrnn.backends.fused import measured
-from openrnn.backends.fused.choice import LOSSES, Loss
 from openrnn.bench.cases import Row
 from openrnn.bench.record import KernelTime, Writer, read
 from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import trace
 from openrnn.tune import command, kernels, regions, table
 from openrnn.tune.candidates import KINDS, Candidate, Size, candidates, variants
+from openrnn.tuning import measured
+from openrnn.tuning.choice import LOSSES, Loss
 
 ROOT = Path(__file__).parents[1]
 CAPABILITY = (9, 0)
@@ -139,7 +139,7 @@ def kernel_time(us, **changes):
 
 
 def test_the_table_is_what_it_is_without_files():
-    path = ROOT / "src" / "openrnn" / "backends" / "fused" / measured.FILE
+    path = ROOT / "src" / "openrnn" / "tuning" / measured.FILE
     assert table.text_of([]) == path.read_text()
 
 

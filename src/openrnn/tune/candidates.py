@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from openrnn.backends.fused import kernels, measured, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import kernels
 from openrnn.cells import lookup
 from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
 KINDS: dict[str, Callable[..., tuple[Tiles, ...]]] = {
     "inference": partial(plan.forward, keep=False),
@@ -73,7 +74,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
             shapes.add(shape)
             on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
             on += ("keep",) if size.kind == "forward" else ()
-            first = kernels.first_try(size.hidden, config, on)
+            first = plan.first_try(size.hidden, config, on)
             found.append(Candidate(size, capability, first))
     return found
 
@@ -102,8 +103,8 @@ def unspilled(of: Candidate) -> bool:
 def compiled(of: Candidate) -> Tiles | None:
     """The kernel with as much of R in registers as needs no spill; compiles it into the cache."""
     torch.set_num_threads(1)
-    kernels.TOGETHER = 1  # this process is one of a pool that takes all cores
     arch, shared = nvrtc.arch_of(of.capability), Limits.of(of.capability).shared
     cell = trace(lookup(of.size.cell))
-    found = kernels.unspilled(cell, of.size.dtype, of.config, arch, shared)
+    # this process is one of a pool that takes all cores
+    found = kernels.unspilled(cell, of.size.dtype, of.config, arch, shared, at_once=1)
     return found[1] if found else None

@@ -7,7 +7,6 @@ import torch
 import typer
 from rich.console import Console
 
-from openrnn.backends.fused import measured
 from openrnn.bench import command as benchmark
 from openrnn.bench import machine, report
 from openrnn.bench.options import Options, device_of
@@ -19,6 +18,7 @@ from openrnn.tune import regions as regions_
 from openrnn.tune import table as table_
 from openrnn.tune.candidates import KINDS
 from openrnn.tune.kernels import Asked, measure
+from openrnn.tuning import measured
 
 app = typer.Typer(
     help="Measure by what CUDA kernels are chosen: for who changes them, or has another GPU.",
@@ -68,7 +68,7 @@ def kernels(
 def table(
     files: Annotated[list[Path], typer.Argument(help="of tune kernels --json; later ones win")],
 ) -> int:
-    """Print the table of fastest kernels, backends/fused/measured.csv, with files of times."""
+    """Print the table of fastest kernels, tuning/measured.csv, with files of times."""
     found = [read(path).kernels for path in files_of(files)]
     typer.echo(table_.text_of(found), nl=False)
     return 0

@@ -17,7 +17,6 @@ from operator import itemgetter
 import torch
 from rich.console import Console
 
-from openrnn.backends.fused import measured
 from openrnn.bench.record import KernelTime, Writer
 from openrnn.codegen.tiles import Tiles
 from openrnn.cores import usable_cores
@@ -33,6 +32,7 @@ from openrnn.tune.candidates import (
 )
 from openrnn.tune.launches import time_of
 from openrnn.tune.table import config_of
+from openrnn.tuning import measured
 
 DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # cycles
 Found = dict[Size, list[tuple[float, Tiles]]]

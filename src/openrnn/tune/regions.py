@@ -1,7 +1,7 @@
 """The regions in which cuDNN is faster than our kernels, of measured results.
 
 Our kernels and cuDNN's best correct algorithm, or torch.nn's choice, both from CUDA graphs: the
-suite `fused` of `openrnn bench`. What is printed are the lines of `backends/fused/choice.py`.
+suite `fused` of `openrnn bench`. What is printed are the lines of `tuning/choice.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,10 @@ from statistics import fmean
 
 import torch
 
-from openrnn.backends.fused.choice import Loss
 from openrnn.bench.ratios import Line, lines_of
 from openrnn.bench.record import Result
 from openrnn.bench.task import PRECISIONS
+from openrnn.tuning.choice import Loss
 
 SHARE = 0.95  # of our time that the other needs at most where it is taken
 STEPS = 256  # of several numbers of steps the nearest counts

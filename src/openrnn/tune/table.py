@@ -1,14 +1,14 @@
-"""`backends/fused/measured.csv`, the table of fastest kernels, made of measured times."""
+"""`tuning/measured.csv`, the table of fastest kernels, made of measured times."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from openrnn.backends.fused import measured
 from openrnn.bench.record import KernelTime
 from openrnn.bench.tables import Sheet, TableCell
 from openrnn.cells import lookup
 from openrnn.codegen.tiles import SIZES, Tiles
 from openrnn.codegen.trace import trace
+from openrnn.tuning import measured
 
 EVEN = 1.02  # of kernels so near the fastest the one tried first is taken
 COLUMNS = (*measured.SHAPE, *measured.HELD, "delay")

@@ -9,6 +9,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.native.nvrtc import arch_of
 from openrnn.spec import Spec
+from openrnn.tuning import plan
 
 
 class HasSpec(Protocol):
@@ -61,7 +62,7 @@ def compile_kernels(
         found = torch.cuda.get_device_capability()
         processors = torch.cuda.get_device_properties().multi_processor_count
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
+    kinds = plan.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
     made = set()
     if grad:
         made.add(kernels.plain_binary("permute_weights", name, arch_of(found)))

@@ -24,7 +24,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.fused import choice, chunks, kernels, schedules
+from openrnn.backends.fused import schedules
 from openrnn.backends.fused.backward import Backward
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.forward import Forward
@@ -35,13 +35,18 @@ from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
+from openrnn.tuning import choice, chunks, plan
 
 OLDEST = (8, 0)
 MOST_GATES = 16  # their order crosses to kernels as 4 bits each
 
 
 class Fused(Backend):
-    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps."""
+    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps.
+
+    Args:
+        spin_limit: for debugging: polls after which a waiting kernel traps; 0 waits without end.
+    """
 
     name = "fused"
     recomputes = True
@@ -60,6 +65,9 @@ class Fused(Backend):
         reset=True,
         return_states=True,
     )
+
+    def __init__(self, spin_limit: int = 0) -> None:
+        self.spin_limit = spin_limit
 
     def absent(self) -> str | None:
         if not torch.cuda.is_available():
@@ -127,8 +135,11 @@ class Fused(Backend):
             if call.lengths is not None:
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):
-            schedule = schedules.forward(schedules.Asked.of(call, bool(all_states)))
-            run = Forward(call, sort_lengths(call.lengths, order), saved, finals, all_states)
+            schedule = schedules.forward(
+                schedules.Asked.of(call, bool(all_states), self.spin_limit)
+            )
+            lengths = sort_lengths(call.lengths, order)
+            run = Forward(call, lengths, saved, finals, all_states, self.spin_limit)
             execute(schedule, run)
         *lower, y = run.outputs
         reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
@@ -147,8 +158,10 @@ class Fused(Backend):
             lengths = SortedLengths(call.lengths.contiguous(), outputs.pop())
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
-            cut, schedule = schedules.backward(schedules.Asked.of(call, all_states), needs)
-            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut)
+            cut, schedule = schedules.backward(
+                schedules.Asked.of(call, all_states, self.spin_limit), needs
+            )
+            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)
         return run.gradients
 
@@ -164,11 +177,11 @@ def _unplanned(problem: Problem) -> list[str]:
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     many = f" with {problem.processors} multiprocessors" if problem.processors else ""
     where = f"of compute capability {capability[0]}.{capability[1]}{many}"
-    for kind, flags in kernels.kinds(
+    for kind, flags in plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
         asked = kind, cell, dtype, spec.hidden_size, 1
-        if next(kernels.holding(*asked, flags, capability, problem.processors), None) is None:
+        if next(plan.holding(*asked, flags, capability, problem.processors), None) is None:
             return [f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel {where}"]
     return []
 

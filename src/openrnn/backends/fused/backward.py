@@ -48,8 +48,9 @@ class Backward(ForwardLoops):
         grads: Cotangents,
         needs: Needs,
         chunkings: tuple[tuple[Chunking, ...], ...],
+        spin_limit: int = 0,
     ) -> None:
-        super().__init__(call, lengths)
+        super().__init__(call, lengths, spin_limit)
         self.saved, self.outputs, self.chunkings, self.needs = saved, outputs, chunkings, needs
         self.d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
         self.d_all_states = [

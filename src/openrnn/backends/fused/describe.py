@@ -1,9 +1,10 @@
 """How a problem would run, for a person: tiles, blocks, registers, and what the model expects."""
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import kernels
 from openrnn.spec import Problem
+from openrnn.tuning import plan
+from openrnn.tuning.limits import Limits
 
 
 def describe(problem: Problem) -> list[str]:
@@ -15,7 +16,7 @@ def describe(problem: Problem) -> list[str]:
     if problem.capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    kinds = kernels.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
+    kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
     for kind, on in kinds:
         tiles, again = (batch + 7) // 8, "keep" in on and spec.recompute != "none"

@@ -33,8 +33,9 @@ class Forward(ForwardLoops):
         saved: list[Tensor],
         finals: list[Tensor],
         all_states: list[Tensor],
+        spin_limit: int = 0,
     ) -> None:
-        super().__init__(call, lengths)
+        super().__init__(call, lengths, spin_limit)
         self.saved, self.finals, self.all_states = saved, finals, all_states
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]

@@ -43,8 +43,8 @@ def _key(operation: OfChunk) -> tuple[int, int, int]:
 class ForwardLoops(Launches):
     """The operations of a chunk that the forward pass and backward with recompute share."""
 
-    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
-        super().__init__(call, lengths)
+    def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
+        super().__init__(call, lengths, spin_limit)
         self._inputs: dict[tuple[int, int, int], Inputs] = {}
 
     def chunk_input(self, operation: OfChunk) -> Tensor:

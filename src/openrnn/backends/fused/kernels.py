@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from openrnn.backends.fused import measured, plan
-from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda
 from openrnn.codegen.tiles import Backward, Forward, Tiles
 from openrnn.codegen.trace import Traced
@@ -20,20 +18,19 @@ from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
-from openrnn.spec import Spec
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
 How = TypeVar("How", bound=Tiles)
-Flags = tuple[str, ...]  # the names of those that are on
 
 
 class NoKernelError(OpenRNNError, RuntimeError):
     """No kernel of a cell can be compiled that an architecture holds."""
 
 
-SPIN_LIMIT = 0  # polls after which a waiting kernel traps; 0: it waits as long as it takes
 TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
 LESS = (0, 1, 2, 5, 9)  # pieces of R in registers than planned
-TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
+AT_ONCE = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
 
 
 def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int) -> nvrtc.Wanted:
@@ -68,12 +65,12 @@ def tries_of(cell: Traced, dtype: str, how: How, shared: int, exact: bool = Fals
 
 def unspilled(
     cell: Traced, dtype: str, how: How, arch: str, shared: int, spin_limit: int = 0,
-    exact: bool = False,
+    exact: bool = False, at_once: int = AT_ONCE,
 ) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
     """The kernel with as much of R in registers as needs no spill; None where that is not near.
 
     What is not in the cache is compiled on idle cores together with what would be tried next: a
-    try takes a second or two.
+    try takes a second or two; `at_once` says how many.
     """
     tries = tries_of(cell, dtype, how, shared, exact)
 
@@ -84,7 +81,7 @@ def unspilled(
         tried = tries.pop(0)
         if not (made := made_of(tried)).resources.spilled:
             return made, tried
-    with _compiling(made_of, tries) as found:
+    with _compiling(made_of, tries, at_once) as found:
         for tried, made in zip(tries, found):
             if not made.resources.spilled:
                 return made, tried
@@ -93,10 +90,10 @@ def unspilled(
 
 @contextmanager
 def _compiling(
-    make: Callable[[How], nvrtc.Binary], tries: Sequence[How]
+    make: Callable[[How], nvrtc.Binary], tries: Sequence[How], at_once: int
 ) -> Iterator[Iterable[nvrtc.Binary]]:
     """The tries made, in their order, some at a time; at the end none is waited for."""
-    threads = min(len(tries), usable_cores() // 2, TOGETHER)
+    threads = min(len(tries), usable_cores() // 2, at_once)
     if threads < 2:
         yield map(make, tries)
         return
@@ -108,16 +105,8 @@ def _compiling(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
-    """The plan of a kind of kernels with such flags."""
-    mask = "+".join(flag for flag in flags if flag != "keep") or measured.PLAIN
-    if kind == "forward":
-        return plan.forward(*asked, mask=mask, keep="keep" in flags)
-    return plan.backward(*asked, mask=mask)
-
-
 def fitting(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
 ) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
     """Kernels without spills in the order of the plan, for so many tiles of 8 rows; then the rest.
@@ -129,7 +118,7 @@ def fitting(
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     asked = (hidden, tiles, flags, capability, processors)
-    hows = list(islice(holding(kind, cell, dtype, *asked), TRIES))
+    hows = list(islice(plan.holding(kind, cell, dtype, *asked), TRIES))
     spilling: list[Forward | Backward] = []
     for how, after in zip_longest(hows, hows[1:]):
         exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
@@ -142,56 +131,20 @@ def fitting(
     yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
 
 
-def holding(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
-    capability: tuple[int, int], processors: int | None = None,
-) -> Iterator[Forward | Backward]:  # fmt: skip
-    """The plan's tiles with such flags as they are compiled first, where shared memory holds them.
-
-    By values alone: nothing is compiled.
-    """
-    shared = Limits.of(capability, processors).shared
-    for how in ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors):
-        asked = first_try(hidden, how, flags)
-        if replace(asked, stages=2).shared(cell, dtype) <= shared:
-            yield asked
-
-
-def first_try(hidden: int, how: How, flags: Flags) -> How:
-    """Tiles of a plan as they are compiled first, with such flags."""
-    return replace(how, padded=how.units > hidden, **dict.fromkeys(flags, True))
-
-
-def kinds(
-    spec: Spec, grad: bool, lengths: bool, reset: bool, every: bool, fresh: bool = False
-) -> list[tuple[str, Flags]]:
-    """The kernels of a call that asks for such things: kind and flags of each.
-
-    fresh: states to begin anew with are given; whether their gradients are wanted is not said, and
-    backward is there with and without.
-    """
-    asked = {"lengths": lengths, "reset": reset, "every": every, "fresh": fresh}
-    flags = tuple(flag for flag, on in asked.items() if on)
-    if not grad:
-        return [("forward", flags)]
-    plain, again = (tuple(flag for flag in flags if flag != out) for out in ("fresh", "every"))
-    back = [("backward", each) for each in dict.fromkeys((plain, flags))]
-    if spec.recompute == "none":
-        return [("forward", (*flags, "keep")), *back]
-    return [("forward", flags), ("forward", (*again, "keep")), *back]
-
-
 def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
     """The first of `fitting`, which takes the same; None where the plan has nothing."""
     return next(fitting(*asked, **more), None)
 
 
 @lru_cache(maxsize=4096)
-def _kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
-    spin_limit: int,
+def kernel(
+    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: plan.Flags, device: int,
+    spin_limit: int = 0,
 ) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
-    """The first of `fitting` that the device holds, loaded."""
+    """The first of `fitting` that the device holds, loaded, and its tiles.
+
+    spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
+    """
     about = torch.cuda.get_device_properties(device)
     capability = about.major, about.minor
     for made, how in fitting(
@@ -206,13 +159,6 @@ def _kernel(
         f"{about.name} with {about.multi_processor_count} multiprocessors holds at once; name "
         'backend="cudnn", or "reference" where cuDNN has no such cell'
     )
-
-
-def kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
-) -> tuple[nvrtc.Kernel, Forward | Backward]:
-    """The first of `fitting` that a device holds, and its tiles."""
-    return _kernel(kind, cell, dtype, hidden, tiles, flags, device, SPIN_LIMIT)
 
 
 def address(tensor: Tensor | None) -> int:

@@ -52,10 +52,10 @@ class Weights:
         unit_vectors: (number, H), or None.
     """
 
-    def __init__(self, call: Call, layer: int, direction: int) -> None:
+    def __init__(self, call: Call, layer: int, direction: int, spin_limit: int) -> None:
         spec, device = call.problem.spec, call.x.device.index or 0
         index = layer * spec.directions + direction
-        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device)
+        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device, spin_limit)
         self.layer, self.direction = layer, direction
         params = call.params
         self.w_ih, w_hh, self.b_ih, self.b_hh, _, *vectors = [
@@ -101,10 +101,11 @@ class Launches:
     Args:
         call: laid out as the kernels read it.
         lengths: sorted, or None where every row has all steps.
+        spin_limit: see `kernels.kernel`.
     """
 
-    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
-        self.call, self.lengths = call, lengths
+    def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
+        self.call, self.lengths, self.spin_limit = call, lengths, spin_limit
         self.spec = call.problem.spec
         self.device = call.x.device.index or 0
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
@@ -117,7 +118,8 @@ class Launches:
         """The parameters of a layer and direction."""
         found = self._weights.get((layer, direction))
         if found is None:
-            found = self._weights[layer, direction] = Weights(self.call, layer, direction)
+            found = Weights(self.call, layer, direction, self.spin_limit)
+            self._weights[layer, direction] = found
         return found
 
     def masks(self, chunk: Chunk) -> Masks:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, plan
+from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda, tiles
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec
+from openrnn.tuning import plan
 
 Flags = tuple[bool, ...]
 FORWARD = ("lengths", "reset", "every", "fresh", "keep")  # the flags of a kernel, in their order
@@ -44,14 +45,18 @@ class LayerKernels:
         saved: values that forward saves for backward, of a unit, row and step.
         saved_bytes: of them all, of a step and 8 rows.
         recompute: backward computes them again.
+        spin_limit: see `kernels.kernel`.
         planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
         left, right: the gates in the order of the first and of the last planes.
         left_spans, right_spans: the same as spans of gates that follow each other.
         left_word, right_word: the place of each gate on its side, 4 bits each.
     """
 
-    def __init__(self, spec: Spec, index: int, dtype: torch.dtype, device: int) -> None:
+    def __init__(
+        self, spec: Spec, index: int, dtype: torch.dtype, device: int, spin_limit: int = 0
+    ) -> None:
         self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
+        self.spin_limit = spin_limit
         self.direction = index % spec.directions
         self.cell = cell = traced(spec)
         self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
@@ -120,11 +125,13 @@ class LayerKernels:
         self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
     ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
         many = (batch + 7) // 8
-        key = (kind, many, flags, kernels.SPIN_LIMIT)
+        key = (kind, many, flags)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
-            found = kernels.kernel(kind, self.cell, self.name, self.hidden, many, on, self.device)
+            found = kernels.kernel(
+                kind, self.cell, self.name, self.hidden, many, on, self.device, self.spin_limit
+            )
             self._kernels[key] = found
         return found
 

@@ -11,10 +11,11 @@ import torch
 
 from openrnn import schedule
 from openrnn.backends.base import Call, Needs
-from openrnn.backends.fused import chunks, kernels, overlap
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
+from openrnn.tuning import chunks, overlap, plan
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
@@ -33,15 +34,16 @@ class Asked(NamedTuple):
     reset_states: bool
     all_states: bool  # of a backward: gradients of them are given
     drops: bool
+    spin_limit: int = 0  # see `kernels.kernel`
 
     @classmethod
-    def of(cls, call: Call, all_states: bool) -> "Asked":
+    def of(cls, call: Call, all_states: bool, spin_limit: int) -> "Asked":
         """Of a call, forward or backward."""
         problem, x = call.problem, call.x
         return cls(
             problem.spec, x.dtype, x.device.index or 0, x.shape[0], x.shape[1], problem.grad,
             call.lengths is not None, call.reset is not None, bool(call.reset_states), all_states,
-            problem.drops,
+            problem.drops, spin_limit,
         )  # fmt: skip
 
     @property
@@ -57,7 +59,7 @@ class Asked(NamedTuple):
     def layer(self, layer: int, direction: int) -> LayerKernels:
         """One layer and direction."""
         index = layer * self.spec.directions + direction
-        return layer_kernels(self.spec, index, self.dtype, self.device)
+        return layer_kernels(self.spec, index, self.dtype, self.device, self.spin_limit)
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +112,7 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
 
 
 def _cut(
-    asked: Asked, layer: LayerKernels, kind: str, flags: kernels.Flags, columns: int,
+    asked: Asked, layer: LayerKernels, kind: str, flags: plan.Flags, columns: int,
     fills: frozenset[str],
 ) -> Chunking:  # fmt: skip
     """The chunks of one layer and direction.
@@ -128,9 +130,40 @@ def _cut(
     else:
         pieces = chunks.for_memory(steps, asked.batch, row)
     alone = pieces > 1 or asked.recompute or asked.reset_states or layer.places[0] is None
-    edges = [] if alone else overlap.edges(layer, kind, flags, steps, asked.batch, columns)
-    if not edges:
+    cuts = [] if alone else edges(layer, kind, flags, steps, asked.batch, columns)
+    if not cuts:
         return Chunking(chunks.even(pieces, steps), reverse, fills=fills)
     if reverse:  # the edges are those of the loop, which begins at the end of time
-        edges = [steps - edge for edge in reversed(edges)]
-    return Chunking(tuple(edges), reverse, True, fills)
+        cuts = [steps - cut for cut in reversed(cuts)]
+    return Chunking(tuple(cuts), reverse, True, fills)
+
+
+def edges(
+    layer: LayerKernels, kind: str, flags: plan.Flags, steps: int, batch: int, columns: int
+) -> list[int]:
+    """Where chunks whose products run beside loops begin and end; [] where one is as good.
+
+    Args:
+        kind, flags: of the loop.
+        columns: of all matrices, of G*H rows each, that are multiplied with all steps.
+    """
+    rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
+    products = overlap.products_time(steps, batch, rows, columns, size)
+    if not overlap.pays(products):
+        return []
+    loop = _loop_step(layer, kind, flags, (batch + 7) // 8)
+    return overlap.best_edges(steps, products, steps * loop.us, loop.idle, loop.slowdown)
+
+
+@lru_cache(maxsize=4096)
+def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
+    """A step of the loop on the layer's device, for so many tiles of 8 rows.
+
+    With drivers that cannot say that all blocks of a launch have begun, none counts as idle.
+    """
+    about = torch.cuda.get_device_properties(layer.device)
+    step = overlap.loop_step(
+        kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
+        (about.major, about.minor), about.multi_processor_count,
+    )  # fmt: skip
+    return step if supported() else step._replace(idle=0.0)

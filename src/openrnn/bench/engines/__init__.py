@@ -18,11 +18,11 @@ STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # whic
 ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
 # our own layer in a process of its own, where products overlap with loops in other ways: never, in
 # two chunks at most, in short calls too
-OVERLAP = "openrnn.backends.fused.overlap"
+OVERLAP = "openrnn.tuning.overlap"
 WAYS: dict[str, dict[str, float]] = {
-    "no-overlap": {f"{OVERLAP}.MOST": 1},
-    "two-chunks": {f"{OVERLAP}.MOST": 2},
-    "overlap-short": {f"{OVERLAP}.LONG": 0.0},
+    "no-overlap": {f"{OVERLAP}.MOST_CHUNKS": 1},
+    "two-chunks": {f"{OVERLAP}.MOST_CHUNKS": 2},
+    "overlap-short": {f"{OVERLAP}.LEAST_LOOP": 0.0},
 }
 PEERS = (*USERS, "cudnn-graph", "recompute", *ONE_ALGORITHM, *WAYS)
 

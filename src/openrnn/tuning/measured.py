@@ -58,7 +58,7 @@ def shape_of(how: Tiles) -> Shape:
 def table() -> dict[Key, list[Fastest]]:
     """By all of SIZE but the last, the fastest for each batch that was measured, rising."""
     found: dict[Key, list[Fastest]] = {}
-    text = (files("openrnn.backends.fused") / FILE).read_text(encoding="utf-8")
+    text = (files("openrnn.tuning") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
         kind, mask, *sizes, eights = itemgetter(*SIZE)(line)
         key = kind, mask, *map(int, sizes)

@@ -1,24 +1,17 @@
-"""Which tiles a kernel has: what fits a block and a cluster, and a model of how long a step takes.
+"""Kernels whose R is held by a block or a cluster: which fit, and how long a step takes.
 
-Never keyed on T, on B only by the number of tiles. Of sizes that were measured `measured` knows the
-fastest tiles; for all others the model chooses. Its times are cycles of one
-multiprocessor; what they rest on stands in `docs/kernels.md`.
+The model's times are cycles of one multiprocessor.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
-from typing import TypeVar
 
-from openrnn.backends.fused import grid, measured
-from openrnn.backends.fused.limits import Limits, filled, registers, resident
 from openrnn.codegen.bounds import halved
 from openrnn.codegen.cuda import planes
-from openrnn.codegen.tiles import SIZES, Backward, Forward, GridBackward, GridForward, Tiles, kept
+from openrnn.codegen.tiles import SIZES, Backward, Forward, Tiles, kept
 from openrnn.codegen.trace import Traced
-
-How = TypeVar("How", bound=Tiles)
+from openrnn.tuning.limits import Limits, filled, registers, resident
 
 # Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%): what a step always
 # takes, what a cluster adds and each doubling of it; then for each dependent pair of mma, mma of a
@@ -31,13 +24,7 @@ _FORWARD = {"step": 219, "cluster": 249, "double": 13, "chain": 0, "mma": 6.7, "
 _BACKWARD = {"step": 318, "cluster": 0, "double": 4, "chain": 4.5, "mma": 4, "load": 0.85,
              "cell": 97, "value": 26, "byte": 0.055, "wide": 187, "wgmma": 1.23}  # fmt: skip
 _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # of one wgmma for each tile of 8 rows, and at least
-GHZ = 1.98  # the clock of an H200's multiprocessors, by which cycles are told as microseconds
 HIDDEN = 450.0  # cycles of a step in which another block of the same multiprocessor may run
-
-
-def units_of(hidden: int) -> int:
-    """H as the kernels see it: a multiple of 8."""
-    return -(-hidden // 8) * 8
 
 
 def _clusters(groups: int, limits: Limits) -> Iterator[tuple[int, int]]:
@@ -135,68 +122,3 @@ def step_time(cell: Traced, dtype: str, how: Tiles, batch: int) -> float:
     clusters, places = -(-batch // how.rows), resident(how.cluster)
     shared = min(_together(cell, dtype, how), -(-clusters // places))
     return max(turn, shared * how.flight * busy) * -(-clusters // (places * shared))
-
-
-def time_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> float:
-    """The model's time of one step of the whole batch, in cycles, of any kernel."""
-    if isinstance(how, GridForward | GridBackward):
-        return grid.step_time(cell, dtype, how, batch, limits)
-    return step_time(cell, dtype, how, batch)
-
-
-def us_of(cell: Traced, dtype: str, how: Tiles, batch: int, limits: Limits) -> float:
-    """The same in microseconds."""
-    return time_of(cell, dtype, how, batch, limits) / (1e3 * GHZ)
-
-
-@lru_cache(maxsize=256)
-def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Forward, ...]:
-    """All kinds, for any batch."""
-    grids = grid.fitting(GridForward, cell, dtype, units, limits)
-    return *forwards(cell, dtype, units, limits), *grids
-
-
-@lru_cache(maxsize=256)
-def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Backward, ...]:
-    grids = grid.fitting(GridBackward, cell, dtype, units, limits)
-    return *backwards(cell, dtype, units, limits), *grids
-
-
-def _ranked(
-    kind: str, mask: str, fitting: Iterable[How], cell: Traced, dtype: str, batch: int,
-    capability: tuple[int, int], processors: int | None, limits: Limits,
-) -> tuple[How, ...]:  # fmt: skip
-    def model(how: How, batch: int) -> float:
-        return time_of(cell, dtype, how, batch, limits)
-
-    ranked = sorted(fitting, key=lambda how: model(how, batch))
-    return tuple(
-        measured.fastest_first(
-            kind, mask, ranked, cell, dtype, batch, capability, processors, model
-        )
-    )
-
-
-@lru_cache(maxsize=4096)
-def forward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN, keep: bool = True,
-) -> tuple[Forward, ...]:  # fmt: skip
-    """The forward kernels that fit: the fastest if it was measured, then by the model.
-
-    `mask`: see `measured`; `keep`: with what training keeps.
-    """
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    kind, fitting = "forward" if keep else "inference", _forwards(cell, dtype, units, limits)
-    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits)
-
-
-@lru_cache(maxsize=4096)
-def backward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN,
-) -> tuple[Backward, ...]:  # fmt: skip
-    """The backward kernels that fit: the fastest if it was measured, then by the model."""
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    fitting = _backwards(cell, dtype, units, limits)
-    return _ranked("backward", mask, fitting, cell, dtype, batch, capability, processors, limits)

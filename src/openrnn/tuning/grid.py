@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TypeVar
 
-from openrnn.backends.fused.limits import Limits, filled, registers
 from openrnn.codegen.bounds import halved
 from openrnn.codegen.tiles import GridBackward, GridForward
 from openrnn.codegen.trace import Traced
+from openrnn.tuning.limits import Limits, filled, registers
 
 How = TypeVar("How", GridForward, GridBackward)
 
