@@ -44,11 +44,11 @@ def test_masks_of_chunks_cover_every_step_once():
 @pytest.mark.parametrize(
     ("counting", "least", "enough"),
     [(chunks.for_memory, chunks.LEAST, chunks.ENOUGH),
-     (chunks.for_recompute, chunks.LEAST_AGAIN, chunks.ENOUGH_AGAIN)],
+     (chunks.for_recompute, chunks.LEAST_RECOMPUTED, chunks.ENOUGH_RECOMPUTED)],
 )  # fmt: skip
 def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough):
     row = 4 * 512 * 2
-    assert counting(chunks.ENOUGH_AGAIN // (64 * row) - 1, 64, row) == 1
+    assert counting(chunks.ENOUGH_RECOMPUTED // (64 * row) - 1, 64, row) == 1
     assert counting(7, 0, row) == counting(0, 64, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)
@@ -188,7 +188,7 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     for found in (
         schedules.edges(small, "backward", (), 1024, 16, 3 * 512),
         schedules.edges(small, "backward", ("lengths",), 1024, 16, 3 * 512),
-        schedules.edges(large, "forward", ("keep",), 1024, 16, 768),
+        schedules.edges(large, "forward", ("save",), 1024, 16, 768),
         schedules.edges(large, "backward", (), 1024, 16, 3 * 768),
     ):
         assert found[0] < found[1] < 512
@@ -268,7 +268,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         schedules.forward.cache_clear()
         schedules.backward.cache_clear()
         layer.layer_kernels.cache_clear()
-        given = schedules.Asked(
+        given = schedules.ScheduleKey(
             spec, torch.float32, 0, steps, batch, True, lengths, reset, False, every, False
         )
         if wants:
@@ -278,7 +278,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
             schedules.forward(given)
         kind = "backward" if wants else "forward"
         on = {"lengths": lengths, "reset": reset}
-        more = {} if wants else {"every": every, "keep": True}
+        more = {} if wants else {"all_states": every, "save": True}
         flags = tuple(name for name, here in (on | more).items() if here)
         assert asked.pop() == (kind, flags, steps, batch, columns)
     layer.layer_kernels.cache_clear()
@@ -347,14 +347,14 @@ def test_backends_without_it_say_so():
 def test_recompute_needs_one_kernel_more():
     plain, again = (cells.lstm.spec(8, 8, recompute=word) for word in ("none", "gates"))
     assert plan.kinds(plain, True, True, False, True) == [
-        ("forward", ("lengths", "every", "keep")), ("backward", ("lengths", "every")),
+        ("forward", ("lengths", "all_states", "save")), ("backward", ("lengths", "all_states")),
     ]  # fmt: skip
     assert plan.kinds(again, True, True, False, True) == [
-        ("forward", ("lengths", "every")), ("forward", ("lengths", "keep")),
-        ("backward", ("lengths", "every")),
+        ("forward", ("lengths", "all_states")), ("forward", ("lengths", "save")),
+        ("backward", ("lengths", "all_states")),
     ]  # fmt: skip
     assert plan.kinds(again, False, False, False, False) == [("forward", ())]
     assert plan.kinds(plain, True, False, True, False, True) == [
-        ("forward", ("reset", "fresh", "keep")), ("backward", ("reset",)),
-        ("backward", ("reset", "fresh")),
+        ("forward", ("reset", "reset_state", "save")), ("backward", ("reset",)),
+        ("backward", ("reset", "reset_state")),
     ]  # fmt: skip

@@ -79,10 +79,10 @@ def same_tiles(case, spin_limit):
     asked = trace(net.cell), str(x.dtype).removeprefix("torch."), net.hidden_size
     about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
     capability, many = (about.major, about.minor), about.multi_processor_count
-    for kind, flags in (("forward", ("keep",)), ("backward", ())):
-        _, how = kernels.best(kind, *asked, tiles, flags, capability, spin_limit, many)
+    for kind, flags in (("forward", ("save",)), ("backward", ())):
+        _, config = kernels.best(kind, *asked, tiles, flags, capability, spin_limit, many)
         first = plan.ranked(kind, flags, *asked, 8 * tiles, capability, many)[0]
-        assert how == plan.first_try(net.hidden_size, first, flags)
+        assert config == plan.first_try(net.hidden_size, first, flags)
 
 
 def given(cell, hidden, batch, dtype):
@@ -123,10 +123,10 @@ def test_the_places_are_there():
     cell = trace(cells.lstm)
     for batch, hidden in ((16, 512), (16, 1024)):
         for kind in ("forward", "backward"):
-            how = plan.ranked(kind, (), cell, "bfloat16", hidden, batch, (9, 0), 132)[0]
-            text = cuda.source(cell, "bfloat16", how)
+            config = plan.ranked(kind, (), cell, "bfloat16", hidden, batch, (9, 0), 132)[0]
+            text = cuda.source(cell, "bfloat16", config)
             assert all(text.count(place) for place in PLACES)
             assert (BARRIER in text) == (kind == "backward" and hidden == 512)
             if BARRIER in text:
-                assert how.warps > WARP
-                assert how.cluster > BLOCK
+                assert config.warps > WARP
+                assert config.cluster > BLOCK

@@ -1,8 +1,8 @@
-"""Whether a cell's h stays within [-1, 1]: then products of float32 read it and R as float16.
+"""Whether a cell's h stays within [-1, 1]: then float32 products read h and R as float16.
 
-float16 has the 11 bits of tf32, in half the registers and at twice the speed, but a small exponent:
-below 2^-14 it is off by up to 2^-25, beside 1 less than float32's own rounding. What is larger than
-65,504 counts as that: a first state or a weight may be, h of later steps is not.
+float16 has the 11 bits of tf32, takes half the registers and multiplies at twice the speed, but its
+exponent is small. A number below 2^-14 is off by up to 2^-25: half of what float32 rounds 1 by. A
+number beyond 65,504 counts as 65,504: an initial state or a weight may be one, a later h is not.
 """
 
 from functools import lru_cache
@@ -35,8 +35,8 @@ _FIXED = {"sigmoid": Span(0.0, 1.0), "tanh": UNIT, "sin": UNIT, "cos": UNIT, "er
           "sign": UNIT}  # fmt: skip
 
 
-def halved(cell: Traced, dtype: str) -> bool:
-    """Whether the products of a cell's forward kernels read float16 where values are of `dtype`."""
+def half_operands(cell: Traced, dtype: str) -> bool:
+    """Whether forward's products read values of `dtype` as float16."""
     return dtype == "float32" and bounded(cell)
 
 

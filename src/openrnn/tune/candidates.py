@@ -11,14 +11,14 @@ import torch
 
 from openrnn.backends.fused import kernels
 from openrnn.cells import lookup
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
 
-KINDS: dict[str, Callable[..., tuple[Tiles, ...]]] = {
-    "inference": partial(plan.forward, keep=False),
+KINDS: dict[str, Callable[..., tuple[KernelConfig, ...]]] = {
+    "inference": partial(plan.forward, save=False),
     "forward": plan.forward,
     "backward": plan.backward,
 }
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
     size: Size
     capability: tuple[int, int]
-    config: Tiles
+    config: KernelConfig
 
     @property
     def kernel(self) -> "Candidate":
@@ -66,14 +66,14 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:
             continue
-        key = (config.cluster, config.clusters, config.tiles, config.flight, config.wgmma)
+        key = (config.cluster, config.clusters, config.tiles, config.tiles_in_flight, config.wgmma)
         grid = (config.clusters > 1,)
         if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
             seen[grid] += 1
             shapes.add(shape)
             on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
-            on += ("keep",) if size.kind == "forward" else ()
+            on += ("save",) if size.kind == "forward" else ()
             first = plan.first_try(size.hidden, config, on)
             found.append(Candidate(size, capability, first))
     return found
@@ -82,11 +82,13 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
 def variants(of: Candidate) -> list[Candidate]:
     """The same kernel with more and less of R in registers, low-register and not."""
     cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
-    pieces, found = of.config.pieces(cell, of.size.dtype), []
-    some = MORE if of.config.resident < pieces else (0,)
-    for more, frugal, stages in product(some, (False, True), (4, 2)):
-        resident = min(pieces, max(0, of.config.resident + more))
-        config = replace(of.config, resident=resident, frugal=frugal, stages=stages)
+    fragments, found = of.config.fragments(cell, of.size.dtype), []
+    some = MORE if of.config.register_fragments < fragments else (0,)
+    for more, low_register, stages in product(some, (False, True), (4, 2)):
+        held = min(fragments, max(0, of.config.register_fragments + more))
+        config = replace(
+            of.config, register_fragments=held, low_register=low_register, stages=stages
+        )
         fits = config.shared(cell, of.size.dtype) <= shared
         if fits and replace(config, stages=4) not in found:
             found.append(config)
@@ -100,7 +102,7 @@ def unspilled(of: Candidate) -> bool:
     return not kernels.binary(cell, of.size.dtype, of.config, arch).resources.spilled
 
 
-def compiled(of: Candidate) -> Tiles | None:
+def compiled(of: Candidate) -> KernelConfig | None:
     """The kernel with as much of R in registers as needs no spill; compiles it into the cache."""
     torch.set_num_threads(1)
     arch, shared = nvrtc.arch_of(of.capability), Limits.of(of.capability).shared

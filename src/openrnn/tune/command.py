@@ -11,13 +11,13 @@ from openrnn.bench import command as benchmark
 from openrnn.bench import machine, report
 from openrnn.bench.options import Options, device_of
 from openrnn.bench.record import Writer, files_of, read
-from openrnn.codegen.tiles import SIZES
+from openrnn.codegen.config import SIZES
 from openrnn.errors import OpenRNNError
 from openrnn.lm.config import refusing
 from openrnn.tune import regions as regions_
 from openrnn.tune import table as table_
 from openrnn.tune.candidates import KINDS
-from openrnn.tune.kernels import Asked, measure
+from openrnn.tune.kernels import TuneRequest, measure
 from openrnn.tuning import measured
 
 app = typer.Typer(
@@ -26,8 +26,8 @@ app = typer.Typer(
 )
 Cells = Annotated[str, typer.Option(help="keys of openrnn.cells, with commas")]
 Numbers = Annotated[str, typer.Option(help="with commas")]
-CELLS, EVERY_KIND = ",".join(Asked.cells), ",".join(KINDS)
-HIDDEN, BATCHES = ",".join(map(str, Asked.hidden)), ",".join(map(str, Asked.batches))
+CELLS, EVERY_KIND = ",".join(TuneRequest.cells), ",".join(KINDS)
+HIDDEN, BATCHES = ",".join(map(str, TuneRequest.hidden)), ",".join(map(str, TuneRequest.batches))
 
 
 @app.command()
@@ -51,13 +51,13 @@ def kernels(
     """Time CUDA kernels alone, those that the plan would choose from and variants of the best."""
     with refusing():
         device_of("cuda")
-    asked = Asked(
+    request = TuneRequest(
         _of("cell", cell), _of("dtype", dtype, tuple(SIZES)), _of("kind", kind, tuple(KINDS)),
         _of("mask", mask, measured.MASKS), _numbers("hidden", hidden), _numbers("batch", batch),
         most, delays,
     )  # fmt: skip
     torch.zeros(1, device="cuda")
-    times = measure(asked, Writer(json, machine.describe("cuda")), Console(stderr=True))
+    times = measure(request, Writer(json, machine.describe("cuda")), Console(stderr=True))
     report.console().print(report.rendered(table_.sheet(times)))
     if table is not None:
         table.write_text(table_.text_of([times]), encoding="utf-8")

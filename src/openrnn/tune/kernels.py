@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from openrnn.bench.record import KernelTime, Writer
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.tune.candidates import (
@@ -35,11 +35,11 @@ from openrnn.tune.table import config_of
 from openrnn.tuning import measured
 
 DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # cycles
-Found = dict[Size, list[tuple[float, Tiles]]]
+Found = dict[Size, list[tuple[float, KernelConfig]]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneRequest:
     """The sizes to measure.
 
     Args:
@@ -62,7 +62,7 @@ class Asked:
         return (Size(*one) for one in every)
 
 
-def measure(asked: Asked, writer: Writer, screen: Console) -> list[KernelTime]:
+def measure(request: TuneRequest, writer: Writer, screen: Console) -> list[KernelTime]:
     """Compiles in parallel, then times one by one; those of a size in the order in which they were.
 
     Raises:
@@ -73,16 +73,16 @@ def measure(asked: Asked, writer: Writer, screen: Console) -> list[KernelTime]:
     capability = torch.cuda.get_device_capability()
     first = [
         one
-        for size in asked.sizes()
-        for one in candidates(size, capability, asked.most)[: 1 if asked.delays else None]
-        if not asked.delays or one.config.clusters > 1
+        for size in request.sizes()
+        for one in candidates(size, capability, request.most)[: 1 if request.delays else None]
+        if not request.delays or one.config.clusters > 1
     ]
     found: Found = {}
     times: list[KernelTime] = []
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
         ready = _compile(first, pool)
         times += _time(ready, DELAYS, found, writer, screen)
-        more = [] if asked.delays else _second(found, capability)
+        more = [] if request.delays else _second(found, capability)
         kernels = list(dict.fromkeys(one.kernel for one in more))
         fits = dict(zip(kernels, pool.map(unspilled, kernels, chunksize=4)))
         times += _time([one for one in more if fits[one.kernel]], (), found, writer, screen)
@@ -124,7 +124,7 @@ def _time(
         size = one.size
         made = KernelTime(
             size.cell, size.dtype, size.hidden, size.batch, size.kind, round(us, 3),
-            config_of(config), size.mask, config.multiplied(size.dtype),
+            config_of(config), size.mask, config.operand_bytes(size.dtype),
         )  # fmt: skip
         writer.add([made])
         yield made

@@ -136,7 +136,7 @@ class Fused(Backend):
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):
             schedule = schedules.forward(
-                schedules.Asked.of(call, bool(all_states), self.spin_limit)
+                schedules.ScheduleKey.of(call, bool(all_states), self.spin_limit)
             )
             lengths = sort_lengths(call.lengths, order)
             run = Forward(call, lengths, saved, finals, all_states, self.spin_limit)
@@ -159,7 +159,7 @@ class Fused(Backend):
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
             cut, schedule = schedules.backward(
-                schedules.Asked.of(call, all_states, self.spin_limit), needs
+                schedules.ScheduleKey.of(call, all_states, self.spin_limit), needs
             )
             run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)

@@ -9,9 +9,9 @@ from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.backends.fused.lengths import SortedLengths, masked_rows
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import BackwardArgs
-from openrnn.native.nvrtc import Kernel
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.params import places
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
@@ -125,7 +125,7 @@ class Backward(ForwardLoops):
             self._again = x.new_empty((steps, self.batch, width)), saved
         return self._again
 
-    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         return weights.kernels.forward(self.batch, self.forward_flags(False, True))
 
     def fill_flags(self, operation: FillFlags) -> None:

@@ -27,19 +27,19 @@ def describe(problem: Problem) -> list[str]:
         )  # fmt: skip
         if found is None:  # a problem that is refused
             continue
-        made, how = found
-        groups = -(-batch // how.rows)
-        blocks = f"cluster of {how.cluster} blocks" if how.cluster > 1 else "block"
-        if how.clusters > 1:
-            blocks = f"grid of {how.clusters} x {blocks}"
+        made, config = found
+        groups = -(-batch // config.rows)
+        blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
+        if config.clusters > 1:
+            blocks = f"grid of {config.clusters} x {blocks}"
         limits = Limits.of(problem.capability, problem.processors)
-        time = plan.us_of(cell, dtype, how, batch, limits)
-        warps = " whose warps multiply four at a time" if how.wgmma else ""
-        products = ", products of float16" if how.half else ""
+        time = plan.us_of(cell, dtype, config, batch, limits)
+        warps = " whose warps multiply four at a time" if config.wgmma else ""
+        products = ", products of float16" if config.half_operands else ""
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         lines.append(
-            f"{name}: {groups} x {blocks} of {how.threads} threads{warps}, {how.rows} rows each, "
-            f"{made.resources.registers} registers{spilled}{products}, "
+            f"{name}: {groups} x {blocks} of {config.threads} threads{warps}, "
+            f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
             f"{time:.2f} us a step by the model"
         )
     return lines

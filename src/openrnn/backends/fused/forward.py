@@ -7,8 +7,8 @@ from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.codegen.tiles import Tiles
-from openrnn.native.nvrtc import Kernel
+from openrnn.codegen.config import KernelConfig
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
 
 
@@ -58,7 +58,7 @@ class Forward(ForwardLoops):
     def chunk_output(self, operation: OfChunk) -> Tensor:
         return operation.chunk.of(self.outputs[operation.layer])
 
-    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         problem = self.call.problem
         keep = problem.grad and problem.spec.recompute == "none"
         return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), keep))

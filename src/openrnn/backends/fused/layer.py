@@ -9,7 +9,8 @@ from torch import Tensor
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
-from openrnn.codegen import cuda, tiles
+from openrnn.codegen import cuda
+from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.params import places
@@ -17,8 +18,14 @@ from openrnn.spec import Spec
 from openrnn.tuning import plan
 
 Flags = tuple[bool, ...]
-FORWARD = ("lengths", "reset", "every", "fresh", "keep")  # the flags of a kernel, in their order
-BACKWARD = ("lengths", "reset", "every", "fresh")
+FORWARD = (
+    "lengths",
+    "reset",
+    "all_states",
+    "reset_state",
+    "save",
+)  # the flags of a kernel, in their order
+BACKWARD = ("lengths", "reset", "all_states", "reset_state")
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -72,24 +79,24 @@ class LayerKernels:
         self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
         self.width = self.planes * self.units
-        self.saved = tiles.record(cell)
+        self.saved = saved_values(cell)
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
-        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
+        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.CudaKernel, KernelConfig]] = {}
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
         return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
 
     @cached_property
-    def permute_weights(self) -> nvrtc.Kernel:
+    def permute_weights(self) -> nvrtc.CudaKernel:
         """The kernel that puts a matrix's gates in another order."""
         return kernels.plain("permute_weights", self.name, self.device)
 
     @cached_property
-    def reduce_bias_gradients(self) -> nvrtc.Kernel:
+    def reduce_bias_gradients(self) -> nvrtc.CudaKernel:
         """The kernel that makes gradients of biases and unit vectors from their sums."""
         return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
@@ -100,7 +107,7 @@ class LayerKernels:
         """
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = units if transposed else columns
-        tile = cuda.ARRANGE_TILE
+        tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
         out = matrix.new_empty(shape)
         self.permute_weights.launch(
@@ -113,17 +120,17 @@ class LayerKernels:
         )  # fmt: skip
         return out
 
-    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The forward kernel and its tiles; `flags` as FORWARD names them."""
         return self._kernel("forward", FORWARD, batch, flags)
 
-    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The backward kernel and its tiles; `flags` as BACKWARD names them."""
         return self._kernel("backward", BACKWARD, batch, flags)
 
     def _kernel(
         self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
-    ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
+    ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         many = (batch + 7) // 8
         key = (kind, many, flags)
         found = self._kernels.get(key)

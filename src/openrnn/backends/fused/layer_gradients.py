@@ -13,9 +13,9 @@ from openrnn.backends.fused.weight_gradients import (
     add_recurrent,
     input_gradient,
 )
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import ReduceBiasGradientsArgs
-from openrnn.native.nvrtc import Kernel
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule import Chunk, Chunking
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class LayerGradients:
     """
 
     def __init__(
-        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: Kernel,
-        config: Tiles, x: Tensor, y: Tensor, dy: Tensor | None, wanted: tuple[bool, ...],
+        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: CudaKernel,
+        config: KernelConfig, x: Tensor, y: Tensor, dy: Tensor | None, wanted: tuple[bool, ...],
     ) -> None:  # fmt: skip
         self.launches, self.weights, self.kernel, self.config = launches, weights, kernel, config
         self.layer: LayerKernels = weights.kernels

@@ -20,7 +20,7 @@ from openrnn.tuning import chunks, overlap, plan
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
-class Asked(NamedTuple):
+class ScheduleKey(NamedTuple):
     """What a schedule depends on."""
 
     spec: Spec
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     spin_limit: int = 0  # see `kernels.kernel`
 
     @classmethod
-    def of(cls, call: Call, all_states: bool, spin_limit: int) -> "Asked":
+    def of(cls, call: Call, all_states: bool, spin_limit: int) -> "ScheduleKey":
         """Of a call, forward or backward."""
         problem, x = call.problem, call.x
         return cls(
@@ -63,29 +63,29 @@ class Asked(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def forward(asked: Asked) -> Schedule:
+def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
-    flags = (*asked.masks, *("every",) * asked.all_states, *("keep",) * asked.grad)
-    keep = asked.grad and not asked.recompute
-    on = (asked.lengths, asked.reset, asked.all_states, asked.reset_states, keep)
+    flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * key.grad)
+    keep = key.grad and not key.recompute
+    on = (key.lengths, key.reset, key.all_states, key.reset_states, keep)
 
     def chunking(layer: int, direction: int) -> Chunking:
-        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
-        polls = here.forward(asked.batch, on)[1].clusters > 1
+        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
+        polls = here.forward(key.batch, on)[1].clusters > 1
         fills = frozenset({"forward"}) if polls else frozenset[str]()
-        return _cut(asked, here, "forward", flags, inner, fills)
+        return _cut(key, here, "forward", flags, inner, fills)
 
-    return schedule.forward(_of_all(asked.spec, chunking), asked.drops)
+    return schedule.forward(_of_all(key.spec, chunking), key.drops)
 
 
 @lru_cache(maxsize=4096)
-def backward(asked: Asked, needs: Needs) -> tuple[Chunkings, Schedule]:
+def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass, which wants some gradients."""
-    on = (asked.lengths, asked.reset, asked.all_states, any(needs.reset_states))
-    again = (asked.lengths, asked.reset, False, asked.reset_states, True)
+    on = (key.lengths, key.reset, key.all_states, any(needs.reset_states))
+    again = (key.lengths, key.reset, False, key.reset_states, True)
 
     def chunking(layer: int, direction: int) -> Chunking:
-        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
+        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
         w_ih, w_hh, *_ = here.places
         wanted = (
             (inner, layer > 0 or needs.x),
@@ -94,14 +94,14 @@ def backward(asked: Asked, needs: Needs) -> tuple[Chunkings, Schedule]:
         )
         columns = sum(size for size, want in wanted if want)
         polls = set[str]()
-        if here.backward(asked.batch, on)[1].clusters > 1:
+        if here.backward(key.batch, on)[1].clusters > 1:
             polls.add("backward")
-        if asked.recompute and here.forward(asked.batch, again)[1].clusters > 1:
+        if key.recompute and here.forward(key.batch, again)[1].clusters > 1:
             polls.add("recompute")
-        return _cut(asked, here, "backward", asked.masks, columns, frozenset(polls))
+        return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 
-    found = _of_all(asked.spec, chunking)
-    return found, schedule.backward(found, asked.drops, asked.recompute)
+    found = _of_all(key.spec, chunking)
+    return found, schedule.backward(found, key.drops, key.recompute)
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
@@ -112,7 +112,7 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
 
 
 def _cut(
-    asked: Asked, layer: LayerKernels, kind: str, flags: plan.Flags, columns: int,
+    key: ScheduleKey, layer: LayerKernels, kind: str, flags: plan.Flags, columns: int,
     fills: frozenset[str],
 ) -> Chunking:  # fmt: skip
     """The chunks of one layer and direction.
@@ -121,16 +121,16 @@ def _cut(
         kind, flags: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
     """
-    steps, reverse = asked.steps, bool(layer.direction)
-    row = layer.width * asked.dtype.itemsize  # bytes of the gate gradients of a step and row
-    if asked.reset_states:
+    steps, reverse = key.steps, bool(layer.direction)
+    row = layer.width * key.dtype.itemsize  # bytes of the gate gradients of a step and row
+    if key.reset_states:
         pieces = 1  # the gradients of reset states are added up inside one launch
-    elif asked.recompute:
-        pieces = chunks.for_recompute(steps, asked.batch, row)
+    elif key.recompute:
+        pieces = chunks.for_recompute(steps, key.batch, row)
     else:
-        pieces = chunks.for_memory(steps, asked.batch, row)
-    alone = pieces > 1 or asked.recompute or asked.reset_states or layer.places[0] is None
-    cuts = [] if alone else edges(layer, kind, flags, steps, asked.batch, columns)
+        pieces = chunks.for_memory(steps, key.batch, row)
+    alone = pieces > 1 or key.recompute or key.reset_states or layer.places[0] is None
+    cuts = [] if alone else edges(layer, kind, flags, steps, key.batch, columns)
     if not cuts:
         return Chunking(chunks.even(pieces, steps), reverse, fills=fills)
     if reverse:  # the edges are those of the loop, which begins at the end of time
