@@ -1,4 +1,4 @@
-"""The kernels of a size that are worth timing: the plan's first choices, and variants of them."""
+"""The kernels of a size that are worth timing: the first of the ranking, and variants of them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,11 +22,11 @@ KINDS: dict[str, Callable[..., tuple[KernelConfig, ...]]] = {
     "forward": plan.forward,
     "backward": plan.backward,
 }
-MORE = (7, 4, 2, 1, 0, -1, -2)  # fragments of R in registers than planned
+MORE_FRAGMENTS = (7, 4, 2, 1, 0, -1, -2)  # of R in registers than the model says
 
 
 class Size(NamedTuple):
-    """What kernels are compared for: forward with what training saves, without, or backward."""
+    """What kernels are compared for; kind: one of KINDS."""
 
     cell: str
     dtype: str
@@ -45,14 +45,17 @@ class Candidate(NamedTuple):
 
     @property
     def kernel(self) -> "Candidate":
-        """The same for every size that it is compiled once for."""
+        """Equal for all sizes that share one compiled kernel."""
         return self._replace(size=self.size._replace(hidden=0, batch=0, kind=""))
 
 
 def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candidate]:
-    """The plan's first kernels, grids and others, that its model takes for half as fast or more.
+    """The first of the ranking, but none expected to take over twice the time of the fastest.
 
-    Two at most are of the same exchange, and each shape stands once.
+    Each shape stands once, and at most two kernels exchange in the same way.
+
+    Args:
+        most: candidates among grids, and among others.
     """
     shapes = set[measured.Shape]()
     seen: Counter[tuple[int, ...]] = Counter()
@@ -80,10 +83,10 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
 
 
 def variants(of: Candidate) -> list[Candidate]:
-    """The same kernel with more and less of R in registers, low-register and not."""
+    """The same kernel with more and fewer fragments of R in registers, low-register and not."""
     cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
     fragments, found = of.config.fragments(cell, of.size.dtype), []
-    some = MORE if of.config.register_fragments < fragments else (0,)
+    some = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
     for more, low_register, stages in product(some, (False, True), (4, 2)):
         held = min(fragments, max(0, of.config.register_fragments + more))
         config = replace(
@@ -96,14 +99,14 @@ def variants(of: Candidate) -> list[Candidate]:
 
 
 def unspilled(of: Candidate) -> bool:
-    """Whether a kernel spills nothing as it is; compiles it into the cache."""
+    """Whether a kernel, as it is, spills nothing; compiles it into the cache."""
     torch.set_num_threads(1)
     cell, arch = trace(lookup(of.size.cell)), nvrtc.arch_of(of.capability)
     return not kernels.binary(cell, of.size.dtype, of.config, arch).resources.spilled
 
 
 def compiled(of: Candidate) -> KernelConfig | None:
-    """The kernel with as much of R in registers as needs no spill; compiles it into the cache."""
+    """The configuration that spills nothing, near the given one; compiles it into the cache."""
     torch.set_num_threads(1)
     arch, shared = nvrtc.arch_of(of.capability), Limits.of(of.capability).shared
     cell = trace(lookup(of.size.cell))

@@ -21,7 +21,7 @@ from openrnn.tune.kernels import TuneRequest, measure
 from openrnn.tuning import measured
 
 app = typer.Typer(
-    help="Measure by what CUDA kernels are chosen: for who changes them, or has another GPU.",
+    help="Measure what CUDA kernels are chosen by: after a change of them, or for another GPU.",
     no_args_is_help=True,
 )
 Cells = Annotated[str, typer.Option(help="keys of openrnn.cells, with commas")]
@@ -43,12 +43,12 @@ def kernels(
     batch: Numbers = BATCHES,
     most: Annotated[int, typer.Option(help="kernels of a size, grids and others each")] = 8,
     delays: Annotated[
-        bool, typer.Option("--delays", help="of the grids that the plan picks now, and no more")
+        bool, typer.Option("--delays", help="only the delays of grids that are chosen now")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="file of times to write or add to")] = None,
     table: Annotated[Path | None, typer.Option(help="measured.csv to write with them")] = None,
 ) -> int:
-    """Time CUDA kernels alone, those that the plan would choose from and variants of the best."""
+    """Time CUDA kernels alone: the first of each ranking and variants of the best."""
     with refusing():
         device_of("cuda")
     request = TuneRequest(

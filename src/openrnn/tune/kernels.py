@@ -1,10 +1,10 @@
-"""Kernels alone, timed one by one: those that the plan would choose from, and variants of the best.
+"""Kernels alone, timed one by one: the first of each ranking, and variants of the best.
 
-Forward without what training saves is `inference`. Lengths are spread evenly up to T; episodes
-start at 3% of all steps. Results are not looked at: tests/test_fused_gpu.py does that.
+Forward without saved activations is `inference`. Lengths are spread evenly up to T; resets are 3%
+of all steps. Results are not checked here: tests/test_fused_gpu.py does that.
 
-A grid's delay is that of its first step; each warp adapts its own from there. Delays are told apart
-by the mean of many launches, those a little later than the fastest once more.
+A grid's delay is that of its first step; each warp adapts its own from there. Delays are compared
+by the mean of many launches, first in coarse steps, then in fine ones after the best.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,8 +43,8 @@ class TuneRequest:
     """The sizes to measure.
 
     Args:
-        most: kernels of a size, grids and others each.
-        delays: of the grids that the plan picks now, and nothing else.
+        most: kernels of a size, among grids and among others.
+        delays: measure only the delays of those first in a ranking that are grids.
     """
 
     cells: Sequence[str] = ("lstm", "gru")
@@ -63,7 +63,7 @@ class TuneRequest:
 
 
 def measure(request: TuneRequest, writer: Writer, screen: Console) -> list[KernelTime]:
-    """Compiles in parallel, then times one by one; those of a size in the order in which they were.
+    """Compiles in parallel, then times one by one; times of a size come in the order of measuring.
 
     Raises:
         OpenRNNError: there is no GPU.

@@ -37,10 +37,10 @@ def compile_kernels(
     Args:
         module: a layer, such as `openrnn.LSTM`.
         dtype: of its tensors.
-        batches: batch sizes that are expected; kernels differ by the number of tiles only.
-        grad, lengths, reset, reset_state, return_states: what calls will ask for, with reset_state
-            also its gradients.
-        capability: of the device; by default that of torch's current one. No device is needed.
+        batches: batch sizes that are expected; kernels differ only by the number of 8 rows.
+        grad, lengths, reset, reset_state, return_states: what calls will ask for; reset_state with
+            and without its gradients.
+        capability: of the device, which need not be there; by default that of torch's current one.
 
     Raises:
         ValueError: no capability, and no device that has one; reset_state without reset.

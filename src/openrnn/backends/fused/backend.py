@@ -38,7 +38,7 @@ from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, plan
 
 OLDEST = (8, 0)
-MOST_GATES = 16  # their order crosses to kernels as 4 bits each
+MOST_GATES = 16  # kernels take their order as 4 bits each
 
 
 class Fused(Backend):
@@ -87,7 +87,7 @@ class Fused(Backend):
             return [str(error)]
         if len(spec.gates) > MOST_GATES:
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
-        return reasons + _unplanned(problem)
+        return reasons + _too_large(problem)
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
@@ -95,24 +95,24 @@ class Fused(Backend):
         return Faster("cudnn", where) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
-        """Variant, tiles, registers and the expected time of each kernel."""
+        """The configuration, registers and expected time of each kernel."""
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """Of each layer and direction what it saves, or with recompute states between chunks.
+        """The saved activations of each layer and direction; with recompute states between chunks.
 
-        Then the outputs of the lower layers; last, with lengths, the order of the rows.
+        Then y of all layers but the last, and with lengths the order of the rows.
         """
         spec, dtype = problem.spec, problem.dtype
-        one = layer_kernels(spec, 0, dtype, 0)  # all are alike in this
+        one = layer_kernels(spec, 0, dtype, 0)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
             row = one.width * dtype.itemsize
             number = chunks.for_recompute(steps, batch, row)
             saved = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
         output = (steps, batch, spec.directions * spec.hidden_size), dtype
-        kept = [saved] * spec.chains + [output] * (spec.num_layers - 1)
-        return [*kept, ((batch,), torch.int64)] if problem.lengths else kept
+        shapes = [saved] * spec.chains + [output] * (spec.num_layers - 1)
+        return [*shapes, ((batch,), torch.int64)] if problem.lengths else shapes
 
     def forward(self, call: Call) -> Outputs:
         problem, spec, x = call.problem, call.problem.spec, call.x
@@ -123,10 +123,10 @@ class Fused(Backend):
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
         all_states: list[Tensor] = []
         if problem.return_states:
-            # past a sequence's end nothing is written
-            fresh = x.new_empty if call.lengths is None else x.new_zeros
+            # kernels write nothing past the end of a sequence
+            new = x.new_empty if call.lengths is None else x.new_zeros
             shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            all_states = [fresh(shape) for shape in shapes]
+            all_states = [new(shape) for shape in shapes]
         saved: list[Tensor] = []
         order: Tensor | None = None
         if problem.grad:
@@ -166,10 +166,11 @@ class Fused(Backend):
         return run.gradients
 
 
-def _unplanned(problem: Problem) -> list[str]:
-    """Why no tiles hold the recurrent matrix, by the plan alone: what compiles runs, see `fitting`.
+def _too_large(problem: Problem) -> list[str]:
+    """Why no kernel holds the recurrent matrix, by values alone: nothing is compiled.
 
-    A problem does not say whether fresh states are given: their kernels are taken for the others.
+    A problem does not say whether reset states are given. Kernels that take them are assumed to fit
+    where those without do.
     """
     spec, capability = problem.spec, problem.capability
     if capability is None:
@@ -187,7 +188,7 @@ def _unplanned(problem: Problem) -> list[str]:
 
 
 def _laid_out(call: Call) -> Call:
-    """The call with states as the kernels read them."""
+    """The call with contiguous states, as the kernels read them."""
     if not call.states and not call.reset_states:
         return call
 

@@ -1,4 +1,4 @@
-"""How a problem would run, for a person: tiles, blocks, registers, and what the model expects."""
+"""How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
@@ -18,11 +18,11 @@ def describe(problem: Problem) -> list[str]:
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
-    for kind, on in kinds:
-        tiles, again = (batch + 7) // 8, "keep" in on and spec.recompute != "none"
+    for kind, flags in kinds:
+        batch_tiles, again = (batch + 7) // 8, "save" in flags and spec.recompute != "none"
         name = f"{kind} again" if again else kind
         found = kernels.best(
-            kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,
+            kind, cell, dtype, spec.hidden_size, batch_tiles, flags, problem.capability,
             processors=problem.processors,
         )  # fmt: skip
         if found is None:  # a problem that is refused

@@ -16,9 +16,9 @@ class Forward(ForwardLoops):
     """The operations of a forward pass.
 
     Args:
-        saved: of each layer and direction, room for what backward needs: saved activations
-            (T, ...), or with recompute the states between chunks; empty in inference.
-        finals, all_states: room for the final states and those of all steps, in the order of the
+        saved: memory of each layer and direction for saved activations (T, ...), or with recompute
+            for the states between chunks; empty in inference.
+        finals, all_states: memory for the final states and those of all steps, in the order of the
             cell's states; all_states may be empty.
 
     Attributes:
@@ -39,7 +39,7 @@ class Forward(ForwardLoops):
         self.saved, self.finals, self.all_states = saved, finals, all_states
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
-        self._left: Tensor | None = None  # the states that the chunk before left
+        self._left: Tensor | None = None  # the states that the previous chunk left
 
     def begin_layer(self, operation: BeginLayer) -> None:
         self._left = None
@@ -60,8 +60,8 @@ class Forward(ForwardLoops):
 
     def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         problem = self.call.problem
-        keep = problem.grad and problem.spec.recompute == "none"
-        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), keep))
+        save = problem.grad and problem.spec.recompute == "none"
+        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), save))
 
     def loop(self, operation: Loop) -> None:
         layer, chunk = self.weights(operation.layer, operation.direction).kernels, operation.chunk

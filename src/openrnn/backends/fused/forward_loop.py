@@ -71,7 +71,7 @@ class ForwardLoops(Launches):
         layer, (_, config) = weights.kernels, self.forward_kernel(weights)
         flags: Tensor | None = None
         masks = self.lengths is not None or self.reset is not None
-        # y can be the flag buffer where it has what is sent, and nothing else
+        # y is the flag buffer where it holds exactly the values that blocks send each other
         own = masks or not layer.exact or config.half_operands
         if config.clusters > 1 and own:
             sizes = (operation.chunk.steps, self.batch, layer.units)
@@ -94,7 +94,7 @@ class ForwardLoops(Launches):
             return
         layer, x = weights.kernels, self.chunk_input(operation).contiguous()
         (steps, batch, inner), width = x.shape, layer.gates * layer.units
-        # where H is no multiple of 8, gate by gate: what lies between is not read
+        # where H is no multiple of 8, gate by gate: the padding between gates is not read
         columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
         multiply(
             layer.dtype, layer.device, (steps * batch, columns, inner),
@@ -125,7 +125,7 @@ class ForwardLoops(Launches):
 
         Args:
             y, saved: of the steps of the chunk.
-            chunk_states: what the chunk before left, and room for what this one leaves.
+            chunk_states: what the previous chunk left, and memory for what this one leaves.
             finals, all_states: of all steps.
         """
         weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk

@@ -1,4 +1,4 @@
-"""One layer and direction of a network as its kernels know it: all that no call changes."""
+"""What no call changes of one layer and direction: sizes, orders of gates, kernels."""
 
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -29,7 +29,7 @@ BACKWARD = ("lengths", "reset", "all_states", "reset_state")
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
-    """An order as spans of numbers that follow each other: (2, 0, 1) as (2, 3), (0, 2)."""
+    """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
     found = []
     for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
         places = [place for _, place in group]
@@ -38,7 +38,7 @@ def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def nibbles(order: tuple[int, ...]) -> int:
-    """Small numbers in one 64-bit word, the first in its lowest 4 bits; as a signed number."""
+    """Numbers below 16 in one signed 64-bit word, the first in its lowest 4 bits."""
     word = sum(number << 4 * place for place, number in enumerate(order))
     return word - (word >> 63 << 64)
 
@@ -48,14 +48,15 @@ class LayerKernels:
 
     Attributes:
         index: layer * directions + direction.
-        units: H as the kernels see it, a multiple of 8; exact: it is H.
-        saved: values that forward saves for backward, of a unit, row and step.
-        saved_bytes: of them all, of a step and 8 rows.
-        recompute: backward computes them again.
+        units: H rounded up to a multiple of 8; exact: H is one.
+        saved: values that forward saves for a unit, row and step.
+        saved_bytes: bytes that it saves for a step and 8 rows.
+        recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
-        planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
-        left, right: the gates in the order of the first and of the last planes.
-        left_spans, right_spans: the same as spans of gates that follow each other.
+        planes: gate gradients of a unit; width: of all units, a row of d_gates.
+        left, right: the gates in the order of the first planes, which are of the input side, and
+            of the last ones, which are of the recurrent side.
+        left_spans, right_spans: the same as ranges of consecutive gates.
         left_word, right_word: the place of each gate on its side, 4 bits each.
     """
 
@@ -97,13 +98,13 @@ class LayerKernels:
 
     @cached_property
     def reduce_bias_gradients(self) -> nvrtc.CudaKernel:
-        """The kernel that makes gradients of biases and unit vectors from their sums."""
+        """The kernel that reduces sums to gradients of biases and unit vectors."""
         return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
     def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
-        """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
+        """A matrix (G*H, N) as (G, units, N), its gates in another order, padded with zeros.
 
-        `transposed`: as (units, G, units), where N are units, too.
+        transposed: as (units, G, units), for a matrix whose columns are units, too.
         """
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = units if transposed else columns
@@ -121,23 +122,30 @@ class LayerKernels:
         return out
 
     def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The forward kernel and its tiles; `flags` as FORWARD names them."""
+        """The forward kernel and its configuration; `flags` as FORWARD names them."""
         return self._kernel("forward", FORWARD, batch, flags)
 
     def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The backward kernel and its tiles; `flags` as BACKWARD names them."""
+        """The backward kernel and its configuration; `flags` as BACKWARD names them."""
         return self._kernel("backward", BACKWARD, batch, flags)
 
     def _kernel(
         self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        many = (batch + 7) // 8
-        key = (kind, many, flags)
+        batch_tiles = (batch + 7) // 8
+        key = (kind, batch_tiles, flags)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
             found = kernels.kernel(
-                kind, self.cell, self.name, self.hidden, many, on, self.device, self.spin_limit
+                kind,
+                self.cell,
+                self.name,
+                self.hidden,
+                batch_tiles,
+                on,
+                self.device,
+                self.spin_limit,
             )
             self._kernels[key] = found
         return found

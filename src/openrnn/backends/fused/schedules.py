@@ -1,4 +1,4 @@
-"""The schedules of calls: how their steps are cut into chunks, and what runs beside what.
+"""The schedules of calls: their chunks of time, and the operations in order.
 
 Chunks bound the memory of a long call, or let products of one chunk run beside the loop of another.
 """
@@ -38,7 +38,7 @@ class ScheduleKey(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, all_states: bool, spin_limit: int) -> "ScheduleKey":
-        """Of a call, forward or backward."""
+        """The key of a call, forward or backward."""
         problem, x = call.problem, call.x
         return cls(
             problem.spec, x.dtype, x.device.index or 0, x.shape[0], x.shape[1], problem.grad,
@@ -66,8 +66,8 @@ class ScheduleKey(NamedTuple):
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
     flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * key.grad)
-    keep = key.grad and not key.recompute
-    on = (key.lengths, key.reset, key.all_states, key.reset_states, keep)
+    save = key.grad and not key.recompute
+    on = (key.lengths, key.reset, key.all_states, key.reset_states, save)
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -80,9 +80,9 @@ def forward(key: ScheduleKey) -> Schedule:
 
 @lru_cache(maxsize=4096)
 def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
-    """The backward pass, which wants some gradients."""
+    """The backward pass for the gradients that are wanted."""
     on = (key.lengths, key.reset, key.all_states, any(needs.reset_states))
-    again = (key.lengths, key.reset, False, key.reset_states, True)
+    recompute = (key.lengths, key.reset, False, key.reset_states, True)
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -96,7 +96,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         polls = set[str]()
         if here.backward(key.batch, on)[1].clusters > 1:
             polls.add("backward")
-        if key.recompute and here.forward(key.batch, again)[1].clusters > 1:
+        if key.recompute and here.forward(key.batch, recompute)[1].clusters > 1:
             polls.add("recompute")
         return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 
@@ -124,16 +124,16 @@ def _cut(
     steps, reverse = key.steps, bool(layer.direction)
     row = layer.width * key.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:
-        pieces = 1  # the gradients of reset states are added up inside one launch
+        number = 1  # the gradients of reset states are added up inside one launch
     elif key.recompute:
-        pieces = chunks.for_recompute(steps, key.batch, row)
+        number = chunks.for_recompute(steps, key.batch, row)
     else:
-        pieces = chunks.for_memory(steps, key.batch, row)
-    alone = pieces > 1 or key.recompute or key.reset_states or layer.places[0] is None
+        number = chunks.for_memory(steps, key.batch, row)
+    alone = number > 1 or key.recompute or key.reset_states or layer.places[0] is None
     cuts = [] if alone else edges(layer, kind, flags, steps, key.batch, columns)
     if not cuts:
-        return Chunking(chunks.even(pieces, steps), reverse, fills=fills)
-    if reverse:  # the edges are those of the loop, which begins at the end of time
+        return Chunking(chunks.even(number, steps), reverse, fills=fills)
+    if reverse:  # the loop runs from the last step to the first
         cuts = [steps - cut for cut in reversed(cuts)]
     return Chunking(tuple(cuts), reverse, True, fills)
 
@@ -159,7 +159,7 @@ def edges(
 def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
     """A step of the loop on the layer's device, for so many tiles of 8 rows.
 
-    With drivers that cannot say that all blocks of a launch have begun, none counts as idle.
+    No multiprocessor counts as idle where the driver has no launch completion events.
     """
     about = torch.cuda.get_device_properties(layer.device)
     step = overlap.loop_step(
