@@ -15,7 +15,7 @@ from openrnn.codegen.trace import Traced
 from openrnn.tuning.limits import Limits, clusters_at_once, filled, registers_of_thread
 
 
-class _Costs(NamedTuple):
+class _ClusterCosts(NamedTuple):
     """Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%)."""
 
     step: float  # of every step
@@ -31,12 +31,12 @@ class _Costs(NamedTuple):
     wgmma: float  # factor on all of it, with wgmma
 
 
-_FORWARD = _Costs(
+_FORWARD = _ClusterCosts(
     step=219, cluster=249, double=13, chain=0, mma=6.7, load=0.67, cell=48, value=35, byte=0.044,
     wide=148, wgmma=1.27,
 )  # fmt: skip
 # 0.81 of what was fitted: 500 kernels had become so much faster later
-_BACKWARD = _Costs(
+_BACKWARD = _ClusterCosts(
     step=318, cluster=0, double=4, chain=4.5, mma=4, load=0.85, cell=97, value=26, byte=0.055,
     wide=187, wgmma=1.23,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from openrnn.tuning.limits import Limits, filled, registers_of_thread
 Config = TypeVar("Config", GridForwardConfig, GridBackwardConfig)
 
 
-class _Costs(NamedTuple):
+class _GridCosts(NamedTuple):
     """Cycles, fitted to 298 kernels timed alone on an H200 (median errors 4% and 8%)."""
 
     step: float  # of every step, with its way through L2
@@ -31,11 +31,11 @@ class _Costs(NamedTuple):
     wgmma: float  # factor on all of it, with wgmma
 
 
-_FORWARD = _Costs(
+_FORWARD = _GridCosts(
     step=1909, cluster=137, double=0, mma=0.33, load=1.09, poll=98.7, l2=0, part=0.057, byte=0.039,
     slot=217, cell=0, wgmma=1.32,
 )  # fmt: skip
-_BACKWARD = _Costs(
+_BACKWARD = _GridCosts(
     step=903, cluster=903, double=189, mma=1.4, load=1.6, poll=97.6, l2=0.00004, part=0.056,
     byte=0.056, slot=0, cell=8.6, wgmma=1.28,
 )  # fmt: skip
