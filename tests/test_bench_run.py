@@ -21,7 +21,7 @@ from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of, ours
 from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
-from openrnn.bench.engines.graph import Graph
+from openrnn.bench.engines.graph import Graphed
 from openrnn.bench.engines.nn import Torch
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
@@ -130,7 +130,7 @@ def test_a_graph_gets_its_lengths_on_the_device():
     asked = []
     inner = types.SimpleNamespace(title="x", candidates=lambda task: asked.append(task) or [])
     task = types.SimpleNamespace(lengths=torch.tensor([3, 1]), device="meta")
-    assert list(Graph("graph", inner).candidates(task)) == []
+    assert list(Graphed("graph", inner).candidates(task)) == []
     assert asked[0].lengths.device.type == "meta"
     assert task.lengths.device.type == "cpu"
 

@@ -12,7 +12,7 @@ from openrnn.bench.cases import OWN_CELL, Row
 from openrnn.bench.check import Judge, outputs
 from openrnn.bench.engines import PEERS, USERS, engines_of
 from openrnn.bench.engines.base import Ready, leaf
-from openrnn.bench.engines.graph import Graph
+from openrnn.bench.engines.graph import Graphed
 from openrnn.bench.engines.nn import Loop, Packed, Torch
 from openrnn.bench.engines.ours import Cudnn, Ours, Recomputing, plain
 from openrnn.bench.engines.python import Eager
@@ -76,7 +76,7 @@ def test_every_kind_of_call_computes_the_same():
     assert {(one.mode, one.engine, one.status) for one in found} == {
         (mode, engine, "ok") for mode in row.modes for engine in ("openrnn", "torch")
     }
-    assert not Graph("graph", Torch()).concerns(Task(row, "float32", "cpu"))
+    assert not Graphed("graph", Torch()).concerns(Task(row, "float32", "cpu"))
 
 
 def test_calls_differ_in_what_autograd_does():

@@ -10,10 +10,10 @@ from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells
-from openrnn.backends.fused import plan
 from openrnn.codegen import cuda
 from openrnn.codegen.bounds import bounded
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 WITHIN = {
     "coupled_lstm": cells.coupled_lstm, "gru": cells.gru, "lstm": cells.lstm, "mgu": cells.mgu,
@@ -131,8 +131,8 @@ def test_what_no_rule_knows_is_not_called_bounded():
 @pytest.mark.parametrize("hidden", [64, 1024])
 def test_products_of_forward_read_float16_where_h_is_bounded(cell, dtype, half, hidden):
     traced = trace(cell)
-    for how in plan.forward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
-        assert how.half == half
-        assert f"#define HALF {int(how.half)}\n" in cuda.source(traced, dtype, how)
-    for how in plan.backward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
-        assert "#define HALF 0\n" in cuda.source(traced, dtype, how)  # gradients have no bounds
+    for config in plan.forward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
+        assert config.half_operands == half
+        assert f"#define HALF {int(config.half_operands)}\n" in cuda.source(traced, dtype, config)
+    for config in plan.backward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
+        assert "#define HALF 0\n" in cuda.source(traced, dtype, config)  # gradients have no bounds

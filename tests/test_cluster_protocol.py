@@ -14,9 +14,9 @@ import pytest
 from test_grid_protocol import Mbarrier
 
 from openrnn import cells
-from openrnn.backends.fused import plan
 from openrnn.codegen import cuda
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 
 @dataclass
@@ -115,9 +115,9 @@ def test_without_the_barrier_the_model_sees_gates_written_over():
 def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     """Every warp comes there after its product, and before it writes gates again."""
     cell = trace(cells.lstm)
-    how = plan.backward(cell, "bfloat16", 512, 16, (9, 0), 132)[0]
-    assert (how.cluster, how.clusters, how.flight) == (16, 1, 1)
-    text = cuda.source(cell, "bfloat16", how)
+    config = plan.backward(cell, "bfloat16", 512, 16, (9, 0), 132)[0]
+    assert (config.cluster, config.clusters, config.tiles_in_flight) == (16, 1, 1)
+    text = cuda.source(cell, "bfloat16", config)
     loop = text[text.index("auto take_step") : text.index("derivative(factor")]
     found = [loop.index(part) for part in ("copy_inputs(i +", BARRIER, "await(mailbox, phase)")]
     assert found == sorted(found)

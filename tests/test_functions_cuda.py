@@ -50,7 +50,7 @@ def test_no_function_takes_stack(narrow):
         + "\n".join(lines)
         + "\nat[i * count + 2] = sum;\n}\n}\n"
     )
-    made = nvrtc._compile(nvrtc.Wanted(source, "every", "sm_90", "every"))
+    made = nvrtc._compile(nvrtc.KernelSource(source, "every", "sm_90", "every"))
     assert made.resources.spilled == 0
 
 

@@ -16,27 +16,37 @@ from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells, codegen, store
-from openrnn.backends.fused import Fused, kernels, measured, plan
-from openrnn.backends.fused.limits import Limits
-from openrnn.codegen import cuda, tiles
+from openrnn.backends.fused import Fused, kernels
+from openrnn.codegen import cuda
+from openrnn.codegen.config import (
+    SIZES,
+    BackwardConfig,
+    ForwardConfig,
+    GridBackwardConfig,
+    GridForwardConfig,
+    saved_names,
+    saved_values,
+)
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
 ABSENT = nvrtc.absent()
 compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
 
 TRACED = {name: cell for name, cell in CELLS.items() if not cell.dependent_product}
 ARCHES = {(8, 0): 128, (9, 0): 256, (10, 0): 256, (12, 0): 128}  # and a size that fits there
-DTYPES = tuple(tiles.SIZES)
-EVERYTHING = {"lengths": True, "reset": True, "every": True, "fresh": True}
+DTYPES = tuple(SIZES)
+EVERYTHING = {"lengths": True, "reset": True, "all_states": True, "reset_state": True}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A cache of binaries of one's own."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path / "cubins")
-    for cached in (kernels.binary, kernels.plain_binary, kernels._kernel):
+    for cached in (kernels.binary, kernels.plain_binary, kernels.kernel):
         cached.cache_clear()
     yield tmp_path / "cubins"
     kernels.binary.cache_clear()
@@ -63,12 +73,12 @@ def test_no_kernel_spills(name, capability, dtype):
     """Registers, shared memory and spills of what would run, with every feature and with none."""
     cell = trace(TRACED[name])
     hidden = ARCHES[capability] // (2 if dtype == "float32" else 1) // (len(cell.gates) > 3 or 1)
-    everything = {**EVERYTHING, "keep": True}, EVERYTHING
+    everything = {**EVERYTHING, "save": True}, EVERYTHING
     for kind, flags in zip(("forward", "backward"), everything):
-        made, how = chosen(cell, dtype, hidden, 16, capability, flags, kind)
+        made, config = chosen(cell, dtype, hidden, 16, capability, flags, kind)
         assert made.resources.spilled == 0
-        assert made.resources.registers * how.threads <= 65536
-        assert how.shared(cell, dtype) <= Limits.of(capability).shared
+        assert made.resources.registers * config.threads <= 65536
+        assert config.shared(cell, dtype) <= Limits.of(capability).shared
 
 
 @compiles
@@ -95,11 +105,11 @@ def test_kernels_that_share_r_through_l2(name, capability, dtype):
     cell = trace(TRACED[name])
     most = 1800 if capability == (8, 0) else 3600  # rows of R; clusters hold more than one block
     hidden = most // len(cell.gates)
-    for kind, last in (("forward", {"keep": True}), ("backward", {})):
+    for kind, last in (("forward", {"save": True}), ("backward", {})):
         for flags in ({}, {**EVERYTHING, **last}):
-            made, how = chosen(cell, dtype, hidden, 16, capability, flags, kind)
+            made, config = chosen(cell, dtype, hidden, 16, capability, flags, kind)
             assert made.resources.spilled == 0
-            assert how.clusters > 1
+            assert config.clusters > 1
 
 
 @pytest.mark.parametrize("hidden", [1, 7, 64, 100, 256, 500, 640, 1100])
@@ -110,31 +120,33 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
         *plan.forward(cell, "bfloat16", hidden, 8, capability),
         *plan.backward(cell, "bfloat16", hidden, 8, capability),
     ]
-    for how in every:
-        groups = how.units // 8
-        assert how.units >= hidden
-        assert how.cluster <= limits.cluster
-        assert 0 <= how.resident <= how.pieces(cell, "bfloat16")
-        assert how.shared(cell, "bfloat16") <= limits.shared
-        if how.wgmma:
+    for config in every:
+        groups = config.units // 8
+        assert config.units >= hidden
+        assert config.cluster <= limits.cluster
+        assert 0 <= config.register_fragments <= config.fragments(cell, "bfloat16")
+        assert config.shared(cell, "bfloat16") <= limits.shared
+        if config.wgmma:
             assert capability == (9, 0)
-            assert how.warps // getattr(how, "k_warps", 1) % 4 == 0
-            if how.kind == "forward" and how.clusters == 1:  # no warpgroup is idle
-                assert groups // how.cluster > (how.warps - 4) * how.per
-        if how.clusters > 1:
-            shared = [-(-number * groups // how.clusters) for number in range(how.clusters + 1)]
-            assert max(b - a for a, b in itertools.pairwise(shared)) <= how.per
-            assert how.clusters <= dict(limits.places)[how.cluster]
-            assert how.warps % how.k_warps == 0
-            assert how.feeds_all(cell, "bfloat16")
-        elif how.kind == "forward":
-            assert how.cluster * how.warps * how.per * 8 >= how.units
+            assert config.warps // getattr(config, "k_warps", 1) % 4 == 0
+            if config.kind == "forward" and config.clusters == 1:  # no warpgroup is idle
+                assert groups // config.cluster > (config.warps - 4) * config.groups
+        if config.clusters > 1:
+            shared = [
+                -(-number * groups // config.clusters) for number in range(config.clusters + 1)
+            ]
+            assert max(b - a for a, b in itertools.pairwise(shared)) <= config.groups
+            assert config.clusters <= dict(limits.places)[config.cluster]
+            assert config.warps % config.k_warps == 0
+            assert config.feeds_all(cell, "bfloat16")
+        elif config.kind == "forward":
+            assert config.cluster * config.warps * config.groups * 8 >= config.units
         else:
             # an empty block would wait for nobody, and overwrite what others still read
-            starts = [-(-block * groups // how.cluster) for block in range(how.cluster + 1)]
+            starts = [-(-block * groups // config.cluster) for block in range(config.cluster + 1)]
             counts = [b - a for a, b in itertools.pairwise(starts)]
             assert min(counts) > 0
-            assert max(counts) <= how.per
+            assert max(counts) <= config.groups
 
 
 def lstm_without_bounds(x, r, s):
@@ -155,46 +167,52 @@ UNBOUNDED = {  # whose float32 products are tf32
 WHOLE = (9, 0), 132  # the device that was measured
 RANKS = {
     "forward": plan.forward,
-    "inference": partial(plan.forward, keep=False),
+    "inference": partial(plan.forward, save=False),
     "backward": plan.backward,
 }
 
 
 @pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
-    kind, mask, gates, width, multiplied, units = size
+    kind, mask, gates, width, operand_bytes, units = size
     dtype = {2: "float16", 4: "float32"}[width]
     rank = partial(RANKS[kind], mask=mask)
-    named = UNBOUNDED if kind != "backward" and multiplied == 4 else MEASURED
+    named = UNBOUNDED if kind != "backward" and operand_bytes == 4 else MEASURED
     cell, rows = trace(named[gates]), measured.table()[size]
     for row in rows:
-        found = rank(cell, dtype, units, 8 * row.eights, *WHOLE)
+        found = rank(cell, dtype, units, 8 * row.batch_tiles, *WHOLE)
         assert measured.shape_of(found[0]) == row.shape
-        assert (found[0].resident, found[0].stages, found[0].frugal) == row.held
-        assert found[0].multiplied(dtype) == multiplied
+        assert (found[0].register_fragments, found[0].stages, found[0].low_register) == row.fill
+        assert found[0].operand_bytes(dtype) == operand_bytes
         assert found[0].delay == row.delay
         assert len(found) == len(set(found))
     # what was measured with other masks, or with training, is asked where this was not
     kinds = {kind, "forward"} if kind == "inference" else {kind}
     others = itertools.product(kinds, {mask, measured.PLAIN})
     elsewhere = {
-        row.eights
+        row.batch_tiles
         for other in others
         if other != (kind, mask)
         for row in measured.table().get((*other, *size[2:]), [])
     }
     for before, after in itertools.pairwise(rows):
-        nearest = before.eights + 1, (before.eights + after.eights) // 2, after.eights - 1
-        between = {near for near in nearest if before.eights < near < after.eights}
-        for eights in between - elsewhere:
-            found = rank(cell, dtype, units, 8 * eights, *WHOLE)
+        nearest = (
+            before.batch_tiles + 1,
+            (before.batch_tiles + after.batch_tiles) // 2,
+            after.batch_tiles - 1,
+        )
+        between = {near for near in nearest if before.batch_tiles < near < after.batch_tiles}
+        for batch_tiles in between - elsewhere:
+            found = rank(cell, dtype, units, 8 * batch_tiles, *WHOLE)
             limits = Limits.of((9, 0), 132)
-            model = min(found, key=lambda how: plan.time_of(cell, dtype, how, 8 * eights, limits))
+            model = min(
+                found, key=lambda config: plan.time_of(cell, dtype, config, 8 * batch_tiles, limits)
+            )
             delays = {measured.shape_of(model): {model.delay}}
-            near = sorted((before, after), key=lambda row: abs(row.eights - eights))
+            near = sorted((before, after), key=lambda row: abs(row.batch_tiles - batch_tiles))
             for row in reversed(near):
                 delays[row.shape] = {row.delay}
-            if abs(before.eights - eights) == abs(after.eights - eights):
+            if abs(before.batch_tiles - batch_tiles) == abs(after.batch_tiles - batch_tiles):
                 for row in near:
                     delays[row.shape] |= {row.delay}
             assert found[0].delay in delays[measured.shape_of(found[0])]
@@ -205,11 +223,11 @@ def test_masks_without_rows_have_tiles_that_were_measured_and_the_plan_fills_the
     for rank in (plan.forward, plan.backward):
         kind = rank.__name__
         first, second = rank(cell, "float16", 512, 64, *WHOLE)[:2]
-        flags = "lengths", "reset", "keep"
-        masked = kernels.ranked(kind, flags, cell, "float16", 512, 64, *WHOLE)
+        flags = "lengths", "reset", "save"
+        masked = plan.ranked(kind, flags, cell, "float16", 512, 64, *WHOLE)
         assert masked[0] == second
         assert measured.shape_of(first) == measured.shape_of(second)
-        assert first.resident > second.resident
+        assert first.register_fragments > second.register_fragments
         assert masked[1:] == rank(cell, "float16", 512, 64, *WHOLE)[2:]
 
 
@@ -220,27 +238,29 @@ def test_a_mask_has_the_tiles_of_a_batch_that_was_measured_without(cell, hidden,
     traced = trace(getattr(cells, cell))
     size = len(traced.gates), 2, 2, hidden
     for kind in RANKS:
-        masked = {row.eights for row in measured.table().get((kind, mask, *size), [])}
+        masked = {row.batch_tiles for row in measured.table().get((kind, mask, *size), [])}
         for row in measured.table()[(kind, measured.PLAIN, *size)]:
-            if row.eights not in masked:
-                asked = traced, "float16", hidden, 8 * row.eights, *WHOLE
+            if row.batch_tiles not in masked:
+                asked = traced, "float16", hidden, 8 * row.batch_tiles, *WHOLE
                 assert measured.shape_of(RANKS[kind](*asked, mask=mask)[0]) == row.shape
 
 
 def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monkeypatch):
     """Another cell of as many gates, or another compiler, may spill there."""
     cell, asked = trace(cells.lstm), []
-    first, second = plan.forward(cell, "float16", 512, 64, *WHOLE, keep=False)[:2]
+    first, second = plan.forward(cell, "float16", 512, 64, *WHOLE, save=False)[:2]
 
-    def binary(cell, dtype, how, arch, spin_limit):
-        asked.append(how)
-        return SimpleNamespace(resources=SimpleNamespace(spilled=how.resident == first.resident))
+    def binary(cell, dtype, config, arch, spin_limit):
+        asked.append(config)
+        return SimpleNamespace(
+            resources=SimpleNamespace(spilled=config.register_fragments == first.register_fragments)
+        )
 
     monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(kernels, "_wanted", lambda *_: SimpleNamespace(path=Path(__file__)))
-    _, how = kernels.best("forward", cell, "float16", 512, 8, (), (9, 0), processors=132)
+    monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
+    _, config = kernels.best("forward", cell, "float16", 512, 8, (), (9, 0), processors=132)
     assert asked == [first, second]
-    assert how == second
+    assert config == second
 
 
 def test_between_batches_runs_what_needs_no_second_wave():
@@ -252,7 +272,7 @@ def test_between_batches_runs_what_needs_no_second_wave():
 
 def test_below_the_least_measured_batch_runs_its_kernel_without_its_delay(monkeypatch):
     whole = measured.table()
-    known = {key: [row for row in rows if row.eights > 1] for key, rows in whole.items()}
+    known = {key: [row for row in rows if row.batch_tiles > 1] for key, rows in whole.items()}
     monkeypatch.setattr(measured, "table", lambda: known)
     for rank, hidden in itertools.product((plan.forward, plan.backward), (256, 1024)):
         rank.cache_clear()
@@ -291,8 +311,8 @@ def test_a_slice_of_a_device_gets_smaller_grids():
     for processors in (132, 114, 66):
         found = plan.forward(cell, "bfloat16", 1024, 16, (9, 0), processors)
         assert found
-        for how in found:
-            assert how.cluster * how.clusters <= processors
+        for config in found:
+            assert config.cluster * config.clusters <= processors
 
 
 @compiles
@@ -309,47 +329,47 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
     """Near the largest H only the compiler knows; what spills runs right, too."""
     cell, asked = trace(cells.rnn_tanh), []
 
-    def binary(cell, dtype, how, arch, spin_limit):
-        asked.append(how)
-        spilled = 8 * how.resident + (0 if how.frugal else 64) + how.stages
+    def binary(cell, dtype, config, arch, spin_limit):
+        asked.append(config)
+        spilled = 8 * config.register_fragments + (0 if config.low_register else 64) + config.stages
         return SimpleNamespace(resources=SimpleNamespace(spilled=spilled))
 
     monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(kernels, "_wanted", lambda *_: SimpleNamespace(path=Path(__file__)))
+    monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
     every = list(kernels.fitting("forward", cell, "bfloat16", 4320, 1, (), (9, 0)))
     spilled = [made.resources.spilled for made, _ in every]
     assert spilled == sorted(spilled)
-    assert {how for _, how in every} == set(asked)
+    assert {config for _, config in every} == set(asked)
     assert len(every) > 1
 
 
 def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
     cell = trace(cells.rnn_tanh)
     (*_, last) = itertools.islice(
-        kernels.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
+        plan.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
     )
 
-    def binary(cell, dtype, how, arch, spin_limit):
-        return SimpleNamespace(resources=SimpleNamespace(spilled=int(how != last)))
+    def binary(cell, dtype, config, arch, spin_limit):
+        return SimpleNamespace(resources=SimpleNamespace(spilled=int(config != last)))
 
     monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(kernels, "_wanted", lambda *_: SimpleNamespace(path=Path(__file__)))
+    monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
     assert kernels.best("forward", cell, "bfloat16", 1024, 1, (), (9, 0))[1] == last
 
 
-def test_a_frugal_kernel_comes_before_one_with_less_of_r_in_registers(monkeypatch):
+def test_a_low_register_kernel_comes_before_one_with_less_of_r_in_registers(monkeypatch):
     cell, shared, asked = trace(cells.lstm), Limits.of((9, 0)).shared, []
 
-    def binary(cell, dtype, how, arch, spin_limit):
-        asked.append(how)
-        return SimpleNamespace(resources=SimpleNamespace(spilled=0 if how.frugal else 8))
+    def binary(cell, dtype, config, arch, spin_limit):
+        asked.append(config)
+        return SimpleNamespace(resources=SimpleNamespace(spilled=0 if config.low_register else 8))
 
     made_before = SimpleNamespace(path=Path(__file__))
     monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(kernels, "_wanted", lambda *asked: made_before)
-    how = plan.forward(cell, "float32", 512, 8, *WHOLE)[0]
-    _, found = kernels.unspilled(cell, "float32", how, "sm_90a", shared)
-    assert asked == [how, found] == [how, replace(how, frugal=True)]
+    monkeypatch.setattr(kernels, "_source_of", lambda *asked: made_before)
+    config = plan.forward(cell, "float32", 512, 8, *WHOLE)[0]
+    _, found = kernels.unspilled(cell, "float32", config, "sm_90a", shared)
+    assert asked == [config, found] == [config, replace(config, low_register=True)]
 
 
 def test_what_fits_nowhere_is_refused():
@@ -368,11 +388,11 @@ def test_what_fits_nowhere_is_refused():
 
 
 WGMMA = {
-    "forward": lambda n: tiles.Forward(128, 2, 8, 1, n, 1, 2, 2, True),
-    "uneven": lambda n: tiles.Forward(88, 2, 8, 1, n, 1, 2, 2, True),
-    "backward": lambda n: tiles.Backward(128, 2, 4, 8, n, 1, 2, 2, True),
-    "grid-forward": lambda n: tiles.GridForward(128, 2, 4, 4, n, 1, 2, 2, True, clusters=4),
-    "grid-backward": lambda n: tiles.GridBackward(
+    "forward": lambda n: ForwardConfig(128, 2, 8, 1, n, 1, 2, 2, True),
+    "uneven": lambda n: ForwardConfig(88, 2, 8, 1, n, 1, 2, 2, True),
+    "backward": lambda n: BackwardConfig(128, 2, 4, 8, n, 1, 2, 2, True),
+    "grid-forward": lambda n: GridForwardConfig(128, 2, 4, 4, n, 1, 2, 2, True, clusters=4),
+    "grid-backward": lambda n: GridBackwardConfig(
         128, 2, 8, 8, n, 1, 2, 2, True, clusters=2, k_warps=2
     ),
 }
@@ -390,12 +410,12 @@ def wgmma_combinations():
 @pytest.mark.parametrize(("dtype", "kind", "count"), [*wgmma_combinations()])
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest."""
-    cell, how = trace(cells.gru), WGMMA[kind](count)
-    last = {"padded": True} | ({"keep": True} if how.kind == "forward" else {})
-    hows = [how, replace(how, **EVERYTHING, **last)]
-    if how.kind == "forward" and dtype == "float32":
-        hows += [replace(asked, half=True) for asked in hows]
-    for asked in hows:
+    cell, config = trace(cells.gru), WGMMA[kind](count)
+    last = {"padded": True} | ({"save": True} if config.kind == "forward" else {})
+    configs = [config, replace(config, **EVERYTHING, **last)]
+    if config.kind == "forward" and dtype == "float32":
+        configs += [replace(asked, half_operands=True) for asked in configs]
+    for asked in configs:
         assert kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
 
 
@@ -404,8 +424,8 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
     """On idle cores more is compiled than is wanted; from the cache nothing is."""
     cell, limits = trace(cells.lstm), Limits.of((9, 0))
     # more of R in registers than there are
-    how = tiles.GridForward(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, keep=True)
-    asked = cell, "bfloat16", how, "sm_90a", limits.shared
+    config = GridForwardConfig(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, save=True)
+    asked = cell, "bfloat16", config, "sm_90a", limits.shared
     found, pools = [], []
 
     class Pool(ThreadPoolExecutor):
@@ -423,11 +443,11 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
         found.append((made.resources, tried))
         assert len(list(folder.glob("*"))) >= 2  # what spilled, and what did not
     assert found[0] == found[1]
-    assert pools == [kernels.TOGETHER]
+    assert pools == [kernels.AT_ONCE]
     kernels.binary.cache_clear()
     again, same = kernels.unspilled(*asked)
     assert (again.code, same) == (made.code, tried)
-    assert pools == [kernels.TOGETHER]
+    assert pools == [kernels.AT_ONCE]
 
 
 @compiles
@@ -437,14 +457,15 @@ def test_threads_do_not_race_for_the_compiler_s_import():
 import pathlib, tempfile
 from openrnn import cells, store
 from openrnn.backends.fused import kernels
-from openrnn.codegen import tiles
+from openrnn.codegen.config import GridForwardConfig
 from openrnn.codegen.trace import trace
 with tempfile.TemporaryDirectory() as place:
     store.folder = lambda: pathlib.Path(place)
-    kernels.usable_cores, kernels.TOGETHER = lambda: 32, 6
+    kernels.usable_cores = lambda: 32
     # the first try spills
-    how = tiles.GridForward(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, keep=True)
-    assert kernels.unspilled(trace(cells.lstm), "bfloat16", how, "sm_90a", 232448)
+    config = GridForwardConfig(1024, 2, 8, 8, 2, 1, 25, 2, clusters=16, save=True)
+    asked = trace(cells.lstm), "bfloat16", config, "sm_90a", 232448
+    assert kernels.unspilled(*asked, at_once=6)
 """
     done = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, text=True, check=False
@@ -454,22 +475,22 @@ with tempfile.TemporaryDirectory() as place:
 
 @compiles
 def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
-    cell, how = trace(cells.rnn_tanh), tiles.Forward(8, 1, 1, 1, 1, 1, 1)
-    made = kernels.binary(cell, "bfloat16", how, "sm_90")
+    cell, config = trace(cells.rnn_tanh), ForwardConfig(8, 1, 1, 1, 1, 1, 1)
+    made = kernels.binary(cell, "bfloat16", config, "sm_90")
     (path,) = folder.iterdir()
     content, written = path.read_bytes(), path.stat().st_ino
     kernels.binary.cache_clear()
-    assert kernels.binary(cell, "bfloat16", how, "sm_90").code == made.code
+    assert kernels.binary(cell, "bfloat16", config, "sm_90").code == made.code
     assert path.stat().st_ino == written
     for damaged in (b"", content[:-1], content[:90] + b"x" + content[91:]):
         path.write_bytes(damaged)
         kernels.binary.cache_clear()
-        again = kernels.binary(cell, "bfloat16", how, "sm_90")
+        again = kernels.binary(cell, "bfloat16", config, "sm_90")
         assert again.code == made.code
         assert again.resources == made.resources
         assert path.read_bytes() == content
-    kernels.binary(cell, "float16", how, "sm_90")
-    kernels.binary(cell, "bfloat16", how, "sm_80")
+    kernels.binary(cell, "float16", config, "sm_90")
+    kernels.binary(cell, "bfloat16", config, "sm_80")
     assert len(list(folder.iterdir())) == 3
 
 
@@ -477,42 +498,44 @@ def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
 def test_a_folder_that_cannot_be_written_costs_only_time(folder):
     source = 'extern "C" __global__ void k() {}'
     folder.write_bytes(b"a file where the folder should be")
-    assert nvrtc.binary(nvrtc.Wanted(source, "k", "sm_90", "title")).code
+    assert nvrtc.binary(nvrtc.KernelSource(source, "k", "sm_90", "title")).code
 
 
 @compiles
 def test_an_error_shows_cell_options_and_log():
     with pytest.raises(nvrtc.CompileError, match=r"(?s)my kernel .*sm_90.*c\+\+17.*nonsense"):
-        nvrtc.binary(nvrtc.Wanted("nonsense", "k", "sm_90", "my kernel"))
+        nvrtc.binary(nvrtc.KernelSource("nonsense", "k", "sm_90", "my kernel"))
 
 
 def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
     """Not where an output, another operation or a sum with something else reads it, too."""
     lstm = trace(cells.lstm)
-    assert cuda.scaled(lstm, "bfloat16") == cuda.scaled(lstm, "float16") == {"i", "f", "o"}
-    assert not cuda.scaled(lstm, "float32")
-    assert not cuda.scaled(trace(cells.peephole_lstm), "float16")
-    assert cuda.scaled(trace(cells.gru), "bfloat16") == {"r", "z"}
+    assert (
+        cuda.halved_gates(lstm, "bfloat16") == cuda.halved_gates(lstm, "float16") == {"i", "f", "o"}
+    )
+    assert not cuda.halved_gates(lstm, "float32")
+    assert not cuda.halved_gates(trace(cells.peephole_lstm), "float16")
+    assert cuda.halved_gates(trace(cells.gru), "bfloat16") == {"r", "z"}
 
     @cells.cell(states=("h", "m"), gates=("a", "b", "n", "o"))
     def mixed(x, r, s):
         a, b, o = sigmoid(x.a + r.a), x.b + r.b, x.o + r.o
         return a * sigmoid(b) * tanh(b) * sigmoid(x.n + r.n) * sigmoid(o), o
 
-    assert cuda.scaled(trace(mixed), "bfloat16") == {"a", "n"}
-    source = cuda.source(trace(mixed), "bfloat16", tiles.Forward(16, 1, 2, 1, 1, 1, 0, keep=True))
+    assert cuda.halved_gates(trace(mixed), "bfloat16") == {"a", "n"}
+    source = cuda.source(trace(mixed), "bfloat16", ForwardConfig(16, 1, 2, 1, 1, 1, 0, save=True))
     assert "#define SCALED 5\n" in source
     assert "const float half_2 = r[2];" in source
     assert "kept[2] = half_2;" in source
     assert "logistic(a_1)" in source
     # a grid and wgmma halve in the step; every backward has halves
-    grid = tiles.GridForward(1024, 2, 8, 8, 2, 1, 20, clusters=16, keep=True)
-    for how in (grid, WGMMA["forward"](2)):
-        source = cuda.source(lstm, "float16", how)
+    grid = GridForwardConfig(1024, 2, 8, 8, 2, 1, 20, clusters=16, save=True)
+    for config in (grid, WGMMA["forward"](2)):
+        source = cuda.source(lstm, "float16", config)
         assert "#define SCALED 0\n" in source
         assert "const float half_0 = 0.5f * r[0];" in source
-    for how in (WGMMA["backward"](2), WGMMA["grid-backward"](2)):
-        assert "const float half_0 = kept[0];" in cuda.source(lstm, "float16", how)
+    for config in (WGMMA["backward"](2), WGMMA["grid-backward"](2)):
+        assert "const float half_0 = kept[0];" in cuda.source(lstm, "float16", config)
 
 
 @compiles
@@ -520,24 +543,26 @@ def test_what_is_compiled_first(folder):
     """With all flags; padded where H is no multiple of 8."""
     gru = trace(cells.gru)
     for kind in ("forward", "backward"):
-        _, how = kernels.best(kind, gru, "bfloat16", 63, 1, ("reset",), (9, 0))
-        assert (how.units, how.padded, how.reset) == (64, True, True)
+        _, config = kernels.best(kind, gru, "bfloat16", 63, 1, ("reset",), (9, 0))
+        assert (config.units, config.padded, config.reset) == (64, True, True)
 
 
-def test_forward_whose_r_overflows_is_frugal_in_16_bits():
+def test_forward_whose_r_overflows_is_low_register_in_16_bits():
     """Where nothing was measured; not with wgmma, and not in grids."""
     cell = trace(cells.lstm)
 
-    def frugal(dtype, hidden):
+    def low_register(dtype, hidden):
         found = plan.forward(cell, dtype, hidden, 64, (9, 0), 114)
         return {
-            (how.resident < how.pieces(cell, dtype), how.wgmma, how.clusters > 1)
-            for how in found if how.frugal
+            (one.register_fragments < one.fragments(cell, dtype), one.wgmma, one.clusters > 1)
+            for one in found if one.low_register
         }  # fmt: skip
 
-    assert frugal("bfloat16", 512) == {(True, False, False)}
-    assert frugal("float32", 512) == set()
-    assert not any(how.frugal for how in plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114))
+    assert low_register("bfloat16", 512) == {(True, False, False)}
+    assert low_register("float32", 512) == set()
+    assert not any(
+        config.low_register for config in plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114)
+    )
 
 
 def test_the_source_has_numbers_for_names():
@@ -552,8 +577,8 @@ def test_planes_of_each_side_lie_together():
     """GRU's new gate has two gradients, the others one: left sides first, right sides last."""
     assert cuda.planes(trace(cells.gru)) == ("dx_n", "da_r", "da_z", "dr_n")
     assert cuda.planes(trace(cells.lstm)) == ("da_i", "da_f", "da_g", "da_o")
-    assert tiles.kept(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
-    assert tiles.record(trace(cells.gru)) == 5
+    assert saved_names(trace(cells.gru)) == ("a_r", "a_z", "x_n", "r_n", "s_h")
+    assert saved_values(trace(cells.gru)) == 5
 
 
 @compiles

@@ -2,14 +2,17 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from openrnn import cells, dispatch
-from openrnn.backends.fused import choice, kernels
 from openrnn.backends.fused import describe as described
+from openrnn.backends.fused import kernels
+from openrnn.codegen.trace import trace
 from openrnn.spec import Problem
+from openrnn.tuning import choice, plan
 
 HOPPER = (9, 0)
 
@@ -149,3 +152,14 @@ def test_torch_s_precision_is_asked_at_each_call():
         assert dispatch.select(problem("gru", torch.float16)) == "fused"
     finally:
         rnn.fp32_precision = before
+
+
+def test_recompute_is_described_with_one_kernel_more(monkeypatch):
+    cell = trace(cells.lstm)
+    config = plan.forward(cell, "bfloat16", 64, 16, HOPPER, 132)[0]
+    made = SimpleNamespace(resources=SimpleNamespace(spilled=0, registers=64))
+    monkeypatch.setattr(kernels, "best", lambda *_, **__: (made, config))
+    plain = problem("lstm", torch.bfloat16, grad=True, processors=132)
+    again = replace(plain, spec=plain.spec.with_(recompute="gates"))
+    names = [[line.partition(":")[0] for line in described.describe(one)] for one in (plain, again)]
+    assert names == [["forward", "backward"], ["forward", "forward again", "backward"]]

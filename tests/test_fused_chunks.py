@@ -12,11 +12,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import openrnn
 from openrnn import cells
 from openrnn.backends.base import Call, Needs
-from openrnn.backends.fused import chunks, kernels, launches, layer, overlap, schedules
+from openrnn.backends.fused import kernels, launches, layer, schedules
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.dispatch import BACKENDS
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
+from openrnn.tuning import chunks, overlap, plan
 
 FAIR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 CELLS = (cells.lstm, cells.gru, cells.peephole_lstm)
@@ -43,11 +44,11 @@ def test_masks_of_chunks_cover_every_step_once():
 @pytest.mark.parametrize(
     ("counting", "least", "enough"),
     [(chunks.for_memory, chunks.LEAST, chunks.ENOUGH),
-     (chunks.for_recompute, chunks.LEAST_AGAIN, chunks.ENOUGH_AGAIN)],
+     (chunks.for_recompute, chunks.LEAST_RECOMPUTED, chunks.ENOUGH_RECOMPUTED)],
 )  # fmt: skip
 def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough):
     row = 4 * 512 * 2
-    assert counting(chunks.ENOUGH_AGAIN // (64 * row) - 1, 64, row) == 1
+    assert counting(chunks.ENOUGH_RECOMPUTED // (64 * row) - 1, 64, row) == 1
     assert counting(7, 0, row) == counting(0, 64, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)
@@ -143,7 +144,9 @@ def test_products_beside_loops_give_what_those_after_them_give(
     for given in cases:
         wanted = step(**given)
         with monkeypatch.context() as changed:
-            changed.setattr(overlap, "edges", lambda layer, kind, flags, steps, *_: [*edges, steps])
+            changed.setattr(
+                schedules, "edges", lambda layer, kind, flags, steps, *_: [*edges, steps]
+            )
             fresh_schedules()
             found, again = step(**given), step(**given)
             graph = torch.cuda.CUDAGraph()
@@ -162,7 +165,7 @@ def test_threads_on_one_stream_share_the_side_stream(monkeypatch, fresh_schedule
     """Forward's loops and products of each lie between the others', and results are the same."""
     hiddens = (24, 256, 512, 1024)
     steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
-    monkeypatch.setattr(overlap, "edges", lambda layer, kind, flags, steps, *_: [0, 7, 20, steps])
+    monkeypatch.setattr(schedules, "edges", lambda layer, kind, flags, steps, *_: [0, 7, 20, steps])
     alone = [step() for step in steps]
     with ThreadPoolExecutor(len(steps)) as pool:
         rounds = [pool.map(lambda step: [step() for _ in range(8)], steps) for _ in range(3)]
@@ -176,27 +179,27 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     """Few rows and long calls; not where products are short or the loop takes all."""
     h200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
-    monkeypatch.setattr(overlap, "supported", lambda: True)
+    monkeypatch.setattr(schedules, "supported", lambda: True)
 
     def of(cell, hidden, dtype=torch.float16):
         return layer.LayerKernels(cell.spec(hidden, hidden), 0, dtype, 0)
 
     small, large = of(cells.lstm, 512), of(cells.lstm, 768)
     for found in (
-        overlap.edges(small, "backward", (), 1024, 16, 3 * 512),
-        overlap.edges(small, "backward", ("lengths",), 1024, 16, 3 * 512),
-        overlap.edges(large, "forward", ("keep",), 1024, 16, 768),
-        overlap.edges(large, "backward", (), 1024, 16, 3 * 768),
+        schedules.edges(small, "backward", (), 1024, 16, 3 * 512),
+        schedules.edges(small, "backward", ("lengths",), 1024, 16, 3 * 512),
+        schedules.edges(large, "forward", ("save",), 1024, 16, 768),
+        schedules.edges(large, "backward", (), 1024, 16, 3 * 768),
     ):
         assert found[0] < found[1] < 512
         assert found[-1] == 1024
-    assert overlap.edges(small, "backward", (), 16, 16, 3 * 512) == []
-    assert overlap.edges(small, "backward", (), 1024, 512, 3 * 512) == []
+    assert schedules.edges(small, "backward", (), 16, 16, 3 * 512) == []
+    assert schedules.edges(small, "backward", (), 1024, 512, 3 * 512) == []
     vanilla = of(cells.rnn_tanh, 1024, torch.bfloat16)  # a grid of nearly all blocks
-    assert overlap.edges(vanilla, "backward", (), 4096, 16, 3 * 1024) == []
-    monkeypatch.setattr(overlap, "supported", lambda: False)
+    assert schedules.edges(vanilla, "backward", (), 4096, 16, 3 * 1024) == []
+    monkeypatch.setattr(schedules, "supported", lambda: False)
     old = of(cells.lstm, 512)
-    assert overlap.edges(old, "backward", (), 1024, 16, 3 * 512) == []
+    assert schedules.edges(old, "backward", (), 1024, 16, 3 * 512) == []
 
 
 def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
@@ -204,10 +207,10 @@ def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: 1 // 0)
     lstm = layer.LayerKernels(cells.lstm.spec(768, 512), 0, torch.float16, 0)
     flop = 2 * 4 * 512 * (2 * 768 + 512)
-    rows = int((overlap.COST + overlap.LEAST) * overlap.RATE[2] / flop)
-    assert overlap.edges(lstm, "backward", (), rows, 1, 2 * 768 + 512) == []
+    rows = int((overlap.CHUNK_COST + overlap.LEAST_SAVING) * overlap.FLOP_PER_US[2] / flop)
+    assert schedules.edges(lstm, "backward", (), rows, 1, 2 * 768 + 512) == []
     with pytest.raises(ZeroDivisionError):
-        overlap.edges(lstm, "backward", (), rows + 1, 1, 2 * 768 + 512)
+        schedules.edges(lstm, "backward", (), rows + 1, 1, 2 * 768 + 512)
 
 
 def test_products_of_a_chunk_end_with_the_loop_beside_them():
@@ -238,13 +241,13 @@ def test_chunks_beside_loops_cover_every_step_once():
 
 
 def test_a_chunk_more_saves_what_it_costs():
-    assert overlap.best_edges(1000, overlap.COST + overlap.LEAST, 1e9, 1.0) == []
+    assert overlap.best_edges(1000, overlap.CHUNK_COST + overlap.LEAST_SAVING, 1e9, 1.0) == []
     assert overlap.best_edges(1000, 1e4, 1e4, 0.0) == []
     assert overlap.best_edges(200, 2.1e4, 1e3, 0.1) == []  # no step would be left
     assert overlap.best_edges(3, 1e4, 1e4, 0.9) == [0, 2, 3]  # a step each, or fewer chunks
     assert overlap.best_edges(1000, 150.0, 4500.0, 0.1) == [0, 250, 1000]
     assert overlap.best_edges(1000, 150.0, 4500.0, 0.1, 0.05) == []  # the loop would lose more
-    assert overlap.best_edges(1000, 1e4, overlap.LONG - 1, 0.5) == []
+    assert overlap.best_edges(1000, 1e4, overlap.LEAST_LOOP - 1, 0.5) == []
     assert overlap.best_edges(1000, 0.0, 1e4, 0.0) == []  # gradients of biases alone
 
 
@@ -257,7 +260,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
     monkeypatch, fresh_schedules, wants, columns
 ):
     asked = []
-    monkeypatch.setattr(overlap, "edges", lambda layer, *given: asked.append(given) or [])
+    monkeypatch.setattr(schedules, "edges", lambda layer, *given: asked.append(given) or [])
     config = SimpleNamespace(clusters=1)
     monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
@@ -265,7 +268,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         schedules.forward.cache_clear()
         schedules.backward.cache_clear()
         layer.layer_kernels.cache_clear()
-        given = schedules.Asked(
+        given = schedules.ScheduleKey(
             spec, torch.float32, 0, steps, batch, True, lengths, reset, False, every, False
         )
         if wants:
@@ -275,7 +278,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
             schedules.forward(given)
         kind = "backward" if wants else "forward"
         on = {"lengths": lengths, "reset": reset}
-        more = {} if wants else {"every": every, "keep": True}
+        more = {} if wants else {"all_states": every, "save": True}
         flags = tuple(name for name, here in (on | more).items() if here)
         assert asked.pop() == (kind, flags, steps, batch, columns)
     layer.layer_kernels.cache_clear()
@@ -343,15 +346,15 @@ def test_backends_without_it_say_so():
 
 def test_recompute_needs_one_kernel_more():
     plain, again = (cells.lstm.spec(8, 8, recompute=word) for word in ("none", "gates"))
-    assert kernels.kinds(plain, True, True, False, True) == [
-        ("forward", ("lengths", "every", "keep")), ("backward", ("lengths", "every")),
+    assert plan.kinds(plain, True, True, False, True) == [
+        ("forward", ("lengths", "all_states", "save")), ("backward", ("lengths", "all_states")),
     ]  # fmt: skip
-    assert kernels.kinds(again, True, True, False, True) == [
-        ("forward", ("lengths", "every")), ("forward", ("lengths", "keep")),
-        ("backward", ("lengths", "every")),
+    assert plan.kinds(again, True, True, False, True) == [
+        ("forward", ("lengths", "all_states")), ("forward", ("lengths", "save")),
+        ("backward", ("lengths", "all_states")),
     ]  # fmt: skip
-    assert kernels.kinds(again, False, False, False, False) == [("forward", ())]
-    assert kernels.kinds(plain, True, False, True, False, True) == [
-        ("forward", ("reset", "fresh", "keep")), ("backward", ("reset",)),
-        ("backward", ("reset", "fresh")),
+    assert plan.kinds(again, False, False, False, False) == [("forward", ())]
+    assert plan.kinds(plain, True, False, True, False, True) == [
+        ("forward", ("reset", "reset_state", "save")), ("backward", ("reset",)),
+        ("backward", ("reset", "reset_state")),
     ]  # fmt: skip

@@ -8,9 +8,10 @@ import torch
 
 import openrnn
 from openrnn import cells, dispatch
-from openrnn.backends.fused import kernels, plan, schedules
+from openrnn.backends.fused import kernels, schedules
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.codegen.trace import trace
+from openrnn.tuning import plan
 
 pytestmark = pytest.mark.gpu
 
@@ -86,12 +87,12 @@ def test_a_size_at_which_every_kernel_spills():
 
 
 FAMILIES = {
-    "two-stages": lambda how: how.clusters == 1 and not how.wgmma,
-    "grid": lambda how: how.clusters > 1 and not how.wgmma,
-    "wgmma": lambda how: how.clusters == 1 and how.wgmma,
-    "wgmma-grid": lambda how: how.clusters > 1 and how.wgmma,
-    "frugal": lambda how: how.clusters == 1,
-    "frugal-grid": lambda how: how.clusters > 1,
+    "two-stages": lambda config: config.clusters == 1 and not config.wgmma,
+    "grid": lambda config: config.clusters > 1 and not config.wgmma,
+    "wgmma": lambda config: config.clusters == 1 and config.wgmma,
+    "wgmma-grid": lambda config: config.clusters > 1 and config.wgmma,
+    "low-register": lambda config: config.clusters == 1,
+    "low-register-grid": lambda config: config.clusters > 1,
 }
 
 
@@ -102,16 +103,16 @@ def family(monkeypatch, request):
         pytest.skip("wgmma needs compute capability 9.0")
 
     def forget():
-        kernels._kernel.cache_clear()
+        kernels.kernel.cache_clear()
         layer_kernels.cache_clear()
         schedules.forward.cache_clear()
         schedules.backward.cache_clear()
 
     def only(rank, *asked, **more):
-        frugal = request.param.startswith("frugal")
+        low_register = request.param.startswith("low-register")
         stages = {"stages": 2} if request.param == "two-stages" else {}
         found = filter(FAMILIES[request.param], rank(*asked, **more))
-        return tuple(replace(how, frugal=frugal, **stages) for how in found)
+        return tuple(replace(config, low_register=low_register, **stages) for config in found)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))

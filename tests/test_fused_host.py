@@ -44,7 +44,7 @@ def test_nibbles_come_back_from_64_bits():
 @pytest.mark.parametrize("name", PLAIN)
 def test_small_kernels_spill_nothing(name, dtype):
     for arch in ("sm_80", "sm_90", "sm_120"):
-        made = nvrtc.binary(nvrtc.Wanted(cuda.plain_source(name, dtype), name, arch, name))
+        made = nvrtc.binary(nvrtc.KernelSource(cuda.plain_source(name, dtype), name, arch, name))
         assert made.resources.spilled == 0
 
 

@@ -15,9 +15,11 @@ from test_fused_gpu import step
 
 import openrnn
 from openrnn import cells, store
-from openrnn.backends.fused import kernels
+from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.tuning import plan
 
 LAG = """
 #define LAG(WHEN) {{ \\
@@ -43,7 +45,7 @@ PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
     "        if (here) return;\n": "        if (here) { LAG(AFTER_MESSAGES) return; }\n",
 }
-SPIN_LIMIT = count(1 << 22)  # bounded waits; and kernels are remembered by this number
+SPIN_LIMITS = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
 def late(original, when, without, *asked):
@@ -63,23 +65,24 @@ def lagging(monkeypatch, tmp_path):
         with monkeypatch.context() as patch:
             patch.setattr(store, "folder", lambda: tmp_path)
             patch.setattr(cuda, "source", partial(late, original, when, without))
-            patch.setattr(kernels, "SPIN_LIMIT", next(SPIN_LIMIT))
-            same_tiles(case)
+            limit = next(SPIN_LIMITS)
+            patch.setitem(BACKENDS, "fused", Fused(spin_limit=limit))
+            same_tiles(case, limit)
             return step(*case)
 
     return make
 
 
-def same_tiles(case):
+def same_tiles(case, spin_limit):
     """With a lag, too, what is planned first compiles without spills: all add up in one order."""
     net, x, dy = case
     asked = trace(net.cell), str(x.dtype).removeprefix("torch."), net.hidden_size
     about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
     capability, many = (about.major, about.minor), about.multi_processor_count
-    for kind, flags in (("forward", ("keep",)), ("backward", ())):
-        _, how = kernels.best(kind, *asked, tiles, flags, capability, kernels.SPIN_LIMIT, many)
-        first = kernels.ranked(kind, flags, *asked, 8 * tiles, capability, many)[0]
-        assert how == kernels.first_try(net.hidden_size, first, flags)
+    for kind, flags in (("forward", ("save",)), ("backward", ())):
+        _, config = kernels.best(kind, *asked, tiles, flags, capability, spin_limit, many)
+        first = plan.ranked(kind, flags, *asked, 8 * tiles, capability, many)[0]
+        assert config == plan.first_try(net.hidden_size, first, flags)
 
 
 def given(cell, hidden, batch, dtype):
@@ -120,10 +123,10 @@ def test_the_places_are_there():
     cell = trace(cells.lstm)
     for batch, hidden in ((16, 512), (16, 1024)):
         for kind in ("forward", "backward"):
-            how = kernels.ranked(kind, (), cell, "bfloat16", hidden, batch, (9, 0), 132)[0]
-            text = cuda.source(cell, "bfloat16", how)
+            config = plan.ranked(kind, (), cell, "bfloat16", hidden, batch, (9, 0), 132)[0]
+            text = cuda.source(cell, "bfloat16", config)
             assert all(text.count(place) for place in PLACES)
             assert (BARRIER in text) == (kind == "backward" and hidden == 512)
             if BARRIER in text:
-                assert how.warps > WARP
-                assert how.cluster > BLOCK
+                assert config.warps > WARP
+                assert config.cluster > BLOCK

@@ -14,28 +14,33 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
-    chunks,
     forward_loop,
     kernels,
     launches,
     layer,
-    overlap,
     schedules,
     weight_gradients,
 )
-from openrnn.codegen import tiles
+from openrnn.codegen.config import (
+    BackwardConfig,
+    ForwardConfig,
+    GridBackwardConfig,
+    GridForwardConfig,
+    saved_values,
+)
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
 from openrnn.spec import Problem
+from openrnn.tuning import chunks
 
 GRIDS = {
-    "forward": tiles.GridForward(64, 2, 4, 2, 1, 1, 8, clusters=2),
-    "backward": tiles.GridBackward(64, 2, 4, 2, 1, 1, 8, clusters=2),
+    "forward": GridForwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
+    "backward": GridBackwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
 }
 CLUSTERS = {
-    "forward": tiles.Forward(64, 1, 8, 1, 1, 1, 4),
-    "backward": tiles.Backward(64, 1, 4, 8, 1, 1, 3),
+    "forward": ForwardConfig(64, 1, 8, 1, 1, 1, 4),
+    "backward": BackwardConfig(64, 1, 4, 8, 1, 1, 3),
 }
 MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).view(11, 5) % 7 == 0}
 
@@ -47,11 +52,11 @@ def clear_caches():
     schedules.backward.cache_clear()
 
 
-def store(how, args):
+def store(config, args):
     """Writes into all of a grid's flag buffer, B 5 and H 64; how many words were not filled."""
-    forward = how.kind == "forward"
+    forward = config.kind == "forward"
     steps, address, width = args.steps, args.y if forward else args.d_gates, 64 * (4 - 3 * forward)
-    width //= 2 if how.half else 1  # in words
+    width //= 2 if config.half_operands else 1  # in words
     step, row = 5 * width, width
     if forward and args.flag_buffer:
         address = args.flag_buffer
@@ -78,13 +83,13 @@ def without_side_stream(monkeypatch, joins):
 def launched(monkeypatch):
     """A training step without a device: what each launch was given, by kind, in order."""
 
-    def step(hows, spec, steps=3, **given):
+    def step(configs, spec, steps=3, **given):
         found = []
         # of each launch of a loop: its event, words of a grid's buffer that were not filled, flags
         step.events, step.unfilled, step.asked = [], [], set()
 
         class Kernel:
-            threads, resident = 256, 64
+            threads, max_clusters = 256, 64
 
             def __init__(self, kind):
                 self.kind = kind
@@ -94,12 +99,12 @@ def launched(monkeypatch):
                 if self.kind != "plain":
                     found.append((self.kind, args))
                     step.events.append(begun)
-                    if hows[self.kind].clusters > 1:
-                        step.unfilled.append(store(hows[self.kind], args))
+                    if configs[self.kind].clusters > 1:
+                        step.unfilled.append(store(configs[self.kind], args))
 
-        def kernel(kind, cell, dtype, hidden, many, flags, device):
+        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit):
             step.asked.add((kind, flags))
-            return Kernel(kind), hows[kind]
+            return Kernel(kind), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
@@ -134,7 +139,7 @@ def overlapped(request, monkeypatch, launched):
     """Chunks of so many steps, and after how many loops the side stream was waited for."""
     joined, edges = [], [0, *itertools.accumulate(request.param)]
     without_side_stream(monkeypatch, lambda: joined.append(len(launched.events)))
-    monkeypatch.setattr(overlap, "edges", lambda *_: edges)
+    monkeypatch.setattr(schedules, "edges", lambda *_: edges)
     return request.param, joined
 
 
@@ -163,18 +168,20 @@ def test_loops_that_products_wait_for_record_an_event(launched, overlapped, both
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"input_mode": "skip"}, {"bidirectional": True}], ids=str)
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half_operands", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_grid_finds_its_flags_filled(monkeypatch, launched, number, half, options, given):
+def test_a_grid_finds_its_flags_filled(
+    monkeypatch, launched, number, half_operands, options, given
+):
     """In y only where that has what blocks send each other, and nothing else."""
     monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
-    hows = GRIDS | {"forward": replace(GRIDS["forward"], half=half)}
+    configs = GRIDS | {"forward": replace(GRIDS["forward"], half_operands=half_operands)}
     masks = {name: MASKS[name] for name in given}
-    found = launched(hows, cells.lstm.spec(64, 64, **options), 11, **masks)
+    found = launched(configs, cells.lstm.spec(64, 64, **options), 11, **masks)
     loops = 2 * number * (2 if "bidirectional" in options else 1)
     assert launched.unfilled == [0] * loops
     own = [args.flag_buffer != 0 for kind, args in found if kind == "forward"]
-    assert own == [half or bool(given)] * (loops // 2)
+    assert own == [half_operands or bool(given)] * (loops // 2)
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
@@ -207,7 +214,7 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
     options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
     spec = cells.lstm.spec(64, 64, bidirectional=True, recompute=recompute)
     found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
-    keeps = {"keep" in flags for kind, flags in launched.asked if kind == "forward"}
+    keeps = {"save" in flags for kind, flags in launched.asked if kind == "forward"}
     assert keeps == ({True} if recompute == "none" else {False, True})
     carries = []  # of each launch: what it takes and leaves, its steps and its direction
     for kind, args in found:
@@ -220,7 +227,7 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
         else:
             assert args.dy_step_bytes == way * 5 * 128 * 4
             assert args.d_gates_step_bytes == way * 5 * 256 * 4
-        assert args.saved_step_bytes == way * 8 * 64 * tiles.record(trace(cells.lstm)) * 4
+        assert args.saved_step_bytes == way * 8 * 64 * saved_values(trace(cells.lstm)) * 4
         assert args.reset_step_bytes == way * 5
 
     def chained(launches):

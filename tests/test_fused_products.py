@@ -15,21 +15,21 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
-    chunks,
     forward_loop,
     kernels,
-    overlap,
+    schedules,
     weight_gradients,
 )
-from openrnn.codegen import tiles
+from openrnn.codegen.config import BackwardConfig, ForwardConfig
 from openrnn.dispatch import BACKENDS
 from openrnn.params import module_slots
 from openrnn.spec import Problem
+from openrnn.tuning import chunks
 
 STEPS, BATCH, WIDTH = 11, 4, 6
-HOWS = {
-    "forward": tiles.Forward(16, 1, 2, 1, 1, 1, 4),
-    "backward": tiles.Backward(16, 1, 4, 2, 1, 1, 3),
+CONFIGS = {
+    "forward": ForwardConfig(16, 1, 2, 1, 1, 1, 4),
+    "backward": BackwardConfig(16, 1, 4, 2, 1, 1, 3),
 }
 
 
@@ -46,10 +46,10 @@ def multiply(dtype, device, sizes, a, b, d, add=False, full=False, count=1):
     rows, columns, inner = sizes
     for number in range(count):
         starts = [matrix.address + 4 * number * matrix.apart for matrix in (a, b, d)]
-        left = at(starts[0], (inner, rows) if a.flipped else (rows, inner), a.stride)
-        right = at(starts[1], (columns, inner) if b.flipped else (inner, columns), b.stride)
+        left = at(starts[0], (inner, rows) if a.transposed else (rows, inner), a.stride)
+        right = at(starts[1], (columns, inner) if b.transposed else (inner, columns), b.stride)
         out = at(starts[2], (rows, columns), d.stride)
-        product = (left.T if a.flipped else left) @ (right.T if b.flipped else right)
+        product = (left.T if a.transposed else left) @ (right.T if b.transposed else right)
         out.copy_(out + product if add else product)
 
 
@@ -72,7 +72,7 @@ def masked_rows(x, lengths, mask=None):
 class Kernel:
     """A launch that leaves given gate gradients, those of its steps, or arranges weights."""
 
-    threads, resident = 256, 64
+    threads, max_clusters = 256, 64
 
     def __init__(self, kind, left):
         self.kind, self.left = kind, left
@@ -104,7 +104,7 @@ def divide(monkeypatch, number):
     if isinstance(number, int):
         monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
         return
-    monkeypatch.setattr(overlap, "edges", lambda *_: list(number))
+    monkeypatch.setattr(schedules, "edges", lambda *_: list(number))
     without_side_stream(monkeypatch, lambda: None)
 
 
@@ -137,7 +137,7 @@ def test_products_of_chunks_are_those_of_all_steps(
     monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
 
     def kernel(kind, *_):
-        return Kernel(kind, next(directions) if kind == "backward" else None), HOWS[kind]
+        return Kernel(kind, next(directions) if kind == "backward" else None), CONFIGS[kind]
 
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())

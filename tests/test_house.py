@@ -31,6 +31,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"names"},
     {"kernels", "native", "schedule"},
     {"cells", "params", "codegen"},
+    {"tuning"},
     {"backends.base", "arguments"},
     {"reference", "backends.*"},
     {"dispatch"},

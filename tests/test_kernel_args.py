@@ -39,7 +39,7 @@ def test_the_struct_lies_as_a_launch_passes_it(table, states):
     types = "typedef long long int64; typedef float storage_t; typedef short operand_t;"
     kernel = f'extern "C" __global__ void empty(const __grid_constant__ {table.__name__} args) {{}}'
     source = "\n".join([types, f"#define STATES {states}", table.struct(), *checks, kernel])
-    nvrtc.binary(nvrtc.Wanted(source, "empty", "sm_80", table.__name__))
+    nvrtc.binary(nvrtc.KernelSource(source, "empty", "sm_80", table.__name__))
 
 
 def test_every_kernel_takes_the_struct_of_its_table():

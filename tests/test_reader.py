@@ -12,7 +12,7 @@ from torch import tanh
 import openrnn
 from openrnn.codegen import cuda, numba
 from openrnn.codegen.check import check_elementwise
-from openrnn.codegen.tiles import Forward
+from openrnn.codegen.config import ForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.errors import CellError
 
@@ -216,7 +216,7 @@ def test_source_has_no_name_of_a_user():
             assert word not in source
     assert "// gates 0 int, 1 x, 2 kept, 3 _nit; states 0 after" in sources[1]
     assert traced.numbered.name.isascii()
-    forward = Forward(64, 2, 4, 1, 1, 1, 0)
+    forward = ForwardConfig(64, 2, 4, 1, 1, 1, 0)
     assert "d_final_float" not in cuda.source(traced, "float32", forward)
 
 

@@ -10,7 +10,7 @@ from torch import nn, sigmoid, tanh
 from torch.nn import functional as F
 
 import openrnn
-from openrnn.codegen.cuda import halves
+from openrnn.codegen.cuda import derivative_parts
 from openrnn.codegen.graph import PRIMITIVES, Graph, Node, factored
 from openrnn.codegen.trace import trace
 from openrnn.errors import CellError
@@ -103,10 +103,10 @@ def agree(cell, clip=None, seed=0, loose=1e-12):
     assert all(
         distance(summed[name].expand(64), value) < 1e-13 for name, value in zip(cell.states, new)
     )
-    kept = {name: (given | sums)[name] for name in traced.kept}
+    kept = {name: (given | sums)[name] for name in traced.saved}
     others = {name: value for name, value in given.items() if name[0] in "sp"}
     found = evaluate(traced.derivative, kept | others | cotangents)
-    early, late = halves(traced)
+    early, late = derivative_parts(traced)
     assert not any(name in cotangents for node in early.nodes for name in node.args)
     again = evaluate(late, evaluate(early, kept | others) | cotangents)
     assert again.keys() == found.keys()
@@ -215,16 +215,16 @@ def test_activations(name):
 
 def test_kept_is_what_the_derivative_reads():
     """And no more: what forward stores is memory."""
-    assert trace(CELLS["lstm"]).kept == ("a_i", "a_f", "a_g", "a_o")
-    assert trace(CELLS["rnn_tanh"]).kept == ("a_h",)
-    assert set(trace(CELLS["gru"]).kept) == {"a_r", "a_z", "x_n", "r_n"}
-    assert set(trace(CELLS["mgu"]).kept) == {"a_f", "x_n", "r_n"}
-    assert set(trace(CELLS["coupled_lstm"]).kept) == {"a_f", "a_g", "a_o"}
+    assert trace(CELLS["lstm"]).saved == ("a_i", "a_f", "a_g", "a_o")
+    assert trace(CELLS["rnn_tanh"]).saved == ("a_h",)
+    assert set(trace(CELLS["gru"]).saved) == {"a_r", "a_z", "x_n", "r_n"}
+    assert set(trace(CELLS["mgu"]).saved) == {"a_f", "x_n", "r_n"}
+    assert set(trace(CELLS["coupled_lstm"]).saved) == {"a_f", "a_g", "a_o"}
     assert trace(CELLS["lstm"]).summed == set("ifgo")
     assert trace(CELLS["gru"]).summed == {"r", "z"}
     for name in ELEMENTWISE:
         traced = trace(CELLS[name])
-        assert set(traced.kept) == {n for n in traced.derivative.reads if n[0] in "axr"}
+        assert set(traced.saved) == {n for n in traced.derivative.reads if n[0] in "axr"}
 
 
 def test_a_linear_gate_is_not_kept():
@@ -233,7 +233,7 @@ def test_a_linear_gate_is_not_kept():
         return x.a + r.a + 0.5 * s.h + tanh(x.b)
 
     traced = agree(linear)
-    assert traced.kept == ("x_b",)
+    assert traced.saved == ("x_b",)
     assert traced.summed == {"a"}
 
 
@@ -255,7 +255,7 @@ def test_a_state_passed_on():
         return s.k, x.a
 
     traced = agree(passes)
-    assert traced.kept == ()
+    assert traced.saved == ()
     assert traced.step.nodes == ()
 
 
@@ -268,7 +268,7 @@ def test_the_derivative_shares_work():
 def test_what_gradients_meet_is_known_before_them():
     """What is left of an LSTM is the sum of both ways to c and six products, of a GRU five."""
     for name, sums, products in (("lstm", 1, 6), ("gru", 0, 5)):
-        left = [node.op for node in halves(trace(CELLS[name]))[1].nodes]
+        left = [node.op for node in derivative_parts(trace(CELLS[name]))[1].nodes]
         assert left.count("add") == sums
         assert left.count("mul") == products
         assert len(left) == sums + products
@@ -276,7 +276,7 @@ def test_what_gradients_meet_is_known_before_them():
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_no_factor_is_a_constant(name):
-    early, _ = halves(trace(CELLS[name]))
+    early, _ = derivative_parts(trace(CELLS[name]))
     assert all(any(isinstance(arg, str) for arg in node.args) for node in early.nodes)
 
 

@@ -8,14 +8,14 @@ import torch
 from bench_cases import MACHINE, result
 
 from openrnn import cells, cli
-from openrnn.backends.fused import measured
-from openrnn.backends.fused.choice import LOSSES, Loss
 from openrnn.bench.cases import Row
 from openrnn.bench.record import KernelTime, Writer, read
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.tune import command, kernels, regions, table
 from openrnn.tune.candidates import KINDS, Candidate, Size, candidates, variants
+from openrnn.tuning import measured
+from openrnn.tuning.choice import LOSSES, Loss
 
 ROOT = Path(__file__).parents[1]
 CAPABILITY = (9, 0)
@@ -33,7 +33,7 @@ def test_candidates_are_the_plans_first_each_shape_once(kind):
     assert len(set(shapes)) == len(shapes)
     assert {one.config.kind for one in found} == {"backward" if kind == "backward" else "forward"}
     if kind != "backward":
-        assert {one.config.keep for one in found} == {kind == "forward"}
+        assert {one.config.save for one in found} == {kind == "forward"}
     limit = candidates(SIZE._replace(kind=kind), CAPABILITY, 1)
     assert sum(one.config.clusters > 1 for one in limit) <= 1
     assert sum(one.config.clusters == 1 for one in limit) <= 1
@@ -51,12 +51,14 @@ def test_variants_fit_and_differ_in_what_they_hold():
     assert len({one.config for one in found}) == len(found) > 1
     assert {measured.shape_of(one.config) for one in found} == {measured.shape_of(first.config)}
     cell = trace(cells.lstm)
-    pieces = first.config.pieces(cell, "bfloat16")
-    assert all(0 <= one.config.resident <= pieces for one in found)
+    fragments = first.config.fragments(cell, "bfloat16")
+    assert all(0 <= one.config.register_fragments <= fragments for one in found)
 
 
 def test_sizes_are_every_combination():
-    asked = kernels.Asked(cells=("lstm", "gru"), hidden=(64,), batches=(1, 16), kinds=("backward",))
+    asked = kernels.TuneRequest(
+        cells=("lstm", "gru"), hidden=(64,), batches=(1, 16), kinds=("backward",)
+    )
     assert [(one.cell, one.hidden, one.batch, one.kind) for one in asked.sizes()] == [
         ("lstm", 64, 1, "backward"), ("lstm", 64, 16, "backward"),
         ("gru", 64, 1, "backward"), ("gru", 64, 16, "backward"),
@@ -95,9 +97,11 @@ def test_the_two_fastest_are_varied_and_what_fails_is_left_out(tmp_path, monkeyp
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: CAPABILITY)
     monkeypatch.setattr(kernels, "ProcessPoolExecutor", Now)
     monkeypatch.setattr(kernels, "compiled", lambda one: one.config)
-    monkeypatch.setattr(kernels, "unspilled", lambda one: one.config.frugal)
+    monkeypatch.setattr(kernels, "unspilled", lambda one: one.config.low_register)
     monkeypatch.setattr(kernels, "time_of", time_of)
-    asked = kernels.Asked(cells=("lstm",), hidden=(512,), batches=(16,), kinds=("forward",), most=4)
+    asked = kernels.TuneRequest(
+        cells=("lstm",), hidden=(512,), batches=(16,), kinds=("forward",), most=4
+    )
     path = tmp_path / "a.jsonl"
     found = kernels.measure(asked, Writer(path, MACHINE), command.Console())
     assert read(path).kernels == tuple(found)
@@ -106,7 +110,7 @@ def test_the_two_fastest_are_varied_and_what_fails_is_left_out(tmp_path, monkeyp
     second = [config for config, delays in timed if not delays]
     assert len(found) == len(timed) - 2
     assert second
-    assert all(config.frugal for config in second)
+    assert all(config.low_register for config in second)
     assert not set(first) & set(second)
     assert {measured.shape_of(one) for one in second} == {
         measured.shape_of(one) for one in first[2:4]
@@ -120,7 +124,7 @@ def test_only_grids_have_delays_to_measure(monkeypatch):
     monkeypatch.setattr(kernels, "ProcessPoolExecutor", Now)
     monkeypatch.setattr(kernels, "compiled", lambda one: one.config)
     monkeypatch.setattr(kernels, "time_of", lambda one, _: timed.append(one.config))
-    asked = kernels.Asked(cells=("lstm",), hidden=(64, 1024), batches=(16,), delays=True)
+    asked = kernels.TuneRequest(cells=("lstm",), hidden=(64, 1024), batches=(16,), delays=True)
     assert kernels.measure(asked, Writer(None, MACHINE), command.Console()) == []
     assert timed
     assert all(config.clusters > 1 for config in timed)
@@ -131,23 +135,24 @@ def test_only_grids_have_delays_to_measure(monkeypatch):
 
 def kernel_time(us, **changes):
     config = {
-        "units": 512, "clusters": 1, "cluster": 16, "warps": 4, "per": 1, "tiles": 1, "flight": 1,
-        "k_warps": 1, "wgmma": 0, "resident": 23, "stages": 4, "frugal": 1, "delay": 0,
+        "units": 512, "clusters": 1, "cluster": 16, "warps": 4, "groups": 1, "tiles": 1,
+        "tiles_in_flight": 1, "k_warps": 1, "wgmma": 0, "register_fragments": 23, "stages": 4,
+        "low_register": 1, "delay": 0,
     }  # fmt: skip
     fields = {"cell": "lstm", "dtype": "bfloat16", "hidden": 512, "batch": 16, "kernel": "forward"}
     return KernelTime(**{**fields, "us": us, "config": {**config, **changes}})
 
 
 def test_the_table_is_what_it_is_without_files():
-    path = ROOT / "src" / "openrnn" / "backends" / "fused" / measured.FILE
+    path = ROOT / "src" / "openrnn" / "tuning" / measured.FILE
     assert table.text_of([]) == path.read_text()
 
 
 def test_what_was_measured_since_is_in_the_table():
-    even, slower = kernel_time(0.51, resident=9), kernel_time(0.6, resident=8)
+    even, slower = kernel_time(0.51, register_fragments=9), kernel_time(0.6, register_fragments=8)
     times = [kernel_time(0.515), even, slower, replace(kernel_time(0.1), mask="lengths")]
     old = kernel_time(0.4)
-    del old.config["frugal"]
+    del old.config["low_register"]
     before, after = (table.text_of(files).splitlines() for files in ([], [[old], times]))
     new = sorted(set(after) - set(before))
     # of kernels as good as even the one tried first; later files win
@@ -175,10 +180,10 @@ def test_the_log_of_kernels_is_read_and_printed(capsys):
 
 def test_a_configuration_is_kept_as_it_is():
     config = candidates(SIZE, CAPABILITY, 1)[0].config
-    assert isinstance(config, Tiles)
+    assert isinstance(config, KernelConfig)
     kept = table.config_of(config)
-    assert (kept["units"], kept["resident"]) == (512, config.resident)
-    assert set(kept) == set(table.KEPT)
+    assert (kept["units"], kept["register_fragments"]) == (512, config.register_fragments)
+    assert set(kept) == set(table.WRITTEN)
     assert Candidate(SIZE, CAPABILITY, config).kernel.size.hidden == 0
 
 

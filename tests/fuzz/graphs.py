@@ -63,7 +63,7 @@ def by_graph(cell: Traced, given: Values, cotangents: Values, dtype: torch.dtype
     again = evaluated(cell.summed_step, given | sums, dtype)
     # the same but for the rounding of a sum that is regrouped
     found |= {f"again_{name}": value for name, value in again.items()}
-    kept = {name: (given | sums)[name] for name in cell.kept}
+    kept = {name: (given | sums)[name] for name in cell.saved}
     others = {name: value for name, value in given.items() if name[0] in "sp"}
     grads = evaluated(cell.derivative, kept | others | cotangents, dtype)
     return found | both_sides(cell, grads)

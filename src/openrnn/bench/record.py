@@ -107,7 +107,7 @@ class KernelTime:
 
     Args:
         kernel: forward (with what training saves), inference or backward; mask: none, or its own.
-        config: how the kernel is laid out; multiplied: bytes of a value as its products read it.
+        config: the kernel's configuration; operand_bytes: of a value as its products read it.
         commit, date: of the sources and the day, where they are not those of the file.
     """
 
@@ -119,7 +119,7 @@ class KernelTime:
     us: float
     config: dict[str, int]
     mask: str = "none"
-    multiplied: int | None = None
+    operand_bytes: int | None = None
     commit: str | None = None
     date: str | None = None
 

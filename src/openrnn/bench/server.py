@@ -19,7 +19,7 @@ import torch
 
 from openrnn.bench.cases import Row
 from openrnn.bench.engines.base import Engine
-from openrnn.bench.engines.graph import Graph
+from openrnn.bench.engines.graph import Graphed
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.modes import MODES
 from openrnn.bench.record import result_line
@@ -91,7 +91,7 @@ class Server:
     def __post_init__(self) -> None:
         ours = Ours(self.backend, self.name)
         graph = f"{self.name}-graph"
-        self.engines = {self.name: ours, graph: Graph(graph, ours)}
+        self.engines = {self.name: ours, graph: Graphed(graph, ours)}
 
     def handle(self, request: Request) -> Answer:
         """Does what is asked: open, prepare, sample or close."""

@@ -1,8 +1,8 @@
-"""Whether a cell's h stays within [-1, 1]: then products of float32 read it and R as float16.
+"""Whether a cell's h stays within [-1, 1]: then float32 products read h and R as float16.
 
-float16 has the 11 bits of tf32, in half the registers and at twice the speed, but a small exponent:
-below 2^-14 it is off by up to 2^-25, beside 1 less than float32's own rounding. What is larger than
-65,504 counts as that: a first state or a weight may be, h of later steps is not.
+float16 has the 11 bits of tf32, takes half the registers and multiplies at twice the speed, but its
+exponent is small. A number below 2^-14 is off by up to 2^-25: half of what float32 rounds 1 by. A
+number beyond 65,504 counts as 65,504: an initial state or a weight may be one, a later h is not.
 """
 
 from functools import lru_cache
@@ -14,29 +14,29 @@ from openrnn.codegen.graph import Node, Value
 from openrnn.codegen.trace import Traced
 
 
-class Span(NamedTuple):
-    """From the least to the most that a value may be."""
+class Interval(NamedTuple):
+    """The least and the most that a value may be."""
 
     low: float
     high: float
 
     @property
-    def sure(self) -> "Span":
-        """The span, or ANY where an end is no number: nothing is known then."""
+    def sure(self) -> "Interval":
+        """The interval, or ANY where an end is no number: nothing is known then."""
         return ANY if isnan(self.low) or isnan(self.high) else self
 
-    def joined(self, other: "Span") -> "Span":
+    def joined(self, other: "Interval") -> "Interval":
         """What either may be."""
-        return Span(min(self.low, other.low), max(self.high, other.high))
+        return Interval(min(self.low, other.low), max(self.high, other.high))
 
 
-ANY, UNIT = Span(-inf, inf), Span(-1.0, 1.0)
-_FIXED = {"sigmoid": Span(0.0, 1.0), "tanh": UNIT, "sin": UNIT, "cos": UNIT, "erf": UNIT,
+ANY, UNIT = Interval(-inf, inf), Interval(-1.0, 1.0)
+_FIXED = {"sigmoid": Interval(0.0, 1.0), "tanh": UNIT, "sin": UNIT, "cos": UNIT, "erf": UNIT,
           "sign": UNIT}  # fmt: skip
 
 
-def halved(cell: Traced, dtype: str) -> bool:
-    """Whether the products of a cell's forward kernels read float16 where values are of `dtype`."""
+def half_operands(cell: Traced, dtype: str) -> bool:
+    """Whether forward's products read values of `dtype` as float16."""
     return dtype == "float32" and bounded(cell)
 
 
@@ -47,68 +47,68 @@ def bounded(cell: Traced) -> bool:
     found, nodes = {f"s_{state}": UNIT}, {node.name: node for node in graph.nodes}
     for node in graph.nodes:
         known = _mixed(node, nodes, found) or _clamped(node, nodes, found)
-        found[node.name] = (known or _of(node, [_span(arg, found) for arg in node.args])).sure
-    h = _span(graph.outputs[state], found)
+        found[node.name] = (known or _of(node, [_interval(arg, found) for arg in node.args])).sure
+    h = _interval(graph.outputs[state], found)
     return UNIT.low <= h.low and h.high <= UNIT.high
 
 
-def _span(value: Value, found: dict[str, Span]) -> Span:
-    return found.get(value, ANY) if isinstance(value, str) else Span(value, value).sure
+def _interval(value: Value, found: dict[str, Interval]) -> Interval:
+    return found.get(value, ANY) if isinstance(value, str) else Interval(value, value).sure
 
 
-def _of(node: Node, args: list[Span]) -> Span:
+def _of(node: Node, args: list[Interval]) -> Interval:
     """What one operation gives; ANY where nothing is known of it."""
     if node.op in _FIXED:
         return _FIXED[node.op]
     if node.op == "neg":
-        return Span(-args[0].high, -args[0].low)
+        return Interval(-args[0].high, -args[0].low)
     if node.op == "abs":
         least = max(args[0].low, -args[0].high, 0.0)
-        return Span(least, max(-args[0].low, args[0].high))
+        return Interval(least, max(-args[0].low, args[0].high))
     if node.op == "add":
-        return Span(args[0].low + args[1].low, args[0].high + args[1].high)
+        return Interval(args[0].low + args[1].low, args[0].high + args[1].high)
     if node.op == "sub":
-        return Span(args[0].low - args[1].high, args[0].high - args[1].low)
+        return Interval(args[0].low - args[1].high, args[0].high - args[1].low)
     if node.op == "where":
         return args[1].joined(args[2])
     if node.op in ("maximum", "minimum"):
         choose = max if node.op == "maximum" else min
-        return Span(choose(args[0].low, args[1].low), choose(args[0].high, args[1].high))
+        return Interval(choose(args[0].low, args[1].low), choose(args[0].high, args[1].high))
     if node.op == "mul" and all(abs(end) < inf for arg in args for end in arg):
         ends = [low * high for low, high in product(*args)]
-        return Span(min(ends), max(ends))
+        return Interval(min(ends), max(ends))
     return ANY
 
 
-def _mixed(node: Node, nodes: dict[str, Node], found: dict[str, Span]) -> Span | None:
-    """The span of u a + (1 - u) b, or b + u (a - b), u in [0, 1]: that of a and b, as in a GRU."""
+def _mixed(node: Node, nodes: dict[str, Node], found: dict[str, Interval]) -> Interval | None:
+    """The interval of u a + (1 - u) b or b + u (a - b), u in [0, 1], as in a GRU: a or b."""
     if node.op != "add":
         return None
     for part, other in (node.args, node.args[::-1]):
         for u, a in _products(part, nodes):
-            share, gap = _span(u, found), nodes.get(str(a))
+            share, gap = _interval(u, found), nodes.get(str(a))
             if share.low < 0 or share.high > 1:
                 continue
             if gap and gap.op == "sub" and gap.args[1] == other:
-                return _span(gap.args[0], found).joined(_span(other, found))
+                return _interval(gap.args[0], found).joined(_interval(other, found))
             for less, b in _products(other, nodes):
                 rest = nodes.get(str(less))
                 if rest and rest.op == "sub" and rest.args == (1.0, u):
-                    return _span(a, found).joined(_span(b, found))
+                    return _interval(a, found).joined(_interval(b, found))
     return None
 
 
-def _clamped(node: Node, nodes: dict[str, Node], found: dict[str, Span]) -> Span | None:
-    """The span of x < 1 ? y : x, with any number or comparison: x beyond it is not taken."""
+def _clamped(node: Node, nodes: dict[str, Node], found: dict[str, Interval]) -> Interval | None:
+    """The interval of x < 1 ? y : x, with any number or comparison: x beyond it is not taken."""
     asked = nodes.get(str(node.args[0])) if node.op == "where" else None
     if asked is None or asked.op not in ("lt", "le", "gt", "ge") or asked.args[0] != node.args[2]:
         return None
     if isinstance(asked.args[1], str):  # it may be nan, and then nothing is compared
         return None
-    x, bound, instead = (_span(arg, found) for arg in (*asked.args, node.args[1]))
+    x, bound, instead = (_interval(arg, found) for arg in (*asked.args, node.args[1]))
     if asked.op in ("lt", "le"):
-        return instead.joined(Span(max(x.low, bound.low), max(x.high, bound.low)))
-    return instead.joined(Span(min(x.low, bound.high), min(x.high, bound.high)))
+        return instead.joined(Interval(max(x.low, bound.low), max(x.high, bound.low)))
+    return instead.joined(Interval(min(x.low, bound.high), min(x.high, bound.high)))
 
 
 def _products(value: Value, nodes: dict[str, Node]) -> tuple[tuple[Value, Value], ...]:

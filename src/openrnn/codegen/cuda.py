@@ -1,7 +1,7 @@
-"""Graph -> CUDA C++: a cell's step and derivative as device functions under the time loops.
+"""Graph -> CUDA C++: a cell's step and derivative as device functions of the time loops.
 
-A kernel's source is constants, then the text of `kernels/cuda/<kind>.cuh` with its includes, the
-cell's functions between them: no include file is needed to compile it.
+A kernel's source is constants, then the text of `kernels/cuda/<kind>.cuh` with its includes and the
+cell's functions in place. No include file is needed to compile it.
 """
 
 import math
@@ -11,13 +11,25 @@ from dataclasses import fields
 from functools import lru_cache
 from importlib.resources import files
 
-from openrnn.codegen.bounds import halved
+from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.config import (
+    SIZES,
+    BackwardConfig,
+    ForwardConfig,
+    KernelConfig,
+    saved_names,
+)
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
-from openrnn.codegen.tiles import SIZES, Backward, Forward, Tiles, kept
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
 
-ARRANGE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
+PERMUTE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
+# fields of a configuration whose constants have other names
+_CONSTANTS = {
+    "groups": "PER", "tiles_in_flight": "FLIGHT", "register_fragments": "RESIDENT",
+    "low_register": "FRUGAL", "all_states": "EVERY", "reset_state": "FRESH", "save": "KEEP",
+    "half_operands": "HALF",
+}  # fmt: skip
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -38,9 +50,10 @@ _NAMES = {
 
 
 def planes(cell: Traced) -> tuple[str, ...]:
-    """The gate gradients in the order of memory: left sides alone, sums, right sides alone.
+    """The gate gradients in the order of memory: input sides, both in one, recurrent sides.
 
-    So the gradients of each side lie together: the first or the last `len(cell.gates)` planes.
+    So the gradients of the input side are the first `len(cell.gates)` planes, and those of the
+    recurrent side the last.
     """
     alone = cell.apart
     shared = [f"da_{gate}" for gate in cell.gates if gate not in alone]
@@ -48,10 +61,10 @@ def planes(cell: Traced) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def scaled(cell: Traced, dtype: str) -> frozenset[str]:
-    """The gates of whose sums the half is kept: in 16 bits those that only a sigmoid reads.
+def halved_gates(cell: Traced, dtype: str) -> frozenset[str]:
+    """Gates whose pre-activation is stored halved: in 16 bits those that only a sigmoid reads.
 
-    There a sigmoid begins with a product by a half.
+    A sigmoid of 16 bits is computed as (1 + tanh(a / 2)) / 2.
     """
     if SIZES[dtype] != 2:
         return frozenset()
@@ -64,23 +77,23 @@ def scaled(cell: Traced, dtype: str) -> frozenset[str]:
     )  # fmt: skip
 
 
-def _given_halved(cell: Traced, dtype: str, how: Tiles) -> frozenset[str]:
-    """The gates of whose sums a forward kernel has the half from the start.
+def _accumulated_halved(cell: Traced, dtype: str, config: KernelConfig) -> frozenset[str]:
+    """Gates of which a forward kernel halves R, inputs and biases, instead of the pre-activation.
 
-    Not in a grid, whose step takes as long as its way through L2, nor with wgmma, whose step is
-    bound by shared memory: there the compiler needs more registers for it.
+    None in a grid, whose step is bound by the way through L2, and none with wgmma, whose step is
+    bound by shared memory: there it saves no time and takes more registers.
     """
-    plain = how.kind == "backward" or how.clusters > 1 or how.wgmma
-    return frozenset() if plain else scaled(cell, dtype)
+    plain = config.kind == "backward" or config.clusters > 1 or config.wgmma
+    return frozenset() if plain else halved_gates(cell, dtype)
 
 
 def _half_names(cell: Traced, dtype: str) -> dict[str, str]:
-    """What the halves of sums are called, by the sums' names."""
-    return {f"a_{gate}": f"half_{gate}" for gate in scaled(cell, dtype)}
+    """The names of halved pre-activations, by the names of the whole ones."""
+    return {f"a_{gate}": f"half_{gate}" for gate in halved_gates(cell, dtype)}
 
 
 def _reading_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
-    """A graph that reads the half of a sum where that has a name for it."""
+    """The graph with sigmoids that read halved pre-activations, where `half` names them."""
     nodes = tuple(
         Node(node.name, "sigmoid_of_half", node.args) if half.keys() & set(node.args) else node
         for node in graph.nodes
@@ -90,35 +103,43 @@ def _reading_halves(graph: Graph, half: Mapping[str, str]) -> Graph:
     )
 
 
-def source(cell: Traced, dtype: str, how: Tiles) -> str:
-    """The kernel of a cell with such tiles; its function is called `how.kind`."""
-    how, legend, cell = how.built, cell.legend, cell.numbered
-    given = _given_halved(cell, dtype, how)
+def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
+    """The CUDA source of a cell's kernel; its function is called `config.kind`."""
+    config, legend, cell = config.as_compiled, cell.legend, cell.numbered
+    given = _accumulated_halved(cell, dtype, config)
     summed = sum(1 << place for place, gate in enumerate(cell.gates) if gate in cell.summed)
     constants = {
         **_numbers(dtype),
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
-        "KEPT": len(kept(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
+        "KEPT": len(saved_names(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
         "SCALED": sum(1 << cell.gates.index(gate) for gate in given),
-        "SLOT_BYTES": how.stage(cell, dtype), "SHARED_GIVEN": how.shared(cell, dtype),
-        **{field.name.upper(): getattr(how, field.name) for field in fields(how)},
+        "SLOT_BYTES": config.slot_bytes(cell, dtype), "SHARED_GIVEN": config.shared(cell, dtype),
+        **_constants(config),
     }  # fmt: skip
-    if how.kind == "backward":
-        constants["FACTORS"] = len(halves(cell)[0].outputs)
-    title = f"{how.kind} kernel of cell {cell.name} in {dtype}, generated by OpenRNN"
+    if config.kind == "backward":
+        constants["FACTORS"] = len(derivative_parts(cell)[0].outputs)
+    title = f"{config.kind} kernel of cell {cell.name} in {dtype}, generated by OpenRNN"
     lines = [f"// {title}", f"// {legend}"]
     lines += _defined(constants)
     lines += ["#ifndef SPIN_LIMIT\n#define SPIN_LIMIT 0\n#endif"]
-    lines += _wgmma(dtype, how) if how.wgmma else []
-    if how.kind == "forward":
+    lines += _wgmma(dtype, config) if config.wgmma else []
+    if config.kind == "forward":
         function = step_function(cell, dtype, given)
     else:
         function = derivative_functions(cell, dtype)
-    return "\n".join(lines) + "\n\n" + _expanded(how.skeleton, LOOPS[how.kind], function)
+    return "\n".join(lines) + "\n\n" + _expanded(config.skeleton, LOOPS[config.kind], function)
+
+
+def _constants(config: KernelConfig) -> dict[str, int]:
+    """The fields of a configuration under their names in `kernels/cuda/`."""
+    return {
+        _CONSTANTS.get(field.name, field.name.upper()): getattr(config, field.name)
+        for field in fields(config)
+    }
 
 
 def _numbers(dtype: str) -> dict[str, int]:
-    """The constants of a dtype, and of tiles what a kernel without them includes code for."""
+    """The constants of a dtype, and zeros for what only some configurations define."""
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF": False, "PADDED": False,
         "SCALED": 0,
@@ -129,21 +150,21 @@ def _defined(constants: Mapping[str, int]) -> list[str]:
     return [f"#define {name} {int(value)}" for name, value in constants.items()]
 
 
-def _wgmma(dtype: str, how: Tiles) -> list[str]:
-    """The instruction that four warps multiply by: its operands differ in number with the tiles."""
-    narrow = how.multiplied(dtype) == 2
+def _wgmma(dtype: str, config: KernelConfig) -> list[str]:
+    """Macros of the wgmma instruction, whose number of operands depends on the tiles."""
+    narrow = config.operand_bytes(dtype) == 2
     kind = "bf16" if dtype == "bfloat16" else "f16" if narrow else "tf32"
-    count = 4 * how.tiles  # sums of a lane
+    count = 4 * config.tiles  # sums of a lane
     names = [f"%{place}" for place in range(count + 5)]
-    bound = [f'"+f"(sums[{n}][0][{place}])' for n in range(how.tiles) for place in range(4)]
-    signs = ", 1, 1, 1"  # add to the sums; a and b as they are
+    bound = [f'"+f"(sums[{n}][0][{place}])' for n in range(config.tiles) for place in range(4)]
+    signs = ", 1, 1, 1"  # accumulate; neither a nor b is negated
     return [
-        f'#define WGMMA_SHAPE "m64n{8 * how.tiles}k{16 if narrow else 8}.f32.{kind}.{kind}"',
+        f'#define WGMMA_SHAPE "m64n{8 * config.tiles}k{16 if narrow else 8}.f32.{kind}.{kind}"',
         f'#define WGMMA_SUMS "{{{", ".join(names[:count])}}}"',
         f"#define WGMMA_BOUND(sums) {', '.join(bound)}",
         f'#define WGMMA_REGISTERS "{{{", ".join(names[count : count + 4])}}}, {names[count + 4]}"',
         f'#define WGMMA_SHARED "{names[count]}, {names[count + 1]}"',
-        # in 16 bits, that neither is transposed
+        # 16 bits only: neither is transposed
         f'#define WGMMA_SIGNS_REGISTERS "{signs}{", 0" if narrow else ""}"',
         f'#define WGMMA_SIGNS_SHARED "{signs}{", 0, 0" if narrow else ""}"',
     ]
@@ -153,15 +174,16 @@ def plain_source(name: str, dtype: str) -> str:
     """A kernel that no cell changes, such as "dropout"."""
     constants = {
         **_numbers(dtype),
-        "CLUSTER": 1, "UNITS": 8, "FRUGAL": False, "TILE": ARRANGE_TILE,
+        "CLUSTER": 1, "UNITS": 8, "FRUGAL": False, "TILE": PERMUTE_TILE,
     }  # fmt: skip
     return "\n".join([*_defined(constants), _expanded(f"{name}.cuh", PLAIN[name])])
 
 
 def examples(cell: Traced, dtype: str) -> tuple[str, str]:
-    """Both kernels of a cell, with tiles for a hidden size of 256 and nothing optional."""
-    forward = Forward(256, 8, 4, 1, 1, 1, 0, half=halved(cell, dtype))
-    backward = Backward(256, 8, 4, 4, 1, 1, 0)
+    """Both kernels of a cell, for a hidden size of 256 and with nothing optional."""
+    half = half_operands(cell, dtype)
+    forward = ForwardConfig(256, 8, 4, 1, 1, 1, 0, half_operands=half)
+    backward = BackwardConfig(256, 8, 4, 4, 1, 1, 0)
     return source(cell, dtype, forward), source(cell, dtype, backward)
 
 
@@ -174,9 +196,9 @@ def _text(name: str) -> str:
 
 
 def _expanded(name: str, args: type[Args], function: str = "") -> str:
-    """A kernel with its includes in place; its arguments and the cell's function follow the first.
+    """A kernel with its includes in place.
 
-    That is `device.cuh`, whose types and functions they use.
+    Its arguments and the cell's function follow `device.cuh`, whose types and functions they use.
     """
 
     def included(found: re.Match[str]) -> str:
@@ -187,13 +209,13 @@ def _expanded(name: str, args: type[Args], function: str = "") -> str:
 
 
 def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
-    """New states of one unit in one row, and what backward needs of it.
+    """The function `step`: new states of one unit in one row, and its saved activations.
 
-    `r` of a gate of which the cell reads only the sum is that sum, of those `given` its half.
+    Where the cell reads only a gate's sum, `r` is that sum; halved for gates in `given`.
     """
     half = _half_names(cell, dtype)
     graph = _reading_halves(cell.summed_step, half)
-    reads = graph.reads | set(kept(cell))
+    reads = graph.reads | set(saved_names(cell))
     lines: list[str] = []
     for place, gate in enumerate(cell.gates):
         if gate in cell.summed:
@@ -206,7 +228,9 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
     lines += _states_before(cell, reads) + [_line(node) for node in graph.nodes]
     for place, state in enumerate(cell.states):
         lines.append(f"after[{place}] = {_value(graph.outputs[state])};")
-    lines += [f"kept[{place}] = {half.get(name, name)};" for place, name in enumerate(kept(cell))]
+    lines += [
+        f"kept[{place}] = {half.get(name, name)};" for place, name in enumerate(saved_names(cell))
+    ]
     return _function(
         "new states", "step",
         ("const float (&x)[GATES]", "const float (&r)[GATES]", "const float (&before)[STATES]",
@@ -217,23 +241,23 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
 
 
 @lru_cache(maxsize=256)
-def halves(cell: Traced) -> tuple[Graph, Graph]:
-    """What the derivative needs of the step, known before gradients of states are, and the rest."""
+def derivative_parts(cell: Traced) -> tuple[Graph, Graph]:
+    """The derivative in two graphs: factors known before the states' gradients, and the rest."""
     gradients = frozenset(f"d_{state}" for state in cell.states)
     return factored(cell.derivative, gradients).split(gradients)
 
 
 def derivative_functions(cell: Traced, dtype: str) -> str:
-    """Gradients of gates, previous states and per-unit vectors of a unit in a row, in two halves.
+    """Two functions: gradients of gates, previous states and per-unit vectors of a unit in a row.
 
-    `factors` needs only what forward kept, and `derivative` its results and gradients of states.
+    `factors` reads saved activations alone; `derivative` its results and gradients of states.
     """
     half = _half_names(cell, dtype)
-    early, late = halves(cell)
+    early, late = derivative_parts(cell)
     early = _reading_halves(early, half)
     lines = [
         f"const float {half.get(name, name)} = kept[{place}];"
-        for place, name in enumerate(kept(cell))
+        for place, name in enumerate(saved_names(cell))
     ]
     for place, name in enumerate(cell.unit_params):
         if f"p_{name}" in early.reads:

@@ -75,7 +75,7 @@ def source(cell: Traced, dtype: str) -> str:
 
 def kept_sides(cell: Traced) -> tuple[str, ...]:
     """The gates whose recurrent side is kept apart for backward, in order."""
-    return tuple(name[2:] for name in cell.kept if name.startswith("r_"))
+    return tuple(name[2:] for name in cell.saved if name.startswith("r_"))
 
 
 def all_summed(cell: Traced) -> bool:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from openrnn.codegen import cuda, numba, tiles
+from openrnn.codegen import cuda, numba
+from openrnn.codegen.config import SIZES
 from openrnn.codegen.trace import trace
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def show(
     """
     if target not in ("numba", "cuda"):
         raise ValueError(f"target must be 'numba' or 'cuda', got {target!r}")
-    sizes = numba.SIZES if target == "numba" else tiles.SIZES
+    sizes = numba.SIZES if target == "numba" else SIZES
     if dtype not in sizes:
         raise ValueError(f"dtype must be one of {', '.join(sizes)}, got {dtype!r}")
     known: Any = cell

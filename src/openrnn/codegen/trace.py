@@ -1,4 +1,4 @@
-"""Cell -> elementwise graphs of a step and of its derivative, and what backward must keep.
+"""Cell -> elementwise graphs of a step and of its derivative, and what forward saves for backward.
 
 Inputs are named by role: `x_i` and `r_i` (the two sides of gate i), `a_i` (their sum, where the
 cell reads nothing else), `s_c` (previous state), `p_f` (per-unit parameter), `d_c` (gradient of
@@ -36,8 +36,8 @@ class Traced:
 
     Args:
         step: new states from x_*, r_*, s_*, p_*; summed_step the same from a_* where possible.
-        derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `kept` names, s_*, p_*, d_*.
-        kept: the gate inputs that the derivative reads and forward keeps, `a_i` or `x_n`, `r_n`.
+        derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `saved` names, s_*, p_*, d_*.
+        saved: the gate inputs that forward saves for the derivative, `a_i` or `x_n`, `r_n`.
         summed: the gates of which cell and derivative read only x + r; their gradients may differ.
         narrow: why no kernel of float64 is right, or None.
     """
@@ -49,7 +49,7 @@ class Traced:
     step: Graph
     summed_step: Graph
     derivative: Graph
-    kept: tuple[str, ...]
+    saved: tuple[str, ...]
     summed: frozenset[str]
     narrow: str | None = None
 
@@ -90,7 +90,7 @@ class Traced:
             step=self.step.named(inputs, states),
             summed_step=self.summed_step.named(inputs, states),
             derivative=self.derivative.named(inputs, outputs),
-            kept=tuple(inputs[name] for name in self.kept),
+            saved=tuple(inputs[name] for name in self.saved),
             summed=frozenset(str(self.gates.index(gate)) for gate in self.summed),
         )  # fmt: skip
 
@@ -151,10 +151,10 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
             outputs[f"da_{gate}"] = outputs.pop(f"dx_{gate}")
             del outputs[f"dr_{gate}"]
     backward = Graph(backward.inputs, backward.nodes, outputs).pruned()
-    kept = tuple(name for name in backward.inputs if name[0] in "axr" and name in backward.reads)
+    saved = tuple(name for name in backward.inputs if name[0] in "axr" and name in backward.reads)
     return Traced(
         cell.name, gates, cell.states, cell.unit_params, forward, _with_sums(forward, summed),
-        backward, kept, summed, narrow,
+        backward, saved, summed, narrow,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Matrix products by cuBLASLt, each kind of product chosen once: torch asks cuBLAS at every call.
+"""Matrix products by cuBLASLt, whose heuristic is asked once for each kind of product.
 
-On an H200 machine `torch.mm` costs its host 35 us a product, most of it the choice of a kernel.
+torch asks cuBLAS at every call: on an H200 machine `torch.mm` costs its host 35 us a product, most
+of it the choice of a kernel.
 """
 
 import ctypes
@@ -40,13 +41,13 @@ TYPES = {
 KINDS = {torch.float32: (0, 77), torch.float16: (2, 68), torch.bfloat16: (14, 68)}
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # of cublasLtMatmulDescAttributes_t
 _WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttributes_t
-_COUNT, _APART = 5, 6  # of cublasLtMatrixLayoutAttribute_t
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6  # of cublasLtMatrixLayoutAttribute_t
 # split sums are added up in float32 and always in one order; in place (1) it is the type of d
 _IN_FLOAT32 = 2
 MOST = 32 << 20  # bytes of workspace
 
 
-class Library:
+class CublasLt:
     """The functions of one libcublasLt, as attributes; each raises LibraryError where it fails."""
 
     def __init__(self, path: str) -> None:
@@ -73,7 +74,7 @@ class Library:
 
 
 @lru_cache(maxsize=1)
-def load() -> Library:
+def load() -> CublasLt:
     """The library that torch has loaded.
 
     Raises:
@@ -81,7 +82,7 @@ def load() -> Library:
     """
     major = str(torch.version.cuda).partition(".")[0]
     windows = sys.platform == "win32"
-    return Library(f"cublasLt64_{major}.dll" if windows else f"libcublasLt.so.{major}")
+    return CublasLt(f"cublasLt64_{major}.dll" if windows else f"libcublasLt.so.{major}")
 
 
 def absent() -> str | None:
@@ -97,7 +98,7 @@ def absent() -> str | None:
 
 @lru_cache(maxsize=64)
 def _handle(device: int) -> int:
-    """One handle a device: it holds no stream, and threads may share it."""
+    """The handle of a device; it has no stream, so threads may share it."""
     made = ctypes.c_void_p()
     with torch.cuda.device(device):
         load().cublasLtCreate(ctypes.addressof(made))
@@ -105,27 +106,29 @@ def _handle(device: int) -> int:
 
 
 class Matrix(NamedTuple):
-    """Where a matrix lies: the elements from one row to the next, or, if `flipped`, column.
+    """A matrix in memory.
 
-    `apart`: elements from it to the next one, where several are multiplied at once.
+    Attributes:
+        stride: elements from one row to the next; where transposed, from one column to the next.
+        apart: elements to the next matrix, where several are multiplied at once.
     """
 
     address: int
     stride: int
-    flipped: bool = False
+    transposed: bool = False
     apart: int = 0
 
 
-class Plan:
-    """One kind of product, d = a b or d + a b, with its kernel.
+class MatmulPlan:
+    """A kind of product, d = a b or d + a b, with the algorithm that runs it.
 
     Args:
         sizes: rows and columns of d, and the columns of a.
-        layouts: strides of a, b and d, then whether a and b are flipped.
-        aligned: bytes of which all three begin at multiples, at most 16.
+        layouts: strides of a, b and d, then whether a and b are transposed.
+        aligned: bytes that the addresses of all three are multiples of, at most 16.
         full: d is float32, whatever a and b are.
-        aparts: of several products at once, how far those of a, b and d are apart.
-        count: of such products.
+        aparts: `apart` of a, b and d.
+        count: of products at once.
     """
 
     def __init__(
@@ -137,13 +140,13 @@ class Plan:
         self._library = load()
         kind, compute = KINDS[dtype]
         rows, columns, inner = sizes
-        a, b, d, a_flipped, b_flipped = layouts
-        # cuBLAS counts along columns first, so to it our d = a b is d^T = b^T a^T
+        a, b, d, a_transposed, b_transposed = layouts
+        # cuBLAS is column-major, so to it our d = a b is d^T = b^T a^T
         self.product = self._make("MatmulDesc", compute, 0)
-        self._set("MatmulDesc", self.product, _TRANSPOSE_A, ctypes.c_int32(b_flipped))
-        self._set("MatmulDesc", self.product, _TRANSPOSE_B, ctypes.c_int32(a_flipped))
-        b_sizes = (inner, columns) if b_flipped else (columns, inner)
-        a_sizes = (rows, inner) if a_flipped else (inner, rows)
+        self._set("MatmulDesc", self.product, _TRANSPOSE_A, ctypes.c_int32(b_transposed))
+        self._set("MatmulDesc", self.product, _TRANSPOSE_B, ctypes.c_int32(a_transposed))
+        b_sizes = (inner, columns) if b_transposed else (columns, inner)
+        a_sizes = (rows, inner) if a_transposed else (inner, rows)
         self.b = self._make("MatrixLayout", kind, *b_sizes, b)
         self.a = self._make("MatrixLayout", kind, *a_sizes, a)
         self.d = self._make(
@@ -151,8 +154,8 @@ class Plan:
         )
         if count > 1:
             for layout, apart in zip((self.a, self.b, self.d), aparts):
-                self._set("MatrixLayout", layout, _COUNT, ctypes.c_int32(count))
-                self._set("MatrixLayout", layout, _APART, ctypes.c_int64(apart))
+                self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(count))
+                self._set("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(apart))
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
@@ -189,7 +192,7 @@ class Plan:
             getattr(self._library, f"cublasLt{kind}Destroy")(made)
 
 
-_plan = lru_cache(maxsize=4096)(Plan)
+_plan = lru_cache(maxsize=4096)(MatmulPlan)
 _FACTORS = (ctypes.c_float * 2)(0.0, 1.0)
 _ZERO = ctypes.addressof(_FACTORS)
 _ONE = _ZERO + 4
@@ -199,21 +202,20 @@ def multiply(
     dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, d: Matrix,
     add: bool = False, full: bool = False, count: int = 1,
 ) -> None:  # fmt: skip
-    """d = a b, or d + a b, on torch's current stream; as exact as float32 sums, tf32 in float32.
+    """d = a b, or d + a b, on torch's current stream, with sums in float32; float32 as tf32.
 
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
         full: d is float32.
-        count: of such products at once, of matrices that lie `apart` from each other.
+        count: of products at once, of matrices that are `apart` from each other.
     """
     places = a.address | b.address | d.address
     if count > 1:
         places |= (a.apart | b.apart) * dtype.itemsize | d.apart * (4 if full else dtype.itemsize)
     aligned = min(16, places & -places)
-    plan = _plan(
-        dtype, device, sizes, (a.stride, b.stride, d.stride, a.flipped, b.flipped), aligned, full,
-        (a.apart, b.apart, d.apart), count,
-    )  # fmt: skip
+    layouts = a.stride, b.stride, d.stride, a.transposed, b.transposed
+    aparts = a.apart, b.apart, d.apart
+    plan = _plan(dtype, device, sizes, layouts, aligned, full, aparts, count)
     space = None if plan.space_like is None else torch.empty_like(plan.space_like)
     plan.run(
         plan.handle, plan.product, _ONE, b.address, plan.b, a.address, plan.a,

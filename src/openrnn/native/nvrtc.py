@@ -21,8 +21,8 @@ from openrnn.errors import OpenRNNError
 
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
-FORMAT = "3"  # of what is kept
-CONFIGS = 1024  # sizes, streams and events of launches that a kernel remembers
+FORMAT = "3"  # of an entry in the cache
+CONFIGS = 1024  # launch configurations that a kernel caches
 
 
 class CompileError(OpenRNNError, RuntimeError):
@@ -80,57 +80,57 @@ def _version() -> str:
     return f"{major}.{minor}"
 
 
-class Wanted(NamedTuple):
-    """A kernel to be made.
+class KernelSource(NamedTuple):
+    """The source of one kernel, and what it is compiled for.
 
     Args:
-        source: CUDA C++ without includes.
+        text: CUDA C++ without includes.
         name: of the `extern "C"` function.
         arch: such as `sm_90`.
         title: what the kernel is, for messages.
     """
 
-    source: str
+    text: str
     name: str
     arch: str
     title: str
 
     @property
     def path(self) -> Path:
-        """Where its binary is kept."""
-        words = FORMAT, self.source, self.name, self.arch, *OPTIONS, _version()
+        """Where the cache has its binary."""
+        words = FORMAT, self.text, self.name, self.arch, *OPTIONS, _version()
         return store.path_of("cubin", words)
 
 
-def binary(wanted: Wanted) -> Binary:
+def binary(source: KernelSource) -> Binary:
     """The kernel, from the cache or compiled."""
 
     def make() -> bytes:
-        made = _compile(wanted)
+        made = _compile(source)
         return json.dumps(asdict(made.resources)).encode() + b"\n" + made.code
 
-    head, _, code = store.kept(wanted.path, make).partition(b"\n")
-    return Binary(wanted.name, wanted.arch, code, Resources(**json.loads(head)))
+    head, _, code = store.kept(source.path, make).partition(b"\n")
+    return Binary(source.name, source.arch, code, Resources(**json.loads(head)))
 
 
 def prepare() -> None:
-    """Imports the compiler, which several threads must not do at a time."""
+    """Imports the compiler, which two threads must not do at the same time."""
     from cuda.core import Program, ProgramOptions  # noqa: F401
 
 
-def _compile(wanted: Wanted) -> Binary:
+def _compile(source: KernelSource) -> Binary:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = ProgramOptions(arch=wanted.arch, std=STANDARD)
+    options = ProgramOptions(arch=source.arch, std=STANDARD)
     try:
-        code = Program(wanted.source, "c++", options).compile("cubin", logs=log).code
+        code = Program(source.text, "c++", options).compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(
-            f"{wanted.title} does not compile for {wanted.arch} "
+            f"{source.title} does not compile for {source.arch} "
             f"({' '.join(OPTIONS)}, NVRTC {_version()}):\n{error}\n{log.getvalue()}"
         ) from error
-    return Binary(wanted.name, wanted.arch, bytes(code), _resources(bytes(code)))
+    return Binary(source.name, source.arch, bytes(code), _resources(bytes(code)))
 
 
 # attributes in a cubin's section .nv.info: symbol and value, 4 bytes each, behind a 4-byte head
@@ -138,7 +138,10 @@ _REGISTERS, _FRAME, _PAIR = 0x2F, 0x11, 4
 
 
 def _resources(code: bytes) -> Resources:
-    """What the one kernel of a cubin takes; the log says it, too, unless it comes from a cache."""
+    """The registers and spills of a cubin's one kernel.
+
+    NVRTC's log has them, too, but not where NVRTC took the cubin from its cache.
+    """
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, names = struct.unpack_from("<HHH", code, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
@@ -167,7 +170,7 @@ class Arguments(Protocol):
 
 
 class _Parameter:
-    """Room for the struct of a launch, and the address that the driver finds it by."""
+    """Memory for the struct of a launch, and the pointer to it that the driver takes."""
 
     def __init__(self, count: int) -> None:
         self.words = (ctypes.c_int64 * count)()
@@ -175,13 +178,13 @@ class _Parameter:
         self.address = ctypes.addressof(self._place)
 
 
-class Kernel:
+class CudaKernel:
     """A kernel loaded on one device, ready to be launched.
 
     Args:
-        made: the binary; cluster: blocks that share memory; threads: of a block.
+        made: the binary; cluster: blocks of a cluster; threads: of a block.
         shared: bytes of shared memory of a block.
-        together: whether all blocks of a launch must be on the device at once.
+        cooperative: all blocks of a launch must be resident at once.
     """
 
     def __init__(
@@ -191,13 +194,13 @@ class Kernel:
         threads: int,
         shared: int,
         device: int,
-        together: bool = False,
+        cooperative: bool = False,
     ) -> None:
         from cuda.bindings import driver
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
-        self.device, self.together = device, together
+        self.device, self.cooperative = device, cooperative
         self._module = ObjectCode.from_cubin(made.code)
         self._kernel = self._module.get_kernel(made.name)
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
@@ -217,8 +220,8 @@ class Kernel:
             raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
 
     @cached_property
-    def resident(self) -> int:
-        """How many clusters the device holds at once, as the driver says."""
+    def max_clusters(self) -> int:
+        """How many clusters are resident at once, as the driver says."""
         from cuda.bindings import driver
 
         self._enter()
@@ -235,20 +238,20 @@ class Kernel:
             raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
-    def launch(self, clusters: int, args: Arguments, begun: int = 0) -> None:
+    def launch(self, clusters: int, args: Arguments, launch_event: int = 0) -> None:
         """Starts the kernel on torch's current stream.
 
-        begun: an event that is recorded once all blocks have begun, or 0.
+        launch_event: an event that is recorded once all blocks have begun, or 0.
         """
         from cuda.bindings import driver
 
         stream = torch._C._cuda_getCurrentRawStream(self.device)
-        config = self._configs.get((clusters, stream, begun))
+        config = self._configs.get((clusters, stream, launch_event))
         if config is None:
             if len(self._configs) == CONFIGS:
                 self._configs.clear()
-            config = self._config(clusters, stream, begun)
-            self._configs[clusters, stream, begun] = config
+            config = self._config(clusters, stream, launch_event)
+            self._configs[clusters, stream, launch_event] = config
         words = args.words()
         found = getattr(self._parameter, "found", None)
         if found is None:
@@ -263,15 +266,15 @@ class Kernel:
             )
 
     def _enter(self) -> None:
-        """Gives a thread that has no context yet, as a new one of autograd, the device's."""
+        """Makes the device's context current in a thread that has none, such as one of autograd."""
         from cuda.bindings import driver
 
         if not int(driver.cuCtxGetCurrent()[1]):
             _, context = driver.cuDevicePrimaryCtxRetain(driver.CUdevice(self.device))
             driver.cuCtxSetCurrent(context)
 
-    def _config(self, clusters: int, stream: int, begun: int) -> Any:
-        """How the driver is told sizes, stream and event."""
+    def _config(self, clusters: int, stream: int, launch_event: int) -> Any:
+        """The driver's launch configuration."""
         from cuda.bindings import driver
 
         config = driver.CUlaunchConfig()
@@ -285,30 +288,30 @@ class Kernel:
             size = shape.value.clusterDim
             size.x, size.y, size.z = self.cluster, 1, 1
             attributes.append(shape)
-        if self.together:
-            together = driver.CUlaunchAttribute()
-            together.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            together.value.cooperative = 1
-            attributes.append(together)
-        if begun:
-            said = driver.CUlaunchAttribute()
-            said.id = kinds.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
-            said.value.launchCompletionEvent.event = driver.CUevent(begun)
-            attributes.append(said)
+        if self.cooperative:
+            cooperative = driver.CUlaunchAttribute()
+            cooperative.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            cooperative.value.cooperative = 1
+            attributes.append(cooperative)
+        if launch_event:
+            completion = driver.CUlaunchAttribute()
+            completion.id = kinds.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+            completion.value.launchCompletionEvent.event = driver.CUevent(launch_event)
+            attributes.append(completion)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
 
 _LOCK = Lock()
-_LOADED: dict[tuple[int, int], Kernel] = {}
+_LOADED: dict[tuple[int, int], CudaKernel] = {}
 
 
 def loaded(
-    made: Binary, cluster: int, threads: int, shared: int, device: int, together: bool = False
-) -> Kernel:
+    made: Binary, cluster: int, threads: int, shared: int, device: int, cooperative: bool = False
+) -> CudaKernel:
     """The binary as a kernel on a device, loaded once."""
     key = id(made), device
     with _LOCK:
         if key not in _LOADED:
-            _LOADED[key] = Kernel(made, cluster, threads, shared, device, together)
+            _LOADED[key] = CudaKernel(made, cluster, threads, shared, device, cooperative)
         return _LOADED[key]

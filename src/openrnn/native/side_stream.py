@@ -23,7 +23,7 @@ class SideStream:
 
     Attributes:
         stream: as torch knows it.
-        launch_event: the event, as `Kernel.launch` takes it.
+        launch_event: the event, as `CudaKernel.launch` takes it.
     """
 
     def __init__(self, device: int) -> None:

@@ -1,4 +1,4 @@
-"""The kernels of a size that are worth timing: the plan's first choices, and variants of them."""
+"""The kernels of a size that are worth timing: the first of the ranking, and variants of them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,23 +9,24 @@ from typing import NamedTuple
 
 import torch
 
-from openrnn.backends.fused import kernels, measured, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import kernels
 from openrnn.cells import lookup
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
-KINDS: dict[str, Callable[..., tuple[Tiles, ...]]] = {
-    "inference": partial(plan.forward, keep=False),
+KINDS: dict[str, Callable[..., tuple[KernelConfig, ...]]] = {
+    "inference": partial(plan.forward, save=False),
     "forward": plan.forward,
     "backward": plan.backward,
 }
-MORE = (7, 4, 2, 1, 0, -1, -2)  # fragments of R in registers than planned
+MORE_FRAGMENTS = (7, 4, 2, 1, 0, -1, -2)  # of R in registers than the model says
 
 
 class Size(NamedTuple):
-    """What kernels are compared for: forward with what training saves, without, or backward."""
+    """What kernels are compared for; kind: one of KINDS."""
 
     cell: str
     dtype: str
@@ -40,18 +41,21 @@ class Candidate(NamedTuple):
 
     size: Size
     capability: tuple[int, int]
-    config: Tiles
+    config: KernelConfig
 
     @property
     def kernel(self) -> "Candidate":
-        """The same for every size that it is compiled once for."""
+        """Equal for all sizes that share one compiled kernel."""
         return self._replace(size=self.size._replace(hidden=0, batch=0, kind=""))
 
 
 def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candidate]:
-    """The plan's first kernels, grids and others, that its model takes for half as fast or more.
+    """The first of the ranking, but none expected to take over twice the time of the fastest.
 
-    Two at most are of the same exchange, and each shape stands once.
+    Each shape stands once, and at most two kernels exchange in the same way.
+
+    Args:
+        most: candidates among grids, and among others.
     """
     shapes = set[measured.Shape]()
     seen: Counter[tuple[int, ...]] = Counter()
@@ -65,27 +69,29 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:
             continue
-        key = (config.cluster, config.clusters, config.tiles, config.flight, config.wgmma)
+        key = (config.cluster, config.clusters, config.tiles, config.tiles_in_flight, config.wgmma)
         grid = (config.clusters > 1,)
         if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
             seen[grid] += 1
             shapes.add(shape)
             on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
-            on += ("keep",) if size.kind == "forward" else ()
-            first = kernels.first_try(size.hidden, config, on)
+            on += ("save",) if size.kind == "forward" else ()
+            first = plan.first_try(size.hidden, config, on)
             found.append(Candidate(size, capability, first))
     return found
 
 
 def variants(of: Candidate) -> list[Candidate]:
-    """The same kernel with more and less of R in registers, low-register and not."""
+    """The same kernel with more and fewer fragments of R in registers, low-register and not."""
     cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
-    pieces, found = of.config.pieces(cell, of.size.dtype), []
-    some = MORE if of.config.resident < pieces else (0,)
-    for more, frugal, stages in product(some, (False, True), (4, 2)):
-        resident = min(pieces, max(0, of.config.resident + more))
-        config = replace(of.config, resident=resident, frugal=frugal, stages=stages)
+    fragments, found = of.config.fragments(cell, of.size.dtype), []
+    some = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
+    for more, low_register, stages in product(some, (False, True), (4, 2)):
+        held = min(fragments, max(0, of.config.register_fragments + more))
+        config = replace(
+            of.config, register_fragments=held, low_register=low_register, stages=stages
+        )
         fits = config.shared(cell, of.size.dtype) <= shared
         if fits and replace(config, stages=4) not in found:
             found.append(config)
@@ -93,17 +99,17 @@ def variants(of: Candidate) -> list[Candidate]:
 
 
 def unspilled(of: Candidate) -> bool:
-    """Whether a kernel spills nothing as it is; compiles it into the cache."""
+    """Whether a kernel, as it is, spills nothing; compiles it into the cache."""
     torch.set_num_threads(1)
     cell, arch = trace(lookup(of.size.cell)), nvrtc.arch_of(of.capability)
     return not kernels.binary(cell, of.size.dtype, of.config, arch).resources.spilled
 
 
-def compiled(of: Candidate) -> Tiles | None:
-    """The kernel with as much of R in registers as needs no spill; compiles it into the cache."""
+def compiled(of: Candidate) -> KernelConfig | None:
+    """The configuration that spills nothing, near the given one; compiles it into the cache."""
     torch.set_num_threads(1)
-    kernels.TOGETHER = 1  # this process is one of a pool that takes all cores
     arch, shared = nvrtc.arch_of(of.capability), Limits.of(of.capability).shared
     cell = trace(lookup(of.size.cell))
-    found = kernels.unspilled(cell, of.size.dtype, of.config, arch, shared)
+    # this process is one of a pool that takes all cores
+    found = kernels.unspilled(cell, of.size.dtype, of.config, arch, shared, at_once=1)
     return found[1] if found else None

@@ -7,27 +7,27 @@ import torch
 import typer
 from rich.console import Console
 
-from openrnn.backends.fused import measured
 from openrnn.bench import command as benchmark
 from openrnn.bench import machine, report
 from openrnn.bench.options import Options, device_of
 from openrnn.bench.record import Writer, files_of, read
-from openrnn.codegen.tiles import SIZES
+from openrnn.codegen.config import SIZES
 from openrnn.errors import OpenRNNError
 from openrnn.lm.config import refusing
 from openrnn.tune import regions as regions_
 from openrnn.tune import table as table_
 from openrnn.tune.candidates import KINDS
-from openrnn.tune.kernels import Asked, measure
+from openrnn.tune.kernels import TuneRequest, measure
+from openrnn.tuning import measured
 
 app = typer.Typer(
-    help="Measure by what CUDA kernels are chosen: for who changes them, or has another GPU.",
+    help="Measure what CUDA kernels are chosen by: after a change of them, or for another GPU.",
     no_args_is_help=True,
 )
 Cells = Annotated[str, typer.Option(help="keys of openrnn.cells, with commas")]
 Numbers = Annotated[str, typer.Option(help="with commas")]
-CELLS, EVERY_KIND = ",".join(Asked.cells), ",".join(KINDS)
-HIDDEN, BATCHES = ",".join(map(str, Asked.hidden)), ",".join(map(str, Asked.batches))
+CELLS, EVERY_KIND = ",".join(TuneRequest.cells), ",".join(KINDS)
+HIDDEN, BATCHES = ",".join(map(str, TuneRequest.hidden)), ",".join(map(str, TuneRequest.batches))
 
 
 @app.command()
@@ -43,21 +43,21 @@ def kernels(
     batch: Numbers = BATCHES,
     most: Annotated[int, typer.Option(help="kernels of a size, grids and others each")] = 8,
     delays: Annotated[
-        bool, typer.Option("--delays", help="of the grids that the plan picks now, and no more")
+        bool, typer.Option("--delays", help="only the delays of grids that are chosen now")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="file of times to write or add to")] = None,
     table: Annotated[Path | None, typer.Option(help="measured.csv to write with them")] = None,
 ) -> int:
-    """Time CUDA kernels alone, those that the plan would choose from and variants of the best."""
+    """Time CUDA kernels alone: the first of each ranking and variants of the best."""
     with refusing():
         device_of("cuda")
-    asked = Asked(
+    request = TuneRequest(
         _of("cell", cell), _of("dtype", dtype, tuple(SIZES)), _of("kind", kind, tuple(KINDS)),
         _of("mask", mask, measured.MASKS), _numbers("hidden", hidden), _numbers("batch", batch),
         most, delays,
     )  # fmt: skip
     torch.zeros(1, device="cuda")
-    times = measure(asked, Writer(json, machine.describe("cuda")), Console(stderr=True))
+    times = measure(request, Writer(json, machine.describe("cuda")), Console(stderr=True))
     report.console().print(report.rendered(table_.sheet(times)))
     if table is not None:
         table.write_text(table_.text_of([times]), encoding="utf-8")
@@ -68,7 +68,7 @@ def kernels(
 def table(
     files: Annotated[list[Path], typer.Argument(help="of tune kernels --json; later ones win")],
 ) -> int:
-    """Print the table of fastest kernels, backends/fused/measured.csv, with files of times."""
+    """Print the table of fastest kernels, tuning/measured.csv, with files of times."""
     found = [read(path).kernels for path in files_of(files)]
     typer.echo(table_.text_of(found), nl=False)
     return 0

@@ -1,10 +1,10 @@
-"""Kernels alone, timed one by one: those that the plan would choose from, and variants of the best.
+"""Kernels alone, timed one by one: the first of each ranking, and variants of the best.
 
-Forward without what training saves is `inference`. Lengths are spread evenly up to T; episodes
-start at 3% of all steps. Results are not looked at: tests/test_fused_gpu.py does that.
+Forward without saved activations is `inference`. Lengths are spread evenly up to T; resets are 3%
+of all steps. Results are not checked here: tests/test_fused_gpu.py does that.
 
-A grid's delay is that of its first step; each warp adapts its own from there. Delays are told apart
-by the mean of many launches, those a little later than the fastest once more.
+A grid's delay is that of its first step; each warp adapts its own from there. Delays are compared
+by the mean of many launches, first in coarse steps, then in fine ones after the best.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,8 @@ from operator import itemgetter
 import torch
 from rich.console import Console
 
-from openrnn.backends.fused import measured
 from openrnn.bench.record import KernelTime, Writer
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.tune.candidates import (
@@ -33,18 +32,19 @@ from openrnn.tune.candidates import (
 )
 from openrnn.tune.launches import time_of
 from openrnn.tune.table import config_of
+from openrnn.tuning import measured
 
 DELAYS = (0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000)  # cycles
-Found = dict[Size, list[tuple[float, Tiles]]]
+Found = dict[Size, list[tuple[float, KernelConfig]]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneRequest:
     """The sizes to measure.
 
     Args:
-        most: kernels of a size, grids and others each.
-        delays: of the grids that the plan picks now, and nothing else.
+        most: kernels of a size, among grids and among others.
+        delays: measure only the delays of those first in a ranking that are grids.
     """
 
     cells: Sequence[str] = ("lstm", "gru")
@@ -62,8 +62,8 @@ class Asked:
         return (Size(*one) for one in every)
 
 
-def measure(asked: Asked, writer: Writer, screen: Console) -> list[KernelTime]:
-    """Compiles in parallel, then times one by one; those of a size in the order in which they were.
+def measure(request: TuneRequest, writer: Writer, screen: Console) -> list[KernelTime]:
+    """Compiles in parallel, then times one by one; times of a size come in the order of measuring.
 
     Raises:
         OpenRNNError: there is no GPU.
@@ -73,16 +73,16 @@ def measure(asked: Asked, writer: Writer, screen: Console) -> list[KernelTime]:
     capability = torch.cuda.get_device_capability()
     first = [
         one
-        for size in asked.sizes()
-        for one in candidates(size, capability, asked.most)[: 1 if asked.delays else None]
-        if not asked.delays or one.config.clusters > 1
+        for size in request.sizes()
+        for one in candidates(size, capability, request.most)[: 1 if request.delays else None]
+        if not request.delays or one.config.clusters > 1
     ]
     found: Found = {}
     times: list[KernelTime] = []
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
         ready = _compile(first, pool)
         times += _time(ready, DELAYS, found, writer, screen)
-        more = [] if asked.delays else _second(found, capability)
+        more = [] if request.delays else _second(found, capability)
         kernels = list(dict.fromkeys(one.kernel for one in more))
         fits = dict(zip(kernels, pool.map(unspilled, kernels, chunksize=4)))
         times += _time([one for one in more if fits[one.kernel]], (), found, writer, screen)
@@ -124,7 +124,7 @@ def _time(
         size = one.size
         made = KernelTime(
             size.cell, size.dtype, size.hidden, size.batch, size.kind, round(us, 3),
-            config_of(config), size.mask, config.multiplied(size.dtype),
+            config_of(config), size.mask, config.operand_bytes(size.dtype),
         )  # fmt: skip
         writer.add([made])
         yield made

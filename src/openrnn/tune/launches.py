@@ -1,4 +1,4 @@
-"""One kernel alone: its arguments, random, and what a step of it takes."""
+"""The time of one kernel alone, with random arguments."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,37 +10,38 @@ from torch import Tensor
 from openrnn.backends.fused import kernels
 from openrnn.bench import timer
 from openrnn.cells import lookup
-from openrnn.codegen import cuda, tiles
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen import cuda
+from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.codegen.trace import Traced, trace
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
 from openrnn.tune.candidates import Candidate
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
-LATER = (0, 50, 100, 150, 200)  # cycles after the fastest of the delays that were tried
-SHARE = 0.03  # of all steps at which an episode starts, with resets
+LATER = (0, 50, 100, 150, 200)  # cycles that are added to the fastest delay
+SHARE = 0.03  # of all steps are resets
 
 
-def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, Tiles] | None:
-    """Microseconds a step, and the configuration with its best delay where there are some to try.
+def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelConfig] | None:
+    """Microseconds a step, and the configuration, for a grid with the best of the delays.
 
-    The least of some replays; of a grid the mean, since the delay that it ends with differs from
-    launch to launch. None where the device does not hold the kernel. From a CUDA graph, because a
-    launch from Python adds a tenth of a microsecond to each of 256 steps.
+    The time is the least of some replays; for a grid it is their mean, since the delay that it ends
+    with differs from launch to launch. Launches are replayed from a CUDA graph: one from Python
+    would add a tenth of a microsecond to each of 256 steps. None where the device does not hold the
+    kernel.
     """
     (_, dtype, _, batch, *_), capability, config = candidate
     cell, grid = trace(lookup(candidate.size.cell)), config.clusters > 1
     made = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))
     shared = config.shared(cell, dtype)
     kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, 0, grid)
-    if kernel.resident < config.clusters:
+    if kernel.max_clusters < config.clusters:
         return None
-    own = LAUNCHES if grid else 1  # each launch of a grid needs flags that nothing has set
+    own = LAUNCHES if grid else 1  # each launch of a grid needs a flag buffer that is filled anew
     calls = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own)]
     flags = [held[1] for held, _ in calls if grid]
 
-    def times(tried: Tiles, replays: int = REPLAYS) -> list[float]:
+    def times(tried: KernelConfig, replays: int = REPLAYS) -> list[float]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -62,26 +63,26 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, Tiles] 
     return fmean(times(config, 2 * REPLAYS)), config
 
 
-def _delayed(config: Tiles, delay: int) -> Tiles:
+def _delayed(config: KernelConfig, delay: int) -> KernelConfig:
     return replace(config, delay=delay)  # type: ignore[call-arg]  # a grid has one
 
 
 def arguments(
-    cell: Traced, config: Tiles, batch: int, dtype: torch.dtype
+    cell: Traced, config: KernelConfig, batch: int, dtype: torch.dtype
 ) -> tuple[list[Tensor], ForwardArgs | BackwardArgs]:
-    """Tensors to hold on to, the second with a grid's flags; and the kernel's arguments."""
+    """Tensors to keep alive, the second of them the flag buffer; and the kernel's arguments."""
 
     def some(*shape: int) -> Tensor:
         return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
 
-    short = config.multiplied(str(dtype).removeprefix("torch.")) == 2
+    short = config.operand_bytes(str(dtype).removeprefix("torch.")) == 2
 
     def flags(*shape: int) -> Tensor:
         bits = torch.int16 if short else torch.int32
         return torch.full(shape, -1, dtype=bits, device="cuda")
 
     units, gates, states = config.units, len(cell.gates), len(cell.states)
-    saved = some(STEPS, (batch + 7) // 8, units // 8, 64 * tiles.record(cell))
+    saved = some(STEPS, (batch + 7) // 8, units // 8, 64 * saved_values(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     size, none = dtype.itemsize, [0] * states
     vectors = some(len(cell.unit_params), units)
@@ -97,7 +98,7 @@ def arguments(
     }  # fmt: skip
     if config.kind == "forward":
         x, buffer = some(STEPS, batch, gates * units), flags(STEPS, batch, units)
-        own = config.half or config.lengths or config.reset  # or y has the flags
+        own = config.half_operands or config.lengths or config.reset  # else y is the flag buffer
         y = some(STEPS, batch, units) if own else buffer.view(dtype)
         forward = ForwardArgs(
             x=x.data_ptr(), x_step_bytes=size * x.stride(0), x_row=x.stride(1), x_gate=units,
@@ -109,8 +110,8 @@ def arguments(
         return [x, buffer, y, saved, weight, vectors, *final, *masks], forward
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), flags(STEPS, batch, planes, units)
-    pieces = -(-batch // config.rows) * config.tiles
-    sums = torch.empty(pieces, planes + len(vectors), units, device="cuda")
+    batch_tiles = -(-batch // config.rows) * config.tiles
+    sums = torch.empty(batch_tiles, planes + len(vectors), units, device="cuda")
     backward = BackwardArgs(
         dy=dy.data_ptr(), dy_step_bytes=-size * dy.stride(0), dy_row=dy.stride(1),
         d_gates=d_gates.data_ptr(), d_gates_step_bytes=-size * d_gates.stride(0),

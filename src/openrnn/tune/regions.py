@@ -1,7 +1,7 @@
-"""The regions in which cuDNN is faster than our kernels, of measured results.
+"""The regions in which cuDNN is faster than our kernels, from measured results.
 
 Our kernels and cuDNN's best correct algorithm, or torch.nn's choice, both from CUDA graphs: the
-suite `fused` of `openrnn bench`. What is printed are the lines of `backends/fused/choice.py`.
+suite `fused` of `openrnn bench`. They are printed as lines of `tuning/choice.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,20 @@ from statistics import fmean
 
 import torch
 
-from openrnn.backends.fused.choice import Loss
 from openrnn.bench.ratios import Line, lines_of
 from openrnn.bench.record import Result
 from openrnn.bench.task import PRECISIONS
+from openrnn.tuning.choice import Loss
 
-SHARE = 0.95  # of our time that the other needs at most where it is taken
-STEPS = 256  # of several numbers of steps the nearest counts
+SHARE = 0.95  # of our time that cuDNN takes at most in a region
+STEPS = 256  # of results with several T the one nearest to this counts
 PEERS = ("cudnn-graph", "graph")
 Point = tuple[str, str, str, int, int]  # cell, precision, mode, H, B
 
 
 @dataclass(frozen=True)
 class Region:
-    """A region, and the least and the most of the shares of our time that were measured in it."""
+    """A region, and the shares of our time that were measured in it."""
 
     loss: Loss
     shares: tuple[float, ...]
@@ -40,8 +40,8 @@ class Region:
 def regions_of(results: Iterable[Result]) -> list[Region]:
     """Around each measured H and B where cuDNN wins.
 
-    Between two measured H the border lies halfway; B is a class that ends at the measured one; and
-    beyond what was measured nothing is said. Cells and modes with one region share a line.
+    Between two measured H the border lies halfway; B is a class that ends at the measured one;
+    nothing is said beyond what was measured. Cells and modes with the same region share a line.
     """
     shares = _shares([line for line in lines_of(results) if _plain(line)])
     found: dict[tuple[str, tuple[int, int], tuple[int, int]], dict[tuple[str, str], float]] = {}
@@ -69,7 +69,7 @@ def regions_of(results: Iterable[Result]) -> list[Region]:
 
 
 def _plain(line: Line) -> bool:
-    """One layer, one way, of a precision that the fused backend has."""
+    """One layer and direction, in a precision that the fused backend has."""
     row = line.row
     special = row.lengths or row.resets or row.bidirectional or row.layers > 1 or row.states
     precision = PRECISIONS[line.precision]
@@ -78,7 +78,7 @@ def _plain(line: Line) -> bool:
 
 
 def _shares(lines: Sequence[Line]) -> dict[Point, float]:
-    """The best peer's time over ours."""
+    """The fastest peer's time over ours."""
     found: dict[Point, tuple[int, float]] = {}
     for line in lines:
         ratios = [pair.ratio for peer in PEERS if (pair := line.pair(peer))]

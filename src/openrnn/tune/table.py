@@ -1,32 +1,32 @@
-"""`backends/fused/measured.csv`, the table of fastest kernels, made of measured times."""
+"""`tuning/measured.csv`, the table of fastest kernels, made of measured times."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from openrnn.backends.fused import measured
 from openrnn.bench.record import KernelTime
 from openrnn.bench.tables import Sheet, TableCell
 from openrnn.cells import lookup
-from openrnn.codegen.tiles import SIZES, Tiles
+from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.trace import trace
+from openrnn.tuning import measured
 
-EVEN = 1.02  # of kernels so near the fastest the one tried first is taken
-COLUMNS = (*measured.SHAPE, *measured.HELD, "delay")
-KEPT = ("units", *COLUMNS)  # of a configuration, in files
+EVEN = 1.02  # times the fastest: of kernels that near the one tried first is taken
+COLUMNS = (*measured.SHAPE, *measured.FILL, "delay")
+WRITTEN = ("units", *COLUMNS)  # of a configuration, in files of times
 
 Config = TypeVar("Config")
 Key = tuple[str | int, ...]
 
 
-def config_of(config: Tiles) -> dict[str, int]:
-    """What a file keeps of a configuration."""
-    return {name: int(getattr(config, name, 1)) for name in KEPT}
+def config_of(config: KernelConfig) -> dict[str, int]:
+    """A configuration as files of times have it."""
+    return {name: int(getattr(config, name, 1)) for name in WRITTEN}
 
 
 def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
-    """The table with what was measured since; later files win."""
+    """The table with newer files of times; later files win."""
     known: dict[Key, tuple[object, ...]] = {
-        (*key, row.eights): (*row.shape, *map(int, row.held), row.delay, f"{row.time:.2f}")
+        (*key, row.batch_tiles): (*row.shape, *map(int, row.fill), row.delay, f"{row.time:.2f}")
         for key, rows in measured.table().items()
         for row in rows
     }
@@ -36,8 +36,9 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
             here.setdefault(_key(one), []).append((one.us, one))
         for key, tried in here.items():
             time, best = fastest(tried)
-            # a file from before there were low-register kernels has none
-            known[key] = (*(best.config.get(name, 0) for name in COLUMNS), f"{time:.2f}")
+            # files from before there were low-register kernels do not have that column
+            config = {"low_register": 0, **best.config}
+            known[key] = (*(config[name] for name in COLUMNS), f"{time:.2f}")
     lines: list[Sequence[object]] = [(*measured.SIZE, *COLUMNS, "us")]
     lines += [(*key, *row) for key, row in sorted(known.items())]
     return "".join(",".join(map(str, line)) + "\n" for line in lines)
@@ -45,18 +46,18 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
 
 def _key(one: KernelTime) -> Key:
     size = SIZES[one.dtype]
-    gates, read = len(trace(lookup(one.cell)).gates), one.multiplied or size
+    gates, read = len(trace(lookup(one.cell)).gates), one.operand_bytes or size
     return (one.kernel, one.mask, gates, size, read, one.config["units"], -(-one.batch // 8))
 
 
 def fastest(tried: Sequence[tuple[float, Config]]) -> tuple[float, Config]:
-    """Of kernels as good as even the one tried first."""
+    """Of kernels within EVEN of the fastest the one tried first."""
     least = min(time for time, _ in tried)
     return next(one for one in tried if one[0] <= EVEN * least)
 
 
 def sheet(times: Iterable[KernelTime]) -> Sheet:
-    """For each size what the plan picks beside the fastest."""
+    """For each size the first of the ranking beside the fastest."""
     found: dict[Key, list[tuple[float, KernelTime]]] = {}
     for one in times:
         key = one.cell, one.dtype, one.hidden, one.batch, one.kernel, one.mask
@@ -73,10 +74,11 @@ def sheet(times: Iterable[KernelTime]) -> Sheet:
 
 
 def said(config: dict[str, int]) -> str:
-    """A configuration in letters: clusters x blocks, warps, tiles, turns, fragments, delay."""
+    """A configuration in short: clusters x blocks, warps, tiles, fragments and so on."""
     grid = f"{config['clusters']}x" if config["clusters"] > 1 else ""
     more = " wgmma" if config["wgmma"] else ""
-    more += " low-register" if config.get("frugal") else ""
+    more += " low-register" if config.get("low_register") else ""
     more += f" d{config['delay']}" if grid else ""
-    sizes = f"w{config['warps']} t{config['tiles']} f{config['flight']} r{config['resident']}"
+    sizes = f"w{config['warps']} t{config['tiles']} f{config['tiles_in_flight']}"
+    sizes += f" r{config['register_fragments']}"
     return f"{grid}{config['cluster']} {sizes}{more}"

@@ -9,6 +9,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.native.nvrtc import arch_of
 from openrnn.spec import Spec
+from openrnn.tuning import plan
 
 
 class HasSpec(Protocol):
@@ -36,10 +37,10 @@ def compile_kernels(
     Args:
         module: a layer, such as `openrnn.LSTM`.
         dtype: of its tensors.
-        batches: batch sizes that are expected; kernels differ by the number of tiles only.
-        grad, lengths, reset, reset_state, return_states: what calls will ask for, with reset_state
-            also its gradients.
-        capability: of the device; by default that of torch's current one. No device is needed.
+        batches: batch sizes that are expected; kernels differ only by the number of 8 rows.
+        grad, lengths, reset, reset_state, return_states: what calls will ask for; reset_state with
+            and without its gradients.
+        capability: of the device, which need not be there; by default that of torch's current one.
 
     Raises:
         ValueError: no capability, and no device that has one; reset_state without reset.
@@ -61,7 +62,7 @@ def compile_kernels(
         found = torch.cuda.get_device_capability()
         processors = torch.cuda.get_device_properties().multi_processor_count
     cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    kinds = kernels.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
+    kinds = plan.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
     made = set()
     if grad:
         made.add(kernels.plain_binary("permute_weights", name, arch_of(found)))

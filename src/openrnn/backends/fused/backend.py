@@ -24,7 +24,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.fused import choice, chunks, kernels, schedules
+from openrnn.backends.fused import schedules
 from openrnn.backends.fused.backward import Backward
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.forward import Forward
@@ -35,13 +35,18 @@ from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
+from openrnn.tuning import choice, chunks, plan
 
 OLDEST = (8, 0)
-MOST_GATES = 16  # their order crosses to kernels as 4 bits each
+MOST_GATES = 16  # kernels take their order as 4 bits each
 
 
 class Fused(Backend):
-    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps."""
+    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps.
+
+    Args:
+        spin_limit: for debugging: polls after which a waiting kernel traps; 0 waits without end.
+    """
 
     name = "fused"
     recomputes = True
@@ -61,6 +66,9 @@ class Fused(Backend):
         return_states=True,
     )
 
+    def __init__(self, spin_limit: int = 0) -> None:
+        self.spin_limit = spin_limit
+
     def absent(self) -> str | None:
         if not torch.cuda.is_available():
             return "torch finds no CUDA device"
@@ -79,7 +87,7 @@ class Fused(Backend):
             return [str(error)]
         if len(spec.gates) > MOST_GATES:
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
-        return reasons + _unplanned(problem)
+        return reasons + _too_large(problem)
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster."""
@@ -87,24 +95,24 @@ class Fused(Backend):
         return Faster("cudnn", where) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
-        """Variant, tiles, registers and the expected time of each kernel."""
+        """The configuration, registers and expected time of each kernel."""
         return describe(problem)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """Of each layer and direction what it saves, or with recompute states between chunks.
+        """The saved activations of each layer and direction; with recompute states between chunks.
 
-        Then the outputs of the lower layers; last, with lengths, the order of the rows.
+        Then y of all layers but the last, and with lengths the order of the rows.
         """
         spec, dtype = problem.spec, problem.dtype
-        one = layer_kernels(spec, 0, dtype, 0)  # all are alike in this
+        one = layer_kernels(spec, 0, dtype, 0)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
             row = one.width * dtype.itemsize
             number = chunks.for_recompute(steps, batch, row)
             saved = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
         output = (steps, batch, spec.directions * spec.hidden_size), dtype
-        kept = [saved] * spec.chains + [output] * (spec.num_layers - 1)
-        return [*kept, ((batch,), torch.int64)] if problem.lengths else kept
+        shapes = [saved] * spec.chains + [output] * (spec.num_layers - 1)
+        return [*shapes, ((batch,), torch.int64)] if problem.lengths else shapes
 
     def forward(self, call: Call) -> Outputs:
         problem, spec, x = call.problem, call.problem.spec, call.x
@@ -115,10 +123,10 @@ class Fused(Backend):
         finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
         all_states: list[Tensor] = []
         if problem.return_states:
-            # past a sequence's end nothing is written
-            fresh = x.new_empty if call.lengths is None else x.new_zeros
+            # kernels write nothing past the end of a sequence
+            new = x.new_empty if call.lengths is None else x.new_zeros
             shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            all_states = [fresh(shape) for shape in shapes]
+            all_states = [new(shape) for shape in shapes]
         saved: list[Tensor] = []
         order: Tensor | None = None
         if problem.grad:
@@ -127,8 +135,11 @@ class Fused(Backend):
             if call.lengths is not None:
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):
-            schedule = schedules.forward(schedules.Asked.of(call, bool(all_states)))
-            run = Forward(call, sort_lengths(call.lengths, order), saved, finals, all_states)
+            schedule = schedules.forward(
+                schedules.ScheduleKey.of(call, bool(all_states), self.spin_limit)
+            )
+            lengths = sort_lengths(call.lengths, order)
+            run = Forward(call, lengths, saved, finals, all_states, self.spin_limit)
             execute(schedule, run)
         *lower, y = run.outputs
         reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
@@ -147,16 +158,19 @@ class Fused(Backend):
             lengths = SortedLengths(call.lengths.contiguous(), outputs.pop())
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
-            cut, schedule = schedules.backward(schedules.Asked.of(call, all_states), needs)
-            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut)
+            cut, schedule = schedules.backward(
+                schedules.ScheduleKey.of(call, all_states, self.spin_limit), needs
+            )
+            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)
         return run.gradients
 
 
-def _unplanned(problem: Problem) -> list[str]:
-    """Why no tiles hold the recurrent matrix, by the plan alone: what compiles runs, see `fitting`.
+def _too_large(problem: Problem) -> list[str]:
+    """Why no kernel holds the recurrent matrix, by values alone: nothing is compiled.
 
-    A problem does not say whether fresh states are given: their kernels are taken for the others.
+    A problem does not say whether reset states are given. Kernels that take them are assumed to fit
+    where those without do.
     """
     spec, capability = problem.spec, problem.capability
     if capability is None:
@@ -164,17 +178,17 @@ def _unplanned(problem: Problem) -> list[str]:
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     many = f" with {problem.processors} multiprocessors" if problem.processors else ""
     where = f"of compute capability {capability[0]}.{capability[1]}{many}"
-    for kind, flags in kernels.kinds(
+    for kind, flags in plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states
     ):
         asked = kind, cell, dtype, spec.hidden_size, 1
-        if next(kernels.holding(*asked, flags, capability, problem.processors), None) is None:
+        if next(plan.holding(*asked, flags, capability, problem.processors), None) is None:
             return [f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel {where}"]
     return []
 
 
 def _laid_out(call: Call) -> Call:
-    """The call with states as the kernels read them."""
+    """The call with contiguous states, as the kernels read them."""
     if not call.states and not call.reset_states:
         return call
 

@@ -7,11 +7,11 @@ from openrnn.backends.fused import kernels
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, fill_flags
-from openrnn.backends.fused.layer_gradients import LayerGradients
+from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths, masked_rows
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import BackwardArgs
-from openrnn.native.nvrtc import Kernel
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.params import places
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
@@ -29,14 +29,14 @@ class Backward(ForwardLoops):
     """The operations of a backward pass.
 
     Args:
-        saved: what forward left of each layer and direction, see `Forward`.
+        saved: what forward saved of each layer and direction, see `Forward`.
         outputs: y of each layer (T, B, D*H).
-        grads: what reaches the outputs of the call; needs: which gradients are wanted.
+        grads: of the outputs of the call; needs: which gradients are wanted.
         chunkings: of each layer, of each direction.
 
     Attributes:
         d_initial, d_reset_states, d_params: the gradients, None where not wanted.
-        dx: of the input of the layer at hand; the first layer's is that of the call.
+        dx: of the input of the current layer; the first layer's is that of the call.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class Backward(ForwardLoops):
         grads: Cotangents,
         needs: Needs,
         chunkings: tuple[tuple[Chunking, ...], ...],
+        spin_limit: int = 0,
     ) -> None:
-        super().__init__(call, lengths)
+        super().__init__(call, lengths, spin_limit)
         self.saved, self.outputs, self.chunkings, self.needs = saved, outputs, chunkings, needs
         self.d_finals = [None if grad is None else grad.contiguous() for grad in grads.finals]
         self.d_all_states = [
@@ -58,20 +59,20 @@ class Backward(ForwardLoops):
         self.d_initial = _zeros(call.states, needs.states)
         self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
-        self.dy = grads.y  # of the layer at hand
+        self.dy = grads.y  # of the current layer
         self.dx: Tensor | None = None
-        self._input = call.x  # what the layer at hand read
-        self._masked: Tensor | None = None  # the same, where a dropout mask lies before it
-        self._at: LayerGradients | None = None
-        self._chunk_states: Tensor | None = None  # gradients that the chunk before left
-        self._again: tuple[Tensor, Tensor] | None = None  # y and saved activations, recomputed
+        self._input = call.x  # what the current layer read
+        self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
+        self._current: LayerGradients | None = None
+        self._chunk_states: Tensor | None = None  # gradients that the previous chunk left
+        self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
 
     @property
-    def at(self) -> LayerGradients:
-        """The gradients of the layer and direction at hand."""
-        if self._at is None:
+    def current(self) -> LayerGradients:
+        """The gradients of the current layer and direction."""
+        if self._current is None:
             raise RuntimeError("no layer has begun")
-        return self._at
+        return self._current
 
     def begin_layer(self, operation: BeginLayer) -> None:
         layer, direction = operation.layer, operation.direction
@@ -88,9 +89,10 @@ class Backward(ForwardLoops):
         )
         kernel, config = weights.kernels.backward(self.batch, flags)
         self._chunk_states = None
-        self._at = LayerGradients(
-            self, weights, self.chunkings[layer][direction], kernel, config, self._input,
-            self.outputs[layer], self.dy, (layer > 0 or self.needs.x, *wanted),
+        tensors = LayerTensors(self._input, self.outputs[layer], self.dy)
+        self._current = LayerGradients(
+            self, weights, self.chunkings[layer][direction], kernel, config, tensors,
+            (layer > 0 or self.needs.x, *wanted),
         )  # fmt: skip
 
     def _input_of(self, layer: int) -> Tensor:
@@ -116,20 +118,20 @@ class Backward(ForwardLoops):
         return self._recomputed(operation)[0]
 
     def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
-        """Room for y and saved activations of a chunk whose forward loop runs again."""
-        if self._again is None:
-            steps, x, layer = operation.chunk.steps, self.call.x, self.at.layer
+        """Memory for y and saved activations of a chunk whose forward loop runs again."""
+        if self._recompute_buffers is None:
+            steps, x, layer = operation.chunk.steps, self.call.x, self.current.layer
             width = self.spec.directions * layer.hidden
             saved = x.new_empty(layer.saved_shape(steps, self.batch))
-            self._again = x.new_empty((steps, self.batch, width)), saved
-        return self._again
+            self._recompute_buffers = x.new_empty((steps, self.batch, width)), saved
+        return self._recompute_buffers
 
-    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         return weights.kernels.forward(self.batch, self.forward_flags(False, True))
 
     def fill_flags(self, operation: FillFlags) -> None:
         if operation.backward:
-            fill_flags(self.at.d_gates(operation.chunk))
+            fill_flags(self.current.d_gates(operation.chunk))
         else:
             super().fill_flags(operation)
 
@@ -141,16 +143,17 @@ class Backward(ForwardLoops):
 
     def _recompute(self, operation: Loop) -> None:
         """Runs a chunk's forward loop again, for its saved activations."""
-        chunk, layer = operation.chunk, self.at.layer
+        chunk, layer = operation.chunk, self.current.layer
         y, saved = self._recomputed(operation)
         before = self.saved[layer.index][chunk.number - 1] if chunk.number else None
-        # final states stand already, so the last chunk, too, leaves its states to nobody
+        # the states that the chunk ends with are not read: forward has written them
         self.launch_forward(operation, y, saved, (before, self.chunk_states(layer)), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        at, chunk, way = self.at, operation.chunk, 1 if operation.direction else -1
+        at, chunk, way = self.current, operation.chunk, 1 if operation.direction else -1
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
-        saved = self._again[1] if self._again else chunk.of(self.saved[layer.index])
+        buffers = self._recompute_buffers
+        saved = buffers[1] if buffers else chunk.of(self.saved[layer.index])
         room = self.chunk_states(layer) if chunk.number else None
         dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
         size = d_gates.element_size()
@@ -170,20 +173,20 @@ class Backward(ForwardLoops):
             d_reset_state=self.states(layer, self.d_reset_states),
         )
         kernels.launch(at.kernel, at.config, args, self.launch_event(operation.signals))
-        self._chunk_states, self._again = room, None
+        self._chunk_states, self._recompute_buffers = room, None
 
     def gradient_products(self, operation: GradientProducts) -> None:
-        self.at.products(operation.chunk)
+        self.current.products(operation.chunk)
 
     def finish_weights(self, operation: FinishWeights) -> None:
-        at = self.at
+        at = self.current
         here = places(self.spec)[at.layer.index]
         for place, grad in zip(here, at.finished()):
             if place is not None and self.needs.params[place]:
                 self.d_params[place] = grad
         if at.dx is not None:
             self.dx = at.dx if self.dx is None else self.dx.add_(at.dx)
-        self._at = None
+        self._current = None
 
     @property
     def gradients(self) -> Gradients:

@@ -1,9 +1,10 @@
-"""How a problem would run, for a person: tiles, blocks, registers, and what the model expects."""
+"""How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, plan
-from openrnn.backends.fused.limits import Limits
+from openrnn.backends.fused import kernels
 from openrnn.spec import Problem
+from openrnn.tuning import plan
+from openrnn.tuning.limits import Limits
 
 
 def describe(problem: Problem) -> list[str]:
@@ -15,30 +16,30 @@ def describe(problem: Problem) -> list[str]:
     if problem.capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    kinds = kernels.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
+    kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
-    for kind, on in kinds:
-        tiles, again = (batch + 7) // 8, "keep" in on and spec.recompute != "none"
+    for kind, flags in kinds:
+        batch_tiles, again = (batch + 7) // 8, "save" in flags and spec.recompute != "none"
         name = f"{kind} again" if again else kind
         found = kernels.best(
-            kind, cell, dtype, spec.hidden_size, tiles, on, problem.capability,
+            kind, cell, dtype, spec.hidden_size, batch_tiles, flags, problem.capability,
             processors=problem.processors,
         )  # fmt: skip
         if found is None:  # a problem that is refused
             continue
-        made, how = found
-        groups = -(-batch // how.rows)
-        blocks = f"cluster of {how.cluster} blocks" if how.cluster > 1 else "block"
-        if how.clusters > 1:
-            blocks = f"grid of {how.clusters} x {blocks}"
+        made, config = found
+        groups = -(-batch // config.rows)
+        blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
+        if config.clusters > 1:
+            blocks = f"grid of {config.clusters} x {blocks}"
         limits = Limits.of(problem.capability, problem.processors)
-        time = plan.us_of(cell, dtype, how, batch, limits)
-        warps = " whose warps multiply four at a time" if how.wgmma else ""
-        products = ", products of float16" if how.half else ""
+        time = plan.us_of(cell, dtype, config, batch, limits)
+        warps = " whose warps multiply four at a time" if config.wgmma else ""
+        products = ", products of float16" if config.half_operands else ""
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         lines.append(
-            f"{name}: {groups} x {blocks} of {how.threads} threads{warps}, {how.rows} rows each, "
-            f"{made.resources.registers} registers{spilled}{products}, "
+            f"{name}: {groups} x {blocks} of {config.threads} threads{warps}, "
+            f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
             f"{time:.2f} us a step by the model"
         )
     return lines

@@ -7,8 +7,8 @@ from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.codegen.tiles import Tiles
-from openrnn.native.nvrtc import Kernel
+from openrnn.codegen.config import KernelConfig
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
 
 
@@ -16,9 +16,9 @@ class Forward(ForwardLoops):
     """The operations of a forward pass.
 
     Args:
-        saved: of each layer and direction, room for what backward needs: saved activations
-            (T, ...), or with recompute the states between chunks; empty in inference.
-        finals, all_states: room for the final states and those of all steps, in the order of the
+        saved: memory of each layer and direction for saved activations (T, ...), or with recompute
+            for the states between chunks; empty in inference.
+        finals, all_states: memory for the final states and those of all steps, in the order of the
             cell's states; all_states may be empty.
 
     Attributes:
@@ -33,12 +33,13 @@ class Forward(ForwardLoops):
         saved: list[Tensor],
         finals: list[Tensor],
         all_states: list[Tensor],
+        spin_limit: int = 0,
     ) -> None:
-        super().__init__(call, lengths)
+        super().__init__(call, lengths, spin_limit)
         self.saved, self.finals, self.all_states = saved, finals, all_states
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
-        self._left: Tensor | None = None  # the states that the chunk before left
+        self._left: Tensor | None = None  # the states that the previous chunk left
 
     def begin_layer(self, operation: BeginLayer) -> None:
         self._left = None
@@ -57,10 +58,10 @@ class Forward(ForwardLoops):
     def chunk_output(self, operation: OfChunk) -> Tensor:
         return operation.chunk.of(self.outputs[operation.layer])
 
-    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         problem = self.call.problem
-        keep = problem.grad and problem.spec.recompute == "none"
-        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), keep))
+        save = problem.grad and problem.spec.recompute == "none"
+        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), save))
 
     def loop(self, operation: Loop) -> None:
         layer, chunk = self.weights(operation.layer, operation.direction).kernels, operation.chunk

@@ -14,10 +14,10 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import ForwardArgs
 from openrnn.native.cublaslt import Matrix, multiply
-from openrnn.native.nvrtc import Kernel
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
 
 
@@ -43,8 +43,8 @@ def _key(operation: OfChunk) -> tuple[int, int, int]:
 class ForwardLoops(Launches):
     """The operations of a chunk that the forward pass and backward with recompute share."""
 
-    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
-        super().__init__(call, lengths)
+    def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
+        super().__init__(call, lengths, spin_limit)
         self._inputs: dict[tuple[int, int, int], Inputs] = {}
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
@@ -55,7 +55,7 @@ class ForwardLoops(Launches):
         """Where the chunk's y (T, B, D*H) is written."""
         raise NotImplementedError
 
-    def forward_kernel(self, weights: Weights) -> tuple[Kernel, Tiles]:
+    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
         """The forward kernel and its configuration."""
         raise NotImplementedError
 
@@ -70,11 +70,12 @@ class ForwardLoops(Launches):
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
         layer, (_, config) = weights.kernels, self.forward_kernel(weights)
         flags: Tensor | None = None
-        # y can be the flag buffer where it has what is sent, and nothing else
-        own = self.lengths is not None or self.reset is not None or not layer.exact or config.half
+        masks = self.lengths is not None or self.reset is not None
+        # y is the flag buffer where it holds exactly the values that blocks send each other
+        own = masks or not layer.exact or config.half_operands
         if config.clusters > 1 and own:
             sizes = (operation.chunk.steps, self.batch, layer.units)
-            flags = x.new_empty(sizes, dtype=torch.float16 if config.half else None)
+            flags = x.new_empty(sizes, dtype=torch.float16 if config.half_operands else None)
         if weights.w_ih is not None:
             width = layer.gates * layer.units
             return Inputs(x.new_empty(*x.shape[:2], width), layer.units, flags)
@@ -93,7 +94,7 @@ class ForwardLoops(Launches):
             return
         layer, x = weights.kernels, self.chunk_input(operation).contiguous()
         (steps, batch, inner), width = x.shape, layer.gates * layer.units
-        # where H is no multiple of 8, gate by gate: what lies between is not read
+        # where H is no multiple of 8, gate by gate: the padding between gates is not read
         columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
         multiply(
             layer.dtype, layer.device, (steps * batch, columns, inner),
@@ -124,7 +125,7 @@ class ForwardLoops(Launches):
 
         Args:
             y, saved: of the steps of the chunk.
-            chunk_states: what the chunk before left, and room for what this one leaves.
+            chunk_states: what the previous chunk left, and memory for what this one leaves.
             finals, all_states: of all steps.
         """
         weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk

@@ -1,4 +1,4 @@
-"""From tiles to a kernel that is ready to launch: source, binary, best without spills, loaded."""
+"""From a configuration to a kernel that is ready to launch: compiled, without spills, loaded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,85 +6,93 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product, zip_longest
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from openrnn.backends.fused import measured, plan
-from openrnn.backends.fused.limits import Limits
 from openrnn.codegen import cuda
-from openrnn.codegen.tiles import Backward, Forward, Tiles
+from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
-from openrnn.spec import Spec
+from openrnn.tuning import measured, plan
+from openrnn.tuning.limits import Limits
 
-How = TypeVar("How", bound=Tiles)
-Flags = tuple[str, ...]  # the names of those that are on
+Config = TypeVar("Config", bound=KernelConfig)
+LoopConfig = ForwardConfig | BackwardConfig
 
 
 class NoKernelError(OpenRNNError, RuntimeError):
-    """No kernel of a cell can be compiled that an architecture holds."""
+    """No kernel of a cell compiles that the device holds."""
 
 
-SPIN_LIMIT = 0  # polls after which a waiting kernel traps; 0: it waits as long as it takes
-TRIES = 12  # kinds of tiles that are compiled before the plan counts as wrong
-LESS = (0, 1, 2, 5, 9)  # pieces of R in registers than planned
-TOGETHER = 3  # tries compiled at a time where cores are idle: seldom are more of one kind wanted
+TRIES = 12  # ranked configurations that are compiled at most
+FEWER_FRAGMENTS = (0, 1, 2, 5, 9)  # of R in registers than planned, tried in turn
+AT_ONCE = 3  # tries compiled at a time where cores are idle; more are seldom needed
 
 
-def _wanted(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int) -> nvrtc.Wanted:
-    """A kernel as `nvrtc` is asked for it."""
+def _source_of(
+    cell: Traced, dtype: str, config: KernelConfig, arch: str, spin_limit: int
+) -> nvrtc.KernelSource:
     head = f"#define SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
-    title = f"{cell.name}-{dtype}-{how.kind}-{how.units}"
-    source = head + cuda.source(cell, dtype, how)
-    return nvrtc.Wanted(source, how.kind, arch, title)
+    title = f"{cell.name}-{dtype}-{config.kind}-{config.units}"
+    return nvrtc.KernelSource(head + cuda.source(cell, dtype, config), config.kind, arch, title)
 
 
 @lru_cache(maxsize=4096)
-def binary(cell: Traced, dtype: str, how: Tiles, arch: str, spin_limit: int = 0) -> nvrtc.Binary:
-    """A compiled kernel."""
-    if how != how.built:
-        return binary(cell, dtype, how.built, arch, spin_limit)
-    return nvrtc.binary(_wanted(cell, dtype, how, arch, spin_limit))
+def binary(
+    cell: Traced, dtype: str, config: KernelConfig, arch: str, spin_limit: int = 0
+) -> nvrtc.Binary:
+    """The compiled kernel."""
+    if config != config.as_compiled:
+        return binary(cell, dtype, config.as_compiled, arch, spin_limit)
+    return nvrtc.binary(_source_of(cell, dtype, config, arch, spin_limit))
 
 
-def tries_of(cell: Traced, dtype: str, how: How, shared: int, exact: bool = False) -> list[How]:
-    """Tiles in the order in which they are compiled until one spills nothing, of those that fit.
+def tries_of(
+    cell: Traced, dtype: str, config: Config, shared: int, exact: bool = False
+) -> list[Config]:
+    """Configurations to compile until one spills nothing; only those that shared memory holds.
 
-    The model of `plan` says how much of R fits into registers, the compiler knows. A frugal kernel
-    is tried before one with less of R. `exact`: as it is or not at all.
+    The model says how much of R registers hold, but only the compiler knows. A low-register kernel
+    is tried before one with fewer fragments in registers.
+
+    Args:
+        shared: bytes of shared memory of a block.
+        exact: this configuration and no other.
     """
-    changes = product((how.stages, 2), LESS, (how.frugal, True))
-    tried_in_turn = [how] if exact else [
-        replace(how, resident=max(0, how.resident - less), stages=stages, frugal=frugal)
-        for stages, less, frugal in changes
+    changes = product((config.stages, 2), FEWER_FRAGMENTS, (config.low_register, True))
+    most = config.register_fragments
+    tries = [config] if exact else [
+        replace(
+            config, register_fragments=max(0, most - fewer), stages=stages,
+            low_register=low_register,
+        )
+        for stages, fewer, low_register in changes
     ]  # fmt: skip
-    return [one for one in dict.fromkeys(tried_in_turn) if one.shared(cell, dtype) <= shared]
+    return [one for one in dict.fromkeys(tries) if one.shared(cell, dtype) <= shared]
 
 
 def unspilled(
-    cell: Traced, dtype: str, how: How, arch: str, shared: int, spin_limit: int = 0,
-    exact: bool = False,
-) -> tuple[nvrtc.Binary, How] | None:  # fmt: skip
-    """The kernel with as much of R in registers as needs no spill; None where that is not near.
+    cell: Traced, dtype: str, config: Config, arch: str, shared: int, spin_limit: int = 0,
+    exact: bool = False, at_once: int = AT_ONCE,
+) -> tuple[nvrtc.Binary, Config] | None:  # fmt: skip
+    """The first of `tries_of` that spills nothing, compiled; None if all spill.
 
-    What is not in the cache is compiled on idle cores together with what would be tried next: a
-    try takes a second or two.
+    A try takes a second or two. On idle cores up to `at_once` of them are compiled at a time.
     """
-    tries = tries_of(cell, dtype, how, shared, exact)
+    tries = tries_of(cell, dtype, config, shared, exact)
 
-    def made_of(tried: How) -> nvrtc.Binary:
+    def compiled(tried: Config) -> nvrtc.Binary:
         return binary(cell, dtype, tried, arch, spin_limit)
 
-    while tries and _wanted(cell, dtype, tries[0], arch, spin_limit).path.exists():
+    while tries and _source_of(cell, dtype, tries[0], arch, spin_limit).path.exists():
         tried = tries.pop(0)
-        if not (made := made_of(tried)).resources.spilled:
+        if not (made := compiled(tried)).resources.spilled:
             return made, tried
-    with _compiling(made_of, tries) as found:
+    with _compiling(compiled, tries, at_once) as found:
         for tried, made in zip(tries, found):
             if not made.resources.spilled:
                 return made, tried
@@ -93,161 +101,115 @@ def unspilled(
 
 @contextmanager
 def _compiling(
-    make: Callable[[How], nvrtc.Binary], tries: Sequence[How]
+    compiled: Callable[[Config], nvrtc.Binary], tries: Sequence[Config], at_once: int
 ) -> Iterator[Iterable[nvrtc.Binary]]:
-    """The tries made, in their order, some at a time; at the end none is waited for."""
-    threads = min(len(tries), usable_cores() // 2, TOGETHER)
+    """The tries in their order, some compiled at a time; those left at the end are cancelled."""
+    threads = min(len(tries), usable_cores() // 2, at_once)
     if threads < 2:
-        yield map(make, tries)
+        yield map(compiled, tries)
         return
     nvrtc.prepare()
     pool = ThreadPoolExecutor(threads)  # not kept: a fork would copy it without its threads
     try:
-        yield pool.map(make, tries)
+        yield pool.map(compiled, tries)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def ranked(kind: str, flags: Flags, *asked: Any) -> tuple[Forward | Backward, ...]:
-    """The plan of a kind of kernels with such flags."""
-    mask = "+".join(flag for flag in flags if flag != "keep") or measured.PLAIN
-    if kind == "forward":
-        return plan.forward(*asked, mask=mask, keep="keep" in flags)
-    return plan.backward(*asked, mask=mask)
-
-
 def fitting(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
-) -> Iterator[tuple[nvrtc.Binary, Forward | Backward]]:  # fmt: skip
-    """Kernels without spills in the order of the plan, for so many tiles of 8 rows; then the rest.
+) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
+    """Compiled kernels, best first: those without spills, then those with.
 
-    `kind` is "forward" or "backward"; TRIES tiles are compiled at most. What was measured stands
-    before what the plan makes of its shape, and is tried as it is. Where every try of some tiles
-    spills, as happens near the largest H, they come last, the fewest spilled bytes first: they run
+    A measured configuration is tried as it is; the model's of the same shape follows it. Near the
+    largest H every try may spill. Such kernels come last, the fewest spilled bytes first: they run
     right, but slower.
+
+    Args:
+        kind: "forward" or "backward".
+        batch_tiles: tiles of 8 rows in the batch.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    asked = (hidden, tiles, flags, capability, processors)
-    hows = list(islice(holding(kind, cell, dtype, *asked), TRIES))
-    spilling: list[Forward | Backward] = []
-    for how, after in zip_longest(hows, hows[1:]):
-        exact = after is not None and measured.shape_of(how) == measured.shape_of(after)
-        found = unspilled(cell, dtype, how, arch, shared, spin_limit, exact)
+    held = plan.holding(kind, cell, dtype, hidden, batch_tiles, flags, capability, processors)
+    configs = list(islice(held, TRIES))
+    spilling: list[LoopConfig] = []
+    for config, after in zip_longest(configs, configs[1:]):
+        exact = after is not None and measured.shape_of(config) == measured.shape_of(after)
+        found = unspilled(cell, dtype, config, arch, shared, spin_limit, exact)
         if found is not None:
             yield found
         else:
-            spilling += tries_of(cell, dtype, how, shared, exact)
-    made = [(binary(cell, dtype, how, arch, spin_limit), how) for how in dict.fromkeys(spilling)]
+            spilling += tries_of(cell, dtype, config, shared, exact)
+    made = [(binary(cell, dtype, one, arch, spin_limit), one) for one in dict.fromkeys(spilling)]
     yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
 
 
-def holding(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags,
-    capability: tuple[int, int], processors: int | None = None,
-) -> Iterator[Forward | Backward]:  # fmt: skip
-    """The plan's tiles with such flags as they are compiled first, where shared memory holds them.
-
-    By values alone: nothing is compiled.
-    """
-    shared = Limits.of(capability, processors).shared
-    for how in ranked(kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors):
-        asked = first_try(hidden, how, flags)
-        if replace(asked, stages=2).shared(cell, dtype) <= shared:
-            yield asked
-
-
-def first_try(hidden: int, how: How, flags: Flags) -> How:
-    """Tiles of a plan as they are compiled first, with such flags."""
-    return replace(how, padded=how.units > hidden, **dict.fromkeys(flags, True))
-
-
-def kinds(
-    spec: Spec, grad: bool, lengths: bool, reset: bool, every: bool, fresh: bool = False
-) -> list[tuple[str, Flags]]:
-    """The kernels of a call that asks for such things: kind and flags of each.
-
-    fresh: states to begin anew with are given; whether their gradients are wanted is not said, and
-    backward is there with and without.
-    """
-    asked = {"lengths": lengths, "reset": reset, "every": every, "fresh": fresh}
-    flags = tuple(flag for flag, on in asked.items() if on)
-    if not grad:
-        return [("forward", flags)]
-    plain, again = (tuple(flag for flag in flags if flag != out) for out in ("fresh", "every"))
-    back = [("backward", each) for each in dict.fromkeys((plain, flags))]
-    if spec.recompute == "none":
-        return [("forward", (*flags, "keep")), *back]
-    return [("forward", flags), ("forward", (*again, "keep")), *back]
-
-
-def best(*asked: Any, **more: Any) -> tuple[nvrtc.Binary, Forward | Backward] | None:
-    """The first of `fitting`, which takes the same; None where the plan has nothing."""
-    return next(fitting(*asked, **more), None)
+def best(
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
+    capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
+) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
+    """The first of `fitting`; None where no kernel fits."""
+    found = fitting(
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors
+    )
+    return next(found, None)
 
 
 @lru_cache(maxsize=4096)
-def _kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int,
-    spin_limit: int,
-) -> tuple[nvrtc.Kernel, Forward | Backward]:  # fmt: skip
-    """The first of `fitting` that the device holds, loaded."""
+def kernel(
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
+    device: int, spin_limit: int = 0,
+) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
+    """The first of `fitting` that the device holds, loaded, and its configuration.
+
+    spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
+    """
     about = torch.cuda.get_device_properties(device)
-    capability = about.major, about.minor
-    for made, how in fitting(
-        kind, cell, dtype, hidden, tiles, flags, capability, spin_limit, about.multi_processor_count
+    capability, processors = (about.major, about.minor), about.multi_processor_count
+    for made, config in fitting(
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors
     ):
-        taken, together = how.shared(cell, dtype), how.clusters > 1
-        kernel = nvrtc.loaded(made, how.cluster, how.threads, taken, device, together)
-        if kernel.resident >= how.clusters:
-            return kernel, how
+        shared, cooperative = config.shared(cell, dtype), config.clusters > 1
+        kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
+        if kernel.max_clusters >= config.clusters:
+            return kernel, config
     raise NoKernelError(
         f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel whose blocks "
-        f"{about.name} with {about.multi_processor_count} multiprocessors holds at once; name "
+        f"{about.name} with {processors} multiprocessors holds at once; name "
         'backend="cudnn", or "reference" where cuDNN has no such cell'
     )
 
 
-def kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, tiles: int, flags: Flags, device: int
-) -> tuple[nvrtc.Kernel, Forward | Backward]:
-    """The first of `fitting` that a device holds, and its tiles."""
-    return _kernel(kind, cell, dtype, hidden, tiles, flags, device, SPIN_LIMIT)
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor begins, 0 where none is: an argument of a launch."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def launch(
-    kernel: nvrtc.Kernel, how: Tiles, args: ForwardArgs | BackwardArgs, begun: int = 0
-) -> None:
-    """Starts a kernel for all rows of a batch, where clusters share R for as many as fit at once.
+    kernel: nvrtc.CudaKernel, config: KernelConfig, args: ForwardArgs | BackwardArgs,
+    launch_event: int = 0,
+) -> None:  # fmt: skip
+    """Launches a loop for all rows of the batch; a grid for as many as fit at once, in turn.
 
-    What only a grid has of the arguments is set here; begun: see `Kernel.launch`.
+    It sets the arguments that only a grid has. launch_event: see `CudaKernel.launch`.
     """
     batch = args.batch
-    if how.clusters == 1:
-        kernel.launch(-(-batch // how.rows), args, begun=begun)
+    if config.clusters == 1:
+        kernel.launch(-(-batch // config.rows), args, launch_event)
         return
-    args.delay = how.delay
-    most = kernel.resident // how.clusters
-    for first in range(0, batch, how.rows * most):
+    args.delay = config.delay
+    copies = kernel.max_clusters // config.clusters  # of R, each with rows of its own
+    for first in range(0, batch, config.rows * copies):
         args.first_row = first
-        groups = min(most, -(-(batch - first) // how.rows))
-        kernel.launch(groups * how.clusters, args, begun=begun)
+        used = min(copies, -(-(batch - first) // config.rows))
+        kernel.launch(used * config.clusters, args, launch_event)
 
 
 @lru_cache(maxsize=256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
-    """A compiled kernel that no cell changes: a name is that of its file in `kernels/cuda/`."""
+    """A compiled kernel that no cell changes; `name` is that of its file in `kernels/cuda/`."""
     source = cuda.plain_source(name, dtype)
-    return nvrtc.binary(nvrtc.Wanted(source, name, arch, f"{name}-{dtype}"))
+    return nvrtc.binary(nvrtc.KernelSource(source, name, arch, f"{name}-{dtype}"))
 
 
 @lru_cache(maxsize=256)
-def plain(name: str, dtype: str, device: int) -> nvrtc.Kernel:
-    """The same, loaded; blocks of 256 threads."""
+def plain(name: str, dtype: str, device: int) -> nvrtc.CudaKernel:
+    """The same, loaded; its blocks have 256 threads."""
     arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
     return nvrtc.loaded(plain_binary(name, dtype, arch), 1, 256, 0, device)

@@ -15,11 +15,11 @@ from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
 
-ALIGNMENT = 16  # bytes: kernels copy rows in such pieces
+ALIGNMENT = 16  # bytes that kernels copy at a time
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Whether 16-byte copies of a tensor's rows may start where they do."""
+    """Whether all rows of a tensor begin at multiples of 16 bytes."""
     size = tensor.element_size()
     return tensor.data_ptr() % ALIGNMENT == 0 and all(
         stride * size % ALIGNMENT == 0 for stride in tensor.stride()[:-1]
@@ -47,15 +47,15 @@ class Weights:
     """The parameters of one layer and direction in a call, as kernels and products read them.
 
     Attributes:
-        kernels: all of the layer and direction that no call changes.
+        kernels: what no call changes of the layer and direction.
         w_ih (G*H, I), None for a skip input; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
     """
 
-    def __init__(self, call: Call, layer: int, direction: int) -> None:
+    def __init__(self, call: Call, layer: int, direction: int, spin_limit: int) -> None:
         spec, device = call.problem.spec, call.x.device.index or 0
         index = layer * spec.directions + direction
-        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device)
+        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device, spin_limit)
         self.layer, self.direction = layer, direction
         params = call.params
         self.w_ih, w_hh, self.b_ih, self.b_hh, _, *vectors = [
@@ -96,32 +96,34 @@ class Masks(NamedTuple):
 
 
 class Launches:
-    """The state of one pass: what its operations made so far.
+    """The state of one pass, which its operations share.
 
     Args:
-        call: laid out as the kernels read it.
+        call: with contiguous states.
         lengths: sorted, or None where every row has all steps.
+        spin_limit: see `kernels.kernel`.
     """
 
-    def __init__(self, call: Call, lengths: SortedLengths | None) -> None:
-        self.call, self.lengths = call, lengths
+    def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
+        self.call, self.lengths, self.spin_limit = call, lengths, spin_limit
         self.spec = call.problem.spec
         self.device = call.x.device.index or 0
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
-        self._forked = False  # something may run on the side stream
+        self._forked = False  # the side stream may have work
 
     def weights(self, layer: int, direction: int) -> Weights:
         """The parameters of a layer and direction."""
         found = self._weights.get((layer, direction))
         if found is None:
-            found = self._weights[layer, direction] = Weights(self.call, layer, direction)
+            found = Weights(self.call, layer, direction, self.spin_limit)
+            self._weights[layer, direction] = found
         return found
 
     def masks(self, chunk: Chunk) -> Masks:
-        """Lengths and resets counted from the beginning of a chunk."""
+        """Lengths and resets of a chunk, counted from its first step."""
         if chunk.steps == self.steps:
             return Masks(self.lengths, self.reset)
         found = self._masks.get(chunk)
@@ -134,17 +136,17 @@ class Launches:
             found = self._masks[chunk] = Masks(lengths, reset)
         return found
 
-    def forward_flags(self, all_states: bool, keep: bool) -> tuple[bool, ...]:
-        """What the forward kernel does, as `LayerKernels.forward` takes it."""
-        fresh = bool(self.call.reset_states)
-        return self.lengths is not None, self.reset is not None, all_states, fresh, keep
+    def forward_flags(self, all_states: bool, save: bool) -> tuple[bool, ...]:
+        """The flags of the forward kernel, as `LayerKernels.forward` takes them."""
+        reset_state = bool(self.call.reset_states)
+        return self.lengths is not None, self.reset is not None, all_states, reset_state, save
 
     def backward_flags(self, all_states: bool, reset_state: bool) -> tuple[bool, ...]:
-        """What the backward kernel does, as `LayerKernels.backward` takes it."""
+        """The flags of the backward kernel, as `LayerKernels.backward` takes them."""
         return self.lengths is not None, self.reset is not None, all_states, reset_state
 
     def chunk_states(self, layer: LayerKernels) -> Tensor:
-        """Room for what one chunk leaves to the next of each state: float32 (states, B, H)."""
+        """Memory for the states between two chunks: float32 (states, B, H)."""
         size = (len(self.spec.states), self.batch, layer.hidden)
         return self.call.x.new_empty(size, dtype=torch.float32)
 
@@ -175,8 +177,8 @@ class Launches:
         """The arguments that both loops take: masks, vectors, states between chunks, sizes.
 
         Args:
-            chunk_states: what the chunk before left, and room for what this one leaves.
-            way: 1 where the loop's next step is the next of time, or -1.
+            chunk_states: what the previous chunk left, and memory for what this one leaves.
+            way: 1 where the loop runs forward in time, else -1.
         """
         (lengths, reset), layer = self.masks(chunk), weights.kernels
         return {
@@ -206,7 +208,7 @@ class Launches:
         return torch.cuda.stream(self._side.stream)
 
     def launch_event(self, signals: bool) -> int:
-        """What a loop's launch takes so that the side stream can wait for its blocks; or 0."""
+        """The event that a loop's launch records for the side stream; or 0."""
         return self._side.launch_event if signals else 0
 
     def wait_for_launch(self, _: WaitForLaunch) -> None:

@@ -1,4 +1,4 @@
-"""One layer and direction of a network as its kernels know it: all that no call changes."""
+"""What no call changes of one layer and direction: sizes, orders of gates, kernels."""
 
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -8,20 +8,28 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, plan
-from openrnn.codegen import cuda, tiles
+from openrnn.backends.fused import kernels
+from openrnn.codegen import cuda
+from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec
+from openrnn.tuning import plan
 
 Flags = tuple[bool, ...]
-FORWARD = ("lengths", "reset", "every", "fresh", "keep")  # the flags of a kernel, in their order
-BACKWARD = ("lengths", "reset", "every", "fresh")
+FORWARD = (
+    "lengths",
+    "reset",
+    "all_states",
+    "reset_state",
+    "save",
+)  # the flags of a kernel, in their order
+BACKWARD = ("lengths", "reset", "all_states", "reset_state")
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
-    """An order as spans of numbers that follow each other: (2, 0, 1) as (2, 3), (0, 2)."""
+    """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
     found = []
     for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
         places = [place for _, place in group]
@@ -30,7 +38,7 @@ def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def nibbles(order: tuple[int, ...]) -> int:
-    """Small numbers in one 64-bit word, the first in its lowest 4 bits; as a signed number."""
+    """Numbers below 16 in one signed 64-bit word, the first in its lowest 4 bits."""
     word = sum(number << 4 * place for place, number in enumerate(order))
     return word - (word >> 63 << 64)
 
@@ -40,18 +48,23 @@ class LayerKernels:
 
     Attributes:
         index: layer * directions + direction.
-        units: H as the kernels see it, a multiple of 8; exact: it is H.
-        saved: values that forward saves for backward, of a unit, row and step.
-        saved_bytes: of them all, of a step and 8 rows.
-        recompute: backward computes them again.
-        planes: the number of gate gradients of a unit, `width` all of them in a row of d_gates.
-        left, right: the gates in the order of the first and of the last planes.
-        left_spans, right_spans: the same as spans of gates that follow each other.
+        units: H rounded up to a multiple of 8; exact: H is one.
+        saved: values that forward saves for a unit, row and step.
+        saved_bytes: bytes that it saves for a step and 8 rows.
+        recompute: backward runs forward's loop again instead.
+        spin_limit: see `kernels.kernel`.
+        planes: gate gradients of a unit; width: of all units, a row of d_gates.
+        left, right: the gates in the order of the first planes, which are of the input side, and
+            of the last ones, which are of the recurrent side.
+        left_spans, right_spans: the same as ranges of consecutive gates.
         left_word, right_word: the place of each gate on its side, 4 bits each.
     """
 
-    def __init__(self, spec: Spec, index: int, dtype: torch.dtype, device: int) -> None:
+    def __init__(
+        self, spec: Spec, index: int, dtype: torch.dtype, device: int, spin_limit: int = 0
+    ) -> None:
         self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
+        self.spin_limit = spin_limit
         self.direction = index % spec.directions
         self.cell = cell = traced(spec)
         self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
@@ -67,35 +80,35 @@ class LayerKernels:
         self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
         self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
         self.width = self.planes * self.units
-        self.saved = tiles.record(cell)
+        self.saved = saved_values(cell)
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
-        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.Kernel, tiles.Tiles]] = {}
+        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.CudaKernel, KernelConfig]] = {}
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
         return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
 
     @cached_property
-    def permute_weights(self) -> nvrtc.Kernel:
+    def permute_weights(self) -> nvrtc.CudaKernel:
         """The kernel that puts a matrix's gates in another order."""
         return kernels.plain("permute_weights", self.name, self.device)
 
     @cached_property
-    def reduce_bias_gradients(self) -> nvrtc.Kernel:
-        """The kernel that makes gradients of biases and unit vectors from their sums."""
+    def reduce_bias_gradients(self) -> nvrtc.CudaKernel:
+        """The kernel that reduces sums to gradients of biases and unit vectors."""
         return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
     def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
-        """A matrix (G*H, N) as (G, units, N), gates in another order, 0 where there is no unit.
+        """A matrix (G*H, N) as (G, units, N), its gates in another order, padded with zeros.
 
-        `transposed`: as (units, G, units), where N are units, too.
+        transposed: as (units, G, units), for a matrix whose columns are units, too.
         """
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = units if transposed else columns
-        tile = cuda.ARRANGE_TILE
+        tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
         out = matrix.new_empty(shape)
         self.permute_weights.launch(
@@ -108,23 +121,32 @@ class LayerKernels:
         )  # fmt: skip
         return out
 
-    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
-        """The forward kernel and its tiles; `flags` as FORWARD names them."""
+    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        """The forward kernel and its configuration; `flags` as FORWARD names them."""
         return self._kernel("forward", FORWARD, batch, flags)
 
-    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.Kernel, tiles.Tiles]:
-        """The backward kernel and its tiles; `flags` as BACKWARD names them."""
+    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        """The backward kernel and its configuration; `flags` as BACKWARD names them."""
         return self._kernel("backward", BACKWARD, batch, flags)
 
     def _kernel(
         self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
-    ) -> tuple[nvrtc.Kernel, tiles.Tiles]:
-        many = (batch + 7) // 8
-        key = (kind, many, flags, kernels.SPIN_LIMIT)
+    ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        batch_tiles = (batch + 7) // 8
+        key = (kind, batch_tiles, flags)
         found = self._kernels.get(key)
         if found is None:
             on = tuple(name for name, flag in zip(names, flags) if flag)
-            found = kernels.kernel(kind, self.cell, self.name, self.hidden, many, on, self.device)
+            found = kernels.kernel(
+                kind,
+                self.cell,
+                self.name,
+                self.hidden,
+                batch_tiles,
+                on,
+                self.device,
+                self.spin_limit,
+            )
             self._kernels[key] = found
         return found
 

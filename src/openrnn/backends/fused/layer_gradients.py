@@ -1,6 +1,6 @@
-"""The gradients of one layer and direction in the making."""
+"""The gradients of one layer and direction: memory for them, and the products that give them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from openrnn.backends.fused.weight_gradients import (
     add_recurrent,
     input_gradient,
 )
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import ReduceBiasGradientsArgs
-from openrnn.native.nvrtc import Kernel
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule import Chunk, Chunking
 
 if TYPE_CHECKING:
@@ -24,12 +24,23 @@ if TYPE_CHECKING:
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
 
 
+class LayerTensors(NamedTuple):
+    """What backward reads of a layer.
+
+    Attributes:
+        x: what it read (T, B, I); y: its output (T, B, D*H); dy: the gradient of y, None for zero.
+    """
+
+    x: Tensor
+    y: Tensor
+    dy: Tensor | None
+
+
 class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
     Args:
         kernel, config: of the loop.
-        x: what the layer read (T, B, I); y: its output (T, B, D*H); dy: the gradient of that.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
@@ -38,15 +49,16 @@ class LayerGradients:
     """
 
     def __init__(
-        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: Kernel,
-        config: Tiles, x: Tensor, y: Tensor, dy: Tensor | None, wanted: tuple[bool, ...],
+        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: CudaKernel,
+        config: KernelConfig, tensors: LayerTensors, wanted: tuple[bool, ...],
     ) -> None:  # fmt: skip
         self.launches, self.weights, self.kernel, self.config = launches, weights, kernel, config
         self.layer: LayerKernels = weights.kernels
-        self.x, self.y, self.wanted = x, y, wanted
-        self.dy = _laid_out(self.layer, dy, weights.direction)
+        x, self.wanted = tensors.x, wanted
+        self.x, self.y = x, tensors.y
+        self.dy = _laid_out(self.layer, tensors.dy, weights.direction)
         layer, chunks = self.layer, chunking.chunks
-        # what products read beside a loop, that loop does not write over
+        # a loop must not overwrite what products beside it read
         self._whole = chunking.overlap or len(chunks) == 1
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
         self._d_gates = x.new_empty((steps, launches.batch, layer.width))
@@ -63,18 +75,18 @@ class LayerGradients:
                 weights, layer.right_spans, layer.hidden, len(chunks) > 1
             )
         if chunking.overlap and self.dx is not None:
-            _ = weights.input_by_planes  # both streams read it: the main one makes it
+            _ = weights.input_by_planes  # both streams read it: make it on the main one
 
     def d_gates(self, chunk: Chunk) -> Tensor:
-        """Room for the gate gradients of a chunk (T, B, planes * units)."""
+        """Memory for the gate gradients of a chunk (T, B, planes * units)."""
         return chunk.of(self._d_gates) if self._whole else self._d_gates[: chunk.steps]
 
     def sums_of(self, chunk: Chunk) -> Tensor:
-        """Room for a chunk's sums over steps and rows, from which bias gradients are made."""
+        """Memory for a chunk's sums over steps and rows, which give bias gradients."""
         return self._sums[chunk.number * self._tiles :]
 
     def products(self, chunk: Chunk) -> None:
-        """The products of a chunk, whose gate gradients are there."""
+        """The products of a chunk, after its loop."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None:
             input_gradient(self.weights, chunk.of(self.dx), d_gates)

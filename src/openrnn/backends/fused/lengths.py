@@ -1,4 +1,4 @@
-"""What lengths and masks need on the GPU, a launch each: rows sorted by length, rows of zeros."""
+"""Kernels for lengths and masks, one launch each: rows sorted by length, rows of zeros."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class SortedLengths(NamedTuple):
 
 
 def sort_lengths(lengths: Tensor | None, order: Tensor | None) -> SortedLengths | None:
-    """The rows by falling length, equal ones in their order; `order` is room for that."""
+    """The rows by falling length, equal ones in their order; `order`: memory for the result."""
     if lengths is None:
         return None
     lengths = lengths.contiguous()
@@ -30,7 +30,7 @@ def sort_lengths(lengths: Tensor | None, order: Tensor | None) -> SortedLengths 
     if batch > COUNTED:
         order.copy_(lengths.argsort(descending=True, stable=True))
     else:
-        # the kernel knows no dtype: float32 stands for all
+        # the kernel reads no floating-point values: one compiled for float32 serves every dtype
         kernel = kernels.plain("sort_lengths", "float32", lengths.device.index or 0)
         args = SortLengthsArgs(lengths=lengths.data_ptr(), order=order.data_ptr(), batch=batch)
         kernel.launch(-(-batch // kernel.threads), args)
@@ -38,7 +38,7 @@ def sort_lengths(lengths: Tensor | None, order: Tensor | None) -> SortedLengths 
 
 
 def masked_rows(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -> Tensor:
-    """x (T, B, I), dense, with zeros past the lengths and where the dense mask (T, B) says so."""
+    """A dense copy of x (T, B, I), zero past the lengths and where the dense mask (T, B) is set."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     lengths = None if lengths is None else lengths.contiguous()

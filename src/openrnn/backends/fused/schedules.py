@@ -1,4 +1,4 @@
-"""The schedules of calls: how their steps are cut into chunks, and what runs beside what.
+"""The schedules of calls: their chunks of time, and the operations in order.
 
 Chunks bound the memory of a long call, or let products of one chunk run beside the loop of another.
 """
@@ -11,15 +11,16 @@ import torch
 
 from openrnn import schedule
 from openrnn.backends.base import Call, Needs
-from openrnn.backends.fused import chunks, kernels, overlap
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
+from openrnn.tuning import chunks, overlap, plan
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
-class Asked(NamedTuple):
+class ScheduleKey(NamedTuple):
     """What a schedule depends on."""
 
     spec: Spec
@@ -33,15 +34,16 @@ class Asked(NamedTuple):
     reset_states: bool
     all_states: bool  # of a backward: gradients of them are given
     drops: bool
+    spin_limit: int = 0  # see `kernels.kernel`
 
     @classmethod
-    def of(cls, call: Call, all_states: bool) -> "Asked":
-        """Of a call, forward or backward."""
+    def of(cls, call: Call, all_states: bool, spin_limit: int) -> "ScheduleKey":
+        """The key of a call, forward or backward."""
         problem, x = call.problem, call.x
         return cls(
             problem.spec, x.dtype, x.device.index or 0, x.shape[0], x.shape[1], problem.grad,
             call.lengths is not None, call.reset is not None, bool(call.reset_states), all_states,
-            problem.drops,
+            problem.drops, spin_limit,
         )  # fmt: skip
 
     @property
@@ -57,33 +59,33 @@ class Asked(NamedTuple):
     def layer(self, layer: int, direction: int) -> LayerKernels:
         """One layer and direction."""
         index = layer * self.spec.directions + direction
-        return layer_kernels(self.spec, index, self.dtype, self.device)
+        return layer_kernels(self.spec, index, self.dtype, self.device, self.spin_limit)
 
 
 @lru_cache(maxsize=4096)
-def forward(asked: Asked) -> Schedule:
+def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
-    flags = (*asked.masks, *("every",) * asked.all_states, *("keep",) * asked.grad)
-    keep = asked.grad and not asked.recompute
-    on = (asked.lengths, asked.reset, asked.all_states, asked.reset_states, keep)
+    flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * key.grad)
+    save = key.grad and not key.recompute
+    on = (key.lengths, key.reset, key.all_states, key.reset_states, save)
 
     def chunking(layer: int, direction: int) -> Chunking:
-        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
-        polls = here.forward(asked.batch, on)[1].clusters > 1
+        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
+        polls = here.forward(key.batch, on)[1].clusters > 1
         fills = frozenset({"forward"}) if polls else frozenset[str]()
-        return _cut(asked, here, "forward", flags, inner, fills)
+        return _cut(key, here, "forward", flags, inner, fills)
 
-    return schedule.forward(_of_all(asked.spec, chunking), asked.drops)
+    return schedule.forward(_of_all(key.spec, chunking), key.drops)
 
 
 @lru_cache(maxsize=4096)
-def backward(asked: Asked, needs: Needs) -> tuple[Chunkings, Schedule]:
-    """The backward pass, which wants some gradients."""
-    on = (asked.lengths, asked.reset, asked.all_states, any(needs.reset_states))
-    again = (asked.lengths, asked.reset, False, asked.reset_states, True)
+def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
+    """The backward pass for the gradients that are wanted."""
+    on = (key.lengths, key.reset, key.all_states, any(needs.reset_states))
+    recompute = (key.lengths, key.reset, False, key.reset_states, True)
 
     def chunking(layer: int, direction: int) -> Chunking:
-        here, inner = asked.layer(layer, direction), asked.spec.layer_input(layer)
+        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
         w_ih, w_hh, *_ = here.places
         wanted = (
             (inner, layer > 0 or needs.x),
@@ -92,14 +94,14 @@ def backward(asked: Asked, needs: Needs) -> tuple[Chunkings, Schedule]:
         )
         columns = sum(size for size, want in wanted if want)
         polls = set[str]()
-        if here.backward(asked.batch, on)[1].clusters > 1:
+        if here.backward(key.batch, on)[1].clusters > 1:
             polls.add("backward")
-        if asked.recompute and here.forward(asked.batch, again)[1].clusters > 1:
+        if key.recompute and here.forward(key.batch, recompute)[1].clusters > 1:
             polls.add("recompute")
-        return _cut(asked, here, "backward", asked.masks, columns, frozenset(polls))
+        return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 
-    found = _of_all(asked.spec, chunking)
-    return found, schedule.backward(found, asked.drops, asked.recompute)
+    found = _of_all(key.spec, chunking)
+    return found, schedule.backward(found, key.drops, key.recompute)
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
@@ -110,7 +112,7 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
 
 
 def _cut(
-    asked: Asked, layer: LayerKernels, kind: str, flags: kernels.Flags, columns: int,
+    key: ScheduleKey, layer: LayerKernels, kind: str, flags: plan.Flags, columns: int,
     fills: frozenset[str],
 ) -> Chunking:  # fmt: skip
     """The chunks of one layer and direction.
@@ -119,18 +121,49 @@ def _cut(
         kind, flags: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
     """
-    steps, reverse = asked.steps, bool(layer.direction)
-    row = layer.width * asked.dtype.itemsize  # bytes of the gate gradients of a step and row
-    if asked.reset_states:
-        pieces = 1  # the gradients of reset states are added up inside one launch
-    elif asked.recompute:
-        pieces = chunks.for_recompute(steps, asked.batch, row)
+    steps, reverse = key.steps, bool(layer.direction)
+    row = layer.width * key.dtype.itemsize  # bytes of the gate gradients of a step and row
+    if key.reset_states:
+        number = 1  # the gradients of reset states are added up inside one launch
+    elif key.recompute:
+        number = chunks.for_recompute(steps, key.batch, row)
     else:
-        pieces = chunks.for_memory(steps, asked.batch, row)
-    alone = pieces > 1 or asked.recompute or asked.reset_states or layer.places[0] is None
-    edges = [] if alone else overlap.edges(layer, kind, flags, steps, asked.batch, columns)
-    if not edges:
-        return Chunking(chunks.even(pieces, steps), reverse, fills=fills)
-    if reverse:  # the edges are those of the loop, which begins at the end of time
-        edges = [steps - edge for edge in reversed(edges)]
-    return Chunking(tuple(edges), reverse, True, fills)
+        number = chunks.for_memory(steps, key.batch, row)
+    alone = number > 1 or key.recompute or key.reset_states or layer.places[0] is None
+    cuts = [] if alone else edges(layer, kind, flags, steps, key.batch, columns)
+    if not cuts:
+        return Chunking(chunks.even(number, steps), reverse, fills=fills)
+    if reverse:  # the loop runs from the last step to the first
+        cuts = [steps - cut for cut in reversed(cuts)]
+    return Chunking(tuple(cuts), reverse, True, fills)
+
+
+def edges(
+    layer: LayerKernels, kind: str, flags: plan.Flags, steps: int, batch: int, columns: int
+) -> list[int]:
+    """Where chunks whose products run beside loops begin and end; [] where one is as good.
+
+    Args:
+        kind, flags: of the loop.
+        columns: of all matrices, of G*H rows each, that are multiplied with all steps.
+    """
+    rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
+    products = overlap.products_time(steps, batch, rows, columns, size)
+    if not overlap.pays(products):
+        return []
+    loop = _loop_step(layer, kind, flags, (batch + 7) // 8)
+    return overlap.best_edges(steps, products, steps * loop.us, loop.idle, loop.slowdown)
+
+
+@lru_cache(maxsize=4096)
+def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
+    """A step of the loop on the layer's device, for so many tiles of 8 rows.
+
+    No multiprocessor counts as idle where the driver has no launch completion events.
+    """
+    about = torch.cuda.get_device_properties(layer.device)
+    step = overlap.loop_step(
+        kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
+        (about.major, about.minor), about.multi_processor_count,
+    )  # fmt: skip
+    return step if supported() else step._replace(idle=0.0)

@@ -10,14 +10,14 @@ from openrnn.schedule import Chunk
 
 
 def missing_columns(columns: int, size: int) -> int:
-    """How many columns, of so many bytes a value, are missing up to the next 16 bytes."""
+    """Columns, of `size` bytes a value, that are missing up to the next 16 bytes."""
     return -columns % (ALIGNMENT // size)
 
 
 def widened(values: Tensor) -> Tensor:
-    """(..., N), with columns of no meaning added where rows would not begin at 16 bytes.
+    """(..., N) with columns of any value appended, so that rows begin at multiples of 16 bytes.
 
-    cuBLASLt's products of such rows over all steps run in one block: 180 us instead of 20.
+    Else cuBLASLt runs a product over all steps in one block: 180 us instead of 20.
     """
     columns = values.shape[-1]
     more = missing_columns(columns, values.element_size())
@@ -29,13 +29,13 @@ def widened(values: Tensor) -> Tensor:
 
 
 class WeightGradient:
-    """The gradient (G*H, N) of a matrix; products add to it, gate by gate from gradient planes.
+    """The gradient (G*H, N) of a matrix, to which the products of each chunk add.
 
-    Until it is finished it has all units and as many columns as `widened` gives; the sum over
+    Until it is finished it is padded to all units and to the columns of `widened`. The sum over
     several chunks is float32.
 
     Args:
-        spans: the gates in the order of the planes, as spans of gates that follow each other.
+        spans: the gates in the order of the planes, as ranges of consecutive gates.
         columns: N.
         several: there is more than one chunk.
     """
@@ -78,7 +78,10 @@ class WeightGradient:
 
 
 def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor) -> None:
-    """Writes dx (T, B, I): the input side's gate gradients times W_ih, or their sum over gates."""
+    """Writes dx (T, B, I): the input side's gate gradients times W_ih.
+
+    A skip input has no matrix: they are added up over the gates.
+    """
     layer = weights.kernels
     width = layer.gates * layer.units
     if weights.w_ih is None:
@@ -149,7 +152,7 @@ def add_recurrent(
 
 
 def _replaced(launches: Launches, reset: Tensor) -> Tensor:
-    """Where (T, B) the state that step t reads was replaced; in reverse, that t - 1 reads."""
+    """Where (T, B) a reset replaced the state that step t reads; in reverse, that t - 1 reads."""
     if launches.lengths is None:
         return reset
     steps = torch.arange(launches.steps, device=reset.device)[:, None]
@@ -157,13 +160,13 @@ def _replaced(launches: Launches, reset: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Matrix:
-    # the stride of a single row says nothing: contiguous() leaves it as it was
+    # the stride of a single row may be anything: contiguous() leaves it as it was
     rows, columns = tensor.shape
     return Matrix(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
 def _first_step(launches: Launches, reverse: bool, chunk: Chunk, right: Tensor) -> Tensor | None:
-    """Of a chunk's gradients (T, B, G*units) those of each row's first step; None if it has none.
+    """A chunk's gradients (T, B, G*units) of each row's first step; None if it has no such step.
 
     In reverse, a row's first step is the last of its length.
     """

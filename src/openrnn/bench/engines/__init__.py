@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
-from openrnn.bench.engines.graph import Graph
+from openrnn.bench.engines.graph import Graphed
 from openrnn.bench.engines.nn import Loop, Packed, Torch
 from openrnn.bench.engines.ours import ALGORITHMS, Cudnn, Ours, Recomputing
 from openrnn.bench.engines.python import Compiled, Eager
@@ -18,11 +18,11 @@ STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # whic
 ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
 # our own layer in a process of its own, where products overlap with loops in other ways: never, in
 # two chunks at most, in short calls too
-OVERLAP = "openrnn.backends.fused.overlap"
+OVERLAP = "openrnn.tuning.overlap"
 WAYS: dict[str, dict[str, float]] = {
-    "no-overlap": {f"{OVERLAP}.MOST": 1},
-    "two-chunks": {f"{OVERLAP}.MOST": 2},
-    "overlap-short": {f"{OVERLAP}.LONG": 0.0},
+    "no-overlap": {f"{OVERLAP}.MOST_CHUNKS": 1},
+    "two-chunks": {f"{OVERLAP}.MOST_CHUNKS": 2},
+    "overlap-short": {f"{OVERLAP}.LEAST_LOOP": 0.0},
 }
 PEERS = (*USERS, "cudnn-graph", "recompute", *ONE_ALGORITHM, *WAYS)
 
@@ -35,7 +35,8 @@ def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
     """
     ours = Ours(backend)
     graphed = any(map(from_graph, against))
-    return [ours, *([Graph("openrnn-graph", ours)] if graphed else []), *peers_of(against, backend)]
+    own = [ours, Graphed("openrnn-graph", ours)] if graphed else [ours]
+    return [*own, *peers_of(against, backend)]
 
 
 def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
@@ -51,8 +52,8 @@ def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
         engine.name: engine
         for engine in (
             Torch(), Cudnn(), Packed(), Loop(), Eager(), Compiled(), FlashRNN(), TorchRL(),
-            Recomputing(backend), Graph("graph", Torch()),
-            Graph("cudnn-graph", Cudnn(algorithms=STATIC)),
+            Recomputing(backend), Graphed("graph", Torch()),
+            Graphed("cudnn-graph", Cudnn(algorithms=STATIC)),
             *(Cudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
         )
     }  # fmt: skip

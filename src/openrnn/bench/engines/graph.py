@@ -27,7 +27,7 @@ class Replayed(Ready):
         return outputs
 
 
-class Graph(Engine):
+class Graphed(Engine):
     """Another engine from a CUDA graph."""
 
     graphed = True

@@ -17,7 +17,7 @@ class Loss(NamedTuple):
     grads: tuple[bool, ...]
 
     def holds(self, problem: Problem, batch: int) -> bool:
-        """Whether a problem of this many rows lies in it."""
+        """Whether a problem with so many rows lies in it."""
         spec = problem.spec
         return (
             spec.cell in self.cells
@@ -36,12 +36,12 @@ class Loss(NamedTuple):
         return f"H {span(*self.hidden)}, B {span(*self.batch)}, {dtype[self.dtype]}, {grads}"
 
 
-# H200, cuDNN 9.19, T 256, both from CUDA graphs: fused.json of benchmarks/log, for the
-# tanh RNN fused-choice.json (whose one loss, float32 at H 256 B 1, was of the tf32 products that it
-# had then), and for that with relu, T 50, deepbench.jsonl of c81649a. Here are those where cuDNN's
-# best correct algorithm (in bfloat16 torch.nn) needs at most 0.95 of our time, with that share;
-# between measured H the border lies halfway, B is a class up to a power of two, and beyond the
-# measured nothing is said.
+# Measured on an H200 with cuDNN 9.19, T 256, both from CUDA graphs. Results: fused.json of
+# benchmarks/log; for the tanh RNN fused-choice.json, whose one loss, float32 at H 256 B 1, was of
+# its former tf32 products; for the ReLU RNN, T 50, deepbench.jsonl of c81649a. A region is where
+# cuDNN's best correct algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the
+# share stands behind it. Between two measured H the border lies halfway; B is a class that ends at
+# a power of two; nothing is said beyond what was measured.
 LOSSES = (
     Loss(("lstm", "gru"), torch.float16, (832, 1024), (129, 256), (False,)),  # 0.83 and 0.85
     Loss(("lstm",), torch.float16, (832, 1024), (129, 256), (True,)),  # 0.92
@@ -51,10 +51,10 @@ LOSSES = (
 
 
 def slower(problem: Problem) -> str | None:
-    """Where a problem lies, in words, if cuDNN is faster there; None where not, or not measured.
+    """The region of a problem, in words, if cuDNN is faster there; else None.
 
-    Plain calls of one layer and direction alone are told: nothing else was measured, and with
-    lengths or other biases cuDNN leaves its fast kernels.
+    Only plain calls of one layer and direction were measured. With lengths or other biases cuDNN
+    does not use its fast kernels.
     """
     spec = problem.spec
     plain = (

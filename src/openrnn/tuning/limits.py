@@ -4,30 +4,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from openrnn.codegen.tiles import Tiles
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import Traced
 
-How = TypeVar("How", bound=Tiles)
+Config = TypeVar("Config", bound=KernelConfig)
 
-# bytes of shared memory that a block may take, and blocks of the largest cluster
+# KiB of shared memory that a block may take; blocks of the largest cluster
 _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
            (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
 _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 # clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
 _H200 = ((1, 132), (2, 66), (4, 30), (8, 15), (16, 7))
-# those that share R through L2 must all be there: known for the large devices
+# clusters of a grid must all be resident: how many are is known for the large devices
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a compute capability.
+    """What a compute capability gives.
 
     Args:
         shared: bytes of shared memory of a block.
         cluster: blocks of the largest cluster.
-        places: blocks of a cluster, and how many such clusters may share R.
-        wgmma: four warps may multiply together.
+        places: blocks of a cluster, and how many such clusters a grid may have.
+        wgmma: four warps may multiply as one warpgroup.
     """
 
     shared: int
@@ -37,7 +37,7 @@ class Limits:
 
     @classmethod
     def of(cls, capability: tuple[int, int], processors: int | None = None) -> "Limits":
-        """`processors`: multiprocessors of the device at hand, where it is; a slice has fewer."""
+        """`processors`: multiprocessors of the device, where it is known; a MIG slice has fewer."""
         shared, places = _SHARED.get(capability, 99), _PLACES.get(capability, ())
         if processors is not None and places:
             whole = places[0][1]
@@ -46,21 +46,24 @@ class Limits:
         return cls(shared * 1024, cluster, places, capability == (9, 0))
 
 
-def resident(cluster: int) -> int:
+def clusters_at_once(cluster: int) -> int:
     """How many clusters of so many blocks an H200 holds at once."""
     return dict(_H200)[cluster]
 
 
-def registers(threads: int) -> int:
-    """Of a thread, in a block of so many: they are given to four warps at a time."""
+def registers_of_thread(threads: int) -> int:
+    """Registers of a thread in such a block; the device gives them to four warps at a time."""
     return min(255, 65536 // (-(-threads // 128) * 128) // 8 * 8)
 
 
-def filled(cell: Traced, dtype: str, how: How, free: int, limits: Limits) -> Iterator[How]:
-    """With as much of R in registers as `free` of them hold; nothing if the rest fits nowhere."""
-    most = max(0, min(how.pieces(cell, dtype), free // 8))
+def filled(cell: Traced, dtype: str, config: Config, free: int, limits: Limits) -> Iterator[Config]:
+    """The configuration with as many fragments of R in registers as `free` registers hold.
+
+    Nothing, where shared memory does not hold the rest.
+    """
+    most = max(0, min(config.fragments(cell, dtype), free // 8))
     for stages in (4, 2):
-        made = replace(how, resident=most, stages=stages)
+        made = replace(config, register_fragments=most, stages=stages)
         if made.shared(cell, dtype) <= limits.shared:
             yield made
             return

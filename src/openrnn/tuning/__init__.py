@@ -1,0 +1,1 @@
+"""How a CUDA kernel's configuration is chosen, by values alone: nothing here compiles or runs."""

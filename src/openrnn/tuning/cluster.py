@@ -1,0 +1,144 @@
+"""Kernels of a block or cluster, which holds all of R: those that fit, and a model of their step.
+
+The model counts cycles of one multiprocessor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.config import SIZES, BackwardConfig, ForwardConfig, KernelConfig, saved_names
+from openrnn.codegen.cuda import planes
+from openrnn.codegen.trace import Traced
+from openrnn.tuning.limits import Limits, clusters_at_once, filled, registers_of_thread
+
+
+class _ClusterCosts(NamedTuple):
+    """Cycles, fitted to 2,200 kernels timed alone on an H200 (median error 7%)."""
+
+    step: float  # of every step
+    cluster: float  # more, in a cluster
+    double: float  # for each doubling of the cluster
+    chain: float  # for each of two mma that depend on each other
+    mma: float  # for each mma of a quarter of a multiprocessor
+    load: float  # for each 128 bytes of shared memory
+    cell: float  # for each cell function, of two cells a lane
+    value: float  # for each value that it reads or gives
+    byte: float  # for each byte that is exchanged
+    wide: float  # more for each cell function in float32
+    wgmma: float  # factor on all of it, with wgmma
+
+
+_FORWARD = _ClusterCosts(
+    step=219, cluster=249, double=13, chain=0, mma=6.7, load=0.67, cell=48, value=35, byte=0.044,
+    wide=148, wgmma=1.27,
+)  # fmt: skip
+# 0.81 of what was fitted: 500 kernels had become so much faster later
+_BACKWARD = _ClusterCosts(
+    step=318, cluster=0, double=4, chain=4.5, mma=4, load=0.85, cell=97, value=26, byte=0.055,
+    wide=187, wgmma=1.23,
+)  # fmt: skip
+_WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # cycles of one wgmma: for each tile of 8 rows; at least
+_WAIT = 450.0  # cycles of a step in which another block of the multiprocessor may run
+
+
+def _clusters(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
+    """Blocks of a cluster, and the most groups that one of them owns."""
+    groups = units // 8
+    for cluster in (1, 2, 4, 8, 16):
+        if cluster <= min(limits.cluster, groups):
+            yield cluster, -(-groups // cluster)
+
+
+def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[ForwardConfig]:
+    """Every forward kernel of a block or cluster that fits.
+
+    In 16 bits without wgmma, a kernel that reads some of R from shared memory is low-register: the
+    compiler then reads ahead. For 14 kernels of an LSTM and a GRU, H 512 and 640, that was 6%
+    faster to 2% slower; for other kernels it was mostly slower.
+    """
+    half = half_operands(cell, dtype)
+    for cluster, block_groups in _clusters(units, limits):
+        kinds = [(tiles, in_flight, 1) for tiles, in_flight in product((1, 2, 4), (1, 2))]
+        kinds += [(tiles, 1, 4) for tiles in (2, 3, 4, 8) if limits.wgmma]
+        for groups, (tiles, in_flight, warpgroup) in product((1, 2, 3, 4), kinds):
+            wgmma = warpgroup > 1
+            warps = -(-block_groups // (warpgroup * groups)) * warpgroup
+            # a warpgroup without units would wait for nobody
+            idle = wgmma and units // 8 // cluster <= (warps - warpgroup) * groups
+            if warps > 16 or idle:
+                continue
+            config = ForwardConfig(
+                units, cluster, warps, groups, tiles, in_flight, 0, wgmma=wgmma, half_operands=half
+            )
+            states = 2 * groups * tiles * (in_flight * len(cell.states) + len(cell.gates) // 2)
+            states += 8 * groups * tiles if wgmma else 0
+            free = registers_of_thread(config.threads) - 62 - config.accumulators(cell) - states
+            for made in filled(cell, dtype, config, free, limits):
+                overflows = made.register_fragments < made.fragments(cell, dtype)
+                reads_ahead = dtype != "float32" and not wgmma
+                yield replace(made, low_register=overflows and reads_ahead)
+
+
+def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[BackwardConfig]:
+    """Every backward kernel of a block or cluster that fits."""
+    for cluster, groups in _clusters(units, limits):
+        kinds = [(tiles, in_flight, False) for tiles, in_flight in product((1, 2), (1, 2))]
+        kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]
+        for warps, (tiles, in_flight, wgmma) in product((4, 8, 12, 16), kinds):
+            config = BackwardConfig(units, cluster, warps, groups, tiles, in_flight, 0, wgmma=wgmma)
+            slots = config.slots()
+            sums = 4 * config.mma_rows(cell) * tiles
+            values = 2 * slots * (len(saved_names(cell)) + in_flight * len(cell.states))
+            values += slots * (len(planes(cell)) + 2 * len(cell.unit_params))
+            free = registers_of_thread(config.threads) - 70 - sums - values
+            yield from filled(cell, dtype, config, free, limits)
+
+
+def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
+    """The model's time of one step of one cluster for one set of rows, alone on the device."""
+    quarter = -(-config.warps // 4)  # warps of a quarter of a multiprocessor
+    fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
+    if isinstance(config, ForwardConfig):
+        cost, cells, values = _FORWARD, config.groups * config.tiles, len(cell.gates)
+        exchanged = config.units * config.operand_bytes(dtype) * config.tiles * 8
+    else:
+        cost, cells = _BACKWARD, -(-config.groups * config.tiles // config.warps)
+        values = len(saved_names(cell)) + len(planes(cell))
+        exchanged = config.cluster * config.groups * config.tiles * 256
+    # the four warps of a warpgroup read their operand once
+    readers = config.warps / 4 if config.wgmma else config.warps
+    in_memory = fragments - config.register_fragments
+    loads = readers * k_tiles * config.tiles * 4 + config.warps * in_memory * 8
+    products = config.tiles * (cost.chain + 2 * quarter * cost.mma)
+    if config.wgmma:
+        products = 2 * quarter * max(_WGMMA_TILE * config.tiles, _WGMMA_LEAST)
+    wide = cost.wide if SIZES[dtype] == 4 else 0
+    found = (
+        cost.step + fragments * products + loads * cost.load
+        + cells * (quarter * (cost.cell + wide) + values * cost.value)
+    )  # fmt: skip
+    if config.cluster > 1:
+        found += cost.cluster + cost.double * (config.cluster.bit_length() - 1)
+        found += cost.byte * exchanged
+    return found * cost.wgmma if config.wgmma else found
+
+
+def _blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> int:
+    """Blocks that share a multiprocessor, by registers and shared memory."""
+    taken = min(registers_of_thread(config.threads), 8 * config.register_fragments + 80)
+    by_registers = 65536 // (taken * -(-config.threads // 128) * 128)
+    by_memory = 227 * 1024 // (config.shared(cell, dtype) + 1024)
+    return max(1, min(by_registers, by_memory, 4))
+
+
+def step_time(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> float:
+    """The model's time of one step of the whole batch, in cycles."""
+    alone, turns = cycles(cell, dtype, config), config.tiles_in_flight
+    busy = alone - _WAIT
+    turn = alone if turns == 1 else max(alone, turns * busy + _WAIT / 2)
+    clusters, places = -(-batch // config.rows), clusters_at_once(config.cluster)
+    shared = min(_blocks_of_multiprocessor(cell, dtype, config), -(-clusters // places))
+    return max(turn, shared * turns * busy) * -(-clusters // (places * shared))

@@ -1,0 +1,138 @@
+"""The configurations that were fastest when timed on an H200.
+
+`measured.csv` is written by `openrnn tune kernels --table`. Its columns: the kind of kernel, its
+mask, gates of the cell, bytes of a stored value and of one as products read it, units, tiles of 8
+rows in the batch, then the configuration, and its microseconds a step. A forward kernel that saves
+nothing is `inference`.
+
+A batch that was measured only without a mask takes that kernel's shape and delay for calls with the
+mask, too. How much of R is in registers then follows from the model, since masks take registers.
+
+Between two measured batches the choice is among their two kernels and the model's first, by the
+model's times scaled to the measured ones. Below the least measured batch its kernel runs, a grid
+without its delay, which is for more rows. Elsewhere the model chooses.
+"""
+
+import csv
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from itertools import chain
+from operator import itemgetter
+from statistics import fmean
+from typing import NamedTuple, TypeVar
+
+from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.trace import Traced
+
+CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
+FILE = "measured.csv"
+SIZE = ("kind", "mask", "gates", "bytes", "operand_bytes", "units", "batch_tiles")
+SHAPE = (
+    "clusters", "cluster", "warps", "groups", "tiles", "tiles_in_flight", "k_warps", "wgmma",
+)  # fmt: skip
+FILL = ("register_fragments", "stages", "low_register")  # how R is held
+PLAIN = "none"  # the mask of calls without one
+MASKS = (PLAIN, "lengths", "reset")  # that were measured, one at a time
+
+Config = TypeVar("Config", bound=KernelConfig)
+Shape = tuple[int, ...]
+Key = tuple[str | int, ...]
+
+
+class Fastest(NamedTuple):
+    """The fastest kernel of a size."""
+
+    batch_tiles: int
+    shape: Shape
+    fill: tuple[int, int, bool]
+    delay: int
+    time: float  # us a step
+
+
+def shape_of(config: KernelConfig) -> Shape:
+    """What tells a kernel from others of its size, but for how R is held."""
+    return tuple(int(getattr(config, name, 1)) for name in SHAPE)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[Key, list[Fastest]]:
+    """The rows by all of SIZE but the batch, in the order of rising batch."""
+    found: dict[Key, list[Fastest]] = {}
+    text = (files("openrnn.tuning") / FILE).read_text(encoding="utf-8")
+    for line in csv.DictReader(text.splitlines()):
+        kind, mask, *sizes, batch_tiles = itemgetter(*SIZE)(line)
+        key = kind, mask, *map(int, sizes)
+        shape = tuple(map(int, itemgetter(*SHAPE)(line)))
+        fragments, stages, low_register = map(int, itemgetter(*FILL)(line))
+        fill = fragments, stages, bool(low_register)
+        fastest = Fastest(int(batch_tiles), shape, fill, int(line["delay"]), float(line["us"]))
+        found.setdefault(key, []).append(fastest)
+    return {key: sorted(rows) for key, rows in found.items()}
+
+
+def fastest_first(
+    kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
+    capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
+) -> list[Config]:  # fmt: skip
+    """Configurations of one size in the order given, the one measured fastest first.
+
+    Where the model holds R of that shape in another way, its configuration comes second.
+
+    Args:
+        kind: as in the table; mask: one of MASKS, or any other name.
+        model: the expected time of a step for a configuration and batch.
+    """
+    if capability != CAPABILITY or processors not in (None, PROCESSORS) or not configs:
+        return configs
+    one = configs[0]
+    size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
+    masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
+    batch_tiles = -(-batch // 8)
+    found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles)
+    if found is None:
+        return configs
+    rows, exact = table()[found], found[1] == mask
+    place = bisect_left(rows, batch_tiles, key=itemgetter(0))
+    below = batch_tiles < rows[0].batch_tiles
+    between = not below and batch_tiles < rows[place].batch_tiles
+    near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
+    by_shape = {shape_of(config): config for config in configs}
+    # of two rows with one shape the nearer one gives the delay
+    near = sorted(near, key=lambda row: abs(row.batch_tiles - batch_tiles), reverse=True)
+    rows_of = {row.shape: row for row in near if row.shape in by_shape}
+    known = {
+        _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
+    }
+    if not known:
+        return configs
+    # measured microseconds for each expected cycle
+    scales = {
+        config: row.time / model(config, 8 * row.batch_tiles) for config, row in known.items()
+    }
+    if between and shape_of(configs[0]) not in rows_of:
+        scales[configs[0]] = fmean(scales.values())
+    first = min(scales, key=lambda config: scales[config] * model(config, batch))
+    fronts = [first]
+    if exact and first in known:
+        fill = dict(zip(FILL, known[first].fill))
+        fronts.insert(0, replace(first, **fill))  # type: ignore[arg-type]
+    others = (config for config in configs if shape_of(config) != shape_of(first))
+    return [*dict.fromkeys(fronts), *others]
+
+
+def _nearest(keys: list[Key], batch_tiles: int) -> Key | None:
+    """The first key with a row for the batch; else with rows on both sides of it; else above it."""
+    known = [key for key in keys if key in table()]
+    reaching = [key for key in known if table()[key][-1].batch_tiles >= batch_tiles]
+    here = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in table()[key]))
+    around = (key for key in reaching if table()[key][0].batch_tiles < batch_tiles)
+    return next(chain(here, around, reaching), None)
+
+
+def _delayed(config: Config, delay: int) -> Config:
+    if config.clusters == 1:
+        return config
+    return replace(config, delay=delay)  # type: ignore[call-arg]  # a grid has one
