@@ -45,10 +45,12 @@ def caches(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.args.args:
             words = [ast.unparse(decorator) for decorator in node.decorator_list]
-            found += [node.name for word in words if word.startswith(("lru_cache", "cache"))]
+            found += [
+                node.name for word in words if word == "cache" or word.startswith("lru_cache")
+            ]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("lru_cache("):
             found.append(ast.unparse(node))
-    return [name for name in found if not name.startswith("cached_property")]
+    return found
 
 
 def test_every_memo_is_in_the_list():

@@ -1,8 +1,8 @@
 """What the package remembers from call to call: every memo is made here, and cleared here.
 
 A memo is a function whose results are kept by its arguments. Nothing in it depends on values of
-tensors, so clearing costs time and nothing else. Loaded code and handles of libraries are no memos:
-they live as long as the process.
+tensors, so clearing costs time and nothing else. A resource is kept as well, but for as long as the
+process lives: loaded kernels, which may be running, handles and streams.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,28 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MEMOS: dict[str, Any] = {}  # by module and name, each with cache_info() and cache_clear()
+# by module and name, each with cache_info() and cache_clear()
+MEMOS: dict[str, Any] = {}
+RESOURCES: dict[str, Any] = {}
 
 
 def memo(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Remembers the results of a function for the arguments of the last `size` calls."""
+    return lambda function: _listed(MEMOS, size, function)
 
-    def remembering(function: Callable[P, T]) -> Callable[P, T]:
-        kept: Any = lru_cache(maxsize=size)(function)
-        MEMOS[f"{function.__module__}.{function.__qualname__}"] = kept
-        return kept  # type: ignore[no-any-return]  # lru_cache's own type forgets the parameters
 
-    return remembering
+def resource(function: Callable[P, T]) -> Callable[P, T]:
+    """Remembers what a function loaded or opened, for each of its arguments."""
+    return _listed(RESOURCES, None, function)
+
+
+def _listed(place: dict[str, Any], size: int | None, function: Callable[P, T]) -> Callable[P, T]:
+    kept: Any = lru_cache(maxsize=size)(function)
+    place[f"{function.__module__}.{function.__qualname__}"] = kept
+    return kept  # type: ignore[no-any-return]  # lru_cache's own type forgets the parameters
 
 
 def clear() -> None:
-    """Forgets everything."""
+    """Forgets the results of every memo."""
     for kept in MEMOS.values():
         kept.cache_clear()

@@ -6,12 +6,12 @@ A rule names every argument that it understands: an operator with any other is r
 import inspect
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from openrnn.codegen.graph import Builder, Value
+from openrnn.memo import memo
 
 Rule = Callable[..., Any]
 
@@ -387,7 +387,7 @@ def apply(emit: Builder, name: str, args: list[Any], kwargs: dict[str, Any]) -> 
     return rule(emit, *args, **kwargs)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _signature(rule: Rule) -> inspect.Signature:
     return inspect.signature(rule)
 

@@ -5,13 +5,13 @@ exponent is small. A number below 2^-14 is off by up to 2^-25: half of what floa
 number beyond 65,504 counts as 65,504: an initial state or a weight may be one, a later h is not.
 """
 
-from functools import lru_cache
 from itertools import product
 from math import inf, isnan
 from typing import NamedTuple
 
 from openrnn.codegen.graph import Node, Value
 from openrnn.codegen.trace import Traced
+from openrnn.memo import memo
 
 
 class Interval(NamedTuple):
@@ -40,7 +40,7 @@ def half_operands(cell: Traced, dtype: str) -> bool:
     return dtype == "float32" and bounded(cell)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def bounded(cell: Traced) -> bool:
     """Whether h is within [-1, 1] whatever the gates and the other states are, if it was before."""
     graph, state = cell.summed_step, cell.states[0]

@@ -1,23 +1,24 @@
 """A cell's CPU kernels, ready to be called: its own steps, and the time loop that calls them."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
+from openrnn.memo import resource
 
 if TYPE_CHECKING:
     from openrnn.kernels.objects import Address, Kernel
 
 
-@lru_cache(maxsize=1024)
+@resource
 def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
     """The time loop forward, `loop(job, task, team)`, and the step that its job takes."""
     return _together("forward", cell, dtype)
 
 
-@lru_cache(maxsize=1024)
+@resource
 def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
     """The time loop backward, `loop(job, task, team)`, and the derivative that its job takes."""
     return _together("backward", cell, dtype)
@@ -36,7 +37,7 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
         return loop(), rows.address
 
 
-@lru_cache(maxsize=1024)
+@resource
 def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
     from openrnn.kernels import objects
 

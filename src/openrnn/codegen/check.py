@@ -5,7 +5,6 @@ What is not elementwise no backend runs. What is, but has no kernel, runs on the
 
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from openrnn import fresh
 from openrnn.codegen.aten import RESHAPES, elementwise, name_of
 from openrnn.errors import CellError
+from openrnn.memo import memo
 
 if TYPE_CHECKING:
     from openrnn.cells import Cell
@@ -24,7 +24,7 @@ Clip = tuple[float, float] | None
 Step = Callable[..., tuple[Tensor, ...]]
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def check_elementwise(cell: "Cell") -> None:
     """Runs a cell once on small tensors.
 

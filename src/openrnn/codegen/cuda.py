@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
 from importlib.resources import files
 
 from openrnn.codegen.bounds import half_operands
@@ -22,6 +21,7 @@ from openrnn.codegen.config import (
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
+from openrnn.memo import memo
 
 PERMUTE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
 # fields of a configuration whose constants have other names
@@ -60,7 +60,7 @@ def planes(cell: Traced) -> tuple[str, ...]:
     return (*(f"dx_{g}" for g in alone), *shared, *(f"dr_{g}" for g in alone))
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def halved_gates(cell: Traced, dtype: str) -> frozenset[str]:
     """Gates whose pre-activation is stored halved: in 16 bits those that only a sigmoid reads.
 
@@ -190,7 +190,7 @@ def examples(cell: Traced, dtype: str) -> tuple[str, str]:
 _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 
 
-@lru_cache(maxsize=32)
+@memo(32)
 def _text(name: str) -> str:
     return (files("openrnn.kernels.cuda") / name).read_text(encoding="utf-8")
 
@@ -240,7 +240,7 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def derivative_parts(cell: Traced) -> tuple[Graph, Graph]:
     """The derivative in two graphs: factors known before the states' gradients, and the rest."""
     gradients = frozenset(f"d_{state}" for state in cell.states)

@@ -9,7 +9,7 @@ the new state c). Outputs of the step are named like the states, those of the de
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from openrnn.codegen.check import SHAPE, Clip, check_elementwise, examples, name
 from openrnn.codegen.graph import Graph, Value
 from openrnn.codegen.reader import read
 from openrnn.errors import CellError
+from openrnn.memo import memo
 
 if TYPE_CHECKING:
     from openrnn.cells import Cell
@@ -124,7 +125,7 @@ def trace(cell: "Cell", clip: Clip = None) -> Traced:
 _LOCK = Lock()
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _trace_once(cell: "Cell", clip: Clip) -> Traced | str:
     """A trace, or why there is none: both are asked for at every report."""
     if cell.dependent_product:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from openrnn.errors import LibraryError
+from openrnn.memo import memo, resource
 from openrnn.native.device import template
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
@@ -96,7 +97,7 @@ def absent() -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)
+@resource
 def _handle(device: int) -> int:
     """The handle of a device; it has no stream, so threads may share it."""
     made = ctypes.c_void_p()
@@ -192,7 +193,7 @@ class MatmulPlan:
             getattr(self._library, f"cublasLt{kind}Destroy")(made)
 
 
-_plan = lru_cache(maxsize=4096)(MatmulPlan)
+_plan = memo(4096)(MatmulPlan)
 _FACTORS = (ctypes.c_float * 2)(0.0, 1.0)
 _ZERO = ctypes.addressof(_FACTORS)
 _ONE = _ZERO + 4

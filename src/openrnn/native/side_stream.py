@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from openrnn.memo import resource
 from openrnn.native.nvrtc import LaunchError
 
 DRIVER = 12030  # the first that knows CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: of CUDA 12.3
@@ -46,7 +47,7 @@ class SideStream:
         return found[0] if found else None
 
 
-@cache
+@resource
 def _beside(device: int, stream: int) -> SideStream:
     return SideStream(device)
 

@@ -5,7 +5,6 @@ They never depend on T, and on B only by its number of tiles.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import TypeVar
 
 from openrnn.codegen.config import (
@@ -16,6 +15,7 @@ from openrnn.codegen.config import (
     KernelConfig,
 )
 from openrnn.codegen.trace import Traced
+from openrnn.memo import memo
 from openrnn.spec import Spec
 from openrnn.tuning import cluster, grid, measured
 from openrnn.tuning.limits import Limits
@@ -43,14 +43,14 @@ def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Li
     return time_of(cell, dtype, config, batch, limits) / (1e3 * GHZ)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[ForwardConfig, ...]:
     """Every forward kernel that fits, for any batch."""
     grids = grid.fitting(GridForwardConfig, cell, dtype, units, limits)
     return *cluster.forwards(cell, dtype, units, limits), *grids
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[BackwardConfig, ...]:
     """Every backward kernel that fits, for any batch."""
     grids = grid.fitting(GridBackwardConfig, cell, dtype, units, limits)
@@ -72,7 +72,7 @@ def _ranked(
     )
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None, mask: str = measured.PLAIN, save: bool = True,
@@ -86,7 +86,7 @@ def forward(
     return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None, mask: str = measured.PLAIN,

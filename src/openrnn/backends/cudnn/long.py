@@ -7,7 +7,6 @@ masks of `philox.py`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from openrnn.backends.base import Call, Cotangents, Gradients, Needs, Outputs, T
 from openrnn.backends.cudnn import algorithms, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
 from openrnn.backends.cudnn.run import LONGEST, Lengths
+from openrnn.memo import memo
 from openrnn.native.cudnn.descriptors import TIME_MAJOR, Kind
 from openrnn.native.cudnn.handles import current
 from openrnn.params import places, size
@@ -33,7 +33,7 @@ class Chain(NamedTuple):
     places: tuple[int, ...]  # of its tensors among those of the call
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def _chains(problem: Problem) -> tuple[Chain, ...]:
     spec, made = problem.spec, []
     for number, row in enumerate(places(spec)):

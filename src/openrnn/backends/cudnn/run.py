@@ -1,12 +1,12 @@
 """One call of cuDNN each way, for at most LONGEST steps, with our rules for rows of length 0."""
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from openrnn.memo import memo
 from openrnn.native.cudnn.descriptors import (
     BATCH_MAJOR,
     DEFAULT_MATH,
@@ -44,7 +44,7 @@ def math_of(dtype: torch.dtype, precision: str) -> int:
     return FMA_MATH if dtype == torch.float32 and precision == "ieee" else DEFAULT_MATH
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _full(steps: int, batch: int) -> Tensor:
     with torch.inference_mode(False):
         return torch.full((batch,), steps, dtype=torch.int32)

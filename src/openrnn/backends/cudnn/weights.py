@@ -2,18 +2,18 @@
 
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from openrnn.memo import memo
 from openrnn.params import module_slots, size, slots
 from openrnn.spec import Spec
 
 ALIGNED = 16  # bytes: the widest a kernel reads at once
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _order(spec: Spec) -> tuple[int, ...]:
     """For each slot of the flat buffer its place among the tensors of a call."""
     places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
@@ -74,7 +74,7 @@ def forget() -> None:
     _kept.clear()
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _offsets(spec: Spec, width: int) -> tuple[int, ...]:
     """Where each tensor of a call lies in the flat buffer, in bytes, of numbers this wide."""
     return tuple(slot.offset * width for slot in module_slots(spec))
@@ -99,7 +99,7 @@ def gradients(spec: Spec, like: Tensor) -> Tensor:
     return torch.zeros(size(spec), dtype=like.dtype, device=like.device)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _cuts(spec: Spec) -> tuple[list[int], tuple[tuple[int, tuple[int, ...]], ...]]:
     """The sizes of all slots, and for each tensor of a call which slot it is, and its shape."""
     laid = slots(spec)

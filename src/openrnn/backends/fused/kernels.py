@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice, product, zip_longest
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
+from openrnn.memo import memo, resource
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
@@ -41,7 +41,7 @@ def _source_of(
     return nvrtc.KernelSource(head + cuda.source(cell, dtype, config), config.kind, arch, title)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def binary(
     cell: Traced, dtype: str, config: KernelConfig, arch: str, spin_limit: int = 0
 ) -> nvrtc.Binary:
@@ -156,7 +156,7 @@ def best(
     return next(found, None)
 
 
-@lru_cache(maxsize=4096)
+@resource
 def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     device: int, spin_limit: int = 0,
@@ -201,14 +201,14 @@ def launch(
         kernel.launch(used * config.clusters, args, launch_event)
 
 
-@lru_cache(maxsize=256)
+@memo(256)
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
     """A compiled kernel that no cell changes; `name` is that of its file in `kernels/cuda/`."""
     source = cuda.plain_source(name, dtype)
     return nvrtc.binary(nvrtc.KernelSource(source, name, arch, f"{name}-{dtype}"))
 
 
-@lru_cache(maxsize=256)
+@resource
 def plain(name: str, dtype: str, device: int) -> nvrtc.CudaKernel:
     """The same, loaded; its blocks have 256 threads."""
     arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))

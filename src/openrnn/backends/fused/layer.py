@@ -1,6 +1,6 @@
 """What no call changes of one layer and direction: sizes, orders of gates, kernels."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,7 @@ from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
+from openrnn.memo import memo
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec
@@ -151,4 +152,4 @@ class LayerKernels:
         return found
 
 
-layer_kernels = lru_cache(maxsize=4096)(LayerKernels)
+layer_kernels = memo(4096)(LayerKernels)

@@ -4,7 +4,6 @@ Chunks bound the memory of a long call, or let products of one chunk run beside 
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from openrnn import schedule
 from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
@@ -62,7 +62,7 @@ class ScheduleKey(NamedTuple):
         return layer_kernels(self.spec, index, self.dtype, self.device, self.spin_limit)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
     flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * key.grad)
@@ -78,7 +78,7 @@ def forward(key: ScheduleKey) -> Schedule:
     return schedule.forward(_of_all(key.spec, chunking), key.drops)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass for the gradients that are wanted."""
     on = (key.lengths, key.reset, key.all_states, any(needs.reset_states))
@@ -155,7 +155,7 @@ def edges(
     return overlap.best_edges(steps, products, steps * loop.us, loop.idle, loop.slowdown)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
     """A step of the loop on the layer's device, for so many tiles of 8 rows.
 
