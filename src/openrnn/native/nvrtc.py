@@ -207,6 +207,9 @@ class CudaKernel:
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._function = driver.CUfunction(int(self._kernel.handle))
+        self._launch = (
+            driver.cuLaunchKernelEx
+        )  # looked up once: half a us a launch
         self._parameter = local()  # a launch copies it before it returns
         self._configs: dict[tuple[int, int, int], Any] = {}  # by clusters, stream and event
 
@@ -243,8 +246,6 @@ class CudaKernel:
 
         launch_event: an event that is recorded once all blocks have begun, or 0.
         """
-        from cuda.bindings import driver
-
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         config = self._configs.get((clusters, stream, launch_event))
         if config is None:
@@ -258,7 +259,7 @@ class CudaKernel:
             found = self._parameter.found = _Parameter(len(words))
             self._enter()
         found.words[:] = words
-        (status,) = driver.cuLaunchKernelEx(config, self._function, found.address, 0)
+        (status,) = self._launch(config, self._function, found.address, 0)
         if status:
             raise LaunchError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "

@@ -66,26 +66,37 @@ class Weights:
         self.w_hh: Tensor = w_hh
         given = [vector for vector in vectors if vector is not None]
         self.unit_vectors = torch.stack(given) if given else None
+        self._recurrent: Tensor | None = None
+        self._input_by_planes: Tensor | None = None
+        self._recurrent_by_planes: Tensor | None = None
 
-    @cached_property
+    # made when first read, and not by cached_property, whose lock costs 2 us before Python 3.12
+
+    @property
     def recurrent(self) -> Tensor:
         """R (G*H, H) as the forward loop reads it."""
-        return dense(self.w_hh) if self.kernels.exact else self.w_hh
+        if self._recurrent is None:
+            self._recurrent = dense(self.w_hh) if self.kernels.exact else self.w_hh
+        return self._recurrent
 
-    @cached_property
+    @property
     def input_by_planes(self) -> Tensor:
         """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
-        kernels, weight = self.kernels, self.w_ih
-        if weight is None:
-            raise ValueError("a skip input has no matrix")
-        if kernels.exact and len(kernels.left_spans) == 1:
-            return weight
-        return kernels.permuted(weight, kernels.left, False)
+        if self._input_by_planes is None:
+            kernels, weight = self.kernels, self.w_ih
+            if weight is None:
+                raise ValueError("a skip input has no matrix")
+            as_it_is = kernels.exact and len(kernels.left_spans) == 1
+            made = weight if as_it_is else kernels.permuted(weight, kernels.left, False)
+            self._input_by_planes = made
+        return self._input_by_planes
 
-    @cached_property
+    @property
     def recurrent_by_planes(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
-        return self.kernels.permuted(self.w_hh, self.kernels.right, True)
+        if self._recurrent_by_planes is None:
+            self._recurrent_by_planes = self.kernels.permuted(self.w_hh, self.kernels.right, True)
+        return self._recurrent_by_planes
 
 
 class Masks(NamedTuple):
