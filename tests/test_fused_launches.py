@@ -269,3 +269,23 @@ def test_memory_for_what_runs_beside_a_loop_is_taken_before_it(monkeypatch, laun
     last = len(sizes) - 1
     pairs = [[f"memory {number + 1}", f"launch {number}"] for number in range(last)]
     assert order == ["memory 0", *itertools.chain(*pairs), f"launch {last}"]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
+    """Two layers, one of them in reverse too: an input product and a loop each, then backward."""
+    spec = cells.lstm.spec(64, 64, num_layers=2, bidirectional=True, dropout=0.5)
+    monkeypatch.setattr(kernels, "kernel", lambda kind, *_, **__: (None, CLUSTERS[kind]))
+    problem = Problem(spec, torch.float32, "cuda", grad=grad, training=True, steps=11, batch=5)
+    clear_caches()
+    lines = BACKENDS["fused"].schedule(problem, torch.device("cuda"))
+    clear_caches()
+    loops = [line for line in lines if "  loop  " in line or " loop " in line]
+    assert len(loops) == (8 if grad else 4)
+    assert lines[:3] == [
+        "forward:",
+        "main  begin_layer  layer 0  forward direction",
+        "main  input_product  layer 0  forward direction  steps 0 to 11",
+    ]
+    assert lines.count("main  dropout  of the output  layer 0") == (2 if grad else 1)
+    assert ("backward, where all gradients are wanted:" in lines) == grad

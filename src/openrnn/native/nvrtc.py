@@ -207,9 +207,7 @@ class CudaKernel:
         if cluster > 8:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         self._function = driver.CUfunction(int(self._kernel.handle))
-        self._launch = (
-            driver.cuLaunchKernelEx
-        )  # looked up once: half a us a launch
+        self._launch = driver.cuLaunchKernelEx  # looked up once: half a us a launch
         self._parameter = local()  # a launch copies it before it returns
         self._configs: dict[tuple[int, int, int], Any] = {}  # by clusters, stream and event
 

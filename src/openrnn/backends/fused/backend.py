@@ -98,6 +98,15 @@ class Fused(Backend):
         """The configuration, registers and expected time of each kernel."""
         return describe(problem)
 
+    def schedule(self, problem: Problem, device: torch.device) -> list[str]:
+        """The operations that it runs, as `schedules` cuts and orders them; needs its device."""
+        key = schedules.ScheduleKey(
+            problem.spec, problem.dtype, device.index or 0, problem.steps or 0, problem.batch or 0,
+            problem.grad, problem.lengths, problem.reset, False, problem.return_states,
+            problem.drops, self.spin_limit,
+        )  # fmt: skip
+        return schedules.listed(key)
+
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """The saved activations of each layer and direction; with recompute states between chunks.
 

@@ -13,6 +13,7 @@ from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
+from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
 from openrnn.tuning import chunks, overlap, plan
@@ -102,6 +103,16 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
     found = _of_all(key.spec, chunking)
     return found, schedule.backward(found, key.drops, key.recompute)
+
+
+def listed(key: ScheduleKey) -> list[str]:
+    """The operations of a call, then those of its backward if it has one, a line each."""
+    lines = ["forward:", *schedule.show(forward(key))]
+    if not key.grad:
+        return lines
+    count = len(module_slots(key.spec))
+    _, found = backward(key, Needs(True, (), (True,) * count, ()))
+    return [*lines, "backward, where all gradients are wanted:", *schedule.show(found)]
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
