@@ -8,9 +8,9 @@ import torch
 
 import openrnn
 from openrnn import cells
-from openrnn.kernels import crew, launch
-from openrnn.kernels.host import SIZES, WIDTH, WIDTHS, width_of
-from openrnn.kernels.layout import FEWEST_ROWS, Layout
+from openrnn.kernels.cpu import crew, launch
+from openrnn.kernels.cpu.host import SIZES, WIDTH, WIDTHS, width_of
+from openrnn.kernels.cpu.layout import FEWEST_ROWS, Layout
 
 shared = pytest.mark.skipif(
     launch.openmp() is None or not crew.POSSIBLE, reason="torch has no OpenMP whose threads we use"

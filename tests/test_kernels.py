@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from openrnn.kernels import elementwise, packing, product
-from openrnn.kernels.product import LANES, PANEL
+from openrnn.kernels.cpu import elementwise, packing, product
+from openrnn.kernels.cpu.product import LANES, PANEL
 
 DTYPES = ("float32", "float64")
 SIZES = (1, 2, 3, 5, 7, 11, 13, 15, 16, 17, 18, 31, 32, 33, 64, 97)
@@ -372,7 +372,7 @@ def test_no_two_compiled_functions_have_one_name():
     for path in sorted(Path(product.__file__).parent.glob("*.py")):
         if path.stem in ("forward", "backward", "__init__"):  # their text stands in other modules
             continue
-        for value in vars(importlib.import_module(f"openrnn.kernels.{path.stem}")).values():
+        for value in vars(importlib.import_module(f"openrnn.kernels.cpu.{path.stem}")).values():
             function = getattr(value, "py_func", None)
             if function is not None:
                 name = f"{function.__module__}.{function.__qualname__}"

@@ -8,7 +8,7 @@ from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
 
 if TYPE_CHECKING:
-    from openrnn.kernels.objects import Address, Kernel
+    from openrnn.kernels.cpu.objects import Address, Kernel
 
 
 @lru_cache(maxsize=1024)
@@ -24,7 +24,7 @@ def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
 
 
 def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    from openrnn.kernels import loops
+    from openrnn.kernels.cpu import loops
 
     with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
         try:
@@ -38,6 +38,6 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
 
 @lru_cache(maxsize=1024)
 def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
-    from openrnn.kernels import objects
+    from openrnn.kernels.cpu import objects
 
     return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])

@@ -1,8 +1,8 @@
-"""Graph -> numba source: a cell's two row functions; time loops of `openrnn.kernels` call them."""
+"""Graph -> numba source: a cell's two row functions, which the CPU time loops call."""
 
 from openrnn.codegen.graph import Graph, Node, Value
 from openrnn.codegen.trace import Traced
-from openrnn.kernels import steps
+from openrnn.kernels.cpu import steps
 
 SIZES = {"float32": 4, "float64": 8}
 
@@ -10,7 +10,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
-# functions of `openrnn.kernels.elementwise`, by dtype, and of Python's math
+# functions of `openrnn.kernels.cpu.elementwise`, by dtype, and of Python's math
 _OURS = frozenset(
     "exp log log1p logsigmoid maximum minimum sigmoid tanh floor ceil trunc round copysign "
     "fmod".split()
@@ -53,12 +53,12 @@ DERIVATIVE_ROWS = {
 def source(cell: Traced, dtype: str) -> str:
     """A cell's two row functions, as one module of numba source; names in it are ours.
 
-    `step_rows` and `derivative_rows` are what `kernels.forward` and `kernels.backward` call.
+    `step_rows` and `derivative_rows` are what `kernels.cpu.forward` and `.backward` call.
     """
     legend, cell = cell.legend, cell.numbered
     ops = {node.op for graph in (cell.summed_step, cell.derivative) for node in graph.nodes}
     ours = "".join(
-        f"from openrnn.kernels.elementwise import {name}_{dtype} as {name}\n"
+        f"from openrnn.kernels.cpu.elementwise import {name}_{dtype} as {name}\n"
         for name in sorted(_OURS & ops)
     )
     known = ", ".join(sorted(_MATH & ops | {"inf", "nan"}))
@@ -67,8 +67,8 @@ def source(cell: Traced, dtype: str) -> str:
         f'{legend}\n"""\n\n'
         f"from math import {known}\n\n"
         f"from numba import {dtype} as real\nfrom numba import njit\n\n"
-        f"{ours}from openrnn.kernels.memory import {dtype}_at as reals\n"
-        "from openrnn.kernels.memory import int64_at, no_overlap\n\n"
+        f"{ours}from openrnn.kernels.cpu.memory import {dtype}_at as reals\n"
+        "from openrnn.kernels.cpu.memory import int64_at, no_overlap\n\n"
         f"SIZE = {SIZES[dtype]}\n\n\n{_step_rows(cell)}\n\n\n{_derivative_row(cell)}\n"
     )
 

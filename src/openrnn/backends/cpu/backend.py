@@ -25,7 +25,7 @@ from openrnn.backends.base import (
 )
 from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
 from openrnn.errors import CellError
-from openrnn.kernels import launch
+from openrnn.kernels.cpu import launch
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from openrnn import philox
 from openrnn.backends.base import Call, traced
 from openrnn.codegen import build
-from openrnn.kernels import jobs, launch
+from openrnn.kernels.cpu import jobs, launch
 from openrnn.params import places
 from openrnn.spec import Spec
 
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
-    from openrnn.kernels.layout import Layout
-    from openrnn.kernels.plan import Plan
+    from openrnn.kernels.cpu.layout import Layout
+    from openrnn.kernels.cpu.plan import Plan
 
 _WIDE = {torch.float64: torch.float64}
 
@@ -33,7 +33,7 @@ def inside(dtype: torch.dtype) -> torch.dtype:
 def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     """The sizes of a layer, the same in both directions."""
     from openrnn.codegen.numba import all_summed, kept_sides
-    from openrnn.kernels.layout import Layout
+    from openrnn.kernels.cpu.layout import Layout
 
     cell = traced(spec)
     return Layout(
@@ -59,7 +59,7 @@ def _chain(spec: Spec, layer: int, direction: int, dtype: torch.dtype) -> _Chain
 
 @lru_cache(maxsize=2048)
 def _plan(*sizes: Any) -> "Plan":
-    from openrnn.kernels.plan import plan
+    from openrnn.kernels.cpu.plan import plan
 
     return plan(*sizes)
 
@@ -107,7 +107,7 @@ class Run:
         plan = self._plan(kept=bool(held))
         w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if plan.packs or w_hr is not None:
-            from openrnn.kernels.matrices import transposed
+            from openrnn.kernels.cpu.matrices import transposed
 
             if plan.packs:
                 w_ih = transposed(w_ih, layout.gates, layout.padded)
@@ -136,7 +136,7 @@ class Run:
 
         `states` are the gradients of initial, fresh, final and all states.
         """
-        from openrnn.kernels.matrices import gradients, plain
+        from openrnn.kernels.cpu.matrices import gradients, plain
 
         layout = self.layout
         plan = self._plan(kept=True, backward=True)

@@ -11,8 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from openrnn.kernels import steps
-from openrnn.kernels.memory import int64_at
+from openrnn.kernels.cpu import steps
+from openrnn.kernels.cpu.memory import int64_at
 
 INT = ir.IntType(64)
 

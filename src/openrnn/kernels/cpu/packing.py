@@ -9,8 +9,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.memory import named
-from openrnn.kernels.vectors import LANES, PANEL, SIZES, Emitter, compiled, intrinsic, number
+from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.vectors import LANES, PANEL, SIZES, Emitter, compiled, intrinsic, number
 
 __all__ = [
     "pack_plain_float32",

@@ -2,8 +2,8 @@
 
 from numba import njit
 
-from openrnn.kernels import jobs
-from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at, named
+from openrnn.kernels.cpu import jobs
+from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
 
 _M0, _M1 = MULTIPLIERS

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from openrnn.kernels.host import LINE, YIELDS
+from openrnn.kernels.cpu.host import LINE, YIELDS
 
 __all__ = ["LINE", "POSSIBLE", "meet", "share_of"]
 

@@ -16,7 +16,7 @@ from numba.core import compiler, config, cpu
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from openrnn.kernels import host
+from openrnn.kernels.cpu import host
 
 INT = ir.IntType(64)
 

@@ -13,7 +13,7 @@ from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-from openrnn.kernels.host import LANES, PANEL, REGISTERS, SIZES
+from openrnn.kernels.cpu.host import LANES, PANEL, REGISTERS, SIZES
 
 __all__ = [
     "LANES", "PANEL", "REGISTERS", "SIZES", "Emitter", "compiled", "intrinsic", "number",

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from openrnn.kernels import launch
-from openrnn.kernels.host import LINE, YIELDS
-from openrnn.kernels.layout import Layout
+from openrnn.kernels.cpu import launch
+from openrnn.kernels.cpu.host import LINE, YIELDS
+from openrnn.kernels.cpu.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +15,7 @@ class Plan:
         tasks: threads of a run; groups: those, or crews of them, that share nothing.
         scratch: bytes of all groups.
         counters: zeros behind the job, where crews meet.
-        head: the fields of `kernels.jobs` from STEPS up to COUNTERS.
+        head: the fields of `kernels.cpu.jobs` from STEPS up to COUNTERS.
     """
 
     tasks: int

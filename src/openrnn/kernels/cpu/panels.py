@@ -5,9 +5,9 @@ A job is the number of tasks, then the arguments in order.
 
 from typing import Any
 
-from openrnn.kernels import packing
-from openrnn.kernels.memory import float32_at, float64_at, int64_at
-from openrnn.kernels.vectors import SIZES
+from openrnn.kernels.cpu import packing
+from openrnn.kernels.cpu.memory import float32_at, float64_at, int64_at
+from openrnn.kernels.cpu.vectors import SIZES
 
 
 def _for(dtype: str) -> tuple[Any, ...]:

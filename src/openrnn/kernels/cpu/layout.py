@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from openrnn.kernels.host import SIZES, WIDTH, lanes_of, panel_of
+from openrnn.kernels.cpu.host import SIZES, WIDTH, lanes_of, panel_of
 
 # rows of a tile: enough to use each loaded weight often, few enough for the caches
 MOST_ROWS = 32

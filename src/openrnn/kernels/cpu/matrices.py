@@ -6,9 +6,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from openrnn.kernels import launch, objects
-from openrnn.kernels.host import PANEL, SIZES
-from openrnn.kernels.layout import Layout
+from openrnn.kernels.cpu import launch, objects
+from openrnn.kernels.cpu.host import PANEL, SIZES
+from openrnn.kernels.cpu.layout import Layout
 
 # elements below which a second thread costs more than it gives
 LEAST_ELEMENTS = 1 << 15
@@ -26,7 +26,7 @@ def _whole_panels(columns: int, dtype: str) -> int:
 @lru_cache(maxsize=1)
 def _kernels() -> dict[str, objects.Kernel]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
-    source = f"from openrnn.kernels.panels import {', '.join(names)}\n"
+    source = f"from openrnn.kernels.cpu.panels import {', '.join(names)}\n"
     return dict(zip(names, objects.kernels(source, names)))
 
 

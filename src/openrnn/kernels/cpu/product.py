@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.memory import named
-from openrnn.kernels.vectors import (
+from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.vectors import (
     LANES,
     PANEL,
     REGISTERS,

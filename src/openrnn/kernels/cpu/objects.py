@@ -20,7 +20,7 @@ import llvmlite.binding as llvm
 
 from openrnn import store
 from openrnn.errors import OpenRNNError
-from openrnn.kernels import host
+from openrnn.kernels.cpu import host
 
 # What the compiling process begins with. It believes to be on this processor, finds packages where
 # this process does, and has of ours only what the kernels import: no torch, nobody's __main__.
@@ -33,7 +33,7 @@ package.__path__ = job["package"]
 import llvmlite.binding as llvm
 features = type(llvm.get_host_cpu_features())(job["features"])
 llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: job["cpu"])
-from openrnn.kernels import compile
+from openrnn.kernels.cpu import compile
 compile.serve(job)
 """
 
@@ -70,7 +70,7 @@ def path_of(source: str, names: Sequence[str]) -> Path:
 @lru_cache(maxsize=1)
 def _made_of() -> tuple[str | bytes, ...]:
     """What goes into every kernel: our building blocks, the compilers, the processor."""
-    ours = [entry for entry in files("openrnn.kernels").iterdir() if entry.name.endswith(".py")]
+    ours = [entry for entry in files("openrnn.kernels.cpu").iterdir() if entry.name.endswith(".py")]
     ours.append(files("openrnn") / "rounds.py")
     texts = [entry.read_bytes() for entry in sorted(ours, key=lambda entry: entry.name)]
     versions = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
@@ -94,7 +94,7 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
             )  # fmt: skip
             if done.returncode == 0 and done.stdout:
                 return bytes(done.stdout)
-    from openrnn.kernels.compile import object_of
+    from openrnn.kernels.cpu.compile import object_of
 
     made: bytes = object_of(source, names)
     return made

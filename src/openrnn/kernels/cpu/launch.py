@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from openrnn.kernels.objects import Kernel
+    from openrnn.kernels.cpu.objects import Kernel
 
 PACK_FROM = 48
 
@@ -55,9 +55,9 @@ def openmp() -> tuple[Any, Address, Address] | None:
 
 @lru_cache(maxsize=1)
 def _share() -> "Kernel":
-    from openrnn.kernels import objects
+    from openrnn.kernels.cpu import objects
 
-    source = "from openrnn.kernels.regions import share\n"
+    source = "from openrnn.kernels.cpu.regions import share\n"
     return objects.kernels(source, ["share"])[0]
 
 

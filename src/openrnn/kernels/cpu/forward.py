@@ -6,19 +6,19 @@ file with another dtype in place of float32.
 
 from numba import njit
 
-from openrnn.kernels import steps as of
-from openrnn.kernels.crew import LINE, meet, share_of
-from openrnn.kernels.jobs import *  # the fields of a job, all of them constants
-from openrnn.kernels.memory import float64_at, int64_at
-from openrnn.kernels.product import dots_float32 as dots
-from openrnn.kernels.product import product_float32 as product
-from openrnn.kernels.regions import call, new_step
-from openrnn.kernels.rows import copy_float32 as copy
-from openrnn.kernels.rows import drop_float32 as drop
-from openrnn.kernels.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
-from openrnn.kernels.rows import spread_float32 as spread
-from openrnn.kernels.vectors import PANEL as PANELS
-from openrnn.kernels.vectors import SIZES
+from openrnn.kernels.cpu import steps as of
+from openrnn.kernels.cpu.crew import LINE, meet, share_of
+from openrnn.kernels.cpu.jobs import *  # the fields of a job, all of them constants
+from openrnn.kernels.cpu.memory import float64_at, int64_at
+from openrnn.kernels.cpu.product import dots_float32 as dots
+from openrnn.kernels.cpu.product import product_float32 as product
+from openrnn.kernels.cpu.regions import call, new_step
+from openrnn.kernels.cpu.rows import copy_float32 as copy
+from openrnn.kernels.cpu.rows import drop_float32 as drop
+from openrnn.kernels.cpu.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+from openrnn.kernels.cpu.rows import spread_float32 as spread
+from openrnn.kernels.cpu.vectors import PANEL as PANELS
+from openrnn.kernels.cpu.vectors import SIZES
 
 SIZE, PANEL = SIZES["float32"], PANELS["float32"]
 
