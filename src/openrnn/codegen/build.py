@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1024)
 def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    """The time loop forward, `loop(job, task, team)`, and the step that its job takes."""
+    """The time loop forward, `loop(args_at, task, running)`, and the step that it calls."""
     return _together("forward", cell, dtype)
 
 
 @lru_cache(maxsize=1024)
 def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    """The time loop backward, `loop(job, task, team)`, and the derivative that its job takes."""
+    """The time loop backward, `loop(args_at, task, running)`, and the derivative that it calls."""
     return _together("backward", cell, dtype)
 
 

@@ -1,4 +1,4 @@
-"""One layer and direction on the CPU: from tensors to the kernels' job, and back."""
+"""One layer and direction on the CPU: from tensors to the kernels' arguments, and back."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,8 @@ from torch import Tensor
 from openrnn import philox
 from openrnn.backends.base import Call, traced
 from openrnn.codegen import build
-from openrnn.kernels.cpu import jobs, launch
+from openrnn.kernels.cpu import args as field
+from openrnn.kernels.cpu import launch
 from openrnn.params import places
 from openrnn.spec import Spec
 
@@ -64,11 +65,11 @@ def _plan(*sizes: Any) -> "Plan":
     return plan(*sizes)
 
 
-def _job(fields: tuple[int, ...], plan: "Plan") -> "array[int]":
-    """The fields, and behind them the counters at which crews meet."""
-    job = array("q", fields + (0,) * plan.counters)
-    job[jobs.COUNTERS] = job.buffer_info()[0] + len(fields) * job.itemsize
-    return job
+def _with_counters(given: tuple[int, ...], plan: "Plan") -> "array[int]":
+    """The kernel arguments, and behind them the barrier counters of the thread teams."""
+    args = array("q", given + (0,) * plan.counters)
+    args[field.COUNTERS] = args.buffer_info()[0] + len(given) * args.itemsize
+    return args
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 class Run:
-    """One layer and direction of a call: fills the kernels' job and runs it."""
+    """One layer and direction of a call: fills the kernels' arguments and runs them."""
 
     __slots__ = (
         "call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "weights"
@@ -115,12 +116,13 @@ class Run:
             w_hr = transposed(w_hr, 1, layout.width)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         loop, step = build.forward(self.cell, layout.dtype)
-        fields = (
+        args = (
             step, *plan.head, 0, *self._drop(),
-            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *(0,) * (jobs.TAIL - jobs.DY),
+            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
+            *(0,) * (field.TAIL - field.DY),
             *self._of_states((call.states, call.reset_states, finals, every)),
         )  # fmt: skip
-        launch.run(loop, _job(fields, plan), plan.tasks)
+        launch.run(loop, _with_counters(args, plan), plan.tasks)
 
     def backward(
         self,
@@ -152,17 +154,17 @@ class Run:
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         sums = None
         if weighs or self.vectors is not None:
-            sums = x.new_empty(plan.groups, sum(layout.sums))
+            sums = x.new_empty(plan.teams, sum(layout.sums))
         dy = None if dy is None else rows_of(dy)
         loop, derivative = build.backward(self.cell, layout.dtype)
-        fields = (
+        args = (
             derivative, *plan.head, 0, *self._drop(),
             *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *self._beside(dy),
             *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
             self.direction, _address(sums),
             *self._of_states((self.call.states, self.call.reset_states, [], [], *states)),
         )  # fmt: skip
-        launch.run(loop, _job(fields, plan), plan.tasks)
+        launch.run(loop, _with_counters(args, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
     def _plan(self, kept: bool, backward: bool = False) -> "Plan":
@@ -181,10 +183,10 @@ class Run:
         return y.data_ptr() + offset, y.stride(0), y.stride(1)
 
     def _drop(self) -> tuple[int, ...]:
-        """The fields of a job from DROP to X."""
+        """The arguments from DROP to X."""
         call = self.call
         if self.layer == 0 or not call.problem.drops or call.seed is None:
-            return (0,) * (jobs.X - jobs.DROP)
+            return (0,) * (field.X - field.DROP)
         low, high, offset = philox.split(call.seed)
         # the mask belongs to the output of the layer below
         word = (self.layer - 1 + 256 * offset) & philox.WORD
@@ -200,7 +202,7 @@ class Run:
         held: list[Tensor],
         scratch: Tensor,
     ) -> tuple[int, ...]:
-        """The fields of a job from X to DY."""
+        """The arguments from X to DY."""
         call = self.call
         kept = [0, 0, 0, 0]
         for place, tensor in zip(self.layout.kept_places, held):

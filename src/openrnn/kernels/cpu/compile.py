@@ -68,7 +68,7 @@ def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
     return len(takes)
 
 
-def serve(job: dict[str, Any]) -> None:
+def serve(request: dict[str, Any]) -> None:
     """Compiles one request and writes the object code to where standard output was."""
     out = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed is no part of the answer
@@ -76,6 +76,6 @@ def serve(job: dict[str, Any]) -> None:
     # functions that are only linked into others need no code of their own; numba wants a builtin
     # function for each, and another one each time
     cpu.CPUContext.get_executable = lambda *_: [].append  # type: ignore[method-assign]
-    code = object_of(job["source"], job["names"])
+    code = object_of(request["source"], request["names"])
     with os.fdopen(out, "wb") as pipe:
         pipe.write(code)

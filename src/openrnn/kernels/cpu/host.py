@@ -31,5 +31,5 @@ REGISTERS = 32 if WIDTH == 64 else 16  # 16 where unknown: fewer than there are 
 LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 
-YIELDS = sys.platform != "win32"  # elsewhere there is a sched_yield
-LINE = 16  # int64 fields from one counter of a crew to the next, two cache lines
+HAS_SCHED_YIELD = sys.platform != "win32"
+COUNTER_STRIDE = 16  # int64 numbers from one team's barrier counter to the next: two cache lines

@@ -61,12 +61,12 @@ def _share() -> "Kernel":
     return objects.kernels(source, ["share"])[0]
 
 
-def run(kernel: "Kernel", job: "array[int]", tasks: int) -> None:
-    """Runs tasks 0, 1, .. of a kernel on a job and waits for all.
+def run(kernel: "Kernel", args: "array[int]", tasks: int) -> None:
+    """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
     A kernel also learns how many tasks run at the same time as its own.
     """
-    at = job.buffer_info()[0]
+    at = args.buffer_info()[0]
     if tasks == 1:
         kernel.ctypes(at, 0, 1)
         return
@@ -87,7 +87,7 @@ def _run_in_pool(kernel: "Kernel", at: Address, tasks: int) -> None:
     try:
         kernel.ctypes(at, 0, 1)
     finally:
-        # the job's memory must outlive every task, whatever interrupts this one
+        # the memory of the arguments must outlive every task, whatever interrupts this one
         while not all(other.done() for other in others):
             wait(others)
     for other in others:

@@ -100,7 +100,7 @@ class Layout:
         """Whether threads may share a tile: padded units in whole panels, and a `free` call."""
         return free and not self.projecting and self.padded % self.panel == 0
 
-    def crew(self, batch: int, rows: int, threads: int) -> int:
+    def team_size(self, batch: int, rows: int, threads: int) -> int:
         """How many threads share each tile, where they may."""
         tiles = (batch + rows - 1) // rows
         worth = rows * self.columns * self.outputs // LEAST_SHARE

@@ -30,9 +30,9 @@ def _kernels() -> dict[str, objects.Kernel]:
     return dict(zip(names, objects.kernels(source, names)))
 
 
-def _run(kernel: str, dtype: str, elements: int, *job: int) -> None:
+def _run(kernel: str, dtype: str, elements: int, *args: int) -> None:
     tasks = launch.threads() if elements >= LEAST_ELEMENTS else 1
-    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *job)), tasks)
+    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *args)), tasks)
 
 
 def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:

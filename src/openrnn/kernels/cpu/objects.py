@@ -26,15 +26,15 @@ from openrnn.kernels.cpu import host
 # this process does, and has of ours only what the kernels import: no torch, nobody's __main__.
 _BEGIN = """
 import json, sys, types
-job = json.loads(sys.stdin.buffer.read())
-sys.path[:] = job["path"]
+request = json.loads(sys.stdin.buffer.read())
+sys.path[:] = request["path"]
 package = sys.modules["openrnn"] = types.ModuleType("openrnn")
-package.__path__ = job["package"]
+package.__path__ = request["package"]
 import llvmlite.binding as llvm
-features = type(llvm.get_host_cpu_features())(job["features"])
-llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: job["cpu"])
+features = type(llvm.get_host_cpu_features())(request["features"])
+llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: request["cpu"])
 from openrnn.kernels.cpu import compile
-compile.serve(job)
+compile.serve(request)
 """
 
 
@@ -81,7 +81,7 @@ def _made_of() -> tuple[str | bytes, ...]:
 def _compile(source: str, names: Sequence[str]) -> bytes:
     """The object code, from a process of its own where one can be started."""
     path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
-    job = {
+    request = {
         "source": source, "names": list(names), "path": path, "cpu": host.NAME,
         "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
@@ -90,7 +90,7 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
         with suppress(OSError):
             done = subprocess.run(
                 [sys.executable, "-I", "-c", _BEGIN],
-                input=json.dumps(job).encode(), capture_output=True, check=False,
+                input=json.dumps(request).encode(), capture_output=True, check=False,
             )  # fmt: skip
             if done.returncode == 0 and done.stdout:
                 return bytes(done.stdout)

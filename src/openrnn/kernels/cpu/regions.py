@@ -1,7 +1,7 @@
 """A parallel region: the tasks of a kernel on the threads of an OpenMP library.
 
-A kernel here is a C function `kernel(job, task, team)` of three int64; team is how many tasks run
-at the same time.
+A kernel is a C function `kernel(args_at, task, running)` of three int64: the address of its
+arguments, which task this is, and how many tasks run at the same time.
 """
 
 from typing import Any
@@ -53,9 +53,12 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
 
 
 def share(region):  # type: ignore[no-untyped-def]
-    """One thread's tasks. A region: kernel, job, tasks, omp_get_thread_num, omp_get_num_threads."""
+    """Runs one thread's tasks.
+
+    A region: kernel, args_at, tasks, omp_get_thread_num, omp_get_num_threads; all are int64.
+    """
     field = int64_at(region)
     # a runtime may give fewer threads than were asked for
-    team: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
-    for task in range(_ask(field[3]), field[2], team):
-        call(field[0], (field[1], task, team))
+    running: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
+    for task in range(_ask(field[3]), field[2], running):
+        call(field[0], (field[1], task, running))

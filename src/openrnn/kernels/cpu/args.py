@@ -1,4 +1,4 @@
-"""The fields of a job, the one int64 array that a CPU kernel takes.
+"""The arguments of a CPU kernel by name: their places in the one int64 array that it takes.
 
 Sizes and strides count elements, addresses bytes. After `TAIL` come groups of one address a
 state: initial, fresh (what resets put in place), final, every (all steps), and for backward their
@@ -22,9 +22,9 @@ gradients. An absent tensor has address 0.
     # a task's first products write their sums, which hold nothing yet
     PACKED, SKIP, WRITES,
     SCRATCH_BYTES, SUMS_BYTES,
-    # how many tasks share the tiles; how many of them share each; where the counters of those
-    # that do are, LINE apart
-    TASKS, CREW, COUNTERS,
+    # how many tasks share the tiles; how many of them are a team, which shares each of its tiles;
+    # the barrier counters of the teams, COUNTER_STRIDE apart
+    TASKS, TEAM_SIZE, COUNTERS,
     # dropout of the input: whether, key, last counter word, smallest kept word, the factor of
     # kept values (a float64)
     DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD, DROP_SCALE,

@@ -1,6 +1,6 @@
-"""Threads that share a tile: each computes some units of every step and waits for the others.
+"""Thread teams, which share a tile: their barrier, and which units each thread computes.
 
-Only threads that run at the same time may do so; see `launch`.
+Only threads that run at the same time may form one; see `launch`.
 """
 
 from typing import Any
@@ -9,18 +9,18 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from openrnn.kernels.cpu.host import LINE, YIELDS
+from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 
-__all__ = ["LINE", "POSSIBLE", "meet", "share_of"]
+__all__ = ["COUNTER_STRIDE", "POSSIBLE", "barrier", "share_of"]
 
-POSSIBLE = YIELDS
-SPINS = 4000  # looks before a thread lets others have its core
+POSSIBLE = HAS_SCHED_YIELD
+SPINS = 4000  # reads of the counter before a waiting thread yields its core
 INT = ir.IntType(64)
 
 
 @intrinsic
 def _arrive(_, counter):  # type: ignore[no-untyped-def]
-    """Adds 1 to a counter, after all that this thread wrote."""
+    """Adds 1 to a counter; what this thread wrote before is visible to who reads the sum."""
 
     def emit(_: Any, builder: ir.IRBuilder, __: Any, args: list[ir.Value]) -> ir.Value:
         pointer = builder.inttoptr(args[0], INT.as_pointer())
@@ -31,7 +31,7 @@ def _arrive(_, counter):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _arrived(_, counter):  # type: ignore[no-untyped-def]
-    """A counter, before all that this thread reads next."""
+    """Reads a counter; what this thread reads later is not older."""
 
     def emit(_: Any, builder: ir.IRBuilder, __: Any, args: list[ir.Value]) -> ir.Value:
         pointer = builder.inttoptr(args[0], INT.as_pointer())
@@ -41,7 +41,7 @@ def _arrived(_, counter):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _give_way(_):  # type: ignore[no-untyped-def]
+def _yield_core(_):  # type: ignore[no-untyped-def]
     """Lets another thread run on this core."""
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, __: Any) -> ir.Value:
@@ -54,23 +54,26 @@ def _give_way(_):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy")
-def meet(counter, members, turn):  # type: ignore[no-untyped-def]
-    """Waits for the other members, who meet for the turn-th time; returns the next turn.
+def barrier(counter, threads, phase):  # type: ignore[no-untyped-def]
+    """Waits until every thread of the team is here for the phase-th time; returns the next phase.
 
-    The counter begins at 0, the turns at 1.
+    The counter begins at 0, the phases at 1.
     """
-    if members == 1:
-        return turn
+    if threads == 1:
+        return phase
     _arrive(counter)  # type: ignore[call-arg]  # numba's
-    looks = 0
-    while _arrived(counter) < members * turn:
-        looks += 1
-        if looks > SPINS:
-            _give_way()
-    return turn + 1
+    reads = 0
+    while _arrived(counter) < threads * phase:
+        reads += 1
+        if reads > SPINS:
+            _yield_core()
+    return phase + 1
 
 
 @njit(nogil=True, error_model="numpy")
-def share_of(count, unit, part, parts):  # type: ignore[no-untyped-def]
-    """Where a part's share of `count` begins, in whole units; part `parts` begins where all end."""
-    return count // unit * part // parts * unit
+def share_of(count, unit, thread, threads):  # type: ignore[no-untyped-def]
+    """Where a thread's share of `count` begins, a multiple of `unit`.
+
+    The share of thread `threads`, which does not exist, begins where the last one ends.
+    """
+    return count // unit * thread // threads * unit
