@@ -2,7 +2,7 @@
 
 from openrnn.codegen.graph import Graph, Node, Value
 from openrnn.codegen.trace import Traced
-from openrnn.kernels.cpu import steps
+from openrnn.kernels.cpu import cell_args
 
 SIZES = {"float32": 4, "float64": 8}
 
@@ -163,7 +163,7 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
     distances = "".join(
         f"    {at}_row = field[{_field(at, '_ROW')}] * SIZE\n"
         for at in arguments
-        if hasattr(steps, f"{at.upper()}_ROW")
+        if hasattr(cell_args, f"{at.upper()}_ROW")
     )
     pointers = "".join(
         f"            reals({at}_at"
@@ -177,14 +177,14 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
         f'{jit}def {name[:-1]}(\n    units,\n    stride,\n{shapes}\n):\n    """{doc}"""\n'
         f"    no_overlap()\n    for j in range(units):\n{body}\n\n\n"
         f"{jit}def {name}(at):\n    field = int64_at(at)\n{starts}{distances}"
-        f"    for row in range(field[{steps.ROWS}]):\n        {name[:-1]}(\n"
-        f"            field[{steps.UNITS}],\n            field[{steps.STRIDE}],\n"
+        f"    for row in range(field[{cell_args.ROWS}]):\n        {name[:-1]}(\n"
+        f"            field[{cell_args.UNITS}],\n            field[{cell_args.STRIDE}],\n"
         f"{pointers}        )"
     )
 
 
 def _field(operand: str, what: str = "") -> int:
-    place: int = getattr(steps, operand.upper() + what)
+    place: int = getattr(cell_args, operand.upper() + what)
     return place
 
 

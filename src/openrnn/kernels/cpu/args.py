@@ -1,13 +1,12 @@
 """The arguments of a CPU kernel by name: their places in the one int64 array that it takes.
 
-Sizes and strides count elements, addresses bytes. After `TAIL` come groups of one address a
-state: initial, fresh (what resets put in place), final, every (all steps), and for backward their
-gradients. An absent tensor has address 0.
+Sizes and strides count elements, addresses bytes. An absent tensor has address 0. From `TAIL` on
+come groups of addresses, one for each state of the cell; `INITIAL` and so on number the groups.
 """
 
 (
-    # the function of a step, or of its derivative: C, all arguments int64
-    ROWS,
+    # address of the cell's row function, step or derivative: C, its argument an int64
+    ROW_FUNCTION,
     # T, B, width of the input, H, O
     STEPS, BATCH, INPUTS, UNITS, OUTPUTS,
     # H to whole vectors; columns of a gate row (G * padded, to whole panels); O and the input
@@ -47,3 +46,8 @@ gradients. An absent tensor has address 0.
     SUMS,
     TAIL,
 ) = range(61)  # fmt: skip
+# the states before the first step, those that a reset puts in place, those after the last step and
+# those after every step; for backward, the gradients of these four
+(
+    INITIAL, FRESH, FINAL, EVERY, D_INITIAL, D_FRESH, D_FINAL, D_EVERY,
+) = range(8)  # fmt: skip

@@ -4,277 +4,330 @@ One of the kernel's arguments is the address of the cell's `step_rows`, which `c
 prints. `loops` compiles the text of this file once for each dtype, put in place of float32.
 """
 
+from typing import NamedTuple
+
 from numba import njit
 
-from openrnn.kernels.cpu import steps as of
+from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args import *  # the places of the arguments, all of them constants
 from openrnn.kernels.cpu.memory import float64_at, int64_at
 from openrnn.kernels.cpu.product import dots_float32 as dots
 from openrnn.kernels.cpu.product import product_float32 as product
-from openrnn.kernels.cpu.regions import call, new_step
+from openrnn.kernels.cpu.regions import call, new_cell_args
 from openrnn.kernels.cpu.rows import copy_float32 as copy
 from openrnn.kernels.cpu.rows import drop_float32 as drop
 from openrnn.kernels.cpu.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
 from openrnn.kernels.cpu.rows import spread_float32 as spread
-from openrnn.kernels.cpu.team import COUNTER_STRIDE, barrier, share_of
+from openrnn.kernels.cpu.states import group_of
+from openrnn.kernels.cpu.states import load_float32 as load
+from openrnn.kernels.cpu.team import COUNTER_STRIDE, Team, barrier, share_of
 from openrnn.kernels.cpu.vectors import PANEL as PANELS
 from openrnn.kernels.cpu.vectors import SIZES
 
 SIZE, PANEL = SIZES["float32"], PANELS["float32"]
 
 
-@njit(nogil=True, error_model="numpy")
-def multiply(args, rows, inner, a, a_row, weight, c, columns, accumulate, begin, end):
-    """c (+)= rows of A times the transposed gate matrix, packed in panels or as it is.
+class Tile(NamedTuple):
+    """Sequences that run together, the units of one thread, and addresses of what it writes."""
 
-    Of each gate the units [begin, end), whole panels unless they are all.
+    start: int  # the position of the first sequence
+    rows: int
+    begin: int  # this thread's units: [begin, end)
+    end: int
+    hidden: int  # [2, rows, width]: the emitted state, by steps in turn
+    others: int  # [2, rows, other]: the other states, unless there is a history
+    entry: int  # [rows, other]: states put in place before the first step
+    bias: int  # [2, columns]: input side, recurrent side
+    unwanted: int  # [kept_row]: where kept values go that nobody reads
+    r: int  # [rows, columns]: the recurrent side, unless the gates take sums
+    emitted: int  # [rows, padded]: before the projection
+    x_rows: int  # [chunk * rows, inputs]
+    gates: int  # [steps or chunk, rows or batch, columns]: what is kept, or scratch
+    gates_step: int  # elements from one step's gate rows to those of the next
+
+
+@njit(forceinline=True, error_model="numpy")
+def tile_of(args, start, rows, scratch, team):
+    """A tile whose rows lie in this scratch."""
+    padded, columns, other = args[PADDED], args[COLUMNS], args[OTHERS] * args[PADDED]
+    begin, end = 0, padded
+    if team.threads > 1:
+        begin = share_of(padded, PANEL, team.thread, team.threads)
+        end = share_of(padded, PANEL, team.thread + 1, team.threads)
+    hidden = scratch
+    others = hidden + 2 * rows * args[WIDTH] * SIZE
+    entry = others + 2 * rows * other * SIZE
+    bias = entry + rows * other * SIZE
+    unwanted = bias + 2 * columns * SIZE
+    r = unwanted + args[KEPT] * padded * SIZE
+    emitted = r + rows * columns * SIZE
+    x_rows = emitted + rows * padded * SIZE
+    gates, gates_step = x_rows + args[CHUNK] * rows * args[INPUTS] * SIZE, rows * columns
+    if args[KEPT_AT] != 0:
+        gates, gates_step = args[KEPT_AT] + start * columns * SIZE, args[BATCH] * columns
+    return Tile(
+        start, rows, begin, end, hidden, others, entry, bias, unwanted, r, emitted, x_rows, gates,
+        gates_step,
+    )  # fmt: skip
+
+
+@njit(nogil=True, error_model="numpy")
+def multiply(args, tile, shape, a, weight, c, accumulate):
+    """C (+)= A times the transposed gate matrix, packed in panels or as it is.
+
+    Of each gate the units of the thread: whole panels, unless it has them all. Shape is (rows,
+    inner); a and c are (address, elements from row to row).
     """
-    padded = args[PADDED]
+    rows, inner = shape
+    c_at, columns = c
+    begin, end, padded = tile.begin, tile.end, args[PADDED]
     if args[PACKED] == 0:
-        dots(
-            rows, inner, args[GATES], args[UNITS], a, a_row, weight, inner, c, columns, padded,
-            accumulate, begin, min(end, args[UNITS]),
-        )  # fmt: skip
+        sizes, wanted = (args[GATES], args[UNITS], padded), (begin, min(end, args[UNITS]))
+        dots(shape, sizes, wanted, a, (weight, inner), c, accumulate)
     elif end - begin == padded:
-        product(
-            rows, inner, columns, a, a_row, 1, weight, PANEL, PANEL * inner, c, columns, accumulate
-        )
+        b = (weight, PANEL, PANEL * inner)
+        product((rows, inner, columns), (a[0], a[1], 1), b, c, accumulate)
     else:
         for g in range(args[GATES]):
             first = g * padded + begin
-            product(
-                rows, inner, end - begin, a, a_row, 1, weight + first * inner * SIZE, PANEL,
-                PANEL * inner, c + first * SIZE, columns, accumulate,
-            )  # fmt: skip
+            b = (weight + first * inner * SIZE, PANEL, PANEL * inner)
+            target = (c_at + first * SIZE, columns)
+            product((rows, inner, end - begin), (a[0], a[1], 1), b, target, accumulate)
 
 
 @njit(nogil=True, error_model="numpy")
-def input_side(
-    args, start, rows, live, first, last, base, gates, gates_step, x_rows, scale, begin, end
-):
-    """Gate rows of the steps [first, last): the input product, of the units [begin, end)."""
-    inputs, columns, units, padded = args[INPUTS], args[COLUMNS], args[UNITS], args[PADDED]
+def gather_inputs(args, tile, step, live, slot, gates, scale):
+    """Copies a step's rows of x together, dropped; with skip input, they are each gate's too."""
+    inputs, units, padded = args[INPUTS], args[UNITS], args[PADDED]
+    for i in range(live):
+        b = row_of(args, tile.start + i)
+        t = time_of(args, step, length_of(args, tile.start + i))
+        source = args[X] + (t * args[X_STEP] + b * args[X_ROW]) * SIZE
+        target = tile.x_rows + (slot * tile.rows + i) * inputs * SIZE
+        if args[DROP] != 0:
+            drop(target, source, inputs, t, b, args, scale, False)
+        else:
+            copy(target, source, inputs, inputs)
+        if args[SKIP] != 0:
+            gate = gates + (slot * tile.gates_step + i * args[COLUMNS]) * SIZE
+            for g in range(args[GATES]):
+                copy(gate + g * padded * SIZE, target, units, padded)
+
+
+@njit(nogil=True, error_model="numpy")
+def input_side(args, tile, first, last, live, base, gates, scale):
+    """Input products of the steps [first, last) into gate rows; `base` is the slot of the first."""
+    inputs, columns, rows = args[INPUTS], args[COLUMNS], tile.rows
     ragged, dropping = args[LENGTHS] != 0, args[DROP] != 0
     gather = ragged or dropping or args[SKIP] != 0
-    a = args[X] + (base * args[X_STEP] + start * args[X_ROW]) * SIZE
+    a = args[X] + (base * args[X_STEP] + tile.start * args[X_ROW]) * SIZE
     a_step, a_row = args[X_STEP], args[X_ROW]
     if gather:
-        a, a_step, a_row = x_rows, rows * inputs, inputs
+        a, a_step, a_row = tile.x_rows, rows * inputs, inputs
     elif rows == 1:
         a_row = a_step
     for step in range(first, last):
         if not gather:
             break
-        while live > 0 and length_of(args, start + live - 1) <= step:
+        while live > 0 and length_of(args, tile.start + live - 1) <= step:
             live -= 1
         slot = slot_of(args, step) - base
-        for i in range(live):
-            b = row_of(args, start + i)
-            t = time_of(args, step, length_of(args, start + i))
-            source = args[X] + (t * args[X_STEP] + b * args[X_ROW]) * SIZE
-            target = x_rows + (slot * rows + i) * inputs * SIZE
-            if dropping:
-                drop(target, source, inputs, t, b, args, scale, False)
-            else:
-                copy(target, source, inputs, inputs)
-            if args[SKIP] != 0:
-                gate = gates + (slot * gates_step + i * columns) * SIZE
-                for g in range(args[GATES]):
-                    copy(gate + g * padded * SIZE, target, units, padded)
+        gather_inputs(args, tile, step, live, slot, gates, scale)
         if ragged and args[SKIP] == 0 and live > 0:
-            multiply(
-                args, live, inputs, a + slot * a_step * SIZE, a_row, args[W_IH],
-                gates + slot * gates_step * SIZE, columns, False, begin, end,
-            )  # fmt: skip
+            source = (a + slot * a_step * SIZE, a_row)
+            target = (gates + slot * tile.gates_step * SIZE, columns)
+            multiply(args, tile, (live, inputs), source, args[W_IH], target, False)
     if ragged or args[SKIP] != 0:
         return
-    if a_step == rows * a_row and gates_step == rows * columns:
-        multiply(
-            args, (last - first) * rows, inputs, a, a_row, args[W_IH], gates, columns, False, begin,
-            end,
-        )  # fmt: skip
+    if a_step == rows * a_row and tile.gates_step == rows * columns:
+        shape = ((last - first) * rows, inputs)
+        multiply(args, tile, shape, (a, a_row), args[W_IH], (gates, columns), False)
     else:
         for slot in range(last - first):
-            multiply(
-                args, rows, inputs, a + slot * a_step * SIZE, a_row, args[W_IH],
-                gates + slot * gates_step * SIZE, columns, False, begin, end,
-            )  # fmt: skip
+            source = (a + slot * a_step * SIZE, a_row)
+            target = (gates + slot * tile.gates_step * SIZE, columns)
+            multiply(args, tile, (rows, inputs), source, args[W_IH], target, False)
 
 
 @njit(forceinline=True, error_model="numpy")
-def load(args, group, b, hidden, others):
-    """Puts a row's initial or fresh states in place; zeros where none are given."""
-    outputs, units, padded = args[OUTPUTS], args[UNITS], args[PADDED]
-    given = args[group]
-    copy(hidden, given + b * outputs * SIZE if given != 0 else 0, outputs, args[WIDTH])
-    for k in range(args[OTHERS]):
-        given = args[group + 1 + k]
-        source = given + b * units * SIZE if given != 0 else 0
-        copy(others + k * padded * SIZE, source, units, padded)
-
-
-@njit(forceinline=True, error_model="numpy")
-def store(args, group, offset, hidden, others, begin, h_end, end):
-    """Writes a row's states, without padding, at a row offset of their tensors.
-
-    Of the emitted state the elements [begin, h_end), of others the units [begin, end).
-    """
-    outputs, units, padded = args[OUTPUTS], args[UNITS], args[PADDED]
-    if args[group] != 0:
-        target, count = args[group] + (offset * outputs + begin) * SIZE, h_end - begin
+def store(args, tile, group, offset, hidden, others):
+    """Writes this thread's units of a row's states, at a row offset of their tensors."""
+    outputs, units, padded, begin = args[OUTPUTS], args[UNITS], args[PADDED], tile.begin
+    at = group_of(args, group)
+    if args[at] != 0:
+        target, count = args[at] + (offset * outputs + begin) * SIZE, min(tile.end, outputs) - begin
         copy(target, hidden + begin * SIZE, count, count)
     for k in range(args[OTHERS]):
-        if args[group + 1 + k] != 0:
-            target, count = args[group + 1 + k] + (offset * units + begin) * SIZE, end - begin
+        if args[at + 1 + k] != 0:
+            count = min(tile.end, units) - begin
+            target = args[at + 1 + k] + (offset * units + begin) * SIZE
             copy(target, others + (k * padded + begin) * SIZE, count, count)
 
 
 @njit(nogil=True, error_model="numpy")
-def forward_tile(args, start, rows, scratch, scale, thread, threads, counter, phase):
-    """All steps of the sequences at positions [start, start + rows), this thread's units of each.
+def store_all(args, group, offset, hidden, others):
+    """Writes a row's states, the units of all threads, at a row offset of their tensors."""
+    outputs, units = args[OUTPUTS], args[UNITS]
+    at = group_of(args, group)
+    for k in range(1 + args[OTHERS]):
+        size, source = (outputs, hidden) if k == 0 else (units, 0)
+        if k > 0 and others != 0:
+            source = others + (k - 1) * args[PADDED] * SIZE
+        if args[at + k] != 0:
+            copy(args[at + k] + offset * size * SIZE, source, size, size)
 
-    Returns the next phase of the team's barrier.
+
+@njit(nogil=True, error_model="numpy")
+def prepare(args, tile, bias_r):
+    """What one thread of a team does before the first step.
+
+    Adds up the biases, clears what lies past the ends of sequences, and passes the initial states
+    of sequences without steps on to the final ones.
     """
-    steps, batch, units, outputs = args[STEPS], args[BATCH], args[UNITS], args[OUTPUTS]
-    padded, columns, width, chunk = args[PADDED], args[COLUMNS], args[WIDTH], args[CHUNK]
-    states, kept_row, summed = 1 + args[OTHERS], args[KEPT] * padded, args[SUMMED] != 0
-    initial, fresh, final, every = TAIL, TAIL + states, TAIL + 2 * states, TAIL + 3 * states
-    other = (states - 1) * padded
-    hidden = scratch  # [2, rows, width]
-    ring = hidden + 2 * rows * width * SIZE  # [2, rows, other], unless there is a history
-    entry = ring + 2 * rows * other * SIZE  # [rows, other]: states put in place before a step
-    bias = entry + rows * other * SIZE  # [2, columns]: input side, recurrent side
-    blank = bias + 2 * columns * SIZE  # [kept_row]: where kept values go that nobody wants
-    r = blank + kept_row * SIZE  # [rows, columns], unless the gates take sums
-    emitted = r + rows * columns * SIZE  # [rows, padded]: before the projection
-    x_rows = emitted + rows * padded * SIZE  # [chunk * rows, inputs]
-    gates, gates_step = x_rows + chunk * rows * args[INPUTS] * SIZE, rows * columns
-    kept = args[KEPT_AT] != 0
-    if kept:
-        gates, gates_step = args[KEPT_AT] + start * columns * SIZE, batch * columns
-    begin, end = 0, padded
-    if threads > 1:
-        begin, end = (
-            share_of(padded, PANEL, thread, threads),
-            share_of(padded, PANEL, thread + 1, threads),
-        )
-    mine, h_end, u_end = begin * SIZE, min(end, outputs), min(end, units)
+    if args[SUMMED] == 0 and args[PACKED] == 0:
+        # unpacked products leave the padding as it is
+        copy(tile.r, 0, 0, tile.rows * args[COLUMNS])
+    copy(tile.bias, 0, 0, 2 * args[COLUMNS])
+    spread(tile.bias, args[BIAS_X], args[GATES], args[UNITS], args[PADDED])
+    spread(bias_r, args[BIAS_R], args[GATES], args[UNITS], args[PADDED])
+    for i in range(tile.rows):
+        b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
+        for t in range(length, args[STEPS]):
+            copy(args[Y] + (t * args[Y_STEP] + b * args[Y_ROW]) * SIZE, 0, 0, args[OUTPUTS])
+            store_all(args, EVERY, t * args[BATCH] + b, 0, 0)
+        if length == 0:
+            load(args, INITIAL, b, tile.hidden, tile.entry)
+            store_all(args, FINAL, b, tile.hidden, tile.entry)
+
+
+@njit(forceinline=True, error_model="numpy")
+def fill_cell_args(args, tile, cell_args, bias_r):
+    """The arguments of the cell's step that are the same in all steps."""
+    other, mine = args[OTHERS] * args[PADDED], tile.begin * SIZE
+    cell_args[field.UNITS], cell_args[field.STRIDE] = tile.end - tile.begin, args[PADDED]
+    cell_args[field.X_ROW] = args[COLUMNS]
+    cell_args[field.R], cell_args[field.R_ROW] = tile.r + mine, args[COLUMNS]
+    cell_args[field.BIAS], cell_args[field.BIAS_R] = tile.bias + mine, bias_r + mine
+    cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = args[WIDTH], other
+    cell_args[field.VECTORS] = args[VECTORS_AT] + mine
+    cell_args[field.H_AFTER_ROW] = args[PADDED] if args[W_HR] != 0 else args[WIDTH]
+    cell_args[field.AFTER_ROW], cell_args[field.KEPT] = other, tile.unwanted + mine
+    cell_args[field.KEPT_ROW] = args[KEPT] * args[PADDED] if args[KEPT_R] != 0 else 0
+
+
+@njit(forceinline=True, error_model="numpy")
+def others_at(args, tile, step):
+    """Where the states other than the emitted one lie before and after a step."""
+    other = args[OTHERS] * args[PADDED]
+    before, after = tile.entry, tile.others + (step & 1) * tile.rows * other * SIZE
+    if args[HISTORY] != 0:
+        slot = slot_of(args, step)
+        after = args[HISTORY] + (slot * args[BATCH] + tile.start) * other * SIZE
+    if step > 0:
+        before = tile.others + ((step + 1) & 1) * tile.rows * other * SIZE
+        if args[HISTORY] != 0:
+            slot = slot_of(args, step - 1)
+            before = args[HISTORY] + (slot * args[BATCH] + tile.start) * other * SIZE
+    return before, after
+
+
+@njit(forceinline=True, error_model="numpy")
+def load_before(args, tile, step, live, hidden, others):
+    """Puts the states in place that a step does not have from the step before."""
+    width, other = args[WIDTH], args[OTHERS] * args[PADDED]
+    for i in range(live):
+        b = row_of(args, tile.start + i)
+        t = time_of(args, step, length_of(args, tile.start + i))
+        if is_reset(args, step, t, b):
+            load(args, FRESH, b, hidden + i * width * SIZE, others + i * other * SIZE)
+        elif step == 0:
+            load(args, INITIAL, b, hidden + i * width * SIZE, others + i * other * SIZE)
+
+
+@njit(forceinline=True, error_model="numpy")
+def store_after(args, tile, step, live, before, after, others):
+    """Writes a step's output, and its states where they are wanted."""
+    width, outputs, other = args[WIDTH], args[OUTPUTS], args[OTHERS] * args[PADDED]
+    mine, count = tile.begin * SIZE, min(tile.end, outputs) - tile.begin
+    for i in range(live):
+        b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
+        t = time_of(args, step, length)
+        hidden, rest = after + i * width * SIZE, others + i * other * SIZE
+        target = args[Y] + (t * args[Y_STEP] + b * args[Y_ROW]) * SIZE
+        copy(target + mine, hidden + mine, count, count)
+        store(args, tile, EVERY, t * args[BATCH] + b, hidden, rest)
+        if step == length - 1:
+            if ends_reset(args, b):
+                hidden, rest = before + i * width * SIZE, tile.entry + i * other * SIZE
+                load(args, FRESH, b, hidden, rest)
+            store(args, tile, FINAL, b, hidden, rest)
+
+
+@njit(forceinline=True, error_model="numpy")
+def forward_step(args, tile, step, live, gate, cell_args_at):
+    """One step of the live rows: recurrent product, cell, projection, results."""
+    width, columns, padded = args[WIDTH], args[COLUMNS], args[PADDED]
+    cell_args, summed, mine = int64_at(cell_args_at), args[SUMMED] != 0, tile.begin * SIZE
+    before = tile.hidden + ((step + 1) & 1) * tile.rows * width * SIZE
+    after = tile.hidden + (step & 1) * tile.rows * width * SIZE
+    others_before, others_after = others_at(args, tile, step)
+    row = slot_of(args, step) * args[BATCH] + tile.start
+    if step == 0 or args[RESET] != 0:
+        load_before(args, tile, step, live, before, others_before)
     # the first recurrent product is zero where nothing is carried in
-    starts_blank = args[initial] == 0 and (args[RESET] == 0 or args[fresh] == 0)
+    if (
+        step > 0
+        or args[group_of(args, INITIAL)] != 0
+        or (args[RESET] != 0 and args[group_of(args, FRESH)] != 0)
+    ):
+        target = (gate if summed else tile.r, columns)
+        shape = (live, args[OUTPUTS])
+        multiply(args, tile, shape, (before, width), args[W_HH], target, summed)
+    elif not summed:
+        copy(tile.r, 0, 0, live * columns)
+    h = after
+    if args[W_HR] != 0:
+        h = tile.emitted
+        if args[PROJECTED] != 0:
+            h = args[PROJECTED] + row * padded * SIZE
+    cell_args[field.ROWS], cell_args[field.X] = live, gate + mine
+    cell_args[field.H_BEFORE], cell_args[field.BEFORE] = before + mine, others_before + mine
+    cell_args[field.H_AFTER], cell_args[field.AFTER] = h + mine, others_after + mine
+    if args[KEPT_R] != 0:
+        cell_args[field.KEPT] = args[KEPT_R] + row * args[KEPT] * padded * SIZE + mine
+    call(args[ROW_FUNCTION], (cell_args_at,))  # type: ignore[call-arg]  # numba's
+    if args[W_HR] != 0:
+        units = args[UNITS]
+        b = (args[W_HR], PANEL, PANEL * units)
+        product((live, units, width), (h, padded, 1), b, (after, width), False)
+    store_after(args, tile, step, live, before, after, others_after)
 
-    bias_r = bias if summed else bias + columns * SIZE
-    if thread == 0:
-        if not summed and args[PACKED] == 0:
-            copy(r, 0, 0, rows * columns)  # unpacked products leave the padding as it is
-        copy(bias, 0, 0, 2 * columns)
-        spread(bias, args[BIAS_X], args[GATES], units, padded, SIZE)
-        spread(bias_r, args[BIAS_R], args[GATES], units, padded, SIZE)
-        for i in range(rows):
-            b, length = row_of(args, start + i), length_of(args, start + i)
-            for t in range(length, steps):
-                copy(args[Y] + (t * args[Y_STEP] + b * args[Y_ROW]) * SIZE, 0, 0, outputs)
-                for k in range(states):
-                    size = outputs if k == 0 else units
-                    if args[every + k] != 0:
-                        copy(args[every + k] + (t * batch + b) * size * SIZE, 0, 0, size)
-            if length == 0:
-                load(args, initial, b, hidden, entry)
-                store(args, final, b, hidden, entry, 0, outputs, units)
-    phase = barrier(counter, threads, phase)
 
-    step_at: int = new_step()  # type: ignore[call-arg]  # numba's
-    fields = int64_at(step_at)
-    fields[of.UNITS], fields[of.STRIDE] = end - begin, padded
-    fields[of.X_ROW], fields[of.R], fields[of.R_ROW] = columns, r + mine, columns
-    fields[of.BIAS], fields[of.BIAS_R] = bias + mine, bias_r + mine
-    fields[of.H_BEFORE_ROW], fields[of.BEFORE_ROW] = width, other
-    fields[of.VECTORS] = args[VECTORS_AT] + mine
-    fields[of.H_AFTER_ROW] = padded if args[W_HR] != 0 else width
-    fields[of.AFTER_ROW], fields[of.KEPT] = other, blank + mine
-    fields[of.KEPT_ROW] = kept_row if args[KEPT_R] != 0 else 0
-    live = rows
+@njit(nogil=True, error_model="numpy")
+def forward_tile(args, tile, team, scale, phase):
+    """All steps of a tile's sequences, this thread's units; returns the barrier's next phase."""
+    bias_r = tile.bias if args[SUMMED] != 0 else tile.bias + args[COLUMNS] * SIZE
+    if team.thread == 0:
+        prepare(args, tile, bias_r)
+    phase = barrier(team, phase)
+    cell_args_at: int = new_cell_args()  # type: ignore[call-arg]  # numba's
+    fill_cell_args(args, tile, int64_at(cell_args_at), bias_r)
+    live, steps, chunk = tile.rows, args[STEPS], args[CHUNK]
     for first in range(0, steps, chunk):
         last = min(first + chunk, steps)
-        # slots of this chunk start here; kept rows are counted from the first of all
         base = min(slot_of(args, first), slot_of(args, last - 1))
-        rows_of_chunk = gates + base * gates_step * SIZE if kept else gates
-        input_side(
-            args, start, rows, live, first, last, base, rows_of_chunk, gates_step, x_rows, scale,
-            begin, end,
-        )  # fmt: skip
+        # kept gate rows are those of all steps, others those of this chunk
+        kept = base * tile.gates_step * SIZE if args[KEPT_AT] != 0 else 0
+        gates = tile.gates + kept
+        input_side(args, tile, first, last, live, base, gates, scale)
         for step in range(first, last):
-            while live > 0 and length_of(args, start + live - 1) <= step:
+            while live > 0 and length_of(args, tile.start + live - 1) <= step:
                 live -= 1
             if live == 0:
                 break
-            slot = slot_of(args, step)
-            before = hidden + ((step + 1) & 1) * rows * width * SIZE
-            after = hidden + (step & 1) * rows * width * SIZE
-            gate = rows_of_chunk + (slot - base) * gates_step * SIZE
-            # states other than the emitted one: where they are read, where they go
-            old, new = entry, ring + (step & 1) * rows * other * SIZE
-            if args[HISTORY] != 0:
-                new = args[HISTORY] + (slot * batch + start) * other * SIZE
-            if step > 0:
-                old = ring + ((step + 1) & 1) * rows * other * SIZE
-                if args[HISTORY] != 0:
-                    previous = slot_of(args, step - 1) * batch + start
-                    old = args[HISTORY] + previous * other * SIZE
-            if step == 0 or args[RESET] != 0:
-                for i in range(live):
-                    b = row_of(args, start + i)
-                    t = time_of(args, step, length_of(args, start + i))
-                    target, others = before + i * width * SIZE, old + i * other * SIZE
-                    if is_reset(args, step, t, b):
-                        load(args, fresh, b, target, others)
-                    elif step == 0:
-                        load(args, initial, b, target, others)
-            if step > 0 or not starts_blank:
-                sums = gate if summed else r
-                multiply(
-                    args,
-                    live,
-                    outputs,
-                    before,
-                    width,
-                    args[W_HH],
-                    sums,
-                    columns,
-                    summed,
-                    begin,
-                    end,
-                )
-            elif not summed:
-                copy(r, 0, 0, live * columns)
-            h = after
-            if args[W_HR] != 0:
-                h = emitted
-                if args[PROJECTED] != 0:
-                    h = args[PROJECTED] + (slot * batch + start) * padded * SIZE
-            fields[of.ROWS], fields[of.X] = live, gate + mine
-            fields[of.H_BEFORE], fields[of.BEFORE] = before + mine, old + mine
-            fields[of.H_AFTER], fields[of.AFTER] = h + mine, new + mine
-            if args[KEPT_R] != 0:
-                fields[of.KEPT] = args[KEPT_R] + (slot * batch + start) * kept_row * SIZE + mine
-            call(args[ROWS], (step_at,))
-            if args[W_HR] != 0:
-                product(
-                    live, units, width, h, padded, 1, args[W_HR], PANEL, PANEL * units, after,
-                    width, False,
-                )  # fmt: skip
-            for i in range(live):
-                b, length = row_of(args, start + i), length_of(args, start + i)
-                t = time_of(args, step, length)
-                hidden_row, others = after + i * width * SIZE, new + i * other * SIZE
-                target = args[Y] + (t * args[Y_STEP] + b * args[Y_ROW]) * SIZE
-                copy(target + mine, hidden_row + mine, h_end - begin, h_end - begin)
-                store(args, every, t * batch + b, hidden_row, others, begin, h_end, u_end)
-                if step == length - 1:
-                    if ends_reset(args, b):
-                        hidden_row, others = before + i * width * SIZE, entry + i * other * SIZE
-                        load(args, fresh, b, hidden_row, others)
-                    store(args, final, b, hidden_row, others, begin, h_end, u_end)
-            phase = barrier(counter, threads, phase)
+            gate = gates + (slot_of(args, step) - base) * tile.gates_step * SIZE
+            forward_step(args, tile, step, live, gate, cell_args_at)
+            phase = barrier(team, phase)
     return phase
 
 
@@ -282,23 +335,14 @@ def forward(args_at, task, running):
     """A task's share of the batch tiles: every TASKS-th one, or its part of its team's tiles."""
     args, scale = int64_at(args_at), float64_at(args_at)[DROP_SCALE]
     rows, size = args[TILE_ROWS], args[TEAM_SIZE]
-    team, thread, teams, phase = task // size, task % size, args[TASKS] // size, 1
+    place, thread, teams, phase = task // size, task % size, args[TASKS] // size, 1
     if running != args[TASKS]:
         # threads of a team that do not run together would wait for ever: the first does it all
         if thread > 0:
             return
         size = 1
-    scratch = args[SCRATCH] + team * args[SCRATCH_BYTES]
-    counter = args[COUNTERS] + team * COUNTER_STRIDE * 8
-    for start in range(team * rows, args[BATCH], teams * rows):
-        phase = forward_tile(
-            args,
-            start,
-            min(rows, args[BATCH] - start),
-            scratch,
-            scale,
-            thread,
-            size,
-            counter,
-            phase,
-        )
+    team = Team(thread, size, args[COUNTERS] + place * COUNTER_STRIDE * 8)
+    scratch = args[SCRATCH] + place * args[SCRATCH_BYTES]
+    for start in range(place * rows, args[BATCH], teams * rows):
+        tile = tile_of(args, start, min(rows, args[BATCH] - start), scratch, team)
+        phase = forward_tile(args, tile, team, scale, phase)

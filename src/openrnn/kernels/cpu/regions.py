@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from openrnn.kernels.cpu import steps
+from openrnn.kernels.cpu import cell_args
 from openrnn.kernels.cpu.memory import int64_at
 
 INT = ir.IntType(64)
@@ -31,11 +31,11 @@ def call(_, function, arguments):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def new_step(_):  # type: ignore[no-untyped-def]
-    """The address of the fields of `steps`, on the stack of the function that asks."""
+def new_cell_args(_):  # type: ignore[no-untyped-def]
+    """The address of room for `cell_args`, on the stack of the function that calls this."""
 
     def emit(_: Any, builder: Any, __: Any, ___: list[ir.Value]) -> ir.Value:
-        place = cgutils.alloca_once(builder, ir.ArrayType(INT, steps.COUNT))
+        place = cgutils.alloca_once(builder, ir.ArrayType(INT, cell_args.COUNT))
         return builder.ptrtoint(place, INT)
 
     return types.int64(), emit

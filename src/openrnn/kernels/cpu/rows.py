@@ -3,6 +3,7 @@
 from numba import njit
 
 from openrnn.kernels.cpu import args as field
+from openrnn.kernels.cpu.host import SIZES
 from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
 
@@ -79,6 +80,8 @@ def _words(low, high, unit, b, t, word):
 
 
 def _for(reals, dtype):
+    size = SIZES[dtype]
+
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
     def copy(target, source, count, padded):
@@ -118,7 +121,7 @@ def _for(reals, dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def spread(target, bias, gates, units, padded, size):
+    def spread(target, bias, gates, units, padded):
         """Adds a bias vector [gates, units], where there is one, to a gate row [gates, padded]."""
         if bias != 0:
             for g in range(gates):

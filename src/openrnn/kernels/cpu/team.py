@@ -3,7 +3,7 @@
 Only threads that run at the same time may form one; see `launch`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import njit, types
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 
-__all__ = ["COUNTER_STRIDE", "POSSIBLE", "barrier", "share_of"]
+__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "share_of"]
 
 POSSIBLE = HAS_SCHED_YIELD
 SPINS = 4000  # reads of the counter before a waiting thread yields its core
@@ -53,17 +53,27 @@ def _yield_core(_):  # type: ignore[no-untyped-def]
     return types.void(), emit
 
 
-@njit(nogil=True, error_model="numpy")
-def barrier(counter, threads, phase):  # type: ignore[no-untyped-def]
-    """Waits until every thread of the team is here for the phase-th time; returns the next phase.
+class Team(NamedTuple):
+    """One thread of a team.
 
-    The counter begins at 0, the phases at 1.
+    Args:
+        thread: which one it is; threads: how many there are.
+        counter: the address of the barrier's counter, which begins at 0.
     """
-    if threads == 1:
+
+    thread: int
+    threads: int
+    counter: int
+
+
+@njit(nogil=True, error_model="numpy")
+def barrier(team, phase):  # type: ignore[no-untyped-def]
+    """Waits until every thread is here for the phase-th time, from 1 on; returns the next phase."""
+    if team.threads == 1:
         return phase
-    _arrive(counter)  # type: ignore[call-arg]  # numba's
+    _arrive(team.counter)  # type: ignore[call-arg]  # numba's
     reads = 0
-    while _arrived(counter) < threads * phase:
+    while _arrived(team.counter) < team.threads * phase:
         reads += 1
         if reads > SPINS:
             _yield_core()
