@@ -10,7 +10,7 @@ from bench_cases import MACHINE, result
 from openrnn import cells, cli
 from openrnn.backends.fused import measured
 from openrnn.backends.fused.choice import LOSSES, Loss
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.record import KernelTime, Writer, read
 from openrnn.codegen.tiles import Tiles
 from openrnn.codegen.trace import trace
@@ -187,7 +187,7 @@ def test_a_configuration_is_kept_as_it_is():
 
 def timed(hidden, batch, share, cell="lstm", mode="forward", precision="float16", **more):
     """Ours and cuDNN's best from graphs, which needs a share of our time."""
-    row = Row(
+    row = BenchRow(
         f"{cell}-{hidden}-{batch}", cell, more.pop("steps", 256), batch, hidden, hidden, **more
     )
     kind = {"row": row, "mode": mode, "precision": precision}

@@ -8,22 +8,22 @@ from openrnn.codegen import numba
 from openrnn.codegen.trace import Traced
 
 if TYPE_CHECKING:
-    from openrnn.kernels.cpu.objects import Address, Kernel
+    from openrnn.kernels.cpu.objects import Address, CompiledFunction
 
 
 @lru_cache(maxsize=1024)
-def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+def forward(cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
     """The time loop forward, `loop(args_at, task, running)`, and the step that it calls."""
     return _together("forward", cell, dtype)
 
 
 @lru_cache(maxsize=1024)
-def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+def backward(cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
     """The time loop backward, `loop(args_at, task, running)`, and the derivative that it calls."""
     return _together("backward", cell, dtype)
 
 
-def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
+def _together(kind: str, cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
     from openrnn.kernels.cpu import loops
 
     with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
@@ -37,7 +37,7 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
 
 
 @lru_cache(maxsize=1024)
-def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
+def _rows(cell: Traced, dtype: str) -> "list[CompiledFunction]":
     from openrnn.kernels.cpu import objects
 
     return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])

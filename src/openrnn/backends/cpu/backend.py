@@ -23,7 +23,7 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
+from openrnn.backends.cpu.run import LayerRun, inside, layout_of, rows_of
 from openrnn.errors import CellError
 from openrnn.kernels.cpu import launch
 from openrnn.params import places
@@ -103,7 +103,9 @@ class Cpu(Backend):
             if y is None:
                 y = x.new_empty(steps, batch, spec.directions * spec.output_size)
             for direction in range(spec.directions):
-                Run(call, layer, direction, order).forward(x, y, held[direction], finals, every)
+                LayerRun(call, layer, direction, order).forward(
+                    x, y, held[direction], finals, every
+                )
             x = y
         if outer != dtype:
             x, finals = x.to(outer), [state.to(outer) for state in finals]
@@ -144,7 +146,7 @@ class Cpu(Backend):
                 )
             for direction in range(spec.directions):
                 chain = layer * spec.directions + direction
-                run = Run(call, layer, direction, order)
+                run = LayerRun(call, layer, direction, order)
                 here = places(spec)[chain]
                 weighs = any(place is not None and needs.params[place] for place in here)
                 found = run.backward(

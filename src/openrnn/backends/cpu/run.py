@@ -20,7 +20,7 @@ from openrnn.spec import Spec
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
     from openrnn.kernels.cpu.layout import Layout
-    from openrnn.kernels.cpu.plan import Plan
+    from openrnn.kernels.cpu.plan import LoopPlan
 
 _WIDE = {torch.float64: torch.float64}
 
@@ -59,13 +59,13 @@ def _chain(spec: Spec, layer: int, direction: int, dtype: torch.dtype) -> _Chain
 
 
 @lru_cache(maxsize=2048)
-def _plan(*sizes: Any) -> "Plan":
+def _plan(*sizes: Any) -> "LoopPlan":
     from openrnn.kernels.cpu.plan import plan
 
     return plan(*sizes)
 
 
-def _with_counters(given: tuple[int, ...], plan: "Plan") -> "array[int]":
+def _with_counters(given: tuple[int, ...], plan: "LoopPlan") -> "array[int]":
     """The kernel arguments, and behind them the barrier counters of the thread teams."""
     args = array("q", given + (0,) * plan.counters)
     args[field.COUNTERS] = args.buffer_info()[0] + len(given) * args.itemsize
@@ -81,7 +81,7 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-class Run:
+class LayerRun:
     """One layer and direction of a call: fills the kernels' arguments and runs them."""
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Run:
         launch.run(loop, _with_counters(args, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
-    def _plan(self, kept: bool, backward: bool = False) -> "Plan":
+    def _plan(self, kept: bool, backward: bool = False) -> "LoopPlan":
         x = self.call.x
         return _plan(
             self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,

@@ -75,7 +75,7 @@ def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-class Plan:
+class CallPlan:
     """One network for one shape of input on one thread's handle: nothing is left to be asked.
 
     Args:
@@ -142,7 +142,7 @@ class Plan:
             None if layout == PACKED else template((*order, self.width), kind.dtype, device)
         )
 
-    def __enter__(self) -> "Plan":
+    def __enter__(self) -> "CallPlan":
         self.here.__enter__()
         return self
 
@@ -156,7 +156,7 @@ class Plan:
         self.shapes.close()
 
 
-def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
+def keep(handle: Handle, key: Hashable, plan: CallPlan) -> None:
     """Keeps a plan with its thread's handle for the next call of the same shape."""
     plan.kept = True
     plans = handle.plans
@@ -166,7 +166,7 @@ def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
 
 
 def forward(
-    plan: Plan,
+    plan: CallPlan,
     weights: tuple[int, int],
     x: Tensor,
     states: Sequence[Tensor],
@@ -204,7 +204,7 @@ def forward(
 
 
 def backward(
-    plan: Plan,
+    plan: CallPlan,
     weights: tuple[int, int],
     x: Tensor,
     y: Tensor,

@@ -27,7 +27,7 @@ class Replayed(Ready):
         return outputs
 
 
-class Graph(Engine):
+class GraphReplay(Engine):
     """Another engine from a CUDA graph."""
 
     graphed = True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from openrnn.kernels.cpu.objects import Kernel
+    from openrnn.kernels.cpu.objects import CompiledFunction
 
 PACK_FROM = 48
 
@@ -54,14 +54,14 @@ def openmp() -> tuple[Any, Address, Address] | None:
 
 
 @lru_cache(maxsize=1)
-def _share() -> "Kernel":
+def _share() -> "CompiledFunction":
     from openrnn.kernels.cpu import objects
 
     source = "from openrnn.kernels.cpu.regions import share\n"
     return objects.kernels(source, ["share"])[0]
 
 
-def run(kernel: "Kernel", args: "array[int]", tasks: int) -> None:
+def run(kernel: "CompiledFunction", args: "array[int]", tasks: int) -> None:
     """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
     A kernel also learns how many tasks run at the same time as its own.
@@ -79,7 +79,7 @@ def run(kernel: "Kernel", args: "array[int]", tasks: int) -> None:
     start(_share().address, region.buffer_info()[0], tasks, 0)
 
 
-def _run_in_pool(kernel: "Kernel", at: Address, tasks: int) -> None:
+def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:
     global _pool  # noqa: PLW0603  # one pool a process
     if _pool is None or _pool._max_workers < tasks:
         _pool = ThreadPoolExecutor(tasks, thread_name_prefix="openrnn")

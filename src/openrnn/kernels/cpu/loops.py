@@ -7,7 +7,7 @@ from openrnn.kernels.cpu import objects
 
 
 @lru_cache(maxsize=4)
-def loop(kind: str, dtype: str) -> objects.Kernel:
+def loop(kind: str, dtype: str) -> objects.CompiledFunction:
     """`forward.py` or `backward.py` of this folder, written in float32, compiled for a dtype."""
     text = (files("openrnn.kernels.cpu") / f"{kind}.py").read_text(encoding="utf-8")
     return objects.kernels(text.replace("float32", dtype), [kind])[0]

@@ -24,7 +24,7 @@ def _whole_panels(columns: int, dtype: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> dict[str, objects.Kernel]:
+def _kernels() -> dict[str, objects.CompiledFunction]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
     source = f"from openrnn.kernels.cpu.panels import {', '.join(names)}\n"
     return dict(zip(names, objects.kernels(source, names)))

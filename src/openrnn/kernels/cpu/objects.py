@@ -45,7 +45,7 @@ class LoadError(OpenRNNError, RuntimeError):
     """Object code that calls something that this process does not have."""
 
 
-class Kernel:
+class CompiledFunction:
     """A loaded function: its address, and itself for ctypes, which lets other threads run."""
 
     __slots__ = ("_engine", "address", "ctypes")
@@ -57,7 +57,7 @@ class Kernel:
         self.ctypes = kind(self.address)
 
 
-def kernels(source: str, names: Sequence[str]) -> list[Kernel]:
+def kernels(source: str, names: Sequence[str]) -> list[CompiledFunction]:
     """Functions that a module's source defines, ready to be called."""
     return load(store.kept(path_of(source, names), lambda: _compile(source, names)))
 
@@ -105,7 +105,7 @@ def _package() -> Sequence[str]:
     return sys.modules["openrnn"].__path__
 
 
-def load(code: bytes) -> list[Kernel]:
+def load(code: bytes) -> list[CompiledFunction]:
     """The functions of an object.
 
     Raises:
@@ -131,7 +131,7 @@ def load(code: bytes) -> list[Kernel]:
         raise LoadError(f"a compiled kernel calls {', '.join(missing)}, unknown to this process")
     engine.add_object_file(llvm.ObjectFileRef.from_data(body))
     engine.finalize_object()
-    return [Kernel(engine, name, count) for name, count in about["takes"].items()]
+    return [CompiledFunction(engine, name, count) for name, count in about["takes"].items()]
 
 
 @lru_cache(maxsize=1)

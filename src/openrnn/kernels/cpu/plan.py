@@ -8,7 +8,7 @@ from openrnn.kernels.cpu.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LoopPlan:
     """What a run needs beside tensors.
 
     Args:
@@ -37,7 +37,7 @@ def plan(
     backward: bool,
     ragged: bool,
     resets: bool,
-) -> Plan:
+) -> LoopPlan:
     """The plan of a forward or backward run."""
     shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares(not (skip or resets))
     rows = layout.tile_rows(batch, threads, shares)
@@ -59,4 +59,4 @@ def plan(
         size,
     )  # fmt: skip
     counters = teams * COUNTER_STRIDE if size > 1 else 0
-    return Plan(tasks, teams, teams * room, counters, packs, head)
+    return LoopPlan(tasks, teams, teams * room, counters, packs, head)
