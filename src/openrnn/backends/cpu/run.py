@@ -105,7 +105,7 @@ class LayerRun:
         every: list[Tensor],
     ) -> None:
         call, layout = self.call, self.layout
-        plan = self._plan(kept=bool(held))
+        plan = self._plan("training" if held else "inference")
         w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if plan.packs or w_hr is not None:
             from openrnn.kernels.cpu.matrices import transposed
@@ -141,7 +141,7 @@ class LayerRun:
         from openrnn.kernels.cpu.matrices import gradients, plain
 
         layout = self.layout
-        plan = self._plan(kept=True, backward=True)
+        plan = self._plan("backward")
         w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if dx is None:
             w_ih = None
@@ -167,12 +167,11 @@ class LayerRun:
         launch.run(loop, _with_counters(args, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
-    def _plan(self, kept: bool, backward: bool = False) -> "LoopPlan":
+    def _plan(self, purpose: str) -> "LoopPlan":
         x = self.call.x
         return _plan(
-            self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
-            self.weights[0] is None, kept, backward, self.call.lengths is not None,
-            self.call.reset is not None,
+            self.layout, purpose, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
+            self.weights[0] is None, self.call.lengths is not None, self.call.reset is not None,
         )  # fmt: skip
 
     def _beside(self, y: Tensor | None) -> tuple[int, int, int]:

@@ -108,8 +108,8 @@ class Cudnn(Backend):
         with _plan(call, lengths, forward=False) as plan:
             own, alive = _weights(call, plan, anew=False)
             dx, d_states = run.backward(
-                plan, own, call.x, y, call.states, lengths, kept, grads.y, grads.finals,
-                needs.states, space,
+                plan, own, run.Passed(call.x, y, call.states, kept), lengths, grads.y,
+                grads.finals, needs.states, space,
             )  # fmt: skip
             del alive
         d_params: list[Tensor | None] = [None] * len(call.params)

@@ -188,11 +188,11 @@ def _backward_chain(
         here = slice(begin, begin + count)
         ends = _within(lengths, begin, count)
         plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends, False)
+        passed = run.Passed(x[here], y[here], states, reserve.clone())
         with plan:
             dx, d_ends = run.backward(
-                plan, own, x[here], y[here], states, ends, reserve.clone(), dy[here], d_ends,
-                [True] * len(states), space,
-            )  # fmt: skip
+                plan, own, passed, ends, dy[here], d_ends, [True] * len(states), space
+            )
         del alive
         dxs.insert(0, dx)
     return torch.cat(dxs), d_ends

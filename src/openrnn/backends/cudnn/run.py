@@ -165,6 +165,15 @@ def keep(handle: Handle, key: Hashable, plan: CallPlan) -> None:
         plans.popitem(last=False)[1].close()
 
 
+class Passed(NamedTuple):
+    """What a forward call read and wrote, as backward needs it."""
+
+    x: Tensor
+    y: Tensor
+    states: Sequence[Tensor]
+    reserve: Tensor  # backward overwrites it
+
+
 def forward(
     plan: CallPlan,
     weights: tuple[int, int],
@@ -206,18 +215,16 @@ def forward(
 def backward(
     plan: CallPlan,
     weights: tuple[int, int],
-    x: Tensor,
-    y: Tensor,
-    states: Sequence[Tensor],
+    passed: Passed,
     lengths: Lengths | None,
-    reserve: Tensor,
     dy: Tensor | None,
     d_finals: Sequence[Tensor | None],
     wanted: Sequence[bool],
     d_weights: Tensor | None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """dx and the gradients of the wanted states; adds to d_weights; overwrites the reserve."""
+    """dx and the gradients of the wanted states; adds to d_weights."""
     handle, shapes, layout = plan.handle, plan.shapes, plan.layout
+    x, y, states, reserve = passed
     dy = torch.zeros_like(y) if dy is None else dy
     x, y, dy = _laid(x, layout), _laid(y, layout), _laid(dy, layout)
     # what lies past the lengths cuDNN does not write

@@ -84,7 +84,8 @@ def _run(plan: run.CallPlan, given: Given) -> list[Tensor]:
         return [y, *finals]
     total = weights.gradients(plan.kind.spec, x)
     ends: list[Tensor | None] = [None] * len(finals)
-    dx, _ = run.backward(plan, space, x, y, [], None, reserve, given.dy, ends, [], total)
+    passed = run.Passed(x, y, [], reserve)
+    dx, _ = run.backward(plan, space, passed, None, given.dy, ends, [], total)
     return [y, *finals, dx, total]
 
 

@@ -28,17 +28,22 @@ class LoopPlan:
 
 def plan(
     layout: Layout,
+    purpose: str,
     steps: int,
     batch: int,
     threads: int,
     reverse: bool,
     skip: bool,
-    kept: bool,
-    backward: bool,
     ragged: bool,
     resets: bool,
 ) -> LoopPlan:
-    """The plan of a forward or backward run."""
+    """The plan of a run of the forward loop or, for purpose "backward", of the backward loop.
+
+    Args:
+        purpose: "inference", "training" (forward, which keeps what backward reads) or "backward".
+        skip: there is no input matrix; ragged: lengths are given.
+    """
+    backward = purpose == "backward"
     shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares(not (skip or resets))
     rows = layout.tile_rows(batch, threads, shares)
     chunk = layout.chunk(steps, rows)
@@ -47,7 +52,7 @@ def plan(
     room = (
         layout.backward_scratch(rows, chunk)
         if backward
-        else layout.forward_scratch(rows, chunk, kept)
+        else layout.forward_scratch(rows, chunk, purpose == "training")
     )
     packs = launch.packs(steps, batch) or (backward and not layout.plain)
     tasks = teams * size
