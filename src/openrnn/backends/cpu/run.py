@@ -26,7 +26,7 @@ _WIDE = {torch.float64: torch.float64}
 
 
 def inside(dtype: torch.dtype) -> torch.dtype:
-    """The type that the kernels compute in."""
+    """The dtype that the kernels compute in."""
     return _WIDE.get(dtype, torch.float32)
 
 
@@ -45,7 +45,7 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
 
 
 class _Chain(NamedTuple):
-    """What a layer and direction of a spec is, whatever the call."""
+    """What all calls of a layer and direction have in common."""
 
     cell: "Traced"
     layout: "Layout"
@@ -136,7 +136,8 @@ class LayerRun:
     ) -> list[Tensor | None]:
         """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted.
 
-        `states` are the gradients of initial, fresh, final and all states.
+        `states` are the gradients of initial, fresh, final and all states; `weighs` says whether
+        the gradient of any parameter is wanted.
         """
         from openrnn.kernels.cpu.matrices import gradients, plain
 

@@ -1,9 +1,9 @@
 """Runs a kernel's tasks on threads; each task writes its own rows, scratch and sums.
 
-The threads are those of the OpenMP library that torch runs on. They spin for milliseconds after
-each of torch's own operators, and would fight any other threads for the cores: with a pool of our
-own, two threads were no faster than one in between torch's layers. Where torch runs on something
-else, there is a pool of our own.
+The threads are those of the OpenMP library that torch runs on. After each of torch's operators they
+spin for milliseconds. Other threads would compete with them for the cores: with a thread pool of
+our own, two threads between torch's layers were no faster than one. We use such a pool only where
+torch does not run on OpenMP.
 """
 
 import ctypes
@@ -37,11 +37,11 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def openmp() -> tuple[Any, Address, Address] | None:
-    """GOMP_parallel, and where omp_get_thread_num and omp_get_num_threads are, or None."""
+    """GOMP_parallel, and the addresses of omp_get_thread_num and omp_get_num_threads; or None."""
     if "OpenMP" not in torch.__config__.parallel_info():
         return None
     try:
-        # what torch has loaded is visible to all; LLVM's and Intel's libraries have the name too
+        # symbols of the library that torch has loaded; LLVM's and Intel's have this name, too
         library = ctypes.CDLL(None)
         start = library.GOMP_parallel
         questions = (library.omp_get_thread_num, library.omp_get_num_threads)
@@ -64,7 +64,7 @@ def _share() -> "CompiledFunction":
 def run(kernel: "CompiledFunction", args: "array[int]", tasks: int) -> None:
     """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
-    A kernel also learns how many tasks run at the same time as its own.
+    The kernel's last argument is the number of tasks that run at the same time.
     """
     at = args.buffer_info()[0]
     if tasks == 1:

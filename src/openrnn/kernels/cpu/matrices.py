@@ -1,4 +1,4 @@
-"""Weight matrices as panels, and their gradients out of the sums of all tasks."""
+"""Weight matrices packed into panels, and their gradients, added up from the sums of all teams."""
 
 from array import array
 from functools import lru_cache
@@ -10,7 +10,7 @@ from openrnn.kernels.cpu import launch, objects
 from openrnn.kernels.cpu.host import PANEL, SIZES
 from openrnn.kernels.cpu.layout import Layout
 
-# elements below which a second thread costs more than it gives
+# elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
 
 
@@ -77,7 +77,7 @@ def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> lis
     taken: set[int] = set()
     for weight, (offset, *sizes) in zip(weights, where):
         grad = None
-        # two gradients must not share memory, equal as they are
+        # two gradients must not share memory, even where they are equal
         bare = layout.plain and sums.shape[0] == 1 and offset not in taken
         taken.add(offset)
         if weight is not None and bare:

@@ -22,8 +22,8 @@ from openrnn import store
 from openrnn.errors import OpenRNNError
 from openrnn.kernels.cpu import host
 
-# What the compiling process begins with. It believes to be on this processor, finds packages where
-# this process does, and has of ours only what the kernels import: no torch, nobody's __main__.
+# The program of the compiling process. It compiles for this processor, looks for packages where
+# this process does, and imports of ours only what the kernels need: no torch, and no __main__.
 _BEGIN = """
 import json, sys, types
 request = json.loads(sys.stdin.buffer.read())
@@ -42,16 +42,16 @@ Address = int
 
 
 class LoadError(OpenRNNError, RuntimeError):
-    """Object code that calls something that this process does not have."""
+    """Object code that calls a function that this process does not have."""
 
 
 class CompiledFunction:
-    """A loaded function: its address, and itself for ctypes, which lets other threads run."""
+    """A loaded function: its address, and a ctypes function, which releases the GIL."""
 
     __slots__ = ("_engine", "address", "ctypes")
 
     def __init__(self, engine: Any, name: str, count: int) -> None:
-        self._engine = engine  # the code lives as long
+        self._engine = engine  # the code exists as long as the engine
         self.address: Address = engine.get_function_address(name)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
         self.ctypes = kind(self.address)
@@ -69,7 +69,7 @@ def path_of(source: str, names: Sequence[str]) -> Path:
 
 @lru_cache(maxsize=1)
 def _made_of() -> tuple[str | bytes, ...]:
-    """What goes into every kernel: our building blocks, the compilers, the processor."""
+    """What every kernel depends on: our building blocks, the compilers, the processor."""
     ours = [entry for entry in files("openrnn.kernels.cpu").iterdir() if entry.name.endswith(".py")]
     ours.append(files("openrnn") / "rounds.py")
     texts = [entry.read_bytes() for entry in sorted(ours, key=lambda entry: entry.name)]
@@ -85,7 +85,7 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
         "source": source, "names": list(names), "path": path, "cpu": host.NAME,
         "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
-    # an application that has Python inside would start itself
+    # in an application that embeds Python, sys.executable may be the application
     if re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
         with suppress(OSError):
             done = subprocess.run(
@@ -120,7 +120,7 @@ def load(code: bytes) -> list[CompiledFunction]:
     module = llvm.parse_assembly("")
     module.triple = about["triple"]
     engine = llvm.create_mcjit_compiler(module, machine)
-    # LLVM ends the process where a name is missing
+    # LLVM aborts the process if a symbol is missing
     missing = [name for name in about["calls"] if llvm.address_of_symbol(name) is None]
     if missing:
         from numba.core.registry import cpu_target

@@ -1,6 +1,6 @@
-"""Weights laid out for the CPU kernels' products: panels of PANEL columns, (panels, inner, PANEL).
+"""Packs weight matrices for the products: panels of PANEL columns, [panels, inner, PANEL].
 
-Addresses are int64, strides count elements.
+Addresses are int64; strides count elements.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
         gates, rows_per_gate, padded_unit, inner = cgutils.unpack_tuple(builder, sizes)
         w, w_row = cgutils.unpack_tuple(builder, matrix)
         lanes = emitter.lanes
-        sources = []  # and of each the number of elements to read: none of a padded column
+        sources = []  # address, and the number of elements to read: 0 for a column of padding
         for lane in map(number, range(lanes)):
             place = builder.add(column, lane)
             gate, unit = builder.udiv(place, padded_unit), builder.urem(place, padded_unit)

@@ -1,4 +1,4 @@
-"""What is compiled once for all cells: weights into panels, sums into gradients, a thread's tasks.
+"""Kernels that are the same for all cells: they pack weights, and add up gradients.
 
 The int64 array of a kernel here holds the number of tasks, then the arguments in order.
 """

@@ -1,7 +1,7 @@
 """Matrix products for the CPU kernels: register tiles in LLVM vectors, called from compiled loops.
 
-Addresses are int64, strides count elements. An element of c is summed in the same order in whatever
-tile it falls, so no result depends on how threads split the rows, the columns or the units.
+Addresses are int64; strides count elements. An element of C is summed in the same order in every
+kind of tile, so no result depends on how threads split the rows, the columns or the units.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ from openrnn.kernels.cpu.vectors import (
 
 __all__ = ["LANES", "PANEL", "dots_float32", "dots_float64", "product_float32", "product_float64"]
 
-# How wide a tile of 1, 2, .. rows is, in panels for `product`, in units for `dots`: with more than
-# 20 sums in 32 vector registers, or 12 in 16, a tile would spill.
+# The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
+# 20 sums in 32 vector registers, or 12 in 16, a tile would spill registers.
 _PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 

@@ -43,7 +43,7 @@ def new_cell_args(_):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _ask(_, function):  # type: ignore[no-untyped-def]
-    """What `int function(void)` says, of a function's address."""
+    """What a C function `int function(void)` at this address returns."""
 
     def emit(_: Any, builder: Any, __: Any, args: list[ir.Value]) -> ir.Value:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -58,7 +58,7 @@ def share(region):  # type: ignore[no-untyped-def]
     A region: kernel, args_at, tasks, omp_get_thread_num, omp_get_num_threads; all are int64.
     """
     field = int64_at(region)
-    # a runtime may give fewer threads than were asked for
+    # the runtime may start fewer threads than were asked for
     running: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
     for task in range(_ask(field[3]), field[2], running):
         call(field[0], (field[1], task, running))

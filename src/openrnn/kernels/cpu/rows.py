@@ -1,4 +1,4 @@
-"""What the forward and the backward loop share: rows in memory, time, resets, dropout."""
+"""What the forward and the backward loop share: rows in memory, times, resets, dropout."""
 
 from numba import njit
 
@@ -34,7 +34,7 @@ def time_of(args, step, length):
 
 @njit(nogil=True, error_model="numpy")
 def slot_of(args, step):
-    """Where a step's gate rows are kept: by time where all rows share it, else by step."""
+    """The place of a step's gate rows: its time where all rows share that, else the step."""
     if args[field.REVERSE] != 0 and args[field.LENGTHS] == 0:
         return args[field.STEPS] - 1 - step
     return step
@@ -42,7 +42,10 @@ def slot_of(args, step):
 
 @njit(nogil=True, error_model="numpy")
 def is_reset(args, step, time, row):
-    """Whether the states are replaced before this step: in reverse, after the step at time + 1."""
+    """Whether a reset replaces the states before this step.
+
+    In the reverse direction a reset at time t acts after the step at time t.
+    """
     if args[field.RESET] == 0:
         return False
     if args[field.REVERSE] != 0:
@@ -54,7 +57,7 @@ def is_reset(args, step, time, row):
 
 @njit(nogil=True, error_model="numpy")
 def ends_reset(args, row):
-    """Whether the final state is replaced: in reverse, after the step at time 0."""
+    """Whether a reset replaces the final state: in reverse, the one at time 0."""
     return (
         args[field.RESET] != 0
         and args[field.REVERSE] != 0
