@@ -5,25 +5,25 @@ import time
 import pytest
 
 from openrnn.bench import timer
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine, Ready
 from openrnn.bench.engines.ours import Ours
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 
-TINY = Row("tiny", "lstm", 3, 2, 4, 5, suite="users")
+TINY = BenchRow("tiny", "lstm", 3, 2, 4, 5, suite="users")
 QUICK = 0.001  # seconds
 MACHINE = {"name": "a machine", "device": "cpu", "torch": "2", "threads": "2"}
 
 
 def result(name="tiny", engine="openrnn", us=100.0, **changes):
     """A timed result with quartiles 1% away."""
-    row = changes.pop("row", Row(name, "lstm", 10, 2, 4, 5, suite="users"))
+    row = changes.pop("row", BenchRow(name, "lstm", 10, 2, 4, 5, suite="users"))
     around = (None, None) if us is None else (0.99 * us, 1.01 * us)
     fields = {
         "status": "ok", "us": us, "low": around[0], "high": around[1], "repeats": 5,
         "precision": "float32", "mode": "forward", "error": 1e-7, "checked": (10, 2),
     }  # fmt: skip
-    return Result(row, engine=engine, **{**fields, **changes})
+    return Measurement(row, engine=engine, **{**fields, **changes})
 
 
 class Fake(Engine):

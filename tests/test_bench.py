@@ -10,13 +10,13 @@ import pytest
 from bench_cases import MACHINE, TINY, result
 
 from openrnn.bench import compare, markdown, page, report
-from openrnn.bench.cases import FEWEST, PRODUCTS, Row, cut, select, sized
+from openrnn.bench.cases import FEWEST, PRODUCTS, BenchRow, cut, select, sized
 from openrnn.bench.engines import PEERS
 from openrnn.bench.ratios import faults, judged, lines_of, refusals, step_us, summaries
 from openrnn.bench.record import (
     SCHEMA,
-    Record,
-    Result,
+    Measurement,
+    ResultFile,
     Trained,
     Writer,
     files_of,
@@ -55,7 +55,7 @@ def test_the_suites_hold_their_rows():
 
 
 def test_a_row_counts_its_products():
-    row = Row("x", "gru", 7, 3, 5, 11, 2, bidirectional=True)
+    row = BenchRow("x", "gru", 7, 3, 5, 11, 2, bidirectional=True)
     first, second = 3 * 11 * (5 + 11), 3 * 11 * (22 + 11)
     assert row.products == 7 * 3 * 2 * (first + second)
 
@@ -227,7 +227,7 @@ def test_only_ours_beyond_noise_and_drift_has_moved(capsys):
 
 FULL = result(
     chosen="cpu", first_s=0.5, memory_mib=12.5, others=0.25, sm_mhz=1980, reason="none",
-    row=Row("full", "lstm", 3, 2, 4, 5, resets=0.03, dtype="bfloat16", modes=("training",)),
+    row=BenchRow("full", "lstm", 3, 2, 4, 5, resets=0.03, dtype="bfloat16", modes=("training",)),
 )  # fmt: skip
 TRAINED = Trained("lm", "torch", 2, 2, 8, 4, 8, "float32", "cpu", 0.1, 7, 1e5, 2.5, "torch.nn")
 
@@ -253,11 +253,11 @@ def test_a_file_comes_back(tmp_path):
 def test_the_schema_is_what_it_was():
     """Who changes a field changes SCHEMA: files of the one before could not be read."""
     assert SCHEMA == 2
-    assert [field.name for field in fields(Result)] == [
+    assert [field.name for field in fields(Measurement)] == [
         "row", "precision", "mode", "engine", "status", "reason", "chosen", "us", "low", "high",
         "repeats", "error", "checked", "first_s", "memory_mib", "others", "sm_mhz",
     ]  # fmt: skip
-    assert [field.name for field in fields(Row)] == [
+    assert [field.name for field in fields(BenchRow)] == [
         "name", "cell", "steps", "batch", "inputs", "hidden", "layers", "bidirectional", "lengths",
         "resets", "dtype", "modes", "suite", "states", "full",
     ]  # fmt: skip
@@ -303,9 +303,9 @@ def test_a_file_of_something_else(tmp_path):
 
 def test_the_page_goes_machine_by_machine_in_the_order_of_the_suites():
     def record(machine, suite):
-        row = Row("a", "lstm", 10, 2, 4, 5, suite=suite)
+        row = BenchRow("a", "lstm", 10, 2, 4, 5, suite=suite)
         found = (result(row=row), result(row=row, engine="torch", us=50.0))
-        return Path(f"{machine}/{suite}.jsonl"), Record({**MACHINE, "name": machine}, found)
+        return Path(f"{machine}/{suite}.jsonl"), ResultFile({**MACHINE, "name": machine}, found)
 
     records = [record("one", "users"), record("two", "custom"), record("two", "users")]
     text = page.text(records, Path("page.md"))

@@ -5,7 +5,7 @@ import pytest
 from bench_cases import result
 
 from openrnn.bench import charts
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.ratios import lines_of
 from openrnn.bench.suites import SUITES
 
@@ -50,7 +50,7 @@ def test_charts_are_not_empty(suite, tmp_path):
 
 
 def test_a_chart_changes_with_its_numbers(tmp_path):
-    rows = [Row(name, "lstm", 10, 2, 4, 5, suite="users") for name in "ab"]
+    rows = [BenchRow(name, "lstm", 10, 2, 4, 5, suite="users") for name in "ab"]
     one, same, other = fill(rows), fill(rows), fill(rows)
     other[2] = result(row=rows[0], engine="torch", us=1e5, precision="bfloat16")
     files = []
@@ -62,7 +62,7 @@ def test_a_chart_changes_with_its_numbers(tmp_path):
 
 def test_what_was_disturbed_is_grey():
     """Neither a loss nor a win is drawn of it."""
-    rows = [Row("a", "lstm", 10, 2, 4, 5, suite="users", modes=("forward",))]
+    rows = [BenchRow("a", "lstm", 10, 2, 4, 5, suite="users", modes=("forward",))]
     found = [result(row=rows[0]), result(row=rows[0], engine="torch", us=50.0, others=0.2)]
     axes = charts._ratios(lines_of(found)).axes[0]
     assert {line.get_color() for line in axes.lines[:2]} == {charts.GREY}

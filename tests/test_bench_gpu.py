@@ -7,7 +7,7 @@ import torch
 from bench_cases import QUICK
 
 from openrnn.bench import remote, soak
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines import WAYS, engines_of
 from openrnn.bench.measure import measure
 from openrnn.bench.modes import HOST_MODES
@@ -19,7 +19,7 @@ from openrnn.tune.kernels import measure as measure_kernels
 from openrnn.tune.launches import time_of
 
 pytestmark = pytest.mark.gpu
-ROW = Row("small", "lstm", 24, 8, 64, 64)
+ROW = BenchRow("small", "lstm", 24, 8, 64, 64)
 
 
 def test_ours_and_others_are_timed_in_turn_as_called_and_from_graphs():
@@ -49,7 +49,7 @@ def test_cudnn_from_a_graph_and_by_each_algorithm():
 
 def test_the_hosts_part_is_less_than_the_call():
     """A call whose device's part is long: who did not wait for it took far less."""
-    long = Row("long", "lstm", 2000, 64, 256, 256, modes=("training", *HOST_MODES))
+    long = BenchRow("long", "lstm", 2000, 64, 256, 256, modes=("training", *HOST_MODES))
     found = measure(long, "bfloat16", "cuda", engines_of((), "fused"), QUICK)
     us = {one.mode: one.us for one in found}
     assert all(one.status == "ok" for one in found)

@@ -16,12 +16,12 @@ from torch.nn.functional import linear
 
 from openrnn import cells, cli
 from openrnn.bench import charts, check, command, page, profile, timer, training
-from openrnn.bench.cases import Row, sized
+from openrnn.bench.cases import BenchRow, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of, ours
 from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
-from openrnn.bench.engines.graph import Graphed
+from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.nn import Torch
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
@@ -119,7 +119,7 @@ def test_what_is_timed_is_what_was_compared(monkeypatch):
     for steps in (300, ours.LONG + 1):
         task = Task(replace(TINY, steps=steps), "float32", "cpu")
         whole, part = (
-            [ready.name for ready in ours.Cudnn().candidates(some)]
+            [ready.name for ready in ours.DirectCudnn().candidates(some)]
             for some in (task, task.part(256, 2))
         )
         assert whole == part
@@ -130,20 +130,20 @@ def test_a_graph_gets_its_lengths_on_the_device():
     asked = []
     inner = types.SimpleNamespace(title="x", candidates=lambda task: asked.append(task) or [])
     task = types.SimpleNamespace(lengths=torch.tensor([3, 1]), device="meta")
-    assert list(Graphed("graph", inner).candidates(task)) == []
+    assert list(GraphReplay("graph", inner).candidates(task)) == []
     assert asked[0].lengths.device.type == "meta"
     assert task.lengths.device.type == "cpu"
 
 
 ROWS = [
     (TINY, ["torch"]),
-    (Row("gru", "gru", 4, 3, 2, 6, 2, bidirectional=True), ["torch"]),
-    (Row("relu", "rnn_relu", 4, 3, 2, 6), ["torch"]),
-    (Row("lengths", "lstm", 6, 4, 3, 5, bidirectional=True, lengths=True), ["packed"]),
-    (Row("resets", "lstm", 9, 4, 3, 5, 2, resets=0.4), ["loop"]),
-    (Row("resets-gru", "gru", 9, 4, 3, 5, resets=0.4), ["loop"]),
-    (Row("custom", "peephole_lstm", 5, 3, 4, 6, 2), ["eager"]),
-    (Row("mgu", "mgu", 5, 3, 4, 6), ["eager"]),
+    (BenchRow("gru", "gru", 4, 3, 2, 6, 2, bidirectional=True), ["torch"]),
+    (BenchRow("relu", "rnn_relu", 4, 3, 2, 6), ["torch"]),
+    (BenchRow("lengths", "lstm", 6, 4, 3, 5, bidirectional=True, lengths=True), ["packed"]),
+    (BenchRow("resets", "lstm", 9, 4, 3, 5, 2, resets=0.4), ["loop"]),
+    (BenchRow("resets-gru", "gru", 9, 4, 3, 5, resets=0.4), ["loop"]),
+    (BenchRow("custom", "peephole_lstm", 5, 3, 4, 6, 2), ["eager"]),
+    (BenchRow("mgu", "mgu", 5, 3, 4, 6), ["eager"]),
 ]
 
 
@@ -159,7 +159,7 @@ def test_every_peer_computes_the_row(row, peers):
 
 
 def test_a_step_is_compiled():
-    row = Row("custom", "coupled_lstm", 2, 2, 3, 4, modes=("forward",))
+    row = BenchRow("custom", "coupled_lstm", 2, 2, 3, 4, modes=("forward",))
     task = Task(row, "float32", "cpu")
     engine = Compiled()
     assert engine.refuses(Task(replace(row, steps=4000, batch=1), "float32", "cpu"))
@@ -171,7 +171,7 @@ def test_a_step_is_compiled():
 
 def test_the_comparison_is_bounded():
     task = bounded(
-        Task(Row("long", "lstm", 3000, 40, 2, 512, modes=("forward",)), "float32", "cpu")
+        Task(BenchRow("long", "lstm", 3000, 40, 2, 512, modes=("forward",)), "float32", "cpu")
     )
     assert (task.row.steps, task.row.batch) == (204, 40)
     assert task.x.shape == (204, 40, 2)
@@ -190,7 +190,7 @@ def test_every_row_is_compared_at_the_batch_that_is_timed(device, monkeypatch):
 
 
 def test_a_gradient_that_is_zero_has_no_relative_error():
-    row = Row("one", "gru", 1, 2, 3, 4)  # h_0 is 0: so is the gradient of the recurrent matrix
+    row = BenchRow("one", "gru", 1, 2, 3, 4)  # h_0 is 0: so is the gradient of the recurrent matrix
     found = measure(row, "float32", "cpu", [Ours("reference"), Torch()], QUICK)
     assert {one.status for one in found} == {"ok"}
     assert _relative(torch.full((4,), 1e-9), torch.zeros(4)) == pytest.approx(2e-9)
@@ -257,7 +257,7 @@ def test_torchrl_is_called_in_its_layout(cell, monkeypatch):
     monkeypatch.setitem(sys.modules, TorchRL.kernels, stand_in)
     for package in ("torchrl", "torchrl.modules", "torchrl.modules.tensordict_module"):
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-    check_stand_in(TorchRL(), Row("resets", cell, 7, 3, 4, 5, resets=0.3))
+    check_stand_in(TorchRL(), BenchRow("resets", cell, 7, 3, 4, 5, resets=0.3))
 
 
 def check_stand_in(engine, row):
@@ -296,7 +296,7 @@ def test_a_disturbed_run_is_repeated(monkeypatch):
 
 
 def test_gaps_are_where_nothing_ran():
-    spans = [profile.Span(*values) for values in (
+    spans = [profile.TimeSpan(*values) for values in (
         ("a", 0.0, 10.0), ("inside", 2.0, 3.0), ("b", 12.0, 20.0), ("c", 19.0, 21.0),
         ("d", 24.0, 25.0),
     )]  # fmt: skip

@@ -8,13 +8,13 @@ from bench_cases import QUICK, TINY, alone, result  # noqa: F401
 
 from openrnn import cells
 from openrnn.bench import report, timer
-from openrnn.bench.cases import OWN_CELL, Row
+from openrnn.bench.cases import OWN_CELL, BenchRow
 from openrnn.bench.check import Judge, outputs
 from openrnn.bench.engines import PEERS, USERS, engines_of
 from openrnn.bench.engines.base import Ready, leaf
-from openrnn.bench.engines.graph import Graphed
-from openrnn.bench.engines.nn import Loop, Packed, Torch
-from openrnn.bench.engines.ours import Cudnn, Ours, Recomputing, plain
+from openrnn.bench.engines.graph import GraphReplay
+from openrnn.bench.engines.nn import Packed, StepLoop, Torch
+from openrnn.bench.engines.ours import DirectCudnn, Ours, Recomputing, plain
 from openrnn.bench.engines.python import Eager
 from openrnn.bench.measure import measure
 from openrnn.bench.modes import HOST_MODES
@@ -76,7 +76,7 @@ def test_every_kind_of_call_computes_the_same():
     assert {(one.mode, one.engine, one.status) for one in found} == {
         (mode, engine, "ok") for mode in row.modes for engine in ("openrnn", "torch")
     }
-    assert not Graphed("graph", Torch()).concerns(Task(row, "float32", "cpu"))
+    assert not GraphReplay("graph", Torch()).concerns(Task(row, "float32", "cpu"))
 
 
 def test_calls_differ_in_what_autograd_does():
@@ -110,12 +110,12 @@ def test_the_hosts_part_does_not_wait_for_the_device(monkeypatch):
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_states_are_those_of_the_row(cell):
-    row = Row("states", cell, 9, 4, 3, 5, resets=0.4, states=10.0, full=True)
+    row = BenchRow("states", cell, 9, 4, 3, 5, resets=0.4, states=10.0, full=True)
     task = Task(row, "float32", "cpu")
     assert not torch.equal(task.x, task.x.bfloat16().float())
     assert float(task.states[0].std()) > 3
     judge = Judge(task)
-    for engine in (Ours("reference"), Loop()):
+    for engine in (Ours("reference"), StepLoop()):
         ready = next(iter(engine.candidates(task)))
         for mode in row.modes:
             assert judge.verdict(outputs(ready, mode), mode).right, (engine.name, mode)
@@ -127,11 +127,11 @@ def test_states_are_those_of_the_row(cell):
 
 def test_first_states_without_resets():
     for more, engine in (({}, Torch()), ({"lengths": True}, Packed())):
-        row = Row("states", "lstm", 6, 4, 3, 5, states=2.0, **more)
+        row = BenchRow("states", "lstm", 6, 4, 3, 5, states=2.0, **more)
         task = Task(row, "float32", "cpu")
         found = outputs(next(iter(engine.candidates(task))), "training")
         assert Judge(task).verdict(found, "training").right
-    custom = Task(Row("states", "mgu", 4, 2, 3, 5, states=2.0), "float32", "cpu")
+    custom = Task(BenchRow("states", "mgu", 4, 2, 3, 5, states=2.0), "float32", "cpu")
     assert Eager().refuses(custom) == "this loop begins with states of 0"
 
 
@@ -149,7 +149,7 @@ def test_errors_are_shown_where_rows_are_about_them(capsys):
 
 
 def test_engines_for_some_suites():
-    row = Row("custom", OWN_CELL, 5, 3, 4, 6)
+    row = BenchRow("custom", OWN_CELL, 5, 3, 4, 6)
     found = measure(row, "float32", "cpu", engines_of(("recompute", "eager"), "reference"), QUICK)
     assert {(one.engine, one.status) for one in found} == {
         ("openrnn", "ok"), ("recompute", "ok"), ("eager", "ok"),
@@ -160,7 +160,7 @@ def test_engines_for_some_suites():
     assert names == ["openrnn", "openrnn-graph", "cudnn-graph"]
     assert [engine.name for engine in engines_of(("torch",), "auto")] == ["openrnn", "torch"]
     slow = Task(replace(TINY, steps=3000), "float32", "cpu")
-    assert "too long" in Cudnn("x", ("persist_dynamic",)).refuses(slow)
+    assert "too long" in DirectCudnn("x", ("persist_dynamic",)).refuses(slow)
     assert OWN_CELL not in vars(cells)
 
 

@@ -52,7 +52,7 @@ def test_a_missing_library_says_so(monkeypatch):
 
 def test_a_library_that_is_not_cudnn():
     with pytest.raises(LibraryError, match="cannot be loaded"):
-        library.Library(ctypes.util.find_library("c") or "libc.so.6")
+        library.CudnnLibrary(ctypes.util.find_library("c") or "libc.so.6")
 
 
 def test_a_forked_child_forgets_the_handles():

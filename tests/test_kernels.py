@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from openrnn.kernels import elementwise, packing, product
-from openrnn.kernels.product import LANES, PANEL
+from openrnn.kernels.cpu import elementwise, packing, product
+from openrnn.kernels.cpu.product import LANES, PANEL
 
 DTYPES = ("float32", "float64")
 SIZES = (1, 2, 3, 5, 7, 11, 13, 15, 16, 17, 18, 31, 32, 33, 64, 97)
@@ -81,8 +81,8 @@ def check_product(dtype, rows, inner, panels, transposed, plain, accumulate):
     if not accumulate:
         c_placed[...], c = np.nan, 0 * c
     getattr(product, f"product_{dtype}")(
-        rows, inner, columns, address(a_placed), *a_strides, address(b_placed), *b_strides,
-        address(c_placed), columns + 9, accumulate,
+        (rows, inner, columns), (address(a_placed), *a_strides), (address(b_placed), *b_strides),
+        (address(c_placed), columns + 9), accumulate,
     )  # fmt: skip
     a, b, c = (np.asarray(each, "longdouble") for each in (a, b, c))
     close(c_placed, a @ b + c, inner, abs(a) @ abs(b) + abs(c))
@@ -103,8 +103,8 @@ def check_dots(dtype, rows, inner, gates, units, padding, part, accumulate):
     else:
         c = 0 * c
     getattr(product, f"dots_{dtype}")(
-        rows, inner, gates, units, address(a_placed), inner + 3, address(w_placed), inner + 5,
-        address(c_whole), c_row, padded, accumulate, *part,
+        (rows, inner), (gates, units, padded), part, (address(a_placed), inner + 3),
+        (address(w_placed), inner + 5), (address(c_whole), c_row), accumulate,
     )  # fmt: skip
     a, w, c = (np.asarray(each, "longdouble") for each in (a, w[:, chosen], c))
     magnitude = np.einsum("ik,guk->igu", abs(a), abs(w)) + abs(c)
@@ -170,7 +170,7 @@ def test_product(rows, dtype, inner, panels, transposed, plain, accumulate):
 @given(dtypes, sizes | st.just(0), st.integers(1, 4), sizes, st.integers(0, 9), st.data())
 def test_dots(rows, dtype, inner, gates, units, padding, data):
     part = sorted([data.draw(st.integers(0, units)), data.draw(st.integers(0, units))])
-    check_dots(dtype, rows, inner, gates, units, padding, part, data.draw(st.booleans()))
+    check_dots(dtype, rows, inner, gates, units, padding, tuple(part), data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,12 +206,13 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
     call["pack_transposed"](address(w), units, 1, inner, inner, address(b), units, 0, 1)
     packed = PANEL[dtype], inner * PANEL[dtype]
     call["product"](
-        rows, inner, columns, address(a), inner, 1, address(b), *packed, address(c), columns, False
-    )
+        (rows, inner, columns), (address(a), inner, 1), (address(b), *packed),
+        (address(c), columns), False,
+    )  # fmt: skip
     close(c[:, :units], a @ w.T, inner, abs(a) @ abs(w.T))
     call["dots"](
-        rows, inner, 1, units, address(a), inner, address(w), inner, address(c), columns, units,
-        False, 0, units,
+        (rows, inner), (1, units, units), (0, units), (address(a), inner), (address(w), inner),
+        (address(c), columns), False,
     )  # fmt: skip
     close(c[:, :units], a @ w.T, inner, abs(a) @ abs(w.T))
     panels = -(-inner // PANEL[dtype])
@@ -232,12 +233,12 @@ def test_a_row_does_not_depend_on_the_others(dtype):
     def both(c, first, last, low, high):
         a_part, c_part = a[first:last], c[:, first:last]
         multiply(
-            last - first, inner, high - low, address(a_part), inner, 1,
-            address(b[low // width :]), *b_strides, address(c_part[0, :, low:]), units, False,
+            (last - first, inner, high - low), (address(a_part), inner, 1),
+            (address(b[low // width :]), *b_strides), (address(c_part[0, :, low:]), units), False,
         )  # fmt: skip
         dots(
-            last - first, inner, 1, units, address(a_part), inner, address(w), inner,
-            address(c_part[1]), units, units, False, low, high,
+            (last - first, inner), (1, units, units), (low, high), (address(a_part), inner),
+            (address(w), inner), (address(c_part[1]), units), False,
         )  # fmt: skip
 
     both(whole, 0, rows, 0, units)
@@ -372,7 +373,7 @@ def test_no_two_compiled_functions_have_one_name():
     for path in sorted(Path(product.__file__).parent.glob("*.py")):
         if path.stem in ("forward", "backward", "__init__"):  # their text stands in other modules
             continue
-        for value in vars(importlib.import_module(f"openrnn.kernels.{path.stem}")).values():
+        for value in vars(importlib.import_module(f"openrnn.kernels.cpu.{path.stem}")).values():
             function = getattr(value, "py_func", None)
             if function is not None:
                 name = f"{function.__module__}.{function.__qualname__}"

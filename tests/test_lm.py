@@ -28,7 +28,7 @@ from openrnn.lm.contents import Record
 from openrnn.lm.gates import preactivations
 from openrnn.lm.model import build, find
 from openrnn.lm.report import Several
-from openrnn.lm.run import Run, rate
+from openrnn.lm.run import TrainingRun, rate
 from openrnn.lm.sample import sample
 from openrnn.lm.streams import Position, Reader, Streams
 from openrnn.lm.train import train
@@ -138,7 +138,7 @@ def test_a_corpus_that_is_none(tmp_path, make, says):
 def test_a_corpus_that_is_too_small(tmp_path):
     (tmp_path / "x").write_bytes(b"abc" * 20)
     with pytest.raises(CorpusError, match=r"57 bytes to train on.* needs at least 144"):
-        Run(Config(**{**TINY, "batch": 16}), corpus.read(str(tmp_path / "x")), ALONE)
+        TrainingRun(Config(**{**TINY, "batch": 16}), corpus.read(str(tmp_path / "x")), ALONE)
 
 
 def test_shuffling_keeps_the_files(texts):
@@ -149,7 +149,7 @@ def test_shuffling_keeps_the_files(texts):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 7))
 def test_streams_are_the_data(sizes, batch, bptt):
-    """Each stream is a stretch of the data, reset where files begin and where it begins."""
+    """Each stream is a segment of the data, reset where files begin and where it begins."""
     starts = torch.tensor([sum(sizes[:place]) for place in range(len(sizes))])
     part = corpus.Part(torch.randint(256, (sum(sizes),), dtype=torch.uint8), starts)
     length = sum(sizes) // batch
@@ -161,9 +161,9 @@ def test_streams_are_the_data(sizes, batch, bptt):
     chunks = [streams.chunk(begin, bptt) for begin in range(0, length - 1, bptt)]
     x, target, reset = (torch.cat(parts) for parts in zip(*chunks))
     for row in range(batch):
-        stretch = part.data[row * length : (row + 1) * length].long()
-        assert x[:, row].equal(stretch[:-1])
-        assert target[:, row].equal(stretch[1:])
+        segment = part.data[row * length : (row + 1) * length].long()
+        assert x[:, row].equal(segment[:-1])
+        assert target[:, row].equal(segment[1:])
         begins = [0, *(start - row * length for start in starts.tolist())]
         assert reset[:, row].nonzero().flatten().tolist() == sorted(
             {begin for begin in begins if 0 <= begin < length - 1}
@@ -200,7 +200,7 @@ def test_a_reader_goes_on_from_a_position(texts):
 
 def test_the_score_is_that_of_one_long_call(texts):
     """State is carried over chunks and dropped at files: chunks of 8 or one, it is the same."""
-    run = Run(Config(**TINY, dtype="float64"), texts, ALONE)
+    run = TrainingRun(Config(**TINY, dtype="float64"), texts, ALONE)
     data = texts.held_out
     streams = Streams(data, TINY["batch"])
     whole = streams.chunk(0, streams.length)
@@ -213,7 +213,7 @@ def test_the_score_is_that_of_one_long_call(texts):
 
 
 def test_training_carries_the_state_on(texts):
-    run = Run(Config(**TINY), texts, ALONE)
+    run = TrainingRun(Config(**TINY), texts, ALONE)
     run.learn()
     before, model, state = run.reader.position, copy.deepcopy(run.model), run.state
     run.learn()
@@ -227,7 +227,7 @@ def test_training_carries_the_state_on(texts):
 def test_it_learns(tmp_path):
     (tmp_path / "x").write_bytes(b"hello world, " * 300)
     config = Config(**{**TINY, "steps": 90, "hidden": 24, "lr": 0.05, "layers": 1})
-    run = Run(config, corpus.read(str(tmp_path / "x")), ALONE)
+    run = TrainingRun(config, corpus.read(str(tmp_path / "x")), ALONE)
     assert evaluate.score(run).model > 7
     train(run, tmp_path / "c", QUIET)
     scores = evaluate.score(run)
@@ -437,19 +437,19 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, obstacl
 
 
 def start(texts, **changes):
-    return Run(Config(**{**TINY, **changes}), texts, ALONE)
+    return TrainingRun(Config(**{**TINY, **changes}), texts, ALONE)
 
 
 def interrupt(monkeypatch, at):
     """Ctrl-C in the middle of step number `at`."""
-    learn = Run.learn
+    learn = TrainingRun.learn
 
     def interrupted(run):
         if run.step + 1 == at:
             signal.raise_signal(signal.SIGINT)
         return learn(run)
 
-    monkeypatch.setattr(Run, "learn", interrupted)
+    monkeypatch.setattr(TrainingRun, "learn", interrupted)
 
 
 def assert_same(path, other):
@@ -483,7 +483,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, monkeypatch, texts, cha
     torch.manual_seed(12345)
     torch.rand(7)
     record = Record.parse(record)
-    second = Run(record.config, texts, ALONE)
+    second = TrainingRun(record.config, texts, ALONE)
     second.restore(tensors, record)
     assert train(second, parts, QUIET) == 0
     assert_same(once, parts)
@@ -510,7 +510,7 @@ def test_a_budget_in_minutes_resumes_where_it_was(tmp_path, monkeypatch, texts):
         train(start(texts, steps=None, minutes=10.0), tmp_path / "x", QUIET)
     tensors, record = checkpoint.read(tmp_path / "x")
     assert (record["step"], record["elapsed"]) == (5, 360)
-    run = Run(Config.parse(record["config"]), texts, ALONE)
+    run = TrainingRun(Config.parse(record["config"]), texts, ALONE)
     run.restore(tensors, Record.parse(record))
     assert train(run, tmp_path / "x", QUIET) == 0
     record = checkpoint.read(tmp_path / "x")[1]
@@ -586,7 +586,7 @@ def test_two_processes_train_as_one(tmp_path, folder, texts):
     train(one, tmp_path / "one", QUIET)
     tensors, record = checkpoint.read(tmp_path / "one")
     record = Record.parse(record)
-    one = Run(record.config.resumed({"steps": 6}), texts, ALONE)
+    one = TrainingRun(record.config.resumed({"steps": 6}), texts, ALONE)
     one.restore(tensors, record)
     train(one, tmp_path / "one", QUIET)
     (mine, record), (theirs, other) = (

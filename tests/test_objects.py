@@ -14,12 +14,12 @@ import torch
 import openrnn
 from openrnn import store
 from openrnn.codegen import build
-from openrnn.kernels import compile as compiler
-from openrnn.kernels import loops, objects
+from openrnn.kernels.cpu import compile as compiler
+from openrnn.kernels.cpu import loops, objects
 
 PACKAGE = Path(openrnn.__file__).parent
 TINY = """
-from openrnn.kernels.memory import int64_at
+from openrnn.kernels.cpu.memory import int64_at
 def seven(at, plus):
     int64_at(at)[0] = {} + plus
 """
@@ -148,16 +148,16 @@ def test_a_changed_kernel_is_another_entry(folder, tmp_path, monkeypatch):
         objects._made_of.cache_clear()
         names.add(objects.path_of("source", ["name"]).name)
 
-    copy = tmp_path / "kernels"
+    copy = tmp_path / "cpu"
     copy.mkdir()
-    for path in (PACKAGE / "kernels").glob("*.py"):
+    for path in (PACKAGE / "kernels" / "cpu").glob("*.py"):
         (copy / path.name).write_bytes(path.read_bytes())
     (tmp_path / "rounds.py").write_bytes((PACKAGE / "rounds.py").read_bytes())
-    places = {"openrnn.kernels": copy, "openrnn": tmp_path}
+    places = {"openrnn.kernels.cpu": copy, "openrnn": tmp_path}
     monkeypatch.setattr(objects, "files", places.get)
     renewed()
     assert len(names) == 1
-    for name in ("kernels/vectors.py", "kernels/rows.py", "rounds.py"):
+    for name in ("cpu/vectors.py", "cpu/rows.py", "rounds.py"):
         with (tmp_path / name).open("a") as file:
             file.write("\n")
         renewed()

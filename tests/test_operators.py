@@ -179,7 +179,7 @@ def test_what_a_primitive_is_printed_as(dtype):
     source = (
         f"from math import {', '.join(sorted(numba._MATH & set(names)))}, inf, nan\n"
         f"from numba import {dtype} as real\n"
-        + "".join(f"from openrnn.kernels.elementwise import {n}_{dtype} as {n}\n" for n in ours)
+        + "".join(f"from openrnn.kernels.cpu.elementwise import {n}_{dtype} as {n}\n" for n in ours)
         + f"def every(first, second, out):\n    for j in range(len(first)):\n"
         f"        a, b = first[j], second[j]\n        {body}\n        {out}\n"
     )

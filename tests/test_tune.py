@@ -8,7 +8,7 @@ import torch
 from bench_cases import MACHINE, result
 
 from openrnn import cells, cli
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.record import KernelTime, Writer, read
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
@@ -192,7 +192,7 @@ def test_a_configuration_is_kept_as_it_is():
 
 def timed(hidden, batch, share, cell="lstm", mode="forward", precision="float16", **more):
     """Ours and cuDNN's best from graphs, which needs a share of our time."""
-    row = Row(
+    row = BenchRow(
         f"{cell}-{hidden}-{batch}", cell, more.pop("steps", 256), batch, hidden, hidden, **more
     )
     kind = {"row": row, "mode": mode, "precision": precision}

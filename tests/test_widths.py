@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import openrnn
-from openrnn.kernels import host
+from openrnn.kernels.cpu import host
 
 # of each width: a processor that has it and no more, and what it lacks of this machine's features
 LESSER = {

@@ -24,7 +24,7 @@ WHOLE = ("cpu",)  # suites of rows for CPUs, which are not cut
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One network and call.
 
     Args:
@@ -86,7 +86,7 @@ class Row:
         return ", ".join(words)
 
 
-def cut(row: Row) -> Row:
+def cut(row: BenchRow) -> BenchRow:
     """The row as a CPU runs it; see `CUT`."""
     if row.suite in WHOLE:
         return row
@@ -97,11 +97,11 @@ def cut(row: Row) -> Row:
     return row
 
 
-def sized(rows: Sequence[Row], device: str) -> list[Row]:
+def sized(rows: Sequence[BenchRow], device: str) -> list[BenchRow]:
     """The rows as the device runs them; of rows of a suite that a cut makes equal, the first."""
     if device != "cpu":
         return list(rows)
-    seen: set[Row] = set()
+    seen: set[BenchRow] = set()
     kept = []
     for row in map(cut, rows):
         same = replace(row, name="")
@@ -111,7 +111,7 @@ def sized(rows: Sequence[Row], device: str) -> list[Row]:
     return kept
 
 
-def select(rows: Sequence[Row], globs: Sequence[str]) -> list[Row]:
+def select(rows: Sequence[BenchRow], globs: Sequence[str]) -> list[BenchRow]:
     """The rows whose name matches one of the patterns; all where there is none.
 
     Raises:

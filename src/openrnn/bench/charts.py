@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from openrnn.bench.ratios import GRAPHED, OURS, Line, Pair, lines_of, step_us
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 from openrnn.bench.tables import HEADS
 from openrnn.errors import OpenRNNError
 
@@ -40,12 +40,12 @@ def need() -> None:
         raise OpenRNNError("charts need the package matplotlib: pip install 'openrnn[bench]'")
 
 
-def names(results: Sequence[Result], stem: str) -> list[str]:
+def names(results: Sequence[Measurement], stem: str) -> list[str]:
     """The files that `draw` writes of these results; the first shows the ratios."""
     return [f"{name}.png" for name, _ in _planned(lines_of(results), stem)]
 
 
-def draw(results: Sequence[Result], folder: Path, stem: str) -> list[Path]:
+def draw(results: Sequence[Measurement], folder: Path, stem: str) -> list[Path]:
     """Writes the charts and returns their paths.
 
     Raises:

@@ -18,12 +18,12 @@ from openrnn.bench import (
     tensorboard,
     training,
 )
-from openrnn.bench.cases import CUT, Row, select, sized
+from openrnn.bench.cases import CUT, BenchRow, select, sized
 from openrnn.bench.engines import WAYS, engines_of, peers_of
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Choice, Options, check, check_places, choice_of, device_of
-from openrnn.bench.record import Machine, Record, Result, Writer, files_of, read
+from openrnn.bench.record import Machine, Measurement, ResultFile, Writer, files_of, read
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.task import precision_of
@@ -75,7 +75,7 @@ def _profile(options: Options, glob: str, device: str) -> int:
 def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) -> list[Todo]:
     """The rows asked for, sized for the device, in every precision asked for."""
     rows = sized(select(rows_of(suite), globs), device)
-    found: list[tuple[Row, str]] = []
+    found: list[tuple[BenchRow, str]] = []
     for dtype in dtypes:
         found += [(row, precision_of(dtype, row, device)) for row in rows]
     return list(dict.fromkeys(found))
@@ -106,7 +106,7 @@ def _engines(
 
 
 def _measure(
-    options: Options, choice: Choice, device: str, about: Machine, old: Record | None
+    options: Options, choice: Choice, device: str, about: Machine, old: ResultFile | None
 ) -> int:
     """Measures, prints and writes all that was asked for; what was measured before Ctrl-C, too."""
     todo = _todo(options.suite, choice.dtype, options.rows, device)
@@ -152,7 +152,7 @@ def _cut(options: Options, device: str) -> str:
 OPTIONS = ("seconds", "against", "backend", "baseline")
 
 
-def _begun(options: Options, about: Machine) -> list[Result]:
+def _begun(options: Options, about: Machine) -> list[Measurement]:
     """The results that the file has already, where the run goes on with it."""
     path = options.json
     if path is None or not path.exists():
@@ -172,7 +172,7 @@ def _begun(options: Options, about: Machine) -> list[Result]:
 
 
 def _report(
-    results: Sequence[Result], about: Machine, options: Options, old: Record | None
+    results: Sequence[Measurement], about: Machine, options: Options, old: ResultFile | None
 ) -> None:
     out = report.console()
     report.show(results, about, out)
@@ -186,7 +186,7 @@ def _report(
         charts.draw(results, options.charts, stem)
 
 
-def _show(options: Options, old: Record | None) -> int:
+def _show(options: Options, old: ResultFile | None) -> int:
     """What written files say: tables, charts, the page."""
     paths = list(files_of(options.show))
     records = [(path, read(path)) for path in paths]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from openrnn.bench.ratios import ERRORS, GRAPHED, OURS, quiet, same
-from openrnn.bench.record import Machine, Result
+from openrnn.bench.record import Machine, Measurement
 
 # the spread of one run does not hold what changes from run to run
 BETWEEN = 0.05
@@ -21,8 +21,8 @@ ALIKE = ("device", "name", "threads", "torch", "cudnn", "driver_version")
 class Moved:
     """One engine's time before and now; `drift` is by how much its peers became faster."""
 
-    before: Result
-    now: Result
+    before: Measurement
+    now: Measurement
     drift: float = 1.0
 
     @property
@@ -48,7 +48,9 @@ class Moved:
         return 1 if ratio > 1 else -1
 
 
-def moved(before: Iterable[Result], now: Sequence[Result], steady: bool) -> tuple[list[Moved], int]:
+def moved(
+    before: Iterable[Measurement], now: Sequence[Measurement], steady: bool
+) -> tuple[list[Moved], int]:
     """What moved, most first, and how many times were compared: disturbed ones are not.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from openrnn.bench.ratios import TIES, Line, faults, lines_of
-from openrnn.bench.record import Machine, Result
+from openrnn.bench.record import Machine, Measurement
 from openrnn.bench.tables import (
     DISTURBED_NOTE,
     Sheet,
@@ -20,7 +20,7 @@ from openrnn.bench.tables import (
 NOTES = f"Bold: we are slower. `=`: {TIES}. `~`: {DISTURBED_NOTE}."
 
 
-def document(results: Sequence[Result], machine: Machine) -> str:
+def document(results: Sequence[Measurement], machine: Machine) -> str:
     """A run, whole."""
     lines = lines_of(results)
     about = ", ".join(f"{name} {text}" for name, text in machine.items())

@@ -7,17 +7,17 @@ from functools import partial
 import torch
 
 from openrnn.bench import gpu, timer
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 from openrnn.bench.remote import Remote
 from openrnn.bench.sides import Ground, Local, Side
 from openrnn.bench.task import PRECISIONS, products
 
 
 def measure(
-    row: Row, precision: str, device: str, engines: Sequence[Engine], seconds: float
-) -> list[Result]:
+    row: BenchRow, precision: str, device: str, engines: Sequence[Engine], seconds: float
+) -> list[Measurement]:
     """The results of a row, in order of modes and engines.
 
     Raises:

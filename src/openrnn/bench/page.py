@@ -8,7 +8,7 @@ from openrnn.bench import charts, markdown
 from openrnn.bench.cases import CUT, sized
 from openrnn.bench.check import RULE
 from openrnn.bench.ratios import TIES, lines_of, summaries
-from openrnn.bench.record import SCHEMA, Record
+from openrnn.bench.record import SCHEMA, ResultFile
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.tables import (
     COUNTED,
@@ -23,7 +23,7 @@ from openrnn.bench.training import NOTE
 from openrnn.bench.training import sheet as jobs_sheet
 
 COMMAND = "openrnn bench --show benchmarks/results --page docs/benchmarks.md"
-Records = Sequence[tuple[Path, Record]]
+Records = Sequence[tuple[Path, ResultFile]]
 
 INTRODUCTION = f"""# Benchmarks
 
@@ -59,10 +59,10 @@ METHOD = f"""## How it is measured
 SCHEMA_TEXT = f"""## The files
 
 JSON lines, schema {SCHEMA}: first a line of kind `machine`, then one of kind `result` for each
-row, precision, mode and engine, or of kind `training`. The fields are those of `Result`, `Row`
-and `Trained` in `openrnn.bench.record` and `openrnn.bench.cases`, where each is described; a
-field that has its default is left out. `openrnn bench --show FILE` prints them, `--compare FILE`
-holds a new run against them."""
+row, precision, mode and engine, or of kind `training`. The fields are those of
+`Measurement`, `BenchRow` and `Trained` in `openrnn.bench.record` and `openrnn.bench.cases`, where
+each is described; a field that has its default is left out. `openrnn bench --show FILE` prints
+them, `--compare FILE` holds a new run against them."""
 
 
 def text(records: Records, place: Path) -> str:
@@ -90,7 +90,7 @@ def _ordered(records: Records) -> Records:
     machines = list(dict.fromkeys(record.machine["name"] for _, record in records))
     suites = list(SUITES)
 
-    def place(item: tuple[Path, Record]) -> tuple[int, int]:
+    def place(item: tuple[Path, ResultFile]) -> tuple[int, int]:
         _, record = item
         found = (suites.index(one.row.suite) for one in record.results if one.row.suite in suites)
         return machines.index(record.machine["name"]), min(found, default=len(suites))
@@ -122,7 +122,7 @@ def _headlines(records: Records) -> Iterator[str]:
             )
 
 
-def _missing(records: Iterable[Record]) -> Iterator[str]:
+def _missing(records: Iterable[ResultFile]) -> Iterator[str]:
     """The suites of which a file has some rows only."""
     for record in records:
         names: dict[tuple[str, str], set[str]] = {}
@@ -135,7 +135,7 @@ def _missing(records: Iterable[Record]) -> Iterator[str]:
                 yield f"- {suite} in {precision}, {len(found)} of {whole} rows"
 
 
-def _section(path: Path, record: Record, place: Path) -> Iterator[str]:
+def _section(path: Path, record: ResultFile, place: Path) -> Iterator[str]:
     lines = lines_of(record.results)
     suites = " and ".join(dict.fromkeys(line.row.suite for line in lines))
     yield f"## {record.machine['name']}: {suites} (`{path.stem}`)"

@@ -11,7 +11,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]  # its own p
 from torch.profiler import ProfilerActivity, profile
 
 from openrnn.bench import timer
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.record import Profiled
 from openrnn.bench.report import rendered
@@ -23,7 +23,7 @@ CALLS, SHOWN = 5, 12
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """Something that ran, in microseconds."""
 
     name: str
@@ -31,7 +31,7 @@ class Span:
     end: float
 
 
-def run(row: Row, precision: str, device: str, backend: str, out: Console) -> list[Profiled]:
+def run(row: BenchRow, precision: str, device: str, backend: str, out: Console) -> list[Profiled]:
     """Profiles our layer on a row, each mode, prints what took how long, and returns it."""
     found = []
     with products(PRECISIONS[precision].products):
@@ -57,7 +57,7 @@ def run(row: Row, precision: str, device: str, backend: str, out: Console) -> li
     return found
 
 
-def _traced(call: timer.Call, device: str, name: str) -> tuple[list[Span], Path]:
+def _traced(call: timer.Call, device: str, name: str) -> tuple[list[TimeSpan], Path]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device != "cpu" else [])
     with profile(activities=kinds) as found:
@@ -67,14 +67,14 @@ def _traced(call: timer.Call, device: str, name: str) -> tuple[list[Span], Path]
     found.export_chrome_trace(str(path))
     wanted = DeviceType.CPU if device == "cpu" else DeviceType.CUDA
     spans = [
-        Span(event.name, event.time_range.start, event.time_range.end)
+        TimeSpan(event.name, event.time_range.start, event.time_range.end)
         for event in found.events() or ()
         if event.device_type == wanted and (device != "cpu" or event.cpu_parent is None)
     ]
     return sorted(spans, key=lambda span: span.begin), path
 
 
-def by_name(spans: Sequence[Span]) -> dict[str, tuple[float, float]]:
+def by_name(spans: Sequence[TimeSpan]) -> dict[str, tuple[float, float]]:
     """Microseconds and runs in a call of each name, the most expensive first."""
     times: dict[str, list[float]] = {}
     for span in spans:
@@ -96,14 +96,14 @@ def names_sheet(names: Mapping[str, tuple[float, float]], steps: int) -> Sheet:
     return Sheet("what ran", heads, (False, True, True, True, True), rows)
 
 
-def gaps_sheet(spans: Sequence[Span]) -> Sheet:
+def gaps_sheet(spans: Sequence[TimeSpan]) -> Sheet:
     """The largest gaps."""
     widest = sorted(gaps(spans), key=lambda gap: gap[0], reverse=True)[:SHOWN]
     rows = tuple(_cells(f"{us:.1f}", before[:60], after[:60]) for us, before, after in widest)
     return Sheet("widest gaps", ("us", "after", "before"), (True, False, False), rows)
 
 
-def gaps(spans: Sequence[Span]) -> list[tuple[float, str, str]]:
+def gaps(spans: Sequence[TimeSpan]) -> list[tuple[float, str, str]]:
     """The times in which nothing ran: microseconds, what ended, what began."""
     found: list[tuple[float, str, str]] = []
     for last, span in _fronts(spans):
@@ -112,7 +112,7 @@ def gaps(spans: Sequence[Span]) -> list[tuple[float, str, str]]:
     return found
 
 
-def _fronts(spans: Sequence[Span]) -> Iterable[tuple[Span, Span]]:
+def _fronts(spans: Sequence[TimeSpan]) -> Iterable[tuple[TimeSpan, TimeSpan]]:
     """Each span but the first, with the one before it that ended last."""
     last = None
     for span in spans:
@@ -122,7 +122,7 @@ def _fronts(spans: Sequence[Span]) -> Iterable[tuple[Span, Span]]:
             last = span
 
 
-def summary(spans: Sequence[Span], device: str) -> str:
+def summary(spans: Sequence[TimeSpan], device: str) -> str:
     """How much of the time something ran."""
     if not spans:
         return "torch.profiler saw nothing run"

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from openrnn.bench.cases import Row
-from openrnn.bench.record import Result
+from openrnn.bench.cases import BenchRow
+from openrnn.bench.record import Measurement
 from openrnn.bench.timer import DISTURBED
 
 OURS, GRAPHED = "openrnn", "openrnn-graph"
@@ -23,8 +23,8 @@ TIES = (
 class Pair:
     """Ours beside a peer, both timed."""
 
-    ours: Result
-    peer: Result
+    ours: Measurement
+    peer: Measurement
 
     @property
     def ratio(self) -> float:
@@ -51,13 +51,13 @@ class Pair:
 class Line:
     """All results of a row in one precision and mode."""
 
-    row: Row
+    row: BenchRow
     precision: str
     mode: str
-    results: dict[str, Result]
+    results: dict[str, Measurement]
 
     @property
-    def ours(self) -> Result | None:
+    def ours(self) -> Measurement | None:
         return self.results.get(OURS)
 
     def pair(self, peer: str) -> Pair | None:
@@ -100,7 +100,7 @@ def from_graph(engine: str) -> bool:
     return engine == "graph" or engine.endswith("-graph")
 
 
-def lines_of(results: Iterable[Result]) -> list[Line]:
+def lines_of(results: Iterable[Measurement]) -> list[Line]:
     """The results by row, precision and mode, in the order in which they came."""
     found: dict[object, Line] = {}
     for result in results:
@@ -138,7 +138,7 @@ def judged(lines: Sequence[Line], verdict: str) -> list[Pair]:
     return sorted(found, key=lambda pair: pair.ratio)
 
 
-def faults(lines: Sequence[Line]) -> list[Result]:
+def faults(lines: Sequence[Line]) -> list[Measurement]:
     """Every result that is wrong or failed."""
     every = (result for line in lines for result in line.results.values())
     return [result for result in every if result.status in ("wrong", "failed")]
@@ -156,29 +156,29 @@ def refusals(lines: Sequence[Line]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def same(one: Result, two: Result) -> bool:
+def same(one: Measurement, two: Measurement) -> bool:
     """Whether two times are too close to call; see `TIES`."""
     doubt = ERRORS * math.hypot(_error(one), _error(two))
     return abs(math.log(_us(one) / _us(two))) <= max(math.log1p(CLOSE), doubt)
 
 
-def quiet(result: Result) -> bool:
+def quiet(result: Measurement) -> bool:
     """Whether it was timed, and no other process disturbed that."""
     return result.us is not None and (result.others or 0.0) <= DISTURBED
 
 
-def step_us(result: Result) -> float:
+def step_us(result: Measurement) -> float:
     """Microseconds a step."""
     return _us(result) / result.row.steps
 
 
-def _error(result: Result) -> float:
+def _error(result: Measurement) -> float:
     """The standard error of a median, relative to it."""
     width = (result.high or 0.0) - (result.low or 0.0)
     return SPREAD * width / _us(result) / math.sqrt(max(result.repeats, 1))
 
 
-def _us(result: Result) -> float:
+def _us(result: Measurement) -> float:
     if result.us is None:
         raise ValueError(f"{result.engine} was not timed on {result.row.name}")
     return result.us

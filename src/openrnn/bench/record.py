@@ -2,10 +2,10 @@
 
 The first line of a run is `{"schema": 2, "kind": "machine", ...}`: names and text of what a reader
 of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ...}` with the fields
-of `Result` (its `row` with those of `cases.Row`), `"kind": "training"` with those of `Trained`,
-`"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of `KernelTime`; a
-field that has its default is left out. A run that was resumed has several lines on its machine; the
-last one counts.
+of `Measurement` (its `row` with those of `cases.BenchRow`), `"kind": "training"` with those of
+`Trained`, `"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of
+`KernelTime`; a field that has its default is left out. A run that was resumed has several lines on
+its machine; the last one counts.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.errors import OpenRNNError
 
 SCHEMA = 2
@@ -25,7 +25,7 @@ Machine = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
     """One engine on one row, in one precision and mode.
 
     Args:
@@ -41,7 +41,7 @@ class Result:
         sm_mhz: the GPU's clock just after.
     """
 
-    row: Row
+    row: BenchRow
     precision: str
     mode: str
     engine: str
@@ -93,7 +93,7 @@ class Profiled:
         us: microseconds in a call; count: how often it runs in one.
     """
 
-    row: Row
+    row: BenchRow
     precision: str
     mode: str
     name: str
@@ -124,18 +124,18 @@ class KernelTime:
     date: str | None = None
 
 
-Line = Result | Trained | Profiled | KernelTime
+Line = Measurement | Trained | Profiled | KernelTime
 _KINDS: dict[str, type] = {
-    "result": Result, "training": Trained, "profile": Profiled, "kernel": KernelTime,
+    "result": Measurement, "training": Trained, "profile": Profiled, "kernel": KernelTime,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Record:
+class ResultFile:
     """The runs of one file, under its last machine."""
 
     machine: Machine
-    results: tuple[Result, ...]
+    results: tuple[Measurement, ...]
     trained: tuple[Trained, ...] = ()
     profiled: tuple[Profiled, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
@@ -152,14 +152,14 @@ def written(value: Line) -> str:
     return line(kind, _spoken(value))
 
 
-def result_line(result: Result) -> str:
+def result_line(result: Measurement) -> str:
     """A result as its line, with all digits, for another process."""
     return json.dumps(_spoken(result))
 
 
-def result_of(text: str) -> Result:
+def result_of(text: str) -> Measurement:
     """A result of such a line."""
-    found: Result = _build(Result, json.loads(text), "a result of another process")
+    found: Measurement = _build(Measurement, json.loads(text), "a result of another process")
     return found
 
 
@@ -182,14 +182,14 @@ def _short(value: Any) -> Any:
     return value
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> ResultFile:
     """What a file holds; of results measured twice, the last.
 
     Raises:
         OpenRNNError: it cannot be read or is not of this format; the line is named.
     """
     machine: Machine = {}
-    found: dict[object, Result] = {}
+    found: dict[object, Measurement] = {}
     trained: dict[object, Trained] = {}
     profiled: dict[object, Profiled] = {}
     kernels: list[KernelTime] = []
@@ -200,7 +200,7 @@ def read(path: Path) -> Record:
             machine = {name: str(value) for name, value in values.items()}
             continue
         made = _build(_KINDS[kind], values, where)
-        if isinstance(made, Result):
+        if isinstance(made, Measurement):
             found[made.key, made.engine] = made
         elif isinstance(made, KernelTime):
             kernels.append(made)
@@ -210,7 +210,7 @@ def read(path: Path) -> Record:
             trained[made.name, made.model, made.gpus] = made
     if not machine:
         raise OpenRNNError(f"{path} has no line on its machine: it is no file of openrnn bench")
-    return Record(
+    return ResultFile(
         machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()),
         tuple(kernels),
     )  # fmt: skip
@@ -251,7 +251,7 @@ def _build(kind: type, values: dict[str, Any], where: str) -> Any:
         )
     hints = get_type_hints(kind)
     made = {name: _typed(hints[name], value, f"{where}, {name}") for name, value in values.items()}
-    if kind is Result and made["status"] not in STATUSES:
+    if kind is Measurement and made["status"] not in STATUSES:
         raise OpenRNNError(f"{where}, status, needs one of {', '.join(STATUSES)}")
     return kind(**made)
 

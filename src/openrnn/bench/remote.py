@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
-from openrnn.bench.record import Result, result_of
+from openrnn.bench.record import Measurement, result_of
 from openrnn.bench.sides import DeviceLostError, Ground, Side
 from openrnn.errors import OpenRNNError
 
@@ -139,7 +139,7 @@ class Remote(Engine):
 class RemoteSide(Side):
     """An engine of a process on a row."""
 
-    def __init__(self, process: Process, name: str, known: dict[str, Result]) -> None:
+    def __init__(self, process: Process, name: str, known: dict[str, Measurement]) -> None:
         self.process, self.name, self.known = process, name, known
 
     def prepare(self, mode: str) -> bool:
@@ -178,7 +178,7 @@ def in_turn(others: Sequence[Other], backend: str, device: str) -> Iterator[list
             process.close()
 
 
-def compile_ahead(sources: Path, todo: Sequence[tuple[Row, str]], workers: int) -> None:
+def compile_ahead(sources: Path, todo: Sequence[tuple[BenchRow, str]], workers: int) -> None:
     """Compiles the CUDA kernels of all rows, by so many processes."""
     if not workers or not todo:
         return

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from openrnn.bench.compare import DRIFT, NOISE, differences, moved
 from openrnn.bench.ratios import TIES, faults, lines_of
-from openrnn.bench.record import Machine, Record, Result
+from openrnn.bench.record import Machine, Measurement, ResultFile
 from openrnn.bench.tables import (
     DISTURBED_NOTE,
     Sheet,
@@ -38,7 +38,7 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=WIDTH)
 
 
-def show(results: Sequence[Result], machine: Machine, out: Console) -> None:
+def show(results: Sequence[Measurement], machine: Machine, out: Console) -> None:
     """Everything that a run says, the losses included."""
     lines = lines_of(results)
     if not lines:
@@ -61,7 +61,9 @@ def show(results: Sequence[Result], machine: Machine, out: Console) -> None:
     out.print(Text(f"= is {TIES}; ~: {DISTURBED_NOTE}", style="dim"))
 
 
-def show_moved(old: Record, results: Sequence[Result], machine: Machine, out: Console) -> None:
+def show_moved(
+    old: ResultFile, results: Sequence[Measurement], machine: Machine, out: Console
+) -> None:
     """What moved since an older file."""
     changes = differences(old.machine, machine)
     found, count = moved(old.results, results, steady=not changes)

@@ -17,9 +17,9 @@ from typing import Any, TextIO
 
 import torch
 
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
-from openrnn.bench.engines.graph import Graphed
+from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.modes import MODES
 from openrnn.bench.record import result_line
@@ -91,7 +91,7 @@ class Server:
     def __post_init__(self) -> None:
         ours = Ours(self.backend, self.name)
         graph = f"{self.name}-graph"
-        self.engines = {self.name: ours, graph: Graphed(graph, ours)}
+        self.engines = {self.name: ours, graph: GraphReplay(graph, ours)}
 
     def handle(self, request: Request) -> Answer:
         """Does what is asked: open, prepare, sample or close."""
@@ -113,7 +113,7 @@ class Server:
                 return {"ready": ready, "known": result_line(side.known[mode])}
             return {"us": self._sample(side, mode, request["count"])}
 
-    def _open(self, name: str, row: Row, precision: str) -> Answer:
+    def _open(self, name: str, row: BenchRow, precision: str) -> Answer:
         if self.ground is None or (self.ground.row, self.ground.precision) != (row, precision):
             self.ground = Ground(row, precision, self.device)
         with products(PRECISIONS[precision].products):
@@ -129,9 +129,9 @@ class Server:
         return first if count == 1 and first > 1e6 * LONG else side.sample(mode, count)
 
 
-def row_of(values: Mapping[str, Any]) -> Row:
+def row_of(values: Mapping[str, Any]) -> BenchRow:
     """A row of its fields."""
-    return Row(**{**values, "modes": tuple(values["modes"])})
+    return BenchRow(**{**values, "modes": tuple(values["modes"])})
 
 
 def compile_rows(request: Request) -> None:

@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from openrnn.bench import interrupt
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.measure import measure
 from openrnn.bench.ratios import lines_of, peers_of, step_us
-from openrnn.bench.record import Result, Writer
+from openrnn.bench.record import Measurement, Writer
 from openrnn.bench.sides import DeviceLostError
 from openrnn.bench.tables import HEADS, ratio_cell
 
-Todo = tuple[Row, str]  # a row and its precision
+Todo = tuple[BenchRow, str]  # a row and its precision
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Session:
     device: str
     seconds: float
     minutes: float | None = None
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     ended: str | None = None  # why it ended before its last row
     planned: bool = False  # it ended as it was asked to
 
@@ -89,7 +89,7 @@ def _bar(screen: Console) -> Progress:
     return Progress(*columns, console=screen, expand=True, transient=True)
 
 
-def told(found: Sequence[Result]) -> str:
+def told(found: Sequence[Measurement]) -> str:
     """A measured row in a line."""
     parts = []
     for line in lines_of(found):

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from openrnn.bench import interrupt, timer
-from openrnn.bench.cases import Row
+from openrnn.bench.cases import BenchRow
 from openrnn.bench.check import Judge, bounded, outputs
 from openrnn.bench.engines.base import Engine, Ready
 from openrnn.bench.modes import MODES
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 from openrnn.bench.task import Task
 from openrnn.errors import NoBackendError, OpenRNNError
 
@@ -31,7 +31,7 @@ class DeviceLostError(OpenRNNError):
 class Ground:
     """What all sides of a row share: its tensors, and what is right."""
 
-    row: Row
+    row: BenchRow
     precision: str
     device: str
 
@@ -57,7 +57,7 @@ class Side:
     """
 
     name: str
-    known: dict[str, Result]
+    known: dict[str, Measurement]
 
     def prepare(self, mode: str) -> bool:
         """Makes a mode ready to be sampled; False where it was not found right, or fails now."""
@@ -79,7 +79,7 @@ class _Right(NamedTuple):
     """A candidate that was found right in a mode, and what the comparison told."""
 
     ready: Ready
-    result: Result
+    result: Measurement
 
 
 @dataclass
@@ -88,14 +88,14 @@ class Local(Side):
 
     engine: Engine
     ground: Ground
-    known: dict[str, Result] = field(default_factory=dict)
+    known: dict[str, Measurement] = field(default_factory=dict)
     ready: dict[str, list[_Right]] = field(default_factory=dict)
     chosen: dict[str, _Right] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         row = self.ground.row
         self.name = self.engine.name
-        self.blank = Result(row, self.ground.precision, "", self.name, "")
+        self.blank = Measurement(row, self.ground.precision, "", self.name, "")
         refusal = self.engine.refuses(self.ground.task)
         if refusal:
             self._settle(row.modes, self.blank, "refused", refusal)
@@ -167,7 +167,7 @@ class Local(Side):
                 reason = f"{verdict.worst} off by {verdict.error:.1e} of its norm"
                 self.known[mode] = replace(result, status="wrong", reason=reason)
 
-    def _settle(self, modes: Iterable[str], blank: Result, status: str, reason: str) -> None:
+    def _settle(self, modes: Iterable[str], blank: Measurement, status: str, reason: str) -> None:
         for mode in modes:
             self.known[mode] = replace(blank, mode=mode, status=status, reason=reason)
 

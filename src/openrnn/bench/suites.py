@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from openrnn.bench.cases import OWN_CELL, Row, doubled
+from openrnn.bench.cases import OWN_CELL, BenchRow, doubled
 from openrnn.bench.engines import ONE_ALGORITHM, USERS, WAYS
 from openrnn.bench.modes import HOST_MODES
 
@@ -14,35 +14,35 @@ BF16, FP16 = "bfloat16", "float16"
 
 _USERS = [
     # reinforcement learning: Isaac Lab, stable-baselines3, sample-factory, RLlib, TorchRL, Dreamer
-    Row("isaac", "lstm", 24, 4096, 64, 256),
-    Row("sb3", "lstm", 128, 32, 64, 256, resets=EPISODES),
-    Row("sf", "gru", 32, 256, 512, 512),
-    Row("rllib", "lstm", 20, 200, 256, 256),
-    Row("torchrl", "lstm", 128, 128, 256, 256, resets=EPISODES),
-    Row("dreamer", "gru", 64, 16, 512, 512, dtype=BF16),
+    BenchRow("isaac", "lstm", 24, 4096, 64, 256),
+    BenchRow("sb3", "lstm", 128, 32, 64, 256, resets=EPISODES),
+    BenchRow("sf", "gru", 32, 256, 512, 512),
+    BenchRow("rllib", "lstm", 20, 200, 256, 256),
+    BenchRow("torchrl", "lstm", 128, 128, 256, 256, resets=EPISODES),
+    BenchRow("dreamer", "gru", 64, 16, 512, 512, dtype=BF16),
     # forecasting: DeepAR, neuralhydrology
-    Row("deepar-10", "lstm", 60, 64, 10, 10, 2),
-    Row("deepar-128", "lstm", 168, 1024, 32, 128, 2),
-    Row("hydro-128", "lstm", 365, 256, 32, 128),
-    Row("hydro-256", "lstm", 365, 256, 32, 256),
+    BenchRow("deepar-10", "lstm", 60, 64, 10, 10, 2),
+    BenchRow("deepar-128", "lstm", 168, 1024, 32, 128, 2),
+    BenchRow("hydro-128", "lstm", 365, 256, 32, 128),
+    BenchRow("hydro-256", "lstm", 365, 256, 32, 256),
     # speech: RNN-T, CRDNN, Tacotron's decoder
-    Row("rnnt", "lstm", 100, 64, 640, 640, dtype=BF16),
-    Row("rnnt-step-1", "lstm", 1, 1, 640, 640, dtype=BF16),
-    Row("rnnt-step-32", "lstm", 1, 32, 640, 640, dtype=BF16),
-    Row("crdnn", "lstm", 500, 16, 1024, 1024, 4, bidirectional=True),
-    Row("tacotron-step", "lstm", 1, 64, 1024, 1024),
+    BenchRow("rnnt", "lstm", 100, 64, 640, 640, dtype=BF16),
+    BenchRow("rnnt-step-1", "lstm", 1, 1, 640, 640, dtype=BF16),
+    BenchRow("rnnt-step-32", "lstm", 1, 32, 640, 640, dtype=BF16),
+    BenchRow("crdnn", "lstm", 500, 16, 1024, 1024, 4, bidirectional=True),
+    BenchRow("tacotron-step", "lstm", 1, 64, 1024, 1024),
     # audio: neural amp modeler, source separation
-    Row("nam", "lstm", 8192, 16, 1, 18, 3),
-    Row("nam-long", "lstm", 65536, 4, 1, 24),
-    Row("sepa", "lstm", 250, 4000, 128, 128, bidirectional=True),
+    BenchRow("nam", "lstm", 8192, 16, 1, 18, 3),
+    BenchRow("nam-long", "lstm", 65536, 4, 1, 24),
+    BenchRow("sepa", "lstm", 250, 4000, 128, 128, bidirectional=True),
     # language: AWD-LSTM and before
-    Row("lm-650", "lstm", 70, 20, 650, 650),
-    Row("lm-1150", "lstm", 70, 80, 1150, 1150),
-    Row("lm-1500", "lstm", 70, 20, 1500, 1500),
+    BenchRow("lm-650", "lstm", 70, 20, 650, 650),
+    BenchRow("lm-1150", "lstm", 70, 80, 1150, 1150),
+    BenchRow("lm-1500", "lstm", 70, 20, 1500, 1500),
     # PyTorch's own benchmark, and haste's grid
-    Row("fastrnns", "lstm", 100, 64, 512, 512),
+    BenchRow("fastrnns", "lstm", 100, 64, 512, 512),
     *(
-        Row(f"haste-{batch}-{hidden}", "lstm", 100, batch, hidden, hidden)
+        BenchRow(f"haste-{batch}-{hidden}", "lstm", 100, batch, hidden, hidden)
         for batch in (1, 32, 64, 128)
         for hidden in doubled(64, 512)
     ),
@@ -69,7 +69,7 @@ _DEEPBENCH_INFERENCE = [
 ]
 
 
-def _deepbench() -> Iterable[Row]:
+def _deepbench() -> Iterable[BenchRow]:
     kinds = ((_DEEPBENCH_TRAINING, ("training",)), (_DEEPBENCH_INFERENCE, ("forward",)))
     for table, modes in kinds:
         for cell, every_steps, sizes, batches in table:
@@ -77,19 +77,19 @@ def _deepbench() -> Iterable[Row]:
                 for steps in every_steps:
                     for batch in batches:
                         name = f"{cell}-{hidden}-b{batch}-t{steps}"
-                        yield Row(name, cell, steps, batch, hidden, hidden, modes=modes)
+                        yield BenchRow(name, cell, steps, batch, hidden, hidden, modes=modes)
 
 
-def _latency() -> Iterable[Row]:
+def _latency() -> Iterable[BenchRow]:
     for cell in ("lstm", "gru"):
         for hidden in (64, 256, 1024):
             for batch in (1, 4, 16, 32):
-                yield Row(f"step-{cell}-{hidden}-b{batch}", cell, 1, batch, hidden, hidden)
+                yield BenchRow(f"step-{cell}-{hidden}-b{batch}", cell, 1, batch, hidden, hidden)
 
 
-def _scaling() -> Iterable[Row]:
+def _scaling() -> Iterable[BenchRow]:
     """One size doubled at a time from those of `base`, which belongs to every series."""
-    base = Row("base", "lstm", 128, 16, 256, 256)
+    base = BenchRow("base", "lstm", 128, 16, 256, 256)
     yield base
     every = [replace(base, name=f"t-{steps}", steps=steps) for steps in doubled(1, 4096)]
     every += [replace(base, name=f"b-{batch}", batch=batch) for batch in doubled(1, 1024)]
@@ -98,11 +98,11 @@ def _scaling() -> Iterable[Row]:
     yield from (row for row in every if replace(row, name=base.name) != base)
 
 
-def _resets_and_lengths() -> Iterable[Row]:
+def _resets_and_lengths() -> Iterable[BenchRow]:
     shapes = [("policy", "lstm", 128, 128, 256, 256), ("text", "lstm", 200, 64, 512, 512),
               ("series", "gru", 1024, 32, 128, 128)]  # fmt: skip
     for name, *sizes in shapes:
-        base = Row(name, *sizes)  # type: ignore[arg-type]  # a row's own order
+        base = BenchRow(name, *sizes)  # type: ignore[arg-type]  # a row's own order
         yield replace(base, name=f"{name}-plain")
         for percent in (1, 3, 10):
             yield replace(base, name=f"{name}-resets-{percent}", resets=percent / 100)
@@ -110,74 +110,76 @@ def _resets_and_lengths() -> Iterable[Row]:
         yield replace(base, name=f"{name}-lengths-both", lengths=True, bidirectional=True)
 
 
-def _custom() -> Iterable[Row]:
+def _custom() -> Iterable[BenchRow]:
     cells = ("peephole_lstm", "coupled_lstm", "slstm", "mgu", "gru_reset_before")
     for cell in cells:
         for steps, batch, hidden in ((128, 64, 256), (512, 16, 128)):
             name = f"{cell.replace('_', '-')}-{hidden}-b{batch}"
-            yield Row(name, cell, steps, batch, hidden, hidden)
+            yield BenchRow(name, cell, steps, batch, hidden, hidden)
 
 
-def _fused() -> Iterable[Row]:
+def _fused() -> Iterable[BenchRow]:
     """One layer of the cells and sizes that our CUDA kernels are tuned for."""
     for cell, hidden, batch in product(
         ("lstm", "gru"), (64, 128, 256, 512, 640, 1024), (1, 16, 64, 128, 256)
     ):
-        yield Row(f"{cell}-{hidden}-b{batch}", cell, 256, batch, hidden, hidden)
+        yield BenchRow(f"{cell}-{hidden}-b{batch}", cell, 256, batch, hidden, hidden)
     for hidden, batch in product((64, 256, 1024, 1760), (1, 16, 64, 128)):
-        yield Row(f"rnn-tanh-{hidden}-b{batch}", "rnn_tanh", 256, batch, hidden, hidden)
-    yield Row("flashrnn", "lstm", 1024, 16, 768, 768)
+        yield BenchRow(f"rnn-tanh-{hidden}-b{batch}", "rnn_tanh", 256, batch, hidden, hidden)
+    yield BenchRow("flashrnn", "lstm", 1024, 16, 768, 768)
 
 
-def _cudnn() -> Iterable[Row]:
+def _cudnn() -> Iterable[BenchRow]:
     """The rows of users, but for resets, which cuDNN does not have."""
     return (replace(row, resets=0.0) for row in _USERS)
 
 
-def _cpu() -> Iterable[Row]:
+def _cpu() -> Iterable[BenchRow]:
     """Sizes at which different things bind a CPU: the call, units of a step, the products."""
     sizes = [(8192, 1, 1, 18), (2048, 16, 1, 18), (60, 64, 10, 10), (1, 1, 64, 64),
              (1, 16, 256, 256), (60, 64, 128, 128), (128, 32, 256, 256), (35, 20, 650, 650),
              (32, 32, 512, 512)]  # fmt: skip
     for (steps, batch, inputs, hidden), cell in product(sizes, ("lstm", "gru")):
-        yield Row(f"{cell}-{hidden}-b{batch}-t{steps}", cell, steps, batch, inputs, hidden)
+        yield BenchRow(f"{cell}-{hidden}-b{batch}-t{steps}", cell, steps, batch, inputs, hidden)
     for cell in ("lstm", "gru"):  # whose memory is of interest
-        yield Row(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
+        yield BenchRow(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
 
 
-def _cells() -> Iterable[Row]:
+def _cells() -> Iterable[BenchRow]:
     """What few run fast: other cells, resets, lengths, gates recomputed by backward."""
     for cell in ("peephole_lstm", OWN_CELL, "coupled_lstm"):
-        yield Row(cell.replace("_", "-"), cell, 256, 64, 256, 256)
+        yield BenchRow(cell.replace("_", "-"), cell, 256, 64, 256, 256)
     for hidden, batch in ((256, 32), (512, 64)):
-        base = Row(f"lstm-{hidden}-b{batch}", "lstm", 256, batch, hidden, hidden)
+        base = BenchRow(f"lstm-{hidden}-b{batch}", "lstm", 256, batch, hidden, hidden)
         yield replace(base, name=f"{base.name}-plain")
         yield replace(base, name=f"{base.name}-resets", resets=EPISODES)
         yield replace(base, name=f"{base.name}-lengths", lengths=True)
-    yield Row("lstm-memory", "lstm", 1024, 64, 512, 512, modes=("training",))
+    yield BenchRow("lstm-memory", "lstm", 1024, 64, 512, 512, modes=("training",))
 
 
-def _host() -> Iterable[Row]:
+def _host() -> Iterable[BenchRow]:
     """Calls in which the device has next to nothing to do."""
     for cell in ("lstm", "gru"):
-        yield Row(f"{cell}-t2", cell, 2, 16, 64, 64, modes=HOST_MODES)
+        yield BenchRow(f"{cell}-t2", cell, 2, 16, 64, 64, modes=HOST_MODES)
     for steps in (1, 25):
-        yield Row(f"lstm-t{steps}", "lstm", steps, 8, 64, 64, modes=HOST_MODES)
+        yield BenchRow(f"lstm-t{steps}", "lstm", steps, 8, 64, 64, modes=HOST_MODES)
 
 
-def _precision() -> Iterable[Row]:
+def _precision() -> Iterable[BenchRow]:
     """Errors of float32 layers: 50 steps; then states where float16's exponent has least left."""
     sizes = [("lstm", 64, 16), ("lstm", 1024, 64), ("lstm", 1500, 20), ("lstm", 2048, 16),
              ("gru", 256, 64), ("gru", 2400, 8)]  # fmt: skip
     for cell, hidden, batch in sizes:
         name = f"{cell}-{hidden}-b{batch}"
-        yield Row(name, cell, 50, batch, 64, hidden, modes=("forward",), full=True)
+        yield BenchRow(name, cell, 50, batch, 64, hidden, modes=("forward",), full=True)
     for scale in (1.0, 1e3, 1e6):
-        yield Row(f"states-{scale:g}", "lstm", 50, 7, 64, 64, resets=0.2, states=scale, full=True,
-                  modes=("forward",))  # fmt: skip
+        yield BenchRow(
+            f"states-{scale:g}", "lstm", 50, 7, 64, 64, resets=0.2, states=scale, full=True,
+            modes=("forward",),
+        )  # fmt: skip
 
 
-def _loops() -> Iterable[Row]:
+def _loops() -> Iterable[BenchRow]:
     """What time loops and the products beside them take, each way of overlap; for --profile too."""
     sizes = [("lstm", FP16, 1024, 16, 768), ("lstm", BF16, 1024, 16, 512),
              ("lstm", BF16, 1024, 48, 512), ("lstm", BF16, 1024, 64, 256),
@@ -192,12 +194,12 @@ def _loops() -> Iterable[Row]:
              ("lstm", None, 256, 64, 640)]  # fmt: skip
     for cell, dtype, steps, batch, hidden in sizes:
         name = f"{cell}-{hidden}-b{batch}-t{steps}" + ("" if dtype else "-tf32")
-        row = Row(name, cell, steps, batch, hidden, hidden, dtype=dtype)
+        row = BenchRow(name, cell, steps, batch, hidden, hidden, dtype=dtype)
         yield row
         yield replace(row, name=f"{name}-resets", resets=EPISODES)
 
 
-def _named(suite: str, rows: Iterable[Row]) -> tuple[Row, ...]:
+def _named(suite: str, rows: Iterable[BenchRow]) -> tuple[BenchRow, ...]:
     return tuple(replace(row, suite=suite) for row in rows)
 
 
@@ -267,7 +269,7 @@ def names_of(suite: str) -> tuple[str, ...]:
     return names
 
 
-def rows_of(suite: str) -> tuple[Row, ...]:
+def rows_of(suite: str) -> tuple[BenchRow, ...]:
     """The rows of a suite, of several between commas, or of all that users run.
 
     Raises:

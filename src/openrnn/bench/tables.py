@@ -17,7 +17,7 @@ from openrnn.bench.ratios import (
     step_us,
     summaries,
 )
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 from openrnn.bench.timer import DISTURBED
 
 # as column heads, and in sentences
@@ -126,13 +126,13 @@ def ratio_cell(pair: Pair) -> TableCell:
     return TableCell(_amount(pair.ratio) + SIGNS.get(pair.verdict, ""), pair.verdict)
 
 
-def _state(result: Result | None) -> TableCell:
+def _state(result: Measurement | None) -> TableCell:
     if result is None or result.status == "refused":
         return TableCell("-")
     return TableCell(result.status, "fault")
 
 
-def _mark(result: Result) -> str:
+def _mark(result: Measurement) -> str:
     return "" if quiet(result) else SIGNS["disturbed"]
 
 
@@ -224,7 +224,7 @@ def errors_sheet(lines: Sequence[Line]) -> Sheet:
     return filled(Sheet("relative error against float64", heads, numbers, rows))
 
 
-def _error(result: Result | None) -> TableCell:
+def _error(result: Measurement | None) -> TableCell:
     if result is None or result.error is None:
         return _state(result)
     return TableCell(f"{result.error:.3e}", "fault" if result.status == "wrong" else "")
@@ -237,7 +237,7 @@ def refusal_lines(lines: Sequence[Line]) -> Iterator[str]:
         yield f"{TITLES[engine]}: {reason} ({names})"
 
 
-def fault_line(result: Result) -> str:
+def fault_line(result: Measurement) -> str:
     """A wrong or failed result in words."""
     what = f"{result.row.name}, {result.precision}, {result.mode}"
     return f"{result.status}: {TITLES[result.engine]}, {what}: {result.reason}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn.bench.cases import TORCH_CELLS, Row
+from openrnn.bench.cases import TORCH_CELLS, BenchRow
 from openrnn.cells import lookup
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
@@ -32,7 +32,7 @@ PRECISIONS = {
 }
 
 
-def precision_of(name: str, row: Row, device: str) -> str:
+def precision_of(name: str, row: BenchRow, device: str) -> str:
     """The precision of a row: the named one, or what its users run (torch's float32 is tf32).
 
     Raises:
@@ -73,7 +73,7 @@ class Task:
         whole: the row that is timed, of which `row` may be a part.
     """
 
-    def __init__(self, row: Row, precision: str, device: str) -> None:
+    def __init__(self, row: BenchRow, precision: str, device: str) -> None:
         self.row, self.precision, self.device = row, precision, device
         self.whole = row
         generator = torch.Generator().manual_seed(zlib.crc32(f"{row.suite} {row.name}".encode()))
@@ -139,7 +139,7 @@ class Task:
         return made
 
 
-def layer_of(row: Row, **options: Any) -> Layer:
+def layer_of(row: BenchRow, **options: Any) -> Layer:
     """Our layer of a row."""
     common = {"num_layers": row.layers, "bidirectional": row.bidirectional, **options}
     sizes = row.inputs, row.hidden

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openrnn.bench.ratios import lines_of, peers_of, step_us
-from openrnn.bench.record import Machine, Result
+from openrnn.bench.record import Machine, Measurement
 from openrnn.errors import OpenRNNError
 
 
@@ -24,7 +24,7 @@ def writer_of(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-def write(results: Sequence[Result], machine: Machine, writer: Any) -> None:
+def write(results: Sequence[Measurement], machine: Machine, writer: Any) -> None:
     """One scalar for each time, ratio and peak, and a text on the machine."""
     lines = lines_of(results)
     for line in lines:

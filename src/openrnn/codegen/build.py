@@ -9,23 +9,23 @@ from openrnn.codegen.trace import Traced
 from openrnn.memo import resource
 
 if TYPE_CHECKING:
-    from openrnn.kernels.objects import Address, Kernel
+    from openrnn.kernels.cpu.objects import Address, CompiledFunction
 
 
 @resource
-def forward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    """The time loop forward, `loop(job, task, team)`, and the step that its job takes."""
+def forward(cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
+    """The time loop forward, `loop(args_at, task, running)`, and the step that it calls."""
     return _together("forward", cell, dtype)
 
 
 @resource
-def backward(cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    """The time loop backward, `loop(job, task, team)`, and the derivative that its job takes."""
+def backward(cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
+    """The time loop backward, `loop(args_at, task, running)`, and the derivative that it calls."""
     return _together("backward", cell, dtype)
 
 
-def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
-    from openrnn.kernels import loops
+def _together(kind: str, cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
+    from openrnn.kernels.cpu import loops
 
     with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
         try:
@@ -38,7 +38,7 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[Kernel, Address]":
 
 
 @resource
-def _rows(cell: Traced, dtype: str) -> "list[Kernel]":
-    from openrnn.kernels import objects
+def _rows(cell: Traced, dtype: str) -> "list[CompiledFunction]":
+    from openrnn.kernels.cpu import objects
 
     return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])

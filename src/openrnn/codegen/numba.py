@@ -1,8 +1,8 @@
-"""Graph -> numba source: a cell's two row functions; time loops of `openrnn.kernels` call them."""
+"""Graph -> numba source: a cell's two row functions, which the CPU time loops call."""
 
 from openrnn.codegen.graph import Graph, Node, Value
 from openrnn.codegen.trace import Traced
-from openrnn.kernels import steps
+from openrnn.kernels.cpu import cell_args
 
 SIZES = {"float32": 4, "float64": 8}
 
@@ -10,7 +10,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
-# functions of `openrnn.kernels.elementwise`, by dtype, and of Python's math
+# functions of `openrnn.kernels.cpu.elementwise`, by dtype, and of Python's math
 _OURS = frozenset(
     "exp log log1p logsigmoid maximum minimum sigmoid tanh floor ceil trunc round copysign "
     "fmod".split()
@@ -53,12 +53,12 @@ DERIVATIVE_ROWS = {
 def source(cell: Traced, dtype: str) -> str:
     """A cell's two row functions, as one module of numba source; names in it are ours.
 
-    `step_rows` and `derivative_rows` are what `kernels.forward` and `kernels.backward` call.
+    `step_rows` and `derivative_rows` are what `kernels.cpu.forward` and `.backward` call.
     """
     legend, cell = cell.legend, cell.numbered
     ops = {node.op for graph in (cell.summed_step, cell.derivative) for node in graph.nodes}
     ours = "".join(
-        f"from openrnn.kernels.elementwise import {name}_{dtype} as {name}\n"
+        f"from openrnn.kernels.cpu.elementwise import {name}_{dtype} as {name}\n"
         for name in sorted(_OURS & ops)
     )
     known = ", ".join(sorted(_MATH & ops | {"inf", "nan"}))
@@ -67,8 +67,8 @@ def source(cell: Traced, dtype: str) -> str:
         f'{legend}\n"""\n\n'
         f"from math import {known}\n\n"
         f"from numba import {dtype} as real\nfrom numba import njit\n\n"
-        f"{ours}from openrnn.kernels.memory import {dtype}_at as reals\n"
-        "from openrnn.kernels.memory import int64_at, no_overlap\n\n"
+        f"{ours}from openrnn.kernels.cpu.memory import {dtype}_at as reals\n"
+        "from openrnn.kernels.cpu.memory import int64_at, no_overlap\n\n"
         f"SIZE = {SIZES[dtype]}\n\n\n{_step_rows(cell)}\n\n\n{_derivative_row(cell)}\n"
     )
 
@@ -163,7 +163,7 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
     distances = "".join(
         f"    {at}_row = field[{_field(at, '_ROW')}] * SIZE\n"
         for at in arguments
-        if hasattr(steps, f"{at.upper()}_ROW")
+        if hasattr(cell_args, f"{at.upper()}_ROW")
     )
     pointers = "".join(
         f"            reals({at}_at"
@@ -177,14 +177,14 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
         f'{jit}def {name[:-1]}(\n    units,\n    stride,\n{shapes}\n):\n    """{doc}"""\n'
         f"    no_overlap()\n    for j in range(units):\n{body}\n\n\n"
         f"{jit}def {name}(at):\n    field = int64_at(at)\n{starts}{distances}"
-        f"    for row in range(field[{steps.ROWS}]):\n        {name[:-1]}(\n"
-        f"            field[{steps.UNITS}],\n            field[{steps.STRIDE}],\n"
+        f"    for row in range(field[{cell_args.ROWS}]):\n        {name[:-1]}(\n"
+        f"            field[{cell_args.UNITS}],\n            field[{cell_args.STRIDE}],\n"
         f"{pointers}        )"
     )
 
 
 def _field(operand: str, what: str = "") -> int:
-    place: int = getattr(steps, operand.upper() + what)
+    place: int = getattr(cell_args, operand.upper() + what)
     return place
 
 

@@ -32,7 +32,7 @@ NAMES = {face.__name__ for face in TWINS}
 
 
 @dataclass(frozen=True)
-class Row:
+class ConversionRow:
     """What became of one recurrent module: its path in the model, what it was, and the outcome."""
 
     path: str
@@ -53,7 +53,7 @@ class Conversion:
 
     model: nn.Module
     to: str
-    rows: tuple[Row, ...]
+    rows: tuple[ConversionRow, ...]
     _swapped: tuple[tuple[nn.Module, dict[str, Any]], ...] = field(repr=False)
 
     def revert(self) -> "Conversion":
@@ -125,8 +125,8 @@ def _convert(
     only: dict[int, dict[str, Any]] | None = None,
 ) -> Conversion:
     """Turns all recurrent modules, or those whose ids are given, with options of their own."""
-    rows: list[Row] = []
-    first: dict[int, Row] = {}
+    rows: list[ConversionRow] = []
+    first: dict[int, ConversionRow] = {}
     swapped: list[tuple[nn.Module, dict[str, Any]]] = []
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if not _recurrent(module) or (only is not None and id(module) not in only):
@@ -134,13 +134,13 @@ def _convert(
         known = first.get(id(module))
         if known is not None:
             note = f"{known.note} (the same module as {known.path})"
-            rows.append(Row(path, known.kind, known.swapped, note))
+            rows.append(ConversionRow(path, known.kind, known.swapped, note))
             continue
         had = {"backend": module.backend} if to == "torch" and isinstance(module, OURS) else {}
         chosen = options if only is None else only[id(module)]
         kind, reason = _name(type(module)), _turn(module, to, chosen)
         note = f"left: {reason}" if reason else f"now {_name(type(module))}"
-        first[id(module)] = Row(path, kind, not reason, note)
+        first[id(module)] = ConversionRow(path, kind, not reason, note)
         rows.append(first[id(module)])
         if not reason:
             swapped.append((module, had))

@@ -1,1 +1,1 @@
-"""Building blocks of the CPU kernels, compiled by numba and called from generated time loops."""
+"""Kernels: numba's for CPUs in `cpu/`, CUDA C++ in `cuda/`; cells are compiled into both."""

@@ -21,7 +21,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 GENERATOR = re.compile(r"generator/cuda/(0|[1-9][0-9]*)")
 
 
-class Wanted(NamedTuple):
+class ExpectedTensor(NamedTuple):
     """A tensor as it must be."""
 
     name: str
@@ -120,8 +120,8 @@ def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
     """The model of a config without memory, after its parameters were compared with it."""
     dtype = (torch.float64 if config.dtype == "float64" else torch.float32,)
     # before anything is built of these sizes
-    _compare(tensors, Wanted("model/embedding.weight", (BYTES, config.embed), dtype))
-    _compare(tensors, Wanted("model/output.weight", (BYTES, config.hidden), dtype))
+    _compare(tensors, ExpectedTensor("model/embedding.weight", (BYTES, config.embed), dtype))
+    _compare(tensors, ExpectedTensor("model/output.weight", (BYTES, config.hidden), dtype))
     own = [name for name in tensors if name.startswith("model/")]
     if config.layers > len(own):
         raise CheckpointError(f"its {len(own)} parameters are too few for {config.layers} layers")
@@ -130,7 +130,9 @@ def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
     names = set()
     for name, parameter in model.named_parameters():
         names.add(f"model/{name}")
-        _compare(tensors, Wanted(f"model/{name}", tuple(parameter.shape), (parameter.dtype,)))
+        _compare(
+            tensors, ExpectedTensor(f"model/{name}", tuple(parameter.shape), (parameter.dtype,))
+        )
     for name in own:
         if name not in names:
             raise CheckpointError(f"it has a tensor {shown(name)} that its model has not")
@@ -138,16 +140,16 @@ def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
     return model
 
 
-def _moments(model: nn.Module) -> Iterator[Wanted]:
+def _moments(model: nn.Module) -> Iterator[ExpectedTensor]:
     for name, parameter in model.named_parameters():
         for moment in MOMENTS:
             counts = moment == "step"
             shape = () if counts else tuple(parameter.shape)
             dtype = torch.float32 if counts else parameter.dtype
-            yield Wanted(f"optimizer/{name}/{moment}", shape, (dtype,))
+            yield ExpectedTensor(f"optimizer/{name}/{moment}", shape, (dtype,))
 
 
-def _states(config: Config, model: LanguageModel) -> Iterator[Wanted]:
+def _states(config: Config, model: LanguageModel) -> Iterator[ExpectedTensor]:
     """Under autocast a backend gives them in either type."""
     first = next(model.parameters()).dtype
     if isinstance(model.rnn, nn.RNNBase):
@@ -156,17 +158,17 @@ def _states(config: Config, model: LanguageModel) -> Iterator[Wanted]:
         widths = model.rnn.spec.state_sizes
     for place, width in enumerate(widths):
         shape = (config.layers, config.batch, width)
-        yield Wanted(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
+        yield ExpectedTensor(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
 
 
-def _generators(world: int) -> Iterator[Wanted]:
+def _generators(world: int) -> Iterator[ExpectedTensor]:
     """Those of the CPU, where every process has one; that of a GPU is looked at when it is set."""
     shape = tuple(torch.get_rng_state().shape)
     for rank in range(world):
-        yield Wanted(f"generator/cpu/{rank}", shape, (torch.uint8,))
+        yield ExpectedTensor(f"generator/cpu/{rank}", shape, (torch.uint8,))
 
 
-def _compare(tensors: Mapping[str, Tensor], wanted: Wanted) -> None:
+def _compare(tensors: Mapping[str, Tensor], wanted: ExpectedTensor) -> None:
     tensor = tensors.get(wanted.name)
     if tensor is None:
         raise CheckpointError(f"it lacks the tensor {wanted.name}")

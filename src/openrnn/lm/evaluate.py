@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from openrnn.lm.corpus import Part
-from openrnn.lm.run import Run
+from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 
 GLANCE = 2**16  # bytes, during training
@@ -30,7 +30,7 @@ def sample_of(part: Part, size: int) -> Part:
 
 
 @torch.no_grad()
-def bits_per_byte(run: Run, part: Part) -> float:
+def bits_per_byte(run: TrainingRun, part: Part) -> float:
     """The mean over a part read in the streams of training. All processes call it together."""
     workers = run.workers
     most = len(part.data) // 2 // workers.world * workers.world
@@ -48,7 +48,7 @@ def bits_per_byte(run: Run, part: Part) -> float:
     return nats / every / math.log(2)
 
 
-def score(run: Run) -> Scores:
+def score(run: TrainingRun) -> Scores:
     """The model and its baselines on the held-out part, up to `FULL` bytes of it."""
     part = sample_of(run.corpus.held_out, FULL)
     data, size = part.data.numpy().tobytes(), len(part.data)

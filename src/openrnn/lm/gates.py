@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from openrnn.lm.evaluate import GLANCE, sample_of
-from openrnn.lm.run import Run
+from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 from openrnn.lm.train import Report
 from openrnn.nn import Layer
@@ -21,7 +21,7 @@ SATURATED = 3.0
 class Gates:
     """A reporter that writes the gates' pre-activations whenever held-out bytes are looked at."""
 
-    def __init__(self, run: Run, writer: Any) -> None:
+    def __init__(self, run: TrainingRun, writer: Any) -> None:
         self.run, self.writer = run, writer
 
     def report(self, report: Report) -> None:

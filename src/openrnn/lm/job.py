@@ -16,7 +16,7 @@ from openrnn.lm.claim import claimed
 from openrnn.lm.config import DTYPES, Config, refusing
 from openrnn.lm.contents import Record, check_model
 from openrnn.lm.corpus import read
-from openrnn.lm.run import Run
+from openrnn.lm.run import TrainingRun
 from openrnn.lm.sample import sample
 from openrnn.lm.train import Reporter, train
 from openrnn.lm.workers import Workers, join
@@ -53,7 +53,7 @@ def execute(job: Job) -> int:
             resumed = None if job.resume is None else Snapshot.of(job.resume, job.given)
             config = Config.make(job.given) if resumed is None else resumed.config
             workers = stack.enter_context(join(config.device))
-            run = Run(config, read(config.corpus), workers)
+            run = TrainingRun(config, read(config.corpus), workers)
             stack.callback(run.release)
             # last: what is wrong beside a folder in use is told first
             path = _claim(job, workers, resumed, stack)
@@ -101,7 +101,7 @@ class Snapshot:
         if checkpoint.version_of(self.path) != self.version:
             raise CheckpointError(f"{self.path} was written while it was read: resume once more")
 
-    def into(self, run: Run) -> None:
+    def into(self, run: TrainingRun) -> None:
         """Makes a run that of the snapshot."""
         with checkpoint.naming(self.path):
             run.restore(self.tensors, self.record)
@@ -142,32 +142,32 @@ def _refuse_another(job: Job, path: Path) -> None:
         )
 
 
-def _train(job: Job, run: Run, path: Path) -> tuple[int, evaluate.Scores | None]:
+def _train(job: Job, run: TrainingRun, path: Path) -> tuple[int, evaluate.Scores | None]:
     """The signal that ended the training, or 0 and the scores."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    boards: list[report.Board] = []
+    writers: list[report.ScalarWriter] = []
     others: list[Reporter] = []
     rates = report.Rates()
     with ExitStack() as stack:
         if run.workers.first:
             folder = job.tensorboard or job.folder / "tensorboard"
-            boards = stack.enter_context(report.board(folder, run.step, console))
-            others += [gates.Gates(run, board.writer) for board in boards]
+            writers = stack.enter_context(report.tensorboard(folder, run.step, console))
+            others += [gates.Gates(run, writer.writer) for writer in writers]
             if not job.quiet:
                 console.print(_head(run), markup=False)
                 others.append(stack.enter_context(report.screen(console)))
-        number = train(run, path, report.Several([rates, *boards, *others]))
+        number = train(run, path, report.Several([rates, *writers, *others]))
         if number:
             return number, None
         scores = evaluate.score(run)
-        for board in boards:
-            board.scores(run.step, scores)
+        for writer in writers:
+            writer.scores(run.step, scores)
         if run.workers.first:
             rates.write(job.folder / SCORES, run.step, chosen(run), scores)
         return 0, scores
 
 
-def _head(run: Run) -> str:
+def _head(run: TrainingRun) -> str:
     config, corpus = run.config, run.corpus
     size = sum(parameter.numel() for parameter in run.model.parameters())
     return (
@@ -178,7 +178,7 @@ def _head(run: Run) -> str:
     )
 
 
-def chosen(run: Run) -> str:
+def chosen(run: TrainingRun) -> str:
     """The backend that trains this run."""
     if isinstance(run.model.rnn, nn.RNNBase):
         return "torch.nn"
@@ -196,7 +196,7 @@ def chosen(run: Run) -> str:
     return table.chosen or "no"
 
 
-def _close(run: Run, path: Path, scores: evaluate.Scores) -> None:
+def _close(run: TrainingRun, path: Path, scores: evaluate.Scores) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(report.table(scores))
     console.print(f"step {run.step}, {chosen(run)} backend, {path}", markup=False)

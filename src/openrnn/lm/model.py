@@ -11,7 +11,7 @@ from openrnn.cells import Cell
 from openrnn.errors import CellError
 from openrnn.explain import explain
 from openrnn.lm.config import Config, own_cell
-from openrnn.lm.stretches import apart
+from openrnn.lm.segments import apart
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
 BYTES = 256
@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
         return self.output(y), _as_tuple(state)
 
     def cuts(self, device: torch.device) -> bool:
-        """Whether our layer runs faster in stretches between resets than with resets inside.
+        """Whether our layer runs faster in segments between resets than with resets inside.
 
         So it is where a fast backend has no resets, as cuDNN has none.
         """

@@ -17,7 +17,7 @@ from openrnn.lm.train import Report, Reporter
 LINE = 10.0  # percent of a run, or seconds, from one plain line to the next
 
 
-def words(report: Report) -> str:
+def status(report: Report) -> str:
     """A report in a line."""
     minutes, seconds = divmod(round(report.left), 60)
     return (
@@ -35,14 +35,14 @@ class Bar:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.task = progress.add_task("", total=1.0, words="kernels are loaded, new ones compiled")
+        self.task = progress.add_task("", total=1.0, status="kernels are loaded, new ones compiled")
 
     def report(self, report: Report) -> None:
         self.progress.update(
             self.task,
             completed=report.progress,
             description=f"step {report.step}",
-            words=words(report),
+            status=status(report),
         )
 
     def held_out(self, step: int, bits_per_byte: float) -> None:
@@ -65,13 +65,13 @@ class Lines:
         percent = 100 * report.progress
         if percent >= self.next:
             self.next = min(percent + LINE, 100)
-            self._print(f"{percent:3.0f}%  step {report.step}  {words(report)}")
+            self._print(f"{percent:3.0f}%  step {report.step}  {status(report)}")
 
     def held_out(self, step: int, bits_per_byte: float) -> None:
         self._print(f"step {step}: {bits_per_byte:.3f} bits/byte held out")
 
 
-class Board:
+class ScalarWriter:
     """TensorBoard scalars."""
 
     def __init__(self, writer: Any) -> None:
@@ -142,14 +142,14 @@ def screen(console: Console) -> Iterator[Reporter]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:3.0f}%"),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[status]}"),
     )
     with Progress(*columns, console=console, expand=True) as progress:
         yield Bar(progress)
 
 
 @contextmanager
-def board(folder: Path, step: int, console: Console) -> Iterator[list[Board]]:
+def tensorboard(folder: Path, step: int, console: Console) -> Iterator[list[ScalarWriter]]:
     """The scalars of a folder from a step on; without the tensorboard package, a line on that."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -161,7 +161,7 @@ def board(folder: Path, step: int, console: Console) -> Iterator[list[Board]]:
         return
     writer = SummaryWriter(str(folder), purge_step=step or None)
     try:
-        yield [Board(writer)]
+        yield [ScalarWriter(writer)]
     finally:
         writer.close()
 

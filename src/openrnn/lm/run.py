@@ -18,7 +18,7 @@ from openrnn.lm.config import Config
 from openrnn.lm.contents import MOMENTS, Record, check
 from openrnn.lm.corpus import Corpus, mix
 from openrnn.lm.model import State, build
-from openrnn.lm.streams import Chunk, Position, Reader
+from openrnn.lm.streams import Position, Reader, StreamChunk
 from openrnn.lm.workers import Workers
 
 CLIP = 1.0
@@ -40,7 +40,7 @@ class Learned(NamedTuple):
     lr: float
 
 
-class Run:
+class TrainingRun:
     """A model in training: parameters, optimiser, state of every stream, position, generators."""
 
     def __init__(self, config: Config, corpus: Corpus, workers: Workers) -> None:
@@ -77,7 +77,7 @@ class Run:
         return nullcontext()
 
     def loss(
-        self, net: Callable[..., tuple[Tensor, State]], chunk: Chunk, state: State | None
+        self, net: Callable[..., tuple[Tensor, State]], chunk: StreamChunk, state: State | None
     ) -> tuple[Tensor, State]:
         """Nats a byte, and the state after the chunk."""
         with self.precision():

@@ -9,15 +9,15 @@ from openrnn.errors import CorpusError
 from openrnn.lm.corpus import Part, mix
 
 
-class Chunk(NamedTuple):
+class StreamChunk(NamedTuple):
     """One step of training: x and the bytes that follow, both (T, B) int64; reset (T, B) bool."""
 
     x: Tensor
     target: Tensor
     reset: Tensor
 
-    def to(self, device: torch.device) -> "Chunk":
-        return Chunk(*(tensor.to(device, non_blocking=True) for tensor in self))
+    def to(self, device: torch.device) -> "StreamChunk":
+        return StreamChunk(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 class Position(NamedTuple):
@@ -47,12 +47,12 @@ class Streams:
         self.begins = begins[:used].view(batch, -1)[share].clone()
         self.begins[:, 0] = True
 
-    def chunk(self, begin: int, steps: int) -> Chunk:
+    def chunk(self, begin: int, steps: int) -> StreamChunk:
         """`steps` bytes of each stream from `begin` on, fewer at the end."""
         end = min(begin + steps, self.length - 1)
         x, target = self.data[:, begin:end], self.data[:, begin + 1 : end + 1]
         reset = self.begins[:, begin:end]
-        return Chunk(x.t().long(), target.t().long(), reset.t().contiguous())
+        return StreamChunk(x.t().long(), target.t().long(), reset.t().contiguous())
 
 
 class Reader:
@@ -83,7 +83,7 @@ class Reader:
         """The whole chunks of one pass."""
         return (len(self.part.data) // self.batch - 1) // self.bptt
 
-    def next(self) -> Chunk:
+    def next(self) -> StreamChunk:
         """The chunk at the position, which moves on."""
         epoch, chunk = self.position
         if self._streams is None or self._epoch != epoch:

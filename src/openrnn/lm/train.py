@@ -14,7 +14,7 @@ import torch
 
 from openrnn.errors import OpenRNNError
 from openrnn.lm import checkpoint, evaluate
-from openrnn.lm.run import Learned, Run
+from openrnn.lm.run import Learned, TrainingRun
 from openrnn.lm.workers import launched
 
 SAVE = 30.0  # seconds from one checkpoint to the next
@@ -49,7 +49,7 @@ class Reporter(Protocol):
 class _Window:
     """The steps since the last report."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run, self.begin = run, (run.step, run.elapsed)
         self._open()
 
@@ -99,7 +99,7 @@ class _Window:
         return Report(run.step, progress, loss, rate, norm, self.last.lr, max(0.0, left))
 
 
-def train(run: Run, path: Path, reporter: Reporter) -> int:
+def train(run: TrainingRun, path: Path, reporter: Reporter) -> int:
     """Trains, reports and saves; returns the signal that ended it early, or 0.
 
     All processes go through the same branches: what depends on time or on signals is agreed on.
@@ -133,7 +133,7 @@ def train(run: Run, path: Path, reporter: Reporter) -> int:
             window.add(run.learn())
 
 
-def save(run: Run, path: Path) -> None:
+def save(run: TrainingRun, path: Path) -> None:
     """Writes the checkpoint of a run. All processes call it together and fail together."""
     tensors, record = run.snapshot()
 

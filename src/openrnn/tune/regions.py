@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 
 from openrnn.bench.ratios import Line, lines_of
-from openrnn.bench.record import Result
+from openrnn.bench.record import Measurement
 from openrnn.bench.task import PRECISIONS
 from openrnn.tuning.choice import Loss
 
@@ -37,7 +37,7 @@ class Region:
         return f"Loss({cells}, {dtype}, {loss.hidden}, {loss.batch}, {grads}),  # {shares}"
 
 
-def regions_of(results: Iterable[Result]) -> list[Region]:
+def regions_of(results: Iterable[Measurement]) -> list[Region]:
     """Around each measured H and B where cuDNN wins.
 
     Between two measured H the border lies halfway; B is a class that ends at the measured one;

@@ -1,4 +1,4 @@
-"""Our CPU kernels: numba, generated from the cell's trace, one batch tile a thread.
+"""The CPU backend: numba kernels, generated from the cell's trace, that run batch tiles on threads.
 
 float16 and bfloat16 are computed in float32 and rounded at the end.
 """
@@ -23,9 +23,9 @@ from openrnn.backends.base import (
     state_shapes,
     traced,
 )
-from openrnn.backends.cpu.run import Run, inside, layout_of, rows_of
+from openrnn.backends.cpu.run import LayerRun, inside, layout_of, rows_of
 from openrnn.errors import CellError
-from openrnn.kernels import launch
+from openrnn.kernels.cpu import launch
 from openrnn.params import places
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -54,7 +54,7 @@ class Cpu(Backend):
         return None if find_spec("numba") else "package numba is not installed"
 
     def refusals(self, problem: Problem) -> list[str]:
-        """Also: a cell of which some function has no kernel."""
+        """Also refuses cells with an operator that has no CPU kernel."""
         reasons = super().refusals(problem)
         if not reasons:
             try:
@@ -66,7 +66,7 @@ class Cpu(Backend):
         return reasons
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-        """For each chain what its layout keeps; after each lower layer its output."""
+        """For each layer and direction what its layout keeps; after each lower layer its output."""
         spec, dtype = problem.spec, inside(problem.dtype)
         kept: list[TensorShape] = []
         for layer in range(spec.num_layers):
@@ -92,7 +92,7 @@ class Cpu(Backend):
         reserve: list[Tensor] = []
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            # where rows end early, or unpacked products skip the padding, parts stay unwritten
+            # parts stay unwritten where rows end early, or unpacked products skip the padding
             partly = call.lengths is not None or not launch.packs(steps, batch)
             fresh = torch.zeros if partly else torch.empty
             reserve = [fresh(shape, dtype=kind) for shape, kind in kinds]
@@ -103,7 +103,9 @@ class Cpu(Backend):
             if y is None:
                 y = x.new_empty(steps, batch, spec.directions * spec.output_size)
             for direction in range(spec.directions):
-                Run(call, layer, direction, order).forward(x, y, held[direction], finals, every)
+                LayerRun(call, layer, direction, order).forward(
+                    x, y, held[direction], finals, every
+                )
             x = y
         if outer != dtype:
             x, finals = x.to(outer), [state.to(outer) for state in finals]
@@ -144,7 +146,7 @@ class Cpu(Backend):
                 )
             for direction in range(spec.directions):
                 chain = layer * spec.directions + direction
-                run = Run(call, layer, direction, order)
+                run = LayerRun(call, layer, direction, order)
                 here = places(spec)[chain]
                 weighs = any(place is not None and needs.params[place] for place in here)
                 found = run.backward(

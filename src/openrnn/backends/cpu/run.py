@@ -1,8 +1,7 @@
-"""One layer and direction on the CPU: from tensors to the kernels' job, and back."""
+"""One layer and direction on the CPU: from tensors to the kernels' arguments, and back."""
 
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from struct import pack, unpack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,28 +11,30 @@ from torch import Tensor
 from openrnn import philox
 from openrnn.backends.base import Call, traced
 from openrnn.codegen import build
-from openrnn.kernels import jobs, launch
+from openrnn.kernels.cpu import args as field
+from openrnn.kernels.cpu import launch
+from openrnn.memo import memo
 from openrnn.params import places
 from openrnn.spec import Spec
 
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
-    from openrnn.kernels.layout import Layout
-    from openrnn.kernels.plan import Plan
+    from openrnn.kernels.cpu.layout import Layout
+    from openrnn.kernels.cpu.plan import LoopPlan
 
 _WIDE = {torch.float64: torch.float64}
 
 
 def inside(dtype: torch.dtype) -> torch.dtype:
-    """The type that the kernels compute in."""
+    """The dtype that the kernels compute in."""
     return _WIDE.get(dtype, torch.float32)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     """The sizes of a layer, the same in both directions."""
     from openrnn.codegen.numba import all_summed, kept_sides
-    from openrnn.kernels.layout import Layout
+    from openrnn.kernels.cpu.layout import Layout
 
     cell = traced(spec)
     return Layout(
@@ -44,31 +45,31 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
 
 
 class _Chain(NamedTuple):
-    """What a layer and direction of a spec is, whatever the call."""
+    """What all calls of a layer and direction have in common."""
 
     cell: "Traced"
     layout: "Layout"
     slots: tuple[int | None, ...]  # where its parameters are: w_ih, w_hh, b_ih, b_hh, w_hr, vectors
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _chain(spec: Spec, layer: int, direction: int, dtype: torch.dtype) -> _Chain:
     slots = places(spec)[layer * spec.directions + direction]
     return _Chain(traced(spec), layout_of(spec, layer, dtype), tuple(slots))
 
 
-@lru_cache(maxsize=2048)
-def _plan(*sizes: Any) -> "Plan":
-    from openrnn.kernels.plan import plan
+@memo(2048)
+def _plan(*sizes: Any) -> "LoopPlan":
+    from openrnn.kernels.cpu.plan import plan
 
     return plan(*sizes)
 
 
-def _job(fields: tuple[int, ...], plan: "Plan") -> "array[int]":
-    """The fields, and behind them the counters at which crews meet."""
-    job = array("q", fields + (0,) * plan.counters)
-    job[jobs.COUNTERS] = job.buffer_info()[0] + len(fields) * job.itemsize
-    return job
+def _with_counters(given: tuple[int, ...], plan: "LoopPlan") -> "array[int]":
+    """The kernel arguments, and behind them the barrier counters of the thread teams."""
+    args = array("q", given + (0,) * plan.counters)
+    args[field.COUNTERS] = args.buffer_info()[0] + len(given) * args.itemsize
+    return args
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -80,8 +81,8 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-class Run:
-    """One layer and direction of a call: fills the kernels' job and runs it."""
+class LayerRun:
+    """One layer and direction of a call: fills the kernels' arguments and runs them."""
 
     __slots__ = (
         "call", "cell", "direction", "layer", "layout", "order", "spec", "vectors", "weights"
@@ -104,10 +105,10 @@ class Run:
         every: list[Tensor],
     ) -> None:
         call, layout = self.call, self.layout
-        plan = self._plan(kept=bool(held))
+        plan = self._plan("training" if held else "inference")
         w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if plan.packs or w_hr is not None:
-            from openrnn.kernels.matrices import transposed
+            from openrnn.kernels.cpu.matrices import transposed
 
             if plan.packs:
                 w_ih = transposed(w_ih, layout.gates, layout.padded)
@@ -115,12 +116,13 @@ class Run:
             w_hr = transposed(w_hr, 1, layout.width)
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         loop, step = build.forward(self.cell, layout.dtype)
-        fields = (
+        args = (
             step, *plan.head, 0, *self._drop(),
-            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *(0,) * (jobs.TAIL - jobs.DY),
+            *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch),
+            *(0,) * (field.TAIL - field.DY),
             *self._of_states((call.states, call.reset_states, finals, every)),
         )  # fmt: skip
-        launch.run(loop, _job(fields, plan), plan.tasks)
+        launch.run(loop, _with_counters(args, plan), plan.tasks)
 
     def backward(
         self,
@@ -134,12 +136,13 @@ class Run:
     ) -> list[Tensor | None]:
         """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors, where any is wanted.
 
-        `states` are the gradients of initial, fresh, final and all states.
+        `states` are the gradients of initial, fresh, final and all states; `weighs` says whether
+        the gradient of any parameter is wanted.
         """
-        from openrnn.kernels.matrices import gradients, plain
+        from openrnn.kernels.cpu.matrices import gradients, plain
 
         layout = self.layout
-        plan = self._plan(kept=True, backward=True)
+        plan = self._plan("backward")
         w_ih, w_hh, _, _, w_hr, *_ = self.weights
         if dx is None:
             w_ih = None
@@ -152,25 +155,24 @@ class Run:
         scratch = torch.empty(plan.scratch, dtype=torch.uint8)
         sums = None
         if weighs or self.vectors is not None:
-            sums = x.new_empty(plan.groups, sum(layout.sums))
+            sums = x.new_empty(plan.teams, sum(layout.sums))
         dy = None if dy is None else rows_of(dy)
         loop, derivative = build.backward(self.cell, layout.dtype)
-        fields = (
+        args = (
             derivative, *plan.head, 0, *self._drop(),
             *self._tensors(x, y, (w_ih, w_hh, w_hr), held, scratch), *self._beside(dy),
             *((0, 0, 0) if dx is None else (dx.data_ptr(), *dx.stride()[:2])),
             self.direction, _address(sums),
             *self._of_states((self.call.states, self.call.reset_states, [], [], *states)),
         )  # fmt: skip
-        launch.run(loop, _job(fields, plan), plan.tasks)
+        launch.run(loop, _with_counters(args, plan), plan.tasks)
         return gradients(layout, sums, self.weights) if sums is not None else []
 
-    def _plan(self, kept: bool, backward: bool = False) -> "Plan":
+    def _plan(self, purpose: str) -> "LoopPlan":
         x = self.call.x
         return _plan(
-            self.layout, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
-            self.weights[0] is None, kept, backward, self.call.lengths is not None,
-            self.call.reset is not None,
+            self.layout, purpose, x.shape[0], x.shape[1], launch.threads(), self.direction == 1,
+            self.weights[0] is None, self.call.lengths is not None, self.call.reset is not None,
         )  # fmt: skip
 
     def _beside(self, y: Tensor | None) -> tuple[int, int, int]:
@@ -181,10 +183,10 @@ class Run:
         return y.data_ptr() + offset, y.stride(0), y.stride(1)
 
     def _drop(self) -> tuple[int, ...]:
-        """The fields of a job from DROP to X."""
+        """The arguments from DROP to X."""
         call = self.call
         if self.layer == 0 or not call.problem.drops or call.seed is None:
-            return (0,) * (jobs.X - jobs.DROP)
+            return (0,) * (field.X - field.DROP)
         low, high, offset = philox.split(call.seed)
         # the mask belongs to the output of the layer below
         word = (self.layer - 1 + 256 * offset) & philox.WORD
@@ -200,7 +202,7 @@ class Run:
         held: list[Tensor],
         scratch: Tensor,
     ) -> tuple[int, ...]:
-        """The fields of a job from X to DY."""
+        """The arguments from X to DY."""
         call = self.call
         kept = [0, 0, 0, 0]
         for place, tensor in zip(self.layout.kept_places, held):

@@ -108,8 +108,8 @@ class Cudnn(Backend):
         with _plan(call, lengths, forward=False) as plan:
             own, alive = _weights(call, plan, anew=False)
             dx, d_states = run.backward(
-                plan, own, call.x, y, call.states, lengths, kept, grads.y, grads.finals,
-                needs.states, space,
+                plan, own, run.Passed(call.x, y, call.states, kept), lengths, grads.y,
+                grads.finals, needs.states, space,
             )  # fmt: skip
             del alive
         d_params: list[Tensor | None] = [None] * len(call.params)
@@ -139,7 +139,7 @@ def lengths_of(call: Call) -> tuple[run.Lengths | None, bool]:
     return run.Lengths(host, call.lengths, low == 0, x.shape[0]), high == 0
 
 
-def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
+def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.CallPlan:
     """The plan of a call on the device and stream of x; those without lengths are kept."""
     problem, spec, x = call.problem, call.problem.spec, call.x
     handle = current(x.device.index)
@@ -155,7 +155,7 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
     key = (problem, steps, batch, math, turned, address)
     if lengths is None:
         found = handle.plans.get(key)
-        if isinstance(found, run.Plan):
+        if isinstance(found, run.CallPlan):
             return found
     algorithm = algorithms.choose(problem, x, lengths is not None)
     layout = run.layout_of(x, algorithm)
@@ -164,7 +164,7 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
         layout == BATCH_MAJOR or (layout == TIME_MAJOR and lengths is not None), address,
         (x.device.index, batch) if algorithm == "persist_dynamic" else None,
     )  # fmt: skip
-    plan = run.Plan(
+    plan = run.CallPlan(
         handle, kind, layout, steps, batch, training=problem.grad or problem.drops,
         host=None if lengths is None else lengths.host, states=drop,
         least=reserve_bytes(problem, steps, batch) if problem.grad and x.dim() == 3 else 0,
@@ -174,7 +174,7 @@ def _plan(call: Call, lengths: run.Lengths | None, forward: bool) -> run.Plan:
     return plan
 
 
-def _weights(call: Call, plan: run.Plan, anew: bool) -> tuple[tuple[int, int], object]:
+def _weights(call: Call, plan: run.CallPlan, anew: bool) -> tuple[tuple[int, int], object]:
     """Size and address of the weight space, and what keeps it alive."""
     address, alive = weights.flat(call.problem.spec, call.params, plan.handle.stream, anew)
     return (plan.weights, address), alive

@@ -24,7 +24,7 @@ from openrnn.params import places, size
 from openrnn.spec import Problem
 
 
-class Chain(NamedTuple):
+class SingleChain(NamedTuple):
     """One layer and direction as a network of its own."""
 
     problem: Problem
@@ -34,7 +34,7 @@ class Chain(NamedTuple):
 
 
 @memo(256)
-def _chains(problem: Problem) -> tuple[Chain, ...]:
+def _chains(problem: Problem) -> tuple[SingleChain, ...]:
     spec, made = problem.spec, []
     for number, row in enumerate(places(spec)):
         layer, direction = divmod(number, spec.directions)
@@ -44,7 +44,7 @@ def _chains(problem: Problem) -> tuple[Chain, ...]:
         )  # fmt: skip
         kept = tuple(place for place in row if place is not None)
         alone = replace(problem, spec=one, training=False)
-        made.append(Chain(alone, layer, direction == 1, kept))
+        made.append(SingleChain(alone, layer, direction == 1, kept))
     return tuple(made)
 
 
@@ -89,8 +89,8 @@ def _within(lengths: Lengths | None, begin: int, count: int) -> Lengths | None:
 
 
 def _plan(
-    call: Call, chain: Chain, x: Tensor, short: bool, ends: Lengths | None, anew: bool
-) -> tuple[run.Plan, tuple[int, int], object]:
+    call: Call, chain: SingleChain, x: Tensor, short: bool, ends: Lengths | None, anew: bool
+) -> tuple[run.CallPlan, tuple[int, int], object]:
     """The plan of one chunk, size and address of the weight space, and what keeps that alive."""
     spec = chain.problem.spec
     handle = current(x.device.index)
@@ -104,7 +104,7 @@ def _plan(
         short or layout != TIME_MAJOR,
         build=(x.device.index, x.shape[1]) if algorithm == "persist_dynamic" else None,
     )  # fmt: skip
-    plan = run.Plan(
+    plan = run.CallPlan(
         handle, kind, layout, x.shape[0], x.shape[1], training=chain.problem.grad,
         host=None if ends is None else ends.host,
         least=reserve_bytes(chain.problem, x.shape[0], x.shape[1]),
@@ -113,7 +113,7 @@ def _plan(
 
 
 def _forward_chain(
-    call: Call, chain: Chain, x: Tensor, states: list[Tensor], lengths: Lengths | None
+    call: Call, chain: SingleChain, x: Tensor, states: list[Tensor], lengths: Lengths | None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """y, final states, reserve of one chain; x and y in the chain's own direction."""
     ys: list[Tensor] = []
@@ -171,7 +171,7 @@ def _dropped(call: Call, layer: int, x: Tensor) -> Tensor:
 
 def _backward_chain(
     call: Call,
-    chain: Chain,
+    chain: SingleChain,
     x: Tensor,
     y: Tensor,
     kept: Sequence[Tensor],
@@ -188,11 +188,11 @@ def _backward_chain(
         here = slice(begin, begin + count)
         ends = _within(lengths, begin, count)
         plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends, False)
+        passed = run.Passed(x[here], y[here], states, reserve.clone())
         with plan:
             dx, d_ends = run.backward(
-                plan, own, x[here], y[here], states, ends, reserve.clone(), dy[here], d_ends,
-                [True] * len(states), space,
-            )  # fmt: skip
+                plan, own, passed, ends, dy[here], d_ends, [True] * len(states), space
+            )
         del alive
         dxs.insert(0, dx)
     return torch.cat(dxs), d_ends

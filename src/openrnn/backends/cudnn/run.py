@@ -75,7 +75,7 @@ def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-class Plan:
+class CallPlan:
     """One network for one shape of input on one thread's handle: nothing is left to be asked.
 
     Args:
@@ -142,7 +142,7 @@ class Plan:
             None if layout == PACKED else template((*order, self.width), kind.dtype, device)
         )
 
-    def __enter__(self) -> "Plan":
+    def __enter__(self) -> "CallPlan":
         self.here.__enter__()
         return self
 
@@ -156,7 +156,7 @@ class Plan:
         self.shapes.close()
 
 
-def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
+def keep(handle: Handle, key: Hashable, plan: CallPlan) -> None:
     """Keeps a plan with its thread's handle for the next call of the same shape."""
     plan.kept = True
     plans = handle.plans
@@ -165,8 +165,17 @@ def keep(handle: Handle, key: Hashable, plan: Plan) -> None:
         plans.popitem(last=False)[1].close()
 
 
+class Passed(NamedTuple):
+    """What a forward call read and wrote, as backward needs it."""
+
+    x: Tensor
+    y: Tensor
+    states: Sequence[Tensor]
+    reserve: Tensor  # backward overwrites it
+
+
 def forward(
-    plan: Plan,
+    plan: CallPlan,
     weights: tuple[int, int],
     x: Tensor,
     states: Sequence[Tensor],
@@ -204,20 +213,18 @@ def forward(
 
 
 def backward(
-    plan: Plan,
+    plan: CallPlan,
     weights: tuple[int, int],
-    x: Tensor,
-    y: Tensor,
-    states: Sequence[Tensor],
+    passed: Passed,
     lengths: Lengths | None,
-    reserve: Tensor,
     dy: Tensor | None,
     d_finals: Sequence[Tensor | None],
     wanted: Sequence[bool],
     d_weights: Tensor | None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """dx and the gradients of the wanted states; adds to d_weights; overwrites the reserve."""
+    """dx and the gradients of the wanted states; adds to d_weights."""
     handle, shapes, layout = plan.handle, plan.shapes, plan.layout
+    x, y, states, reserve = passed
     dy = torch.zeros_like(y) if dy is None else dy
     x, y, dy = _laid(x, layout), _laid(y, layout), _laid(dy, layout)
     # what lies past the lengths cuDNN does not write

@@ -68,15 +68,15 @@ def answer(
         return _run(plan, given)
 
 
-def _plan(spec: Spec, x: Tensor, algorithm: str, grad: bool, build: bool = True) -> run.Plan:
+def _plan(spec: Spec, x: Tensor, algorithm: str, grad: bool, build: bool = True) -> run.CallPlan:
     handle = current(x.device.index)
     place = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" and build else None
     math = run.math_of(x.dtype, precision_of(spec, x.dtype, "cuda"))
     kind = Kind(spec, x.dtype, math, algorithm, False, build=place)
-    return run.Plan(handle, kind, TIME_MAJOR, x.shape[0], x.shape[1], training=grad)
+    return run.CallPlan(handle, kind, TIME_MAJOR, x.shape[0], x.shape[1], training=grad)
 
 
-def _run(plan: run.Plan, given: Given) -> list[Tensor]:
+def _run(plan: run.CallPlan, given: Given) -> list[Tensor]:
     x = given.x
     space = (plan.weights, given.flat.data_ptr())
     y, finals, reserve = run.forward(plan, space, x, [])
@@ -84,7 +84,8 @@ def _run(plan: run.Plan, given: Given) -> list[Tensor]:
         return [y, *finals]
     total = weights.gradients(plan.kind.spec, x)
     ends: list[Tensor | None] = [None] * len(finals)
-    dx, _ = run.backward(plan, space, x, y, [], None, reserve, given.dy, ends, [], total)
+    passed = run.Passed(x, y, [], reserve)
+    dx, _ = run.backward(plan, space, passed, None, given.dy, ends, [], total)
     return [y, *finals, dx, total]
 
 
@@ -143,7 +144,7 @@ def timed_steps(spec: Spec, steps: int, batch: int) -> int:
 class _Runner:
     """Times one algorithm: each call gives milliseconds of a run, of some in a row."""
 
-    def __init__(self, plan: run.Plan, given: Given) -> None:
+    def __init__(self, plan: run.CallPlan, given: Given) -> None:
         self._plan, self._given, self._count = plan, given, 1
         self._elapsed()  # the first is slower
         self._count = max(1, min(50, math.ceil(SPAN / self._elapsed())))

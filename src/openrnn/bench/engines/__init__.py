@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
-from openrnn.bench.engines.graph import Graphed
-from openrnn.bench.engines.nn import Loop, Packed, Torch
-from openrnn.bench.engines.ours import ALGORITHMS, Cudnn, Ours, Recomputing
+from openrnn.bench.engines.graph import GraphReplay
+from openrnn.bench.engines.nn import Packed, StepLoop, Torch
+from openrnn.bench.engines.ours import ALGORITHMS, DirectCudnn, Ours, Recomputing
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.ratios import from_graph
 
@@ -35,8 +35,11 @@ def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
     """
     ours = Ours(backend)
     graphed = any(map(from_graph, against))
-    own = [ours, Graphed("openrnn-graph", ours)] if graphed else [ours]
-    return [*own, *peers_of(against, backend)]
+    return [
+        ours,
+        *([GraphReplay("openrnn-graph", ours)] if graphed else []),
+        *peers_of(against, backend),
+    ]
 
 
 def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
@@ -51,10 +54,10 @@ def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
     made: dict[str, Engine] = {
         engine.name: engine
         for engine in (
-            Torch(), Cudnn(), Packed(), Loop(), Eager(), Compiled(), FlashRNN(), TorchRL(),
-            Recomputing(backend), Graphed("graph", Torch()),
-            Graphed("cudnn-graph", Cudnn(algorithms=STATIC)),
-            *(Cudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
+            Torch(), DirectCudnn(), Packed(), StepLoop(), Eager(), Compiled(), FlashRNN(),
+            TorchRL(), Recomputing(backend), GraphReplay("graph", Torch()),
+            GraphReplay("cudnn-graph", DirectCudnn(algorithms=STATIC)),
+            *(DirectCudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),
         )
     }  # fmt: skip
     return [made[name] for name in PEERS if name in against and name not in WAYS]

@@ -27,7 +27,7 @@ class Replayed(Ready):
         return outputs
 
 
-class Graphed(Engine):
+class GraphReplay(Engine):
     """Another engine from a CUDA graph."""
 
     graphed = True

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from openrnn.bench.cases import TORCH_CELLS, Row
+from openrnn.bench.cases import TORCH_CELLS, BenchRow
 from openrnn.bench.engines.base import Engine, Ready, hx_of, leaf, leaves_of
 from openrnn.bench.task import Task
 
@@ -58,7 +58,7 @@ class Packed(Engine):
         yield Ready(task, call, leaves_of(layer, x))
 
 
-class Loop(Engine):
+class StepLoop(Engine):
     """torch.nn called once a step, states set to 0 where an episode starts, as RL libraries do."""
 
     name, title = "loop", "torch.nn, loop of steps"
@@ -101,7 +101,7 @@ def _layer(task: Task) -> torch.nn.RNNBase:
     return made
 
 
-def network(row: Row) -> torch.nn.RNNBase:
+def network(row: BenchRow) -> torch.nn.RNNBase:
     """torch.nn's layer of a row."""
     options = {"num_layers": row.layers, "bidirectional": row.bidirectional}
     if row.cell in KINDS:

@@ -46,7 +46,7 @@ class Recomputing(Ours):
         return any(MODES[mode].gradients for mode in task.row.modes)
 
 
-class Cudnn(Engine):
+class DirectCudnn(Engine):
     """cuDNN called by us, by one of its algorithms or by whichever of them is fastest."""
 
     title = "cuDNN, best algorithm"

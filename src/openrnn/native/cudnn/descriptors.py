@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openrnn.native.cudnn.handles import Handle
-from openrnn.native.cudnn.library import Library
+from openrnn.native.cudnn.library import CudnnLibrary
 from openrnn.spec import Spec
 
 ALGORITHMS = {"standard": 0, "persist_static": 1, "persist_dynamic": 2, "persist_static_small_h": 3}
@@ -27,7 +27,7 @@ _INTS = ctypes.c_int * 3
 _ZERO = (ctypes.c_byte * 8)()  # zero in every data type: what is written past the lengths
 
 
-def _make(library: Library, kind: str) -> int:
+def _make(library: CudnnLibrary, kind: str) -> int:
     made = ctypes.c_void_p()
     getattr(library, f"cudnnCreate{kind}Descriptor")(ctypes.byref(made))
     if made.value is None:
@@ -49,7 +49,13 @@ class Shapes:
     __slots__ = ("_library", "c", "h", "x", "y")
 
     def __init__(
-        self, library: Library, kind: "Kind", layout: int, steps: int, batch: int, lengths: Tensor
+        self,
+        library: CudnnLibrary,
+        kind: "Kind",
+        layout: int,
+        steps: int,
+        batch: int,
+        lengths: Tensor,
     ) -> None:
         spec, dtype = kind.spec, DATA[kind.dtype]
         self._library = library

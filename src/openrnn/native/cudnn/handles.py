@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from openrnn.native.cudnn.library import Library, load
+from openrnn.native.cudnn.library import CudnnLibrary, load
 from openrnn.native.device import On
 
 
@@ -32,7 +32,7 @@ class Handle:
         dropout: random states, by stream and seed, which go on from call to call.
     """
 
-    def __init__(self, library: Library, device: int) -> None:
+    def __init__(self, library: CudnnLibrary, device: int) -> None:
         made = ctypes.c_void_p()
         with On(device):
             library.cudnnCreate(ctypes.byref(made))

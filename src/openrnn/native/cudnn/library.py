@@ -60,7 +60,7 @@ TYPES = {
 }
 
 
-class Library:
+class CudnnLibrary:
     """The functions of one libcudnn, as attributes; each raises LibraryError where it fails.
 
     Args:
@@ -114,7 +114,7 @@ def _places() -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def load() -> Library:
+def load() -> CudnnLibrary:
     """The library of this process.
 
     Raises:
@@ -123,7 +123,7 @@ def load() -> Library:
     missing: LibraryError | None = None
     for place in _places():
         try:
-            return Library(place)
+            return CudnnLibrary(place)
         except LibraryError as error:
             missing = missing or error
     raise missing or LibraryError("cuDNN", "cannot be loaded")

@@ -1,9 +1,9 @@
 """Runs a kernel's tasks on threads; each task writes its own rows, scratch and sums.
 
-The threads are those of the OpenMP library that torch runs on. They spin for milliseconds after
-each of torch's own operators, and would fight any other threads for the cores: with a pool of our
-own, two threads were no faster than one in between torch's layers. Where torch runs on something
-else, there is a pool of our own.
+The threads are those of the OpenMP library that torch runs on. After each of torch's operators they
+spin for milliseconds. Other threads would compete with them for the cores: with a thread pool of
+our own, two threads between torch's layers were no faster than one. We use such a pool only where
+torch does not run on OpenMP.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from openrnn.kernels.objects import Kernel
+    from openrnn.kernels.cpu.objects import CompiledFunction
 
 PACK_FROM = 48
 
@@ -37,11 +37,11 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def openmp() -> tuple[Any, Address, Address] | None:
-    """GOMP_parallel, and where omp_get_thread_num and omp_get_num_threads are, or None."""
+    """GOMP_parallel, and the addresses of omp_get_thread_num and omp_get_num_threads; or None."""
     if "OpenMP" not in torch.__config__.parallel_info():
         return None
     try:
-        # what torch has loaded is visible to all; LLVM's and Intel's libraries have the name too
+        # symbols of the library that torch has loaded; LLVM's and Intel's have this name, too
         library = ctypes.CDLL(None)
         start = library.GOMP_parallel
         questions = (library.omp_get_thread_num, library.omp_get_num_threads)
@@ -54,19 +54,19 @@ def openmp() -> tuple[Any, Address, Address] | None:
 
 
 @lru_cache(maxsize=1)
-def _share() -> "Kernel":
-    from openrnn.kernels import objects
+def _share() -> "CompiledFunction":
+    from openrnn.kernels.cpu import objects
 
-    source = "from openrnn.kernels.regions import share\n"
+    source = "from openrnn.kernels.cpu.regions import share\n"
     return objects.kernels(source, ["share"])[0]
 
 
-def run(kernel: "Kernel", job: "array[int]", tasks: int) -> None:
-    """Runs tasks 0, 1, .. of a kernel on a job and waits for all.
+def run(kernel: "CompiledFunction", args: "array[int]", tasks: int) -> None:
+    """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
-    A kernel also learns how many tasks run at the same time as its own.
+    The kernel's last argument is the number of tasks that run at the same time.
     """
-    at = job.buffer_info()[0]
+    at = args.buffer_info()[0]
     if tasks == 1:
         kernel.ctypes(at, 0, 1)
         return
@@ -79,7 +79,7 @@ def run(kernel: "Kernel", job: "array[int]", tasks: int) -> None:
     start(_share().address, region.buffer_info()[0], tasks, 0)
 
 
-def _run_in_pool(kernel: "Kernel", at: Address, tasks: int) -> None:
+def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:
     global _pool  # noqa: PLW0603  # one pool a process
     if _pool is None or _pool._max_workers < tasks:
         _pool = ThreadPoolExecutor(tasks, thread_name_prefix="openrnn")
@@ -87,7 +87,7 @@ def _run_in_pool(kernel: "Kernel", at: Address, tasks: int) -> None:
     try:
         kernel.ctypes(at, 0, 1)
     finally:
-        # the job's memory must outlive every task, whatever interrupts this one
+        # the memory of the arguments must outlive every task, whatever interrupts this one
         while not all(other.done() for other in others):
             wait(others)
     for other in others:

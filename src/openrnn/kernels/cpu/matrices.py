@@ -1,4 +1,4 @@
-"""Weight matrices as panels, and their gradients out of the sums of all tasks."""
+"""Weight matrices packed into panels, and their gradients, added up from the sums of all teams."""
 
 from array import array
 from functools import lru_cache
@@ -6,11 +6,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from openrnn.kernels import launch, objects
-from openrnn.kernels.host import PANEL, SIZES
-from openrnn.kernels.layout import Layout
+from openrnn.kernels.cpu import launch, objects
+from openrnn.kernels.cpu.host import PANEL, SIZES
+from openrnn.kernels.cpu.layout import Layout
 
-# elements below which a second thread costs more than it gives
+# elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
 
 
@@ -24,15 +24,15 @@ def _whole_panels(columns: int, dtype: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> dict[str, objects.Kernel]:
+def _kernels() -> dict[str, objects.CompiledFunction]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
-    source = f"from openrnn.kernels.panels import {', '.join(names)}\n"
+    source = f"from openrnn.kernels.cpu.panels import {', '.join(names)}\n"
     return dict(zip(names, objects.kernels(source, names)))
 
 
-def _run(kernel: str, dtype: str, elements: int, *job: int) -> None:
+def _run(kernel: str, dtype: str, elements: int, *args: int) -> None:
     tasks = launch.threads() if elements >= LEAST_ELEMENTS else 1
-    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *job)), tasks)
+    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *args)), tasks)
 
 
 def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
@@ -77,7 +77,7 @@ def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> lis
     taken: set[int] = set()
     for weight, (offset, *sizes) in zip(weights, where):
         grad = None
-        # two gradients must not share memory, equal as they are
+        # two gradients must not share memory, even where they are equal
         bare = layout.plain and sums.shape[0] == 1 and offset not in taken
         taken.add(offset)
         if weight is not None and bare:

@@ -1,7 +1,7 @@
-"""Vector instructions for the CPU kernels: what a tile is made of, written as LLVM IR.
+"""Vector instructions for the CPU kernels, written as LLVM IR.
 
-A vector has as many lanes as the registers of the processor, see `host`; addresses are int64,
-strides count elements.
+A vector is as wide as the processor's registers, see `host`. Addresses are int64; strides count
+elements.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 
-from openrnn.kernels.host import LANES, PANEL, REGISTERS, SIZES
+from openrnn.kernels.cpu.host import LANES, PANEL, REGISTERS, SIZES
 
 __all__ = [
     "LANES", "PANEL", "REGISTERS", "SIZES", "Emitter", "compiled", "intrinsic", "number",
@@ -51,7 +51,7 @@ class Emitter:
         self.vector = ir.VectorType(self.scalar, self.lanes)
 
     def at(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
-        """The pointer that lies the sum of `offsets`, in elements, after an address or pointer."""
+        """The pointer `base` plus the sum of `offsets`, in elements; `base` may be an address."""
         if base.type == ir.IntType(64):
             base = self.builder.inttoptr(base, self.scalar.as_pointer())
         for offset in offsets:
@@ -94,7 +94,7 @@ class Emitter:
         return self.builder.icmp_signed("<", limits.type(list(range(lanes))), limits)
 
     def zeros(self, count: int) -> list[ir.Value]:
-        """Stack slots of zero vectors; LLVM turns them into registers."""
+        """Stack slots that hold zero vectors; LLVM turns them into registers."""
         slots = [cgutils.alloca_once(self.builder, self.vector) for _ in range(count)]
         for slot in slots:
             self.builder.store(self.vector(None), slot)
@@ -106,10 +106,10 @@ class Emitter:
     def lane_sums(self, vectors: list[ir.Value]) -> ir.Value:
         """The vector of the sums over the lanes of each of `vectors`, whose number is 2**n.
 
-        Each addition meets lanes half a group apart, for any number of vectors, so that number does
-        not change the order of the additions.
+        Each addition adds lanes that are half a group apart, however many vectors there are, so the
+        number of vectors does not change the order of the additions.
         """
-        group = self.lanes  # neighbours that still belong to one sum
+        group = self.lanes  # neighbouring lanes that still belong to one sum
         while group > 1 or len(vectors) > 1:
             pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [
                 (vectors[0], vectors[0])
@@ -126,7 +126,7 @@ class Emitter:
 
     @contextmanager
     def cases(self, value: ir.Value) -> Iterator[Callable[[int], None]]:
-        """Inside, `case(n)` starts the code for `value` n; other values do nothing."""
+        """A switch: inside, `case(n)` starts the code for `value` n; other values do nothing."""
         end = self.builder.append_basic_block("end")
         switch = self.builder.switch(value, end)
 

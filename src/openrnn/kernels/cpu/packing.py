@@ -1,6 +1,6 @@
-"""Weights laid out for the CPU kernels' products: panels of PANEL columns, (panels, inner, PANEL).
+"""Packs weight matrices for the products: panels of PANEL columns, [panels, inner, PANEL].
 
-Addresses are int64, strides count elements.
+Addresses are int64; strides count elements.
 """
 
 from typing import Any
@@ -9,8 +9,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.memory import named
-from openrnn.kernels.vectors import LANES, PANEL, SIZES, Emitter, compiled, intrinsic, number
+from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.vectors import LANES, PANEL, SIZES, Emitter, compiled, intrinsic, number
 
 __all__ = [
     "pack_plain_float32",
@@ -32,17 +32,21 @@ def _transposed(emitter: Emitter, rows: list[ir.Value]) -> list[ir.Value]:
 
 
 @intrinsic
-def _pack_rows(  # type: ignore[no-untyped-def]
-    _, dtype, column, rows_per_gate, gates, inner, w, w_row, out, padded_unit
-):
-    """Writes out[k, 0:LANES], rows PANEL apart, for the columns from `column` on."""
-    signature = types.void(dtype, *[types.int64] * 8)
+def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
+    """Writes out[k, 0:LANES], rows PANEL apart, for the columns from `column` on.
+
+    sizes: (gates, rows_per_gate, padded_unit, inner); w: (address, elements from row to row).
+    """
+    four, two = (types.UniTuple(types.int64, count) for count in (4, 2))
+    signature = types.void(dtype, types.int64, four, two, types.int64)
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter = Emitter(builder, dtype.literal_value)
-        _, column, rows_per_gate, gates, inner, w, w_row, out, padded_unit = args
+        _, column, sizes, matrix, out = args
+        gates, rows_per_gate, padded_unit, inner = cgutils.unpack_tuple(builder, sizes)
+        w, w_row = cgutils.unpack_tuple(builder, matrix)
         lanes = emitter.lanes
-        sources = []  # and of each the number of elements to read: none of a padded column
+        sources = []  # address, and the number of elements to read: 0 for a column of padding
         for lane in map(number, range(lanes)):
             place = builder.add(column, lane)
             gate, unit = builder.udiv(place, padded_unit), builder.urem(place, padded_unit)
@@ -109,7 +113,8 @@ def _make_pack_transposed(dtype: str) -> Any:
             for half in range(2):
                 start = out + (first * inner + half * lanes) * size
                 column = first + half * lanes
-                _pack_rows(dtype, column, rows_per_gate, gates, inner, w, w_row, start, padded_unit)
+                sizes = (gates, rows_per_gate, padded_unit, inner)
+                _pack_rows(dtype, column, sizes, (w, w_row), start)
 
     return pack_transposed
 

@@ -1,10 +1,10 @@
-"""Stretches between resets as rows of their own: the same numbers as resets inside."""
+"""Segments between resets as rows of their own: the same numbers as resets inside."""
 
 import pytest
 import torch
 
 import openrnn
-from openrnn.lm.stretches import apart
+from openrnn.lm.segments import apart
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.2, 1.0])

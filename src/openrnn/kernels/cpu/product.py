@@ -1,7 +1,7 @@
 """Matrix products for the CPU kernels: register tiles in LLVM vectors, called from compiled loops.
 
-Addresses are int64, strides count elements. An element of c is summed in the same order in whatever
-tile it falls, so no result depends on how threads split the rows, the columns or the units.
+Addresses are int64; strides count elements. An element of C is summed in the same order in every
+kind of tile, so no result depends on how threads split the rows, the columns or the units.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.memory import named
-from openrnn.kernels.vectors import (
+from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.vectors import (
     LANES,
     PANEL,
     REGISTERS,
@@ -24,22 +24,30 @@ from openrnn.kernels.vectors import (
 
 __all__ = ["LANES", "PANEL", "dots_float32", "dots_float64", "product_float32", "product_float64"]
 
-# How wide a tile of 1, 2, .. rows is, in panels for `product`, in units for `dots`: with more than
-# 20 sums in 32 vector registers, or 12 in 16, a tile would spill.
+# The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
+# 20 sums in 32 vector registers, or 12 in 16, a tile would spill registers.
 _PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
+_INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
+
 
 @intrinsic
-def _product_tile(  # type: ignore[no-untyped-def]
-    _, dtype, rows, panels, inner, a, a_row, a_inner, b, b_inner, b_panel, c, c_row, accumulate
-):
-    """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], for rows in _PANELS."""
-    signature = types.void(dtype, *[types.int64] * 11, types.boolean)
+def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
+    """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], for rows in _PANELS.
 
-    def emit_case(emitter: Emitter, height: int, width: int, args: list[ir.Value]) -> None:
-        inner, a, a_row, a_inner, b, b_inner, b_panel, c, c_row, accumulate = args
+    shape: (rows, panels, inner); a, b and c as `product` takes them.
+    """
+    signature = types.void(dtype, _INT64_3, _INT64_3, _INT64_3, _INT64_2, types.boolean)
+
+    def emit_case(
+        emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
+    ) -> None:
         builder = emitter.builder
+        *matrices, accumulate = args
+        (a, a_row, a_inner), (b, b_inner, b_panel), (c, c_row) = (
+            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
+        )
         columns = [(panel, half) for panel in range(width) for half in range(2)]
         sums = [emitter.zeros(len(columns)) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
@@ -67,27 +75,35 @@ def _product_tile(  # type: ignore[no-untyped-def]
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter = Emitter(builder, dtype.literal_value)
-        _, rows, panels, *others = args
+        _, shape, *others = args
+        rows, panels, inner = cgutils.unpack_tuple(builder, shape)
         with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
             for height, most in enumerate(_PANELS, 1):
                 for width in range(1, most + 1):
                     case(height * 8 + width)
-                    emit_case(emitter, height, width, others)
+                    emit_case(emitter, height, width, inner, others)
         return context.get_dummy_value()
 
     return signature, emit
 
 
 @intrinsic
-def _dots_tile(  # type: ignore[no-untyped-def]
-    _, dtype, rows, units, inner, a, a_row, w, w_row, c, c_row, accumulate
-):
-    """c[rows, units] (+)= a[rows, inner] w[units, inner]^T, for rows and units up to _UNITS."""
-    signature = types.void(dtype, *[types.int64] * 9, types.boolean)
+def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+    """c[rows, units] (+)= a[rows, inner] w[units, inner]^T, for rows and units up to _UNITS.
 
-    def emit_case(emitter: Emitter, height: int, width: int, args: list[ir.Value]) -> None:
-        units, inner, a, a_row, w, w_row, c, c_row, accumulate = args
+    shape: (rows, units, inner); a, w and c: (address, elements from row to row).
+    """
+    signature = types.void(dtype, _INT64_3, *[_INT64_2] * 3, types.boolean)
+
+    def emit_case(
+        emitter: Emitter, height: int, width: int, sizes: list[ir.Value], args: list[ir.Value]
+    ) -> None:
         builder = emitter.builder
+        units, inner = sizes
+        *matrices, accumulate = args
+        (a, a_row), (w, w_row), (c, c_row) = (
+            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
+        )
         lanes = number(emitter.lanes)
         sums = [emitter.zeros(width) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
@@ -120,11 +136,12 @@ def _dots_tile(  # type: ignore[no-untyped-def]
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter = Emitter(builder, dtype.literal_value)
-        _, rows, *others = args
+        _, shape, *others = args
+        rows, *sizes = cgutils.unpack_tuple(builder, shape)
         with emitter.cases(rows) as case:
             for height, width in enumerate(_UNITS, 1):
                 case(height)
-                emit_case(emitter, height, width, others)
+                emit_case(emitter, height, width, sizes, others)
         return context.get_dummy_value()
 
     return signature, emit
@@ -136,14 +153,20 @@ def _make_product(dtype: str) -> Any:
 
     @compiled
     @named(dtype)
-    def product(  # type: ignore[no-untyped-def]
-        rows, inner, columns, a, a_row, a_inner, b, b_inner, b_panel, c, c_row, accumulate
-    ):
-        """c[i, j] (+)= sum over k of A[i, k] B[k, j], for i < rows, k < inner, j < columns.
+    def product(shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
+        """C[i, j] (+)= sum over k of A[i, k] B[k, j], for i < rows, k < inner, j < columns.
 
-        A[i, k] lies at a + i a_row + k a_inner, B[k, p PANEL + v] at b + p b_panel + k b_inner + v,
-        c[i, j] at c + i c_row + j; columns is a multiple of PANEL.
+        Args:
+            shape: (rows, inner, columns); columns is a multiple of PANEL.
+            a: (address, a_row, a_inner); A[i, k] lies at address + i a_row + k a_inner.
+            b: (address, b_inner, b_panel); B[k, p PANEL + v] lies at
+                address + p b_panel + k b_inner + v.
+            c: (address, c_row); C[i, j] lies at address + i c_row + j.
         """
+        rows, inner, columns = shape
+        a_at, a_row, a_inner = a
+        b_at, b_inner, b_panel = b
+        c_at, c_row = c
         blocks = (rows + highest - 1) // highest
         panels = columns // panel
         done = 0
@@ -153,10 +176,10 @@ def _make_product(dtype: str) -> Any:
             for block in range(blocks):
                 height = (rows - row) // (blocks - block)
                 _product_tile(
-                    dtype, height, width, inner,
-                    a + row * a_row * size, a_row, a_inner,
-                    b + done * b_panel * size, b_inner, b_panel,
-                    c + (row * c_row + done * panel) * size, c_row, accumulate,
+                    dtype, (height, width, inner),
+                    (a_at + row * a_row * size, a_row, a_inner),
+                    (b_at + done * b_panel * size, b_inner, b_panel),
+                    (c_at + (row * c_row + done * panel) * size, c_row), accumulate,
                 )  # fmt: skip
                 row += height
             done += width
@@ -170,29 +193,37 @@ def _make_dots(dtype: str) -> Any:
 
     @compiled
     @named(dtype)
-    def dots(  # type: ignore[no-untyped-def]
-        rows, inner, gates, units, a, a_row, w, w_row, c, c_row, padded_unit, accumulate,
-        unit_from, unit_to,
-    ):  # fmt: skip
-        """c[i, g padded_unit + u] (+)= A[i, :] . W[g units + u, :], for unit_from <= u < unit_to.
+    def dots(shape, sizes, wanted, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+        """C[i, g padded + u] (+)= A[i, :] . W[g units + u, :], for some units u of every gate g.
 
-        For few rows, where packing W would not pay. A[i, k] lies at a + i a_row + k, W[j, k] at
-        w + j w_row + k, c[i, j] at c + i c_row + j.
+        For few rows, where packing W would not pay.
+
+        Args:
+            shape: (rows, inner).
+            sizes: (gates, units, padded): the gates, the units of a gate in W and in C.
+            wanted: (first unit, end).
+            a, w, c: (address, elements from row to row) of each matrix.
         """
+        rows, inner = shape
+        gates, units, padded = sizes
+        first, end = wanted
+        a_at, a_row = a
+        w_at, w_row = w
+        c_at, c_row = c
         blocks = (rows + highest - 1) // highest
         most = widths[min(rows, highest) - 1]
         for gate in range(gates):
-            unit = unit_from
-            while unit < unit_to:
-                width = min(most, unit_to - unit)
+            unit = first
+            while unit < end:
+                width = min(most, end - unit)
                 row = 0
                 for block in range(blocks):
                     height = (rows - row) // (blocks - block)
                     _dots_tile(
-                        dtype, height, width, inner,
-                        a + row * a_row * size, a_row,
-                        w + (gate * units + unit) * w_row * size, w_row,
-                        c + (row * c_row + gate * padded_unit + unit) * size, c_row, accumulate,
+                        dtype, (height, width, inner),
+                        (a_at + row * a_row * size, a_row),
+                        (w_at + (gate * units + unit) * w_row * size, w_row),
+                        (c_at + (row * c_row + gate * padded + unit) * size, c_row), accumulate,
                     )  # fmt: skip
                     row += height
                 unit += width

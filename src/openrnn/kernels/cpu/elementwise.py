@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.vectors import compiled, intrinsic
+from openrnn.kernels.cpu.vectors import compiled, intrinsic
 
 Real = Any  # in compiled code a float32 or float64, by the function's name
 

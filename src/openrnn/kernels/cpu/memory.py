@@ -1,4 +1,4 @@
-"""Addresses as typed pointers: a kernel gets numbers and reads arrays without bounds."""
+"""Addresses as typed pointers: compiled code gets int64 addresses and reads and writes there."""
 
 from typing import Any
 
@@ -26,10 +26,10 @@ bytes_at = _pointer_to(types.uint8)
 
 @intrinsic
 def no_overlap(_: Any) -> Any:
-    """Said first in a function: none of its pointer arguments reach the same memory.
+    """Stands first in a function: its pointer arguments do not overlap in memory.
 
-    It sets LLVM's `noalias` on them, for which numba has no option; the loop vectoriser would
-    otherwise compare all pairs of pointers at each call, and give up where they are many.
+    It sets LLVM's `noalias` on them, for which numba has no option. The loop vectoriser would
+    otherwise compare all pairs of pointers at each call, and not vectorise where there are many.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -42,11 +42,11 @@ def no_overlap(_: Any) -> Any:
 
 
 def named(dtype: str) -> Any:
-    """Puts the type into the name of a function that is made once for each.
+    """Puts the dtype into the name of a function that exists once for each dtype.
 
-    The linker knows a compiled function by module, name, argument types and a count that starts
-    anew in each process. Addresses have one type, so of two kernels that came from the disk cache
-    one would otherwise run the other's function, made for numbers of another size.
+    The linker tells compiled functions apart by module, name, argument types and a count that
+    starts at 0 in each process. Addresses have one type, whatever lies there, so of two kernels
+    from the disk cache one could run a function of the other, compiled for another dtype.
     """
 
     def rename(function: Any) -> Any:

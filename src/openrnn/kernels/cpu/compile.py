@@ -1,7 +1,7 @@
-"""Kernels in numba -> object code that needs no numba to run. Imported where something is compiled.
+"""Compiles numba source to object code, which needs no numba to run.
 
-As a process of its own (`serve`) it takes one request and ends, so that the compiler's memory, a
-hundred megabytes a kernel, goes back to the system.
+In a process of its own, `serve` answers one request. The process then ends, so that the compiler's
+memory, a hundred megabytes a kernel, goes back to the system.
 """
 
 import json
@@ -16,7 +16,7 @@ from numba.core import compiler, config, cpu
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from openrnn.kernels import host
+from openrnn.kernels.cpu import host
 
 INT = ir.IntType(64)
 
@@ -25,7 +25,7 @@ INT = ir.IntType(64)
 def object_of(source: str, names: Sequence[str]) -> bytes:
     """The object code of functions that a module's source defines, as C functions of these names.
 
-    Their arguments are int64, and they return nothing. What they raise is lost.
+    Their arguments are int64, and they return nothing. Exceptions that they raise are lost.
     """
     found: dict[str, Any] = {"__name__": "openrnn.generated"}
     exec(compile(source, "<openrnn.generated>", "exec"), found)  # our own text
@@ -47,9 +47,9 @@ def object_of(source: str, names: Sequence[str]) -> bytes:
 
 
 def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
-    """Compiles a function, puts a C function that calls it into the module; its arguments."""
+    """Adds a C function that calls the compiled function; returns the number of its arguments."""
     context = cpu_target.target_context
-    # as it is decorated, if it is; what it calls inherits that
+    # the options of its decorator, if it has one; functions that it calls inherit them
     options = {"nopython": True, "error_model": "numpy", **getattr(function, "targetoptions", {})}
     function = getattr(function, "py_func", function)
     flags: Any = compiler.Flags()
@@ -68,14 +68,14 @@ def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
     return len(takes)
 
 
-def serve(job: dict[str, Any]) -> None:
+def serve(request: dict[str, Any]) -> None:
     """Compiles one request and writes the object code to where standard output was."""
     out = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no part of the answer
-    config.DISABLE_JIT = 0  # type: ignore[attr-defined]  # whatever this user's numba is told
-    # functions that are only linked into others need no code of their own; numba wants a builtin
-    # function for each, and another one each time
+    os.dup2(2, 1)  # anything else that is printed goes to standard error
+    config.DISABLE_JIT = 0  # type: ignore[attr-defined]  # whatever the user's settings of numba are
+    # functions that are only linked into others need no code of their own; numba asks for an
+    # executable of each, a builtin function that must be another one each time
     cpu.CPUContext.get_executable = lambda *_: [].append  # type: ignore[method-assign]
-    code = object_of(job["source"], job["names"])
+    code = object_of(request["source"], request["names"])
     with os.fdopen(out, "wb") as pipe:
         pipe.write(code)

@@ -1,21 +1,22 @@
-"""Sizes of the CPU kernels' memory: padding, tiles, chunks, scratch."""
+"""Sizes in the CPU kernels: padding, tiles, chunks, scratch memory."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from openrnn.kernels.host import SIZES, WIDTH, lanes_of, panel_of
+from openrnn.kernels.cpu.host import SIZES, WIDTH, lanes_of, panel_of
 
-# rows of a tile: enough to use each loaded weight often, few enough for the caches
+# rows of a tile: enough to reuse each loaded weight often, few enough for the caches
 MOST_ROWS = 32
-# with fewer rows a thread only waits for a recurrent matrix that its cache cannot hold
+# least rows of a tile where the recurrent matrix is larger than a core's cache, which holds
+# CACHE_BYTES: with fewer, a thread only waits for the matrix
 FEWEST_ROWS, CACHE_BYTES = 8, 1 << 20
-# elements of a chunk's gate rows: about half of a second-level cache
+# elements of a chunk's gate rows: about half of a second-level cache; and its least rows
 CHUNK_ELEMENTS = 1 << 16
 LEAST_CHUNK_ROWS = 384
-# elements, and at least columns, of one factor of a weight gradient that are used at a time
+# elements of one factor of a weight gradient that are used at a time, and the least columns
 STRIP_ELEMENTS = 1 << 16
 STRIP_ROWS = 40
-# multiply-adds below which a second thread costs more than it gives: of a call, and of a step
+# multiply-adds of a call, and of a step, that are worth another thread
 LEAST_WORK = 400_000
 LEAST_SHARE = 24_000
 
@@ -29,10 +30,10 @@ class Layout:
     """The sizes of one layer and direction.
 
     Args:
-        others: states but the emitted one; vectors: per-unit parameters.
-        kept: gates whose recurrent side is kept apart.
-        summed: every gate takes only x + r.
-        vector: bytes of a vector of the kernels.
+        others: the number of states without the emitted one; vectors: of per-unit parameters.
+        kept: the number of gates whose recurrent side is kept apart.
+        summed: every gate reads only the sum x + r.
+        vector: bytes of a SIMD vector.
     """
 
     dtype: str
@@ -62,31 +63,31 @@ class Layout:
 
     @cached_property
     def padded(self) -> int:
-        """H to whole vectors, or to whole panels where the projection's gradient needs them."""
+        """H rounded up to whole vectors; to whole panels where there is a projection."""
         if self.projecting:
             return _up(self.units, self.panel)
         return _up(self.units, lanes_of(self.dtype, self.vector))
 
     @cached_property
     def columns(self) -> int:
-        """A gate row: G times padded, to whole panels."""
+        """Elements of a gate row: G times padded, rounded up to whole panels."""
         return _up(self.gates * self.padded, self.panel)
 
     @cached_property
     def width(self) -> int:
-        """O to whole panels."""
+        """O rounded up to whole panels."""
         return _up(self.outputs, self.panel)
 
     @cached_property
     def wide(self) -> int:
-        """The input width to whole panels."""
+        """The input width rounded up to whole panels."""
         return _up(self.inputs, self.panel)
 
     def tile_rows(self, batch: int, threads: int, shares: bool) -> int:
-        """Rows of a tile, so that the tiles share out evenly.
+        """Rows of a tile, so that all threads have the same number of tiles.
 
-        `shares`: threads may share a tile, so that where rows are few each reads a part of a large
-        matrix, not all of it.
+        `shares`: threads may share a tile. Where rows are few, each then reads a part of a large
+        matrix and not all of it.
         """
         large = self.columns * self.width * self.size > CACHE_BYTES
         least = FEWEST_ROWS if large else 1
@@ -97,11 +98,11 @@ class Layout:
         return (batch + tiles - 1) // tiles
 
     def shares(self, free: bool) -> bool:
-        """Whether threads may share a tile: padded units in whole panels, and a `free` call."""
+        """Whether threads may share a tile; `free`: nothing in the call forbids it."""
         return free and not self.projecting and self.padded % self.panel == 0
 
-    def crew(self, batch: int, rows: int, threads: int) -> int:
-        """How many threads share each tile, where they may."""
+    def team_size(self, batch: int, rows: int, threads: int) -> int:
+        """How many threads share each tile, where they may share one."""
         tiles = (batch + rows - 1) // rows
         worth = rows * self.columns * self.outputs // LEAST_SHARE
         return max(1, min(threads // tiles, self.padded // self.panel, worth))
@@ -118,7 +119,7 @@ class Layout:
         return max(1, min(steps, most // rows))
 
     def forward_scratch(self, rows: int, chunk: int, kept: bool) -> int:
-        """Bytes that one task of the forward loop writes to."""
+        """Bytes of scratch memory of one team in the forward loop."""
         other = self.others * self.padded
         elements = 2 * rows * self.width + 3 * rows * other + 2 * self.columns
         elements += self.kept * self.padded + rows * self.columns + rows * self.padded
@@ -126,7 +127,7 @@ class Layout:
         return _up(elements * self.size, 64) + 64
 
     def backward_scratch(self, rows: int, chunk: int) -> int:
-        """Bytes that one task of the backward loop writes to."""
+        """Bytes of scratch memory of one team in the backward loop."""
         capacity = chunk * rows
         elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
         elements += rows * self.padded + 2 * self.columns
@@ -138,7 +139,7 @@ class Layout:
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
-        """Elements of d_w_ih, d_w_hh, d_w_hr, d_bias_x, d_bias_r and d_vectors of one task."""
+        """Elements of d_w_ih, d_w_hh, d_w_hr, d_bias_x, d_bias_r and d_vectors of one team."""
         return (
             self.columns * self.wide, self.columns * self.width, self.outputs * self.padded,
             self.columns, self.columns, self.vectors * self.padded,
@@ -151,13 +152,16 @@ class Layout:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether no size is padded, so that a task's sums are the gradients as they are."""
+        """Whether no size is padded, so that the sums of a single team are the gradients."""
         wide = self.wide == self.inputs and self.width == self.outputs
         return wide and self.padded == self.units and self.columns == self.gates * self.units
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Elements of a row of what backward reads: gates, recurrent sides, states, unprojected."""
+        """Elements of a row of each tensor that backward reads; 0 where it is not kept.
+
+        Gates, recurrent sides, states without the emitted one, outputs before the projection.
+        """
         return (
             self.columns, self.kept * self.padded, self.others * self.padded,
             self.padded if self.projecting else 0,
@@ -165,5 +169,5 @@ class Layout:
 
     @cached_property
     def kept_places(self) -> tuple[int, ...]:
-        """Which of `widths` are kept at all."""
+        """The places in `widths` that are not 0."""
         return tuple(place for place, width in enumerate(self.widths) if width)

@@ -8,12 +8,12 @@ import torch
 
 import openrnn
 from openrnn import cells
-from openrnn.kernels import crew, launch
-from openrnn.kernels.host import SIZES, WIDTH, WIDTHS, width_of
-from openrnn.kernels.layout import FEWEST_ROWS, Layout
+from openrnn.kernels.cpu import launch, team
+from openrnn.kernels.cpu.host import SIZES, WIDTH, WIDTHS, width_of
+from openrnn.kernels.cpu.layout import FEWEST_ROWS, Layout
 
 shared = pytest.mark.skipif(
-    launch.openmp() is None or not crew.POSSIBLE, reason="torch has no OpenMP whose threads we use"
+    launch.openmp() is None or not team.POSSIBLE, reason="torch has no OpenMP whose threads we use"
 )
 
 
@@ -55,8 +55,8 @@ def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths)
     """Outputs are those of one thread, bit by bit; sums over rows may be split otherwise."""
     torch.manual_seed(0)
     layer = openrnn.Recurrent(cell, 24, hidden, 2, bidirectional=True, backend="cpu")
-    plan = layout(hidden).crew(batch, layout(hidden).tile_rows(batch, count, True), count)
-    assert plan > 1 or batch >= count
+    size = layout(hidden).team_size(batch, layout(hidden).tile_rows(batch, count, True), count)
+    assert size > 1 or batch >= count
     x = torch.randn(steps, batch, 24)
     ends = torch.randint(0, steps + 1, (batch,)) if lengths else None
     threads(1)
@@ -100,7 +100,7 @@ def test_sequences_without_steps(threads, count, lengths):
 
 @shared
 def test_a_team_that_is_smaller_than_asked_for(threads, monkeypatch):
-    """The first member of each crew does its work alone; nobody waits for who never comes."""
+    """The first thread of each team does its work alone and waits for nobody."""
     torch.manual_seed(0)
     layer = openrnn.LSTM(24, 256, backend="cpu")
     x = torch.randn(9, 1, 24)
@@ -108,8 +108,8 @@ def test_a_team_that_is_smaller_than_asked_for(threads, monkeypatch):
     want = call(layer, x)
     start, number, count = launch.openmp()
 
-    def fewer(function, region, team, flags):
-        start(function, region, team - 1, flags)
+    def fewer(function, region, tasks, flags):
+        start(function, region, tasks - 1, flags)
 
     monkeypatch.setattr(launch, "openmp", lambda: (fewer, number, count))
     for have, expected in zip(call(layer, x), want):
@@ -149,10 +149,10 @@ def test_who_shares_a_tile(vector, whole, split, parts):
     assert layout(whole, vector).shares(True)
     assert not layout(split, vector).shares(True)  # its padded units are no whole panels
     assert not layout(256, vector).shares(False)
-    assert layout(64, vector).crew(1, 1, 8) == 1  # a step is too short to meet after it
-    assert layout(256, vector).crew(1, 1, 2) == 2
+    assert layout(64, vector).team_size(1, 1, 8) == 1  # a step is too short for a barrier after it
+    assert layout(256, vector).team_size(1, 1, 2) == 2
     # a part has a panel at least, and work enough
-    assert layout(512, vector).crew(1, 1, 64) == parts
+    assert layout(512, vector).team_size(1, 1, 64) == parts
     large = layout(512, vector)
     assert large.tile_rows(32, 16, True) == 32  # one tile, of which each thread has some units
     assert large.tile_rows(32, 16, False) == FEWEST_ROWS
@@ -169,8 +169,8 @@ def test_sizes_are_whole_vectors_and_panels(vector, dtype, units, outputs):
     assert found.padded % (panel if outputs < units else lanes) == 0
     assert found.columns >= 3 * found.padded > found.columns - panel
     assert {found.columns % panel, found.width % panel, found.wide % panel} == {0}
-    parts = found.crew(1, 1, 64)
-    starts = [crew.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
+    parts = found.team_size(1, 1, 64)
+    starts = [team.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
     assert found.shares(True) == (outputs == units and starts[-1] == found.padded)
 
 
@@ -181,8 +181,8 @@ def test_the_width_of_features():
 
 
 @pytest.mark.parametrize(("count", "unit", "parts"), [(256, 32, 3), (64, 32, 2), (512, 32, 16)])
-def test_shares_meet_end_to_end(count, unit, parts):
-    starts = [crew.share_of(count, unit, part, parts) for part in range(parts + 1)]
+def test_shares_cover_all_units(count, unit, parts):
+    starts = [team.share_of(count, unit, part, parts) for part in range(parts + 1)]
     assert starts[0] == 0
     assert starts[-1] == count
     assert all(a < b and (b - a) % unit == 0 for a, b in pairwise(starts))

@@ -1,13 +1,13 @@
-"""What is compiled once for all cells: weights into panels, sums into gradients, a thread's tasks.
+"""Kernels that are the same for all cells: they pack weights, and add up gradients.
 
-A job is the number of tasks, then the arguments in order.
+The int64 array of a kernel here holds the number of tasks, then the arguments in order.
 """
 
 from typing import Any
 
-from openrnn.kernels import packing
-from openrnn.kernels.memory import float32_at, float64_at, int64_at
-from openrnn.kernels.vectors import SIZES
+from openrnn.kernels.cpu import packing
+from openrnn.kernels.cpu.memory import float32_at, float64_at, int64_at
+from openrnn.kernels.cpu.vectors import SIZES
 
 
 def _for(dtype: str) -> tuple[Any, ...]:
@@ -16,20 +16,22 @@ def _for(dtype: str) -> tuple[Any, ...]:
     pack_plain = getattr(packing, f"pack_plain_{dtype}")
     reals, size = {"float32": float32_at, "float64": float64_at}[dtype], SIZES[dtype]
 
-    def transpose(job_at, task, team):
-        job = int64_at(job_at)
-        pack_transposed(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
+    def transpose(args_at, task, running):
+        args = int64_at(args_at)
+        pack_transposed(
+            args[1], args[2], args[3], args[4], args[5], args[6], args[7], task, args[0]
+        )
 
-    def pack(job_at, task, team):
-        job = int64_at(job_at)
-        pack_plain(job[1], job[2], job[3], job[4], job[5], job[6], job[7], task, job[0])
+    def pack(args_at, task, running):
+        args = int64_at(args_at)
+        pack_plain(args[1], args[2], args[3], args[4], args[5], args[6], args[7], task, args[0])
 
-    def collect(job_at, task, team):
+    def collect(args_at, task, running):
         """out[gates, units, kept] = the sum over parts of sums[gates, padded, width]."""
-        job = int64_at(job_at)
-        tasks, sums, parts, part, padded, width = job[0], job[1], job[2], job[3], job[5], job[7]
-        units, kept, target = job[6], job[8], reals(job[9])
-        rows = job[4] * units
+        args = int64_at(args_at)
+        tasks, sums, parts, part = args[0], args[1], args[2], args[3]
+        padded, units, width, kept, target = args[5], args[6], args[7], args[8], reals(args[9])
+        rows = args[4] * units
         for row in range(rows * task // tasks, rows * (task + 1) // tasks):
             start = (row // units * padded + row % units) * width
             given = reals(sums + start * size)

@@ -1,9 +1,10 @@
-"""What the forward and the backward loop share: rows in memory, time, resets, dropout."""
+"""What the forward and the backward loop share: rows in memory, times, resets, dropout."""
 
 from numba import njit
 
-from openrnn.kernels import jobs
-from openrnn.kernels.memory import bytes_at, float32_at, float64_at, int64_at, named
+from openrnn.kernels.cpu import args as field
+from openrnn.kernels.cpu.host import SIZES
+from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
 
 _M0, _M1 = MULTIPLIERS
@@ -12,49 +13,56 @@ _WORD, _ROUNDS = WORD, ROUNDS
 
 
 @njit(nogil=True, error_model="numpy")
-def row_of(job, position):
+def row_of(args, position):
     """The batch row at a position of the sorted order."""
-    return int64_at(job[jobs.ORDER])[position] if job[jobs.ORDER] != 0 else position
+    return int64_at(args[field.ORDER])[position] if args[field.ORDER] != 0 else position
 
 
 @njit(nogil=True, error_model="numpy")
-def length_of(job, position):
+def length_of(args, position):
     """The steps of the sequence at a position."""
-    if job[jobs.LENGTHS] == 0:
-        return job[jobs.STEPS]
-    return int64_at(job[jobs.LENGTHS])[row_of(job, position)]
+    if args[field.LENGTHS] == 0:
+        return args[field.STEPS]
+    return int64_at(args[field.LENGTHS])[row_of(args, position)]
 
 
 @njit(nogil=True, error_model="numpy")
-def time_of(job, step, length):
+def time_of(args, step, length):
     """The time that a sequence reaches at a step of the recurrence."""
-    return length - 1 - step if job[jobs.REVERSE] != 0 else step
+    return length - 1 - step if args[field.REVERSE] != 0 else step
 
 
 @njit(nogil=True, error_model="numpy")
-def slot_of(job, step):
-    """Where a step's gate rows are kept: by time where all rows share it, else by step."""
-    if job[jobs.REVERSE] != 0 and job[jobs.LENGTHS] == 0:
-        return job[jobs.STEPS] - 1 - step
+def slot_of(args, step):
+    """The place of a step's gate rows: its time where all rows share that, else the step."""
+    if args[field.REVERSE] != 0 and args[field.LENGTHS] == 0:
+        return args[field.STEPS] - 1 - step
     return step
 
 
 @njit(nogil=True, error_model="numpy")
-def is_reset(job, step, time, row):
-    """Whether the states are replaced before this step: in reverse, after the step at time + 1."""
-    if job[jobs.RESET] == 0:
+def is_reset(args, step, time, row):
+    """Whether a reset replaces the states before this step.
+
+    In the reverse direction a reset at time t acts after the step at time t.
+    """
+    if args[field.RESET] == 0:
         return False
-    if job[jobs.REVERSE] != 0:
+    if args[field.REVERSE] != 0:
         if step == 0:
             return False
         time += 1
-    return bytes_at(job[jobs.RESET])[time * job[jobs.BATCH] + row] != 0
+    return bytes_at(args[field.RESET])[time * args[field.BATCH] + row] != 0
 
 
 @njit(nogil=True, error_model="numpy")
-def ends_reset(job, row):
-    """Whether the final state is replaced: in reverse, after the step at time 0."""
-    return job[jobs.RESET] != 0 and job[jobs.REVERSE] != 0 and bytes_at(job[jobs.RESET])[row] != 0
+def ends_reset(args, row):
+    """Whether a reset replaces the final state: in reverse, the one at time 0."""
+    return (
+        args[field.RESET] != 0
+        and args[field.REVERSE] != 0
+        and bytes_at(args[field.RESET])[row] != 0
+    )
 
 
 @njit(nogil=True, error_model="numpy")
@@ -75,6 +83,8 @@ def _words(low, high, unit, b, t, word):
 
 
 def _for(reals, dtype):
+    size = SIZES[dtype]
+
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
     def copy(target, source, count, padded):
@@ -100,11 +110,11 @@ def _for(reals, dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def drop(target, source, count, t, b, job, scale, accumulate):
+    def drop(target, source, count, t, b, args, scale, accumulate):
         """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
         out, given = reals(target), reals(source)
-        low, high, word = job[jobs.DROP_LOW], job[jobs.DROP_HIGH], job[jobs.DROP_WORD]
-        threshold = job[jobs.DROP_THRESHOLD]
+        low, high, word = args[field.DROP_LOW], args[field.DROP_HIGH], args[field.DROP_WORD]
+        threshold = args[field.DROP_THRESHOLD]
         for group in range((count + 3) // 4):
             words = _words(low, high, group, b, t, word)
             for k in range(min(4, count - 4 * group)):
@@ -114,7 +124,7 @@ def _for(reals, dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def spread(target, bias, gates, units, padded, size):
+    def spread(target, bias, gates, units, padded):
         """Adds a bias vector [gates, units], where there is one, to a gate row [gates, padded]."""
         if bias != 0:
             for g in range(gates):

@@ -20,21 +20,21 @@ import llvmlite.binding as llvm
 
 from openrnn import store
 from openrnn.errors import OpenRNNError
-from openrnn.kernels import host
+from openrnn.kernels.cpu import host
 
-# What the compiling process begins with. It believes to be on this processor, finds packages where
-# this process does, and has of ours only what the kernels import: no torch, nobody's __main__.
+# The program of the compiling process. It compiles for this processor, looks for packages where
+# this process does, and imports of ours only what the kernels need: no torch, and no __main__.
 _BEGIN = """
 import json, sys, types
-job = json.loads(sys.stdin.buffer.read())
-sys.path[:] = job["path"]
+request = json.loads(sys.stdin.buffer.read())
+sys.path[:] = request["path"]
 package = sys.modules["openrnn"] = types.ModuleType("openrnn")
-package.__path__ = job["package"]
+package.__path__ = request["package"]
 import llvmlite.binding as llvm
-features = type(llvm.get_host_cpu_features())(job["features"])
-llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: job["cpu"])
-from openrnn.kernels import compile
-compile.serve(job)
+features = type(llvm.get_host_cpu_features())(request["features"])
+llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: request["cpu"])
+from openrnn.kernels.cpu import compile
+compile.serve(request)
 """
 
 
@@ -42,22 +42,22 @@ Address = int
 
 
 class LoadError(OpenRNNError, RuntimeError):
-    """Object code that calls something that this process does not have."""
+    """Object code that calls a function that this process does not have."""
 
 
-class Kernel:
-    """A loaded function: its address, and itself for ctypes, which lets other threads run."""
+class CompiledFunction:
+    """A loaded function: its address, and a ctypes function, which releases the GIL."""
 
     __slots__ = ("_engine", "address", "ctypes")
 
     def __init__(self, engine: Any, name: str, count: int) -> None:
-        self._engine = engine  # the code lives as long
+        self._engine = engine  # the code exists as long as the engine
         self.address: Address = engine.get_function_address(name)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
         self.ctypes = kind(self.address)
 
 
-def kernels(source: str, names: Sequence[str]) -> list[Kernel]:
+def kernels(source: str, names: Sequence[str]) -> list[CompiledFunction]:
     """Functions that a module's source defines, ready to be called."""
     return load(store.kept(path_of(source, names), lambda: _compile(source, names)))
 
@@ -69,8 +69,8 @@ def path_of(source: str, names: Sequence[str]) -> Path:
 
 @lru_cache(maxsize=1)
 def _made_of() -> tuple[str | bytes, ...]:
-    """What goes into every kernel: our building blocks, the compilers, the processor."""
-    ours = [entry for entry in files("openrnn.kernels").iterdir() if entry.name.endswith(".py")]
+    """What every kernel depends on: our building blocks, the compilers, the processor."""
+    ours = [entry for entry in files("openrnn.kernels.cpu").iterdir() if entry.name.endswith(".py")]
     ours.append(files("openrnn") / "rounds.py")
     texts = [entry.read_bytes() for entry in sorted(ours, key=lambda entry: entry.name)]
     versions = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
@@ -81,20 +81,20 @@ def _made_of() -> tuple[str | bytes, ...]:
 def _compile(source: str, names: Sequence[str]) -> bytes:
     """The object code, from a process of its own where one can be started."""
     path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
-    job = {
+    request = {
         "source": source, "names": list(names), "path": path, "cpu": host.NAME,
         "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
-    # an application that has Python inside would start itself
+    # in an application that embeds Python, sys.executable may be the application
     if re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
         with suppress(OSError):
             done = subprocess.run(
                 [sys.executable, "-I", "-c", _BEGIN],
-                input=json.dumps(job).encode(), capture_output=True, check=False,
+                input=json.dumps(request).encode(), capture_output=True, check=False,
             )  # fmt: skip
             if done.returncode == 0 and done.stdout:
                 return bytes(done.stdout)
-    from openrnn.kernels.compile import object_of
+    from openrnn.kernels.cpu.compile import object_of
 
     made: bytes = object_of(source, names)
     return made
@@ -105,7 +105,7 @@ def _package() -> Sequence[str]:
     return sys.modules["openrnn"].__path__
 
 
-def load(code: bytes) -> list[Kernel]:
+def load(code: bytes) -> list[CompiledFunction]:
     """The functions of an object.
 
     Raises:
@@ -120,7 +120,7 @@ def load(code: bytes) -> list[Kernel]:
     module = llvm.parse_assembly("")
     module.triple = about["triple"]
     engine = llvm.create_mcjit_compiler(module, machine)
-    # LLVM ends the process where a name is missing
+    # LLVM aborts the process if a symbol is missing
     missing = [name for name in about["calls"] if llvm.address_of_symbol(name) is None]
     if missing:
         from numba.core.registry import cpu_target
@@ -131,7 +131,7 @@ def load(code: bytes) -> list[Kernel]:
         raise LoadError(f"a compiled kernel calls {', '.join(missing)}, unknown to this process")
     engine.add_object_file(llvm.ObjectFileRef.from_data(body))
     engine.finalize_object()
-    return [Kernel(engine, name, count) for name, count in about["takes"].items()]
+    return [CompiledFunction(engine, name, count) for name, count in about["takes"].items()]
 
 
 @lru_cache(maxsize=1)

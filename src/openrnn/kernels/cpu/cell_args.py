@@ -1,11 +1,11 @@
-"""The fields of a step, the one int64 array that a cell's row functions take.
+"""The arguments of a cell's row functions by name: their places in the one int64 array they take.
 
-Of each operand the address of its first row; of those that have more than one, the distance of rows
-in elements. What both directions read stands first.
+Of each operand the address of its first row; of those with a row a sequence, also the distance of
+rows in elements. The arguments of both functions come first.
 """
 
 (
-    # rows; of each the units; elements between gates, and between states
+    # rows; units of a row; elements from one gate to the next, and from one state to the next
     ROWS, UNITS, STRIDE,
     X, X_ROW, R, R_ROW, BIAS, H_BEFORE, H_BEFORE_ROW, BEFORE, BEFORE_ROW, VECTORS,
     TAIL,

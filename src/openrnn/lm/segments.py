@@ -1,4 +1,4 @@
-"""Resets for backends that have none: every stretch between two resets becomes a row of its own."""
+"""Resets for backends that have none: every segment between two resets becomes a row of its own."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
-Run = Callable[[Tensor, State | None, Tensor | None], tuple[Tensor, State]]
+RunLayer = Callable[[Tensor, State | None, Tensor | None], tuple[Tensor, State]]
 
 
-def apart(run: Run, x: Tensor, state: State | None, reset: Tensor) -> tuple[Tensor, State]:
+def apart(run: RunLayer, x: Tensor, state: State | None, reset: Tensor) -> tuple[Tensor, State]:
     """What `run(x, state, reset)` gives, by a call without resets: exactly the same function.
 
     Shapes:
@@ -21,7 +21,7 @@ def apart(run: Run, x: Tensor, state: State | None, reset: Tensor) -> tuple[Tens
     first = reset.cpu()  # the shapes of what follows hang on it
     marks = first.clone()
     marks[0] = True
-    b, begin = marks.t().nonzero(as_tuple=True)  # of each stretch, row by row, in order of time
+    b, begin = marks.t().nonzero(as_tuple=True)  # of each segment, row by row, in order of time
     row_ends = torch.cat([b[1:] != b[:-1], torch.ones(1, dtype=torch.bool)])
     end = torch.where(row_ends, steps, torch.cat([begin[1:], begin[:1]]))
     lengths = end - begin
@@ -36,7 +36,7 @@ def apart(run: Run, x: Tensor, state: State | None, reset: Tensor) -> tuple[Tens
         return run(x, state, None)
     time = (starts + torch.arange(int(lengths.max()), device=device)[:, None]).clamp_max(steps - 1)
     y, state = run(x[time, rows], state, lengths)
-    stretch = (marks.t().flatten().cumsum(0) - 1).view(batch, steps).t().to(device)  # of each t, b
-    place = torch.arange(steps, device=device)[:, None] - starts[stretch]
+    segment = (marks.t().flatten().cumsum(0) - 1).view(batch, steps).t().to(device)  # of each t, b
+    place = torch.arange(steps, device=device)[:, None] - starts[segment]
     last = row_ends.nonzero().squeeze(1).to(device)
-    return y[place, stretch], tuple(part[:, last] for part in state)
+    return y[place, segment], tuple(part[:, last] for part in state)

@@ -1,4 +1,4 @@
-"""The processor that CPU kernels are made for: its name, and how wide its vectors are."""
+"""The processor that CPU kernels are compiled for: its name, and how wide its vectors are."""
 
 import sys
 
@@ -9,7 +9,7 @@ SIZES = {"float32": 4, "float64": 8}  # bytes of an element
 
 
 def width_of(features: str) -> int:
-    """The bytes of a vector for LLVM's names of features, as "+avx2,-avx512f"."""
+    """The bytes of a vector, from LLVM's names of features, such as "+avx2,-avx512f"."""
     have = set(features.split(","))
     return 64 if "+avx512f" in have else 32 if "+avx2" in have else 16
 
@@ -27,9 +27,9 @@ def panel_of(dtype: str, width: int) -> int:
 NAME: str = llvmlite.binding.get_host_cpu_name()
 FEATURES: str = llvmlite.binding.get_host_cpu_features().flatten()
 WIDTH = width_of(FEATURES)
-REGISTERS = 32 if WIDTH == 64 else 16  # 16 where unknown: fewer than there are costs little
+REGISTERS = 32 if WIDTH == 64 else 16  # 16 where unknown: to assume too few costs little
 LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 
-YIELDS = sys.platform != "win32"  # elsewhere there is a sched_yield
-LINE = 16  # int64 fields from one counter of a crew to the next, two cache lines
+HAS_SCHED_YIELD = sys.platform != "win32"
+COUNTER_STRIDE = 16  # int64 numbers from one team's barrier counter to the next: two cache lines

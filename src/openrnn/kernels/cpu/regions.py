@@ -1,7 +1,7 @@
 """A parallel region: the tasks of a kernel on the threads of an OpenMP library.
 
-A kernel here is a C function `kernel(job, task, team)` of three int64; team is how many tasks run
-at the same time.
+A kernel is a C function `kernel(args_at, task, running)` of three int64: the address of its
+arguments, which task this is, and how many tasks run at the same time.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from openrnn.kernels import steps
-from openrnn.kernels.memory import int64_at
+from openrnn.kernels.cpu import cell_args
+from openrnn.kernels.cpu.memory import int64_at
 
 INT = ir.IntType(64)
 
@@ -31,11 +31,11 @@ def call(_, function, arguments):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def new_step(_):  # type: ignore[no-untyped-def]
-    """The address of the fields of `steps`, on the stack of the function that asks."""
+def new_cell_args(_):  # type: ignore[no-untyped-def]
+    """The address of room for `cell_args`, on the stack of the function that calls this."""
 
     def emit(_: Any, builder: Any, __: Any, ___: list[ir.Value]) -> ir.Value:
-        place = cgutils.alloca_once(builder, ir.ArrayType(INT, steps.COUNT))
+        place = cgutils.alloca_once(builder, ir.ArrayType(INT, cell_args.COUNT))
         return builder.ptrtoint(place, INT)
 
     return types.int64(), emit
@@ -43,7 +43,7 @@ def new_step(_):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _ask(_, function):  # type: ignore[no-untyped-def]
-    """What `int function(void)` says, of a function's address."""
+    """What a C function `int function(void)` at this address returns."""
 
     def emit(_: Any, builder: Any, __: Any, args: list[ir.Value]) -> ir.Value:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -53,9 +53,12 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
 
 
 def share(region):  # type: ignore[no-untyped-def]
-    """One thread's tasks. A region: kernel, job, tasks, omp_get_thread_num, omp_get_num_threads."""
+    """Runs one thread's tasks.
+
+    A region: kernel, args_at, tasks, omp_get_thread_num, omp_get_num_threads; all are int64.
+    """
     field = int64_at(region)
-    # a runtime may give fewer threads than were asked for
-    team: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
-    for task in range(_ask(field[3]), field[2], team):
-        call(field[0], (field[1], task, team))
+    # the runtime may start fewer threads than were asked for
+    running: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
+    for task in range(_ask(field[3]), field[2], running):
+        call(field[0], (field[1], task, running))

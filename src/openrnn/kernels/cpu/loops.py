@@ -1,0 +1,13 @@
+"""The time loops, compiled once for all cells of a dtype."""
+
+from importlib.resources import files
+
+from openrnn.kernels.cpu import objects
+from openrnn.memo import resource
+
+
+@resource
+def loop(kind: str, dtype: str) -> objects.CompiledFunction:
+    """`forward.py` or `backward.py` of this folder, written in float32, compiled for a dtype."""
+    text = (files("openrnn.kernels.cpu") / f"{kind}.py").read_text(encoding="utf-8")
+    return objects.kernels(text.replace("float32", dtype), [kind])[0]

@@ -1,0 +1,89 @@
+"""Thread teams, which share a tile: their barrier, and which units each thread computes.
+
+Only threads that run at the same time may form one; see `launch`.
+"""
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
+
+__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "share_of"]
+
+POSSIBLE = HAS_SCHED_YIELD
+SPINS = 4000  # reads of the counter before a waiting thread yields its core
+INT = ir.IntType(64)
+
+
+@intrinsic
+def _arrive(_, counter):  # type: ignore[no-untyped-def]
+    """Adds 1 to a counter; what this thread wrote before is visible to who reads the sum."""
+
+    def emit(_: Any, builder: ir.IRBuilder, __: Any, args: list[ir.Value]) -> ir.Value:
+        pointer = builder.inttoptr(args[0], INT.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(INT, 1), "acq_rel")
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def _arrived(_, counter):  # type: ignore[no-untyped-def]
+    """Reads a counter; what this thread reads later is not older."""
+
+    def emit(_: Any, builder: ir.IRBuilder, __: Any, args: list[ir.Value]) -> ir.Value:
+        pointer = builder.inttoptr(args[0], INT.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def _yield_core(_):  # type: ignore[no-untyped-def]
+    """Lets another thread run on this core."""
+
+    def emit(context: Any, builder: ir.IRBuilder, _: Any, __: Any) -> ir.Value:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        found = builder.module.globals.get("sched_yield")
+        builder.call(found or ir.Function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+class Team(NamedTuple):
+    """One thread of a team.
+
+    Args:
+        thread: which one it is; threads: how many there are.
+        counter: the address of the barrier's counter, which begins at 0.
+    """
+
+    thread: int
+    threads: int
+    counter: int
+
+
+@njit(nogil=True, error_model="numpy")
+def barrier(team, phase):  # type: ignore[no-untyped-def]
+    """Waits until every thread is here for the phase-th time, from 1 on; returns the next phase."""
+    if team.threads == 1:
+        return phase
+    _arrive(team.counter)  # type: ignore[call-arg]  # numba's
+    reads = 0
+    while _arrived(team.counter) < team.threads * phase:
+        reads += 1
+        if reads > SPINS:
+            _yield_core()
+    return phase + 1
+
+
+@njit(nogil=True, error_model="numpy")
+def share_of(count, unit, thread, threads):  # type: ignore[no-untyped-def]
+    """Where a thread's share of `count` begins, a multiple of `unit`.
+
+    The share of thread `threads`, which does not exist, begins where the last one ends.
+    """
+    return count // unit * thread // threads * unit
