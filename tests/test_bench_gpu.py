@@ -14,7 +14,7 @@ from openrnn.bench.modes import HOST_MODES
 from openrnn.bench.record import Writer
 from openrnn.bench.session import Console
 from openrnn.tune.candidates import KINDS, Size, candidates, compiled
-from openrnn.tune.kernels import Asked
+from openrnn.tune.kernels import TuneRequest
 from openrnn.tune.kernels import measure as measure_kernels
 from openrnn.tune.launches import time_of
 
@@ -72,7 +72,7 @@ def test_a_kernel_alone_is_timed(kind, hidden):
 
 
 def test_kernels_are_measured(tmp_path):
-    asked = Asked(cells=("gru",), hidden=(64,), batches=(16,), kinds=("inference",), most=1)
+    asked = TuneRequest(cells=("gru",), hidden=(64,), batches=(16,), kinds=("inference",), most=1)
     found = measure_kernels(asked, Writer(None, {}), Console(stderr=True))
     assert len(found) > 1
     assert {(one.cell, one.hidden, one.batch, one.kernel) for one in found} == {
