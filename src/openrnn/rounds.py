@@ -1,4 +1,4 @@
-"""The constants of Philox 4x32-10, for all that draw its words: no torch is needed to read them."""
+"""The constants of Philox 4x32-10. This module needs no torch, so that kernels can import it."""
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

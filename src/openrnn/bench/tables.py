@@ -1,4 +1,4 @@
-"""The tables of a report as words, for the terminal and for Markdown alike."""
+"""The tables of a report as texts, for the terminal and for Markdown alike."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ SEAL = re.compile("[0-9a-f]{64}")
 
 
 def path_in(folder: str | Path) -> Path:
-    """Where the checkpoint of a run lies."""
+    """The path of a run's checkpoint."""
     return Path(folder) / NAME
 
 
@@ -72,7 +72,7 @@ def version_of(path: Path) -> tuple[int, ...] | None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Around what judges the contents of a checkpoint: what it says begins with the file."""
+    """Around checks of a checkpoint: the messages of their errors begin with the file."""
     try:
         yield
     except (CellError, CheckpointError) as error:

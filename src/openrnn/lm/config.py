@@ -85,7 +85,7 @@ class Config:
             raise ValueError(f"minutes must be a positive number, got {self.minutes}")
 
     def _check_types(self) -> None:
-        """Every field, as those of a checkpoint's JSON may be anything."""
+        """Checks every field: those of a checkpoint's JSON may be anything."""
         kinds = (INTEGERS, int, "an integer"), (NUMBERS, float, "a number"), (TEXTS, str, "text")
         for names, kind, wanted in kinds:
             for name in names:
@@ -170,7 +170,7 @@ MINUTES = 2.5
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Around what checks a user's options: a ValueError there is an answer, elsewhere a bug."""
+    """Around checks of options: a ValueError there is the user's mistake, elsewhere a bug."""
     try:
         yield
     except OpenRNNError:

@@ -22,7 +22,7 @@ GENERATOR = re.compile(r"generator/cuda/(0|[1-9][0-9]*)")
 
 
 class ExpectedTensor(NamedTuple):
-    """A tensor as it must be."""
+    """A tensor's name, shape and possible dtypes."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class ExpectedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """All of a checkpoint but its tensors.
+    """Everything in a checkpoint except its tensors.
 
     Args:
         step: steps of training that lie behind; elapsed: their seconds.
@@ -104,7 +104,7 @@ def check(config: Config, tensors: Mapping[str, Tensor], world: int) -> None:
         CellError: there is no such cell.
     """
     model = _skeleton(config, tensors)
-    if world > len(tensors):  # each has a generator: no names are made of a number that is made up
+    if world > len(tensors):  # each process has a generator; this bounds the names made below
         raise CheckpointError(f"it lacks generators of its {world} processes")
     wanted = [*_moments(model), *_states(config, model), *_generators(world)]
     for one in wanted:
@@ -162,7 +162,7 @@ def _states(config: Config, model: LanguageModel) -> Iterator[ExpectedTensor]:
 
 
 def _generators(world: int) -> Iterator[ExpectedTensor]:
-    """Those of the CPU, where every process has one; that of a GPU is looked at when it is set."""
+    """Every process has one of the CPU; that of a GPU is checked when it is set."""
     shape = tuple(torch.get_rng_state().shape)
     for rank in range(world):
         yield ExpectedTensor(f"generator/cpu/{rank}", shape, (torch.uint8,))

@@ -18,9 +18,9 @@ FOREIGN = {"site-packages", "dist-packages", "__pycache__"}
 SNIFF = 8192  # a file with a zero among its first bytes is not text
 
 
-def mix(*words: object) -> int:
-    """A seed in [0, 2**63) from words, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little") >> 1
+def mix(*values: object) -> int:
+    """A seed in [0, 2**63) from any values, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True)

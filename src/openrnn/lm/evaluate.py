@@ -1,4 +1,4 @@
-"""How good a model is: bits per held-out byte, beside what needs no training."""
+"""How good a model is: bits per held-out byte, beside baselines that need no training."""
 
 import gzip
 import math
@@ -10,8 +10,8 @@ from openrnn.lm.corpus import Part
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 
-GLANCE = 2**16  # bytes, during training
-FULL = 2**19  # bytes, at the end
+GLANCE = 2**16  # bytes of a short evaluation, during training
+FULL = 2**19  # bytes of the evaluation at the end
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ SATURATED = 3.0
 
 
 class Gates:
-    """A reporter that writes the gates' pre-activations whenever held-out bytes are looked at."""
+    """A reporter that writes the gates' pre-activations at each evaluation on held-out bytes."""
 
     def __init__(self, run: TrainingRun, writer: Any) -> None:
         self.run, self.writer = run, writer
 
     def report(self, report: Report) -> None:
-        """Nothing: that would be too often."""
+        """Does nothing: reports come too often."""
 
     def held_out(self, step: int, bits_per_byte: float) -> None:
         layer = self.run.model.rnn

@@ -1,4 +1,4 @@
-"""`openrnn train` from its options to its last line: what to load, where to save, whom to tell."""
+"""`openrnn train` from its options to its last line: loading, training, saving, reporting."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ def execute(job: Job) -> int:
             workers = stack.enter_context(join(config.device))
             run = TrainingRun(config, read(config.corpus), workers)
             stack.callback(run.release)
-            # last: what is wrong beside a folder in use is told first
+            # last, so that other errors are reported before a folder that is in use
             path = _claim(job, workers, resumed, stack)
         if resumed is not None:
             resumed.into(run)
@@ -102,7 +102,7 @@ class Snapshot:
             raise CheckpointError(f"{self.path} was written while it was read: resume once more")
 
     def into(self, run: TrainingRun) -> None:
-        """Makes a run that of the snapshot."""
+        """Puts the snapshot's state into a run."""
         with checkpoint.naming(self.path):
             run.restore(self.tensors, self.record)
 

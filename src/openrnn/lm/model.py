@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):
         return self.output(y_t), _as_tuple(state)
 
     def _given(self, state: State | None) -> State | Tensor | None:
-        """The state as the layer's own interface has it: GRU and RNN take a tensor, no tuple."""
+        """The state in the form that the layer takes: for GRU and RNN a tensor, not a tuple."""
         return state[0] if state and isinstance(self.rnn, ONE_STATE) else state
 
 

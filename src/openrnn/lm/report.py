@@ -18,7 +18,7 @@ LINE = 10.0  # percent of a run, or seconds, from one plain line to the next
 
 
 def status(report: Report) -> str:
-    """A report in a line."""
+    """A report as one line of text."""
     minutes, seconds = divmod(round(report.left), 60)
     return (
         f"loss {report.loss:.3f}  {report.bits_per_byte:.3f} bits/byte  "
@@ -52,7 +52,7 @@ class Bar:
 
 
 class Lines:
-    """A line now and then, for a file or a pipe."""
+    """A progress line from time to time, for a file or a pipe."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -92,12 +92,12 @@ class ScalarWriter:
         self.writer.add_scalar("bpb/held_out", bits_per_byte, step)
 
     def scores(self, step: int, scores: Scores) -> None:
-        """The score of the end is on more bytes than those on the way: a curve of its own."""
+        """Writes the final score as a curve of its own: it is on more bytes than earlier ones."""
         self.writer.add_scalar("bpb/held_out_end", scores.model, step)
 
 
 class Rates:
-    """Remembers how fast it went, but in the first report, where kernels are loaded or compiled."""
+    """Records the speed, without the first report, in which kernels are loaded or compiled."""
 
     def __init__(self) -> None:
         self.bytes_per_s: list[float] = []
@@ -106,10 +106,10 @@ class Rates:
         self.bytes_per_s.append(report.bytes_per_s)
 
     def held_out(self, step: int, bits_per_byte: float) -> None:
-        """Nothing: this is of speed."""
+        """Does nothing: only speed is recorded here."""
 
     def write(self, path: Path, step: int, backend: str, scores: Scores) -> None:
-        """What a run came to, for programs."""
+        """Writes the result of a run as JSON, for programs."""
         found = {
             "steps": step, "bits_per_byte": scores.model, "backend": backend,
             "bytes_per_s": statistics.median(self.bytes_per_s[1:] or self.bytes_per_s or [0.0]),
@@ -118,7 +118,7 @@ class Rates:
 
 
 class Several:
-    """Tells each of its reporters; with none, nobody."""
+    """Passes what it is told on to each of its reporters."""
 
     def __init__(self, reporters: list[Reporter]) -> None:
         self.reporters = reporters
@@ -150,7 +150,10 @@ def screen(console: Console) -> Iterator[Reporter]:
 
 @contextmanager
 def tensorboard(folder: Path, step: int, console: Console) -> Iterator[list[ScalarWriter]]:
-    """The scalars of a folder from a step on; without the tensorboard package, a line on that."""
+    """Writers of TensorBoard scalars in a folder, from a step on.
+
+    Without the package tensorboard there is none, and a line says so.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

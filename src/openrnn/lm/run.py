@@ -1,4 +1,4 @@
-"""A run: everything that a checkpoint holds, and the step that moves it on."""
+"""A training run: everything that a checkpoint holds, and one step of training."""
 
 import gc
 import math
@@ -33,7 +33,7 @@ def rate(progress: float) -> float:
 
 
 class Learned(NamedTuple):
-    """What one step tells: loss in nats a byte, the gradient's norm before clipping, the rate."""
+    """Results of one step: loss in nats a byte, the gradient's norm before clipping, the rate."""
 
     loss: Tensor
     norm: Tensor
@@ -123,7 +123,7 @@ class TrainingRun:
         return tensors, record
 
     def restore(self, tensors: dict[str, Tensor], record: Record) -> None:
-        """Becomes what a snapshot was taken of.
+        """Takes over the state in a snapshot.
 
         Raises:
             CheckpointError: the snapshot is of another corpus, number of processes, or model.

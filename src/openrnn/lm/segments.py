@@ -18,7 +18,7 @@ def apart(run: RunLayer, x: Tensor, state: State | None, reset: Tensor) -> tuple
         -> y (T, B, O), state each (L, B, H)
     """
     steps, batch = reset.shape
-    first = reset.cpu()  # the shapes of what follows hang on it
+    first = reset.cpu()  # the shapes below depend on it
     marks = first.clone()
     marks[0] = True
     b, begin = marks.t().nonzero(as_tuple=True)  # of each segment, row by row, in order of time

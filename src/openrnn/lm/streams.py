@@ -84,7 +84,7 @@ class Reader:
         return (len(self.part.data) // self.batch - 1) // self.bptt
 
     def next(self) -> StreamChunk:
-        """The chunk at the position, which moves on."""
+        """The chunk at the position; the position moves to the next chunk."""
         epoch, chunk = self.position
         if self._streams is None or self._epoch != epoch:
             shuffled = self.part.shuffled(mix(self.seed, "epoch", epoch))

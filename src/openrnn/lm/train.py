@@ -18,7 +18,7 @@ from openrnn.lm.run import Learned, TrainingRun
 from openrnn.lm.workers import launched
 
 SAVE = 30.0  # seconds from one checkpoint to the next
-GLANCES = 8  # looks at held-out bytes in a run
+GLANCES = 8  # short evaluations on held-out bytes in a run
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Report:
 
 
 class Reporter(Protocol):
-    """Who is told how a run goes."""
+    """What is called as a run proceeds."""
 
     def report(self, report: Report) -> None: ...
 
@@ -63,17 +63,17 @@ class _Window:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is no training, so that it does not slow down the rate that is reported."""
+        """Around work that is not training: its time does not count in the reported rate."""
         begin = time.monotonic()
         yield
         self.pause += time.monotonic() - begin
 
     def due(self) -> bool:
-        """Reports come twice a second, in long runs more seldom."""
+        """Whether a report is due: twice a second, less often in long runs."""
         return self.run.elapsed - self.elapsed >= min(10.0, max(0.5, self.run.elapsed / 200))
 
     def close(self) -> Report:
-        """The report on these steps; a new window opens. All processes call it together.
+        """The report on the steps since the last one; starts anew. All processes call it together.
 
         Raises:
             OpenRNNError: the loss or the gradient is no number any more.
@@ -146,7 +146,7 @@ def save(run: TrainingRun, path: Path) -> None:
 
 @contextmanager
 def listen() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells the signal, SIGINT or SIGTERM, that came; 0 for none.
+    """Gives a function that returns the signal that came, SIGINT or SIGTERM; 0 for none.
 
     A second one ends the process at once, but not under torchrun, which passes on a Ctrl-C that
     its processes have had already.

@@ -17,7 +17,7 @@ from openrnn.errors import OpenRNNError
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among its equals. What they agree on travels by gloo, off the GPU's queue."""
+    """This process among those of the run. They agree through gloo, not on the GPU's streams."""
 
     device: torch.device
     rank: int = 0
@@ -25,7 +25,7 @@ class Workers:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def agree(self, *values: float) -> list[float]:
@@ -77,7 +77,7 @@ class Workers:
 
 @contextmanager
 def join(device: str) -> Iterator[Workers]:
-    """This process and its equals, on the CPU or each on a GPU of its own.
+    """All processes of the run, on the CPU or each on a GPU of its own.
 
     Raises:
         ValueError: there is no such device, or there are fewer than processes.

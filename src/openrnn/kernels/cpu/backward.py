@@ -3,13 +3,13 @@
 One of the kernel's arguments is the address of the cell's `derivative_rows`, which `codegen.numba`
 prints. `loops` compiles the text of this file once for each dtype, put in place of float32.
 
-Rows of all steps are appended to the buffers of a chunk. When the chunk is full, `flush` computes
-weight, bias and input gradients as products over its rows.
+Rows of all steps are appended to the buffers of a chunk; `flush` computes weight, bias and input
+gradients as products over the rows of a full chunk.
 """
 
 from typing import NamedTuple
 
-from numba import njit
+from numba import int64, njit
 
 from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args import *  # the places of the arguments, all of them constants
@@ -67,9 +67,8 @@ def tile_of(args, start, rows, scratch, sums, team):
     padded, columns, width = args[PADDED], args[COLUMNS], args[WIDTH]
     other, capacity = args[OTHERS] * padded, args[CHUNK] * args[TILE_ROWS]
     projecting = args[W_HR] != 0
-    begin, end = 0, padded
+    begin, end = share_of(padded, PANEL, team.thread, team.threads), padded
     if team.threads > 1:
-        begin = share_of(padded, PANEL, team.thread, team.threads)
         end = share_of(padded, PANEL, team.thread + 1, team.threads)
     d_hidden = scratch
     d_others = d_hidden + 2 * rows * width * SIZE
@@ -105,9 +104,8 @@ def weight_gradients(args, tile, team, count, accumulate, scale, phase):
     """Adds a chunk's part of weight and bias gradients; returns the barrier's next phase."""
     columns, width, wide, padded = args[COLUMNS], args[WIDTH], args[WIDE], args[PADDED]
     outputs, gates, thread, threads = args[OUTPUTS], args[GATES] * padded, team.thread, team.threads
-    begin, end, ends = 0, gates, columns
+    begin, end, ends = share_of(gates, PANEL, thread, threads), gates, columns
     if threads > 1:
-        begin = share_of(gates, PANEL, thread, threads)
         end = ends = share_of(gates, PANEL, thread + 1, threads)
     d_w_hh = tile.sums + columns * wide * SIZE
     d_w_hr = d_w_hh + columns * width * SIZE
@@ -116,7 +114,7 @@ def weight_gradients(args, tile, team, count, accumulate, scale, phase):
     outer_product((begin, end), count, dr, (tile.h_rows, width), d_w_hh, accumulate)
     if args[W_HR] != 0:
         dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
-        outer_product((0, outputs), count, dh, m, d_w_hr, accumulate)
+        outer_product((int64(0), outputs), count, dh, m, d_w_hr, accumulate)
     column_sums(d_bias_x, tile.dx_gates, (count, columns), tile.spare, (begin, ends))
     if args[SUMMED] == 0:
         d_bias_r = d_bias_x + columns * SIZE
@@ -340,15 +338,15 @@ def backward_tile(args, tile, team, accumulate, scale, phase):
     prepare(args, tile, team)
     cell_args_at: int = new_cell_args()  # type: ignore[call-arg]  # numba's
     fill_cell_args(args, tile, int64_at(cell_args_at))
-    live, filled = 0, 0
+    live, filled, chunks = int64(0), int64(0), int64(0)
     for step in range(args[STEPS] - 1, -1, -1):
         while live < tile.rows and length_of(args, tile.start + live) > step:
             live += 1
         if live == 0:
             continue
         if filled + live > capacity:
-            phase = flush(args, tile, team, filled, accumulate, scale, phase)
-            filled, accumulate = 0, True
+            phase = flush(args, tile, team, filled, accumulate or chunks > 0, scale, phase)
+            filled, chunks = int64(0), chunks + 1
             phase = barrier(team, phase)
         for i in range(team.thread, live, team.threads):
             gather_row(args, tile, step, i, filled)
@@ -369,7 +367,7 @@ def backward_tile(args, tile, team, accumulate, scale, phase):
             give_before(args, tile, team, step, live)
         filled += live
     if filled > 0:
-        phase = flush(args, tile, team, filled, accumulate, scale, phase)
+        phase = flush(args, tile, team, filled, accumulate or chunks > 0, scale, phase)
     return barrier(team, phase)
 
 
@@ -377,12 +375,12 @@ def backward(args_at, task, running):
     """A task's share of the batch tiles: every TASKS-th one, or its part of its team's tiles."""
     args, scale = int64_at(args_at), float64_at(args_at)[DROP_SCALE]
     rows, size = args[TILE_ROWS], args[TEAM_SIZE]
-    place, thread, teams, phase = task // size, task % size, args[TASKS] // size, 1
+    place, thread, teams, phase = task // size, task % size, args[TASKS] // size, int64(1)
     if running != args[TASKS]:
         # threads of a team that do not run together would wait for ever: the first does it all
         if thread > 0:
             return
-        size = 1
+        size = int64(1)
     team = Team(thread, size, args[COUNTERS] + place * COUNTER_STRIDE * 8)
     scratch = args[SCRATCH] + place * args[SCRATCH_BYTES]
     sums = args[SUMS]

@@ -6,7 +6,7 @@ prints. `loops` compiles the text of this file once for each dtype, put in place
 
 from typing import NamedTuple
 
-from numba import njit
+from numba import int64, njit
 
 from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args import *  # the places of the arguments, all of them constants
@@ -50,9 +50,8 @@ class Tile(NamedTuple):
 def tile_of(args, start, rows, scratch, team):
     """A tile whose rows lie in this scratch."""
     padded, columns, other = args[PADDED], args[COLUMNS], args[OTHERS] * args[PADDED]
-    begin, end = 0, padded
+    begin, end = share_of(padded, PANEL, team.thread, team.threads), padded
     if team.threads > 1:
-        begin = share_of(padded, PANEL, team.thread, team.threads)
         end = share_of(padded, PANEL, team.thread + 1, team.threads)
     hidden = scratch
     others = hidden + 2 * rows * args[WIDTH] * SIZE
@@ -335,12 +334,12 @@ def forward(args_at, task, running):
     """A task's share of the batch tiles: every TASKS-th one, or its part of its team's tiles."""
     args, scale = int64_at(args_at), float64_at(args_at)[DROP_SCALE]
     rows, size = args[TILE_ROWS], args[TEAM_SIZE]
-    place, thread, teams, phase = task // size, task % size, args[TASKS] // size, 1
+    place, thread, teams, phase = task // size, task % size, args[TASKS] // size, int64(1)
     if running != args[TASKS]:
         # threads of a team that do not run together would wait for ever: the first does it all
         if thread > 0:
             return
-        size = 1
+        size = int64(1)
     team = Team(thread, size, args[COUNTERS] + place * COUNTER_STRIDE * 8)
     scratch = args[SCRATCH] + place * args[SCRATCH_BYTES]
     for start in range(place * rows, args[BATCH], teams * rows):

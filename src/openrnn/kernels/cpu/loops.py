@@ -1,4 +1,8 @@
-"""The time loops, compiled once for all cells of a dtype."""
+"""The time loops, compiled once for all cells of a dtype.
+
+Their variables that begin with a number are made int64: to numba a number in the source has a type
+of its own, and it compiles a function anew for each type of its arguments.
+"""
 
 from importlib.resources import files
 
