@@ -268,9 +268,8 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         schedules.forward.cache_clear()
         schedules.backward.cache_clear()
         layer.layer_kernels.cache_clear()
-        given = schedules.ScheduleKey(
-            spec, torch.float32, 0, steps, batch, True, lengths, reset, False, every, False
-        )
+        problem = Problem(spec, torch.float32, "cuda", grad=True, lengths=lengths, reset=reset)
+        given = schedules.ScheduleKey(problem, 0, steps, batch, False, every)
         if wants:
             dx, *params = (*wants, *(False,) * 5)[:5]
             schedules.backward(given, Needs(dx, (), tuple(params), ()))

@@ -20,13 +20,15 @@ States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def _choose(name: str, asked: Request) -> op.How:
+def _choose(name: str, asked: Request) -> op.Choice:
     """How a call runs on the named backend, or on the first that takes it."""
     problem = request.problem(asked)
-    return op.How(
+    how = op.How(
         problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
         problem.return_states, problem.precision,
     )  # fmt: skip
+    device, masks = problem.device, (problem.lengths, problem.reset)
+    return op.chosen(how, problem.dtype, device, *masks, problem.precision)
 
 
 def _choose_in_graph(
@@ -43,7 +45,7 @@ def _choose_in_graph(
         text, dtype, device, precision, grad, drops, lengths, reset, return_states,
         request.transformed(), generator,
     )  # fmt: skip
-    return _choose(name, asked).backend
+    return _choose(name, asked).how.backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -112,14 +114,15 @@ def recurrent(
     if compiling:
         flags = (grad, drops, *masks, return_states, generated)
         name = _choose_in_graph(backend, spec.text, x.dtype, x.device, flags)
-        how = op.How(spec.text, name, grad, drops, return_states)
+        choice, how = None, op.How(spec.text, name, grad, drops, return_states)
     else:
         precision = precision_of(spec, x.dtype, x.device.type)
         asked = Request(
             spec.text, x.dtype, x.device, precision, grad, drops, *masks, return_states,
             request.transformed(), generated, request.size_class(x), opaque,
         )  # fmt: skip
-        how = _choose(backend, asked)
+        choice = _choose(backend, asked)
+        how = choice.how
     if not compiling and x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
         raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
@@ -135,7 +138,8 @@ def recurrent(
         )  # fmt: skip
         found = by_operators(call)
         return found.y, tuple(found.finals), tuple(found.all_states)
-    out = op.run(how, x, given, params, lengths, reset, resets, seed)
+    inputs = (x, given, params, lengths, reset, resets, seed)
+    out = op.recorded(how, *inputs) if choice is None else op.run(choice, *inputs)
     count = len(spec.states)
     all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), all_states
@@ -245,8 +249,7 @@ def takes_packed(
         lengths=True, transform=request.transformed(),
         generator=drops and generator is not None,
     )  # fmt: skip
-    how = _choose(backend, asked)
-    return dispatch.BACKENDS[how.backend].packed
+    return dispatch.BACKENDS[_choose(backend, asked).how.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

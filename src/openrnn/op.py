@@ -56,52 +56,63 @@ class How(NamedTuple):
         return self._replace(precision=AS_SET)
 
 
+class Choice(NamedTuple):
+    """How a call runs, and what follows from that for all calls alike."""
+
+    how: How
+    problem: Problem
+    visible: int  # how many outputs are the user's: y, final states, all states where asked for
+
+
 @memo(4096)
-def _problem(
+def chosen(
     how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
-) -> Problem:
-    return request.chosen(
-        Spec.parse(how.spec), dtype, device, grad=how.grad, training=how.training,
-        lengths=lengths, reset=reset, return_states=how.return_states, precision=precision,
+) -> Choice:
+    """The choice that these constants are, for calls of a dtype, a type of device and masks."""
+    spec = Spec.parse(how.spec)
+    problem = request.chosen(
+        spec, dtype, device, grad=how.grad, training=how.training, lengths=lengths, reset=reset,
+        return_states=how.return_states, precision=precision,
     )  # fmt: skip
+    return Choice(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
 
 
-def _call(
-    how: How,
-    x: Tensor,
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    lengths: Tensor | None,
-    reset: Tensor | None,
-    reset_states: Sequence[Tensor],
-    seed: Tensor | None,
-) -> Call:
+def _choice(how: How, inputs: Sequence[Any]) -> Choice:
+    x, _, _, lengths, reset, *_ = inputs
     dtype, device = x.dtype, x.device.type
     precision = how.precision or precision_of(Spec.parse(how.spec), dtype, device)
-    problem = _problem(how, dtype, device, lengths is not None, reset is not None, precision)
-    return Call(problem, x, list(states), list(params), lengths, reset, list(reset_states), seed)
+    return chosen(how, dtype, device, lengths is not None, reset is not None, precision)
+
+
+def _call(choice: Choice, inputs: Sequence[Any]) -> Call:
+    x, states, params, lengths, reset, reset_states, seed = inputs
+    return Call(
+        choice.problem, x, list(states), list(params), lengths, reset, list(reset_states), seed
+    )
 
 
 def _flat(out: Outputs) -> list[Tensor]:
     return [out.y, *out.finals, *out.all_states, *out.reserve]
 
 
-def _eager(how: How, *inputs: Any) -> list[Tensor]:
+def _eager(choice: Choice, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(BACKENDS[how.backend].forward(_call(how, *inputs)))
+    return _flat(BACKENDS[choice.how.backend].forward(_call(choice, inputs)))
 
 
 def _forward(*args: Any) -> list[Tensor]:
     *given, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
+    inputs = arguments.ready(Spec.parse(spec), given)
     with torch.no_grad():
-        return _eager(how, *arguments.ready(Spec.parse(spec), given))
+        return _eager(_choice(how, inputs), *inputs)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
-    call = _call(how, x, states, *others)
+    inputs = (x, states, *others)
+    call = _call(_choice(how, inputs), inputs)
     network = call.problem.spec
     steps, batch = x.shape[0], x.shape[1]
     shapes: list[tuple[int, ...]] = [(steps, batch, network.directions * network.output_size)]
@@ -121,12 +132,12 @@ def _backward(*args: Any) -> list[Tensor]:
     y, kept = checks.own("y", y), [checks.own("the reserve", tensor) for tensor in reserve]
     grads = [checks.own("a gradient", grad) for grad in grads]
     with torch.no_grad():
-        found = _eager_backward(how, tensors, y, kept, grads, needs)
+        found = _eager_backward(_choice(how, tensors), tensors, y, kept, grads, needs)
     return [grad for grad in found if grad is not None]
 
 
 def _eager_backward(
-    how: How,
+    choice: Choice,
     inputs: Sequence[Any],
     y: Tensor,
     reserve: list[Tensor],
@@ -142,12 +153,13 @@ def _eager_backward(
         last: nobody differentiates this call again, and its reserve may be used up.
         moved: an input may lie elsewhere than in forward.
     """
-    call = _call(how, *arguments.ready(Spec.parse(how.spec), inputs, moved))
+    call = _call(choice, arguments.ready(choice.problem.spec, inputs, moved))
     call.last = last
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
     wanted = _needs(needs, len(call.states), len(call.params))
-    return BACKENDS[how.backend].backward(call, y, reserve, cotangents, wanted).flat
+    backend = BACKENDS[choice.how.backend]
+    return backend.backward(call, y, reserve, cotangents, wanted).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:
@@ -168,17 +180,16 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, how: How, counts: tuple[int, int, int], *tensors: Tensor | None
+        ctx: Any, choice: Choice, counts: tuple[int, int, int], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        inputs = _unflatten(counts, tensors)
+        inputs, visible = _unflatten(counts, tensors), choice.visible
         traced = watched(*tensors)
         if traced:
-            how = how.recorded()
-            out = torch.ops.openrnn.forward(*inputs, *how)
+            choice = choice._replace(how=choice.how.recorded())
+            out = torch.ops.openrnn.forward(*inputs, *choice.how)
         else:
-            out = _eager(how, *inputs)
-        ctx.how, ctx.counts = how, counts
-        visible = ctx.visible = _visible(how)
+            out = _eager(choice, *inputs)
+        ctx.choice, ctx.counts = choice, counts
         ctx.addresses = None if traced else _addresses((*tensors, out[0]))
         ctx.save_for_backward(*tensors, out[0], *out[visible:])
         ctx.mark_non_differentiable(*out[visible:])
@@ -191,32 +202,32 @@ class Recurrence(torch.autograd.Function):
         saved = ctx.saved_tensors
         total = sum(ctx.counts) + 4
         inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
-        visible, plain = checks.gradients(grads[: ctx.visible])
+        choice = ctx.choice
+        visible, plain = checks.gradients(grads[: choice.visible])
         states, params, resets = ctx.counts
         flags = ctx.needs_input_grad[2:]
         end = 1 + states + params
         wanted = (*flags[:end], *flags[end + 2 : end + 2 + resets])
-        how = ctx.how
         odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
         if torch.is_grad_enabled() or odd:
-            call = _call(how, *inputs)
+            call, backend = _call(choice, inputs), choice.how.backend
             count = len(call.problem.spec.states)
             cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
-            if call.problem.drops and BACKENDS[how.backend].own_masks:
+            if call.problem.drops and BACKENDS[backend].own_masks:
                 why = "its dropout masks are its own, and a second derivative cannot repeat them"
-                raise NoBackendError(f"the derivative of {call.problem}", {how.backend: [why]})
+                raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
             # only the reference has a derivative of its derivative, or one of many at a time
             differentiable = torch.is_grad_enabled()
             found = differentiate(call, cotangents, _needs(wanted, states, params), differentiable)
         else:
             known = ctx.addresses
             moved = known is None or watched(y) or known != _addresses(saved[: total + 1])
-            found = _fast_backward(how, inputs, y, list(reserve), visible, wanted, moved)
+            found = _fast_backward(choice, inputs, y, list(reserve), visible, wanted, moved)
         return (None, None, *found[:end], None, None, *found[end:], None)
 
 
 def _fast_backward(
-    how: How,
+    choice: Choice,
     inputs: Sequence[Any],
     y: Tensor,
     reserve: list[Tensor],
@@ -227,8 +238,9 @@ def _fast_backward(
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
         y = checks.own("y", y) if moved else y
-        return _eager_backward(how, inputs, y, reserve, grads, wanted, last, moved)
+        return _eager_backward(choice, inputs, y, reserve, grads, wanted, last, moved)
     run: Any = torch.ops.openrnn.backward
+    how = choice.how
     found = iter(
         run(
             *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
@@ -283,11 +295,11 @@ def _autograd(*args: Any) -> list[Tensor]:
         inputs = list(arguments.ready(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
         if grad:
-            return list(recurrence(how, *inputs))
+            return list(recurrence(_choice(how, inputs), *inputs))
         # a graph that was recorded where nothing required a gradient, and is now trained
         if _requires_grad(inputs):
-            out = recurrence(_with_grad(how, inputs), *inputs)
-            return list(out[: _visible(how)])
+            choice = _with_grad(how, inputs)
+            return list(recurrence(choice, *inputs)[: choice.visible])
     with torch._C._AutoDispatchBelowAutograd():
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
     return found
@@ -305,22 +317,17 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
     return any(tensor.requires_grad for tensor in (x, *states, *params, *reset_states))
 
 
-def _with_grad(how: How, inputs: Sequence[Any]) -> How:
+def _with_grad(how: How, inputs: Sequence[Any]) -> Choice:
     """The same call, keeping what backward needs.
 
     Raises:
         NoBackendError: the backend that the graph names computes no gradient of this call.
     """
-    how = how._replace(grad=True)
-    problem, device = _call(how, *inputs).problem, inputs[0].device
+    choice, device = _choice(how._replace(grad=True), inputs), inputs[0].device
     capability, processors = place_of(device)
-    select(replace(problem, capability=capability, processors=processors), how.backend)
-    return how
-
-
-def _visible(how: How) -> int:
-    """How many outputs are the user's: y, final states, and all states where asked for."""
-    return 1 + len(Spec.parse(how.spec).states) * (2 if how.return_states else 1)
+    asked = replace(choice.problem, capability=capability, processors=processors)
+    select(asked, how.backend)
+    return choice
 
 
 def _backward_autograd(*args: Any) -> list[Tensor]:
@@ -330,7 +337,7 @@ def _backward_autograd(*args: Any) -> list[Tensor]:
 
 
 def recurrence(
-    how: How,
+    choice: Choice,
     x: Tensor,
     states: Sequence[Tensor],
     params: Sequence[Tensor],
@@ -343,7 +350,7 @@ def recurrence(
     counts = (len(states), len(params), len(reset_states))
     apply = Recurrence.apply if torch._C._are_functorch_transforms_active() else _apply
     out: tuple[Tensor, ...] = apply(
-        how, counts, x, *states, *params, lengths, reset, *reset_states, seed
+        choice, counts, x, *states, *params, lengths, reset, *reset_states, seed
     )
     return out
 
@@ -352,15 +359,20 @@ def recurrence(
 _apply: Any = super(torch.autograd.Function, Recurrence).apply
 
 
-def run(how: How, *inputs: Any) -> Sequence[Tensor]:
-    """One call by the shortest way that is right here; inputs as `recurrence` takes them."""
-    if torch.compiler.is_compiling() or tracing() or (not how.grad and _watches(inputs)):
-        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
-        return found
-    if how.grad:
-        return recurrence(how, *inputs)
+def run(choice: Choice, *inputs: Any) -> Sequence[Tensor]:
+    """One eager call by the shortest way that is right; inputs as `recurrence` takes them."""
+    if tracing() or (not choice.how.grad and _watches(inputs)):
+        return recorded(choice.how, *inputs)
+    if choice.how.grad:
+        return recurrence(choice, *inputs)
     # nothing here requires a gradient, so nothing needs to be switched off
-    return _eager(how, *inputs)
+    return _eager(choice, *inputs)
+
+
+def recorded(how: How, *inputs: Any) -> Sequence[Tensor]:
+    """The same call as a graph or a trace shows it: one operator."""
+    found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
+    return found
 
 
 def _apart(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:

@@ -292,11 +292,17 @@ class Problem:
     precision: str = ""
     processors: int | None = None
     opaque: str = ""
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.precision:
             found = precision_of(self.spec, self.dtype, self.device)
             object.__setattr__(self, "precision", found)
+        values = tuple(getattr(self, each.name) for each in fields(self) if each.compare)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash  # of sixteen fields, and asked at every launch
 
     @property
     def drops(self) -> bool:

@@ -166,7 +166,7 @@ class Backward(ForwardLoops):
             dy_row=dy_row,
             d_gates=d_gates.data_ptr(),
             d_gates_step_bytes=way * d_gates.stride(0) * size,
-            sums=at.sums_of(chunk).data_ptr(),
+            sums=at.sums_of(chunk),
             d_final=self.states(layer, self.d_finals),
             d_all_states=self.states(layer, self.d_all_states, chunk.begin),
             d_initial=self.states(layer, self.d_initial),

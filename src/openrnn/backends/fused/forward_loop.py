@@ -29,11 +29,14 @@ class Inputs:
         x_gates: x W_ih^T (T, B, G*units), or x itself for a skip input.
         gate_stride: values from one gate to the next; 0 where all gates read the same x.
         flags: a grid's flag buffer; None where y is it, or where there is none.
+        kernel, config: of the loop.
     """
 
     x_gates: Tensor
     gate_stride: int
-    flags: Tensor | None = None
+    flags: Tensor | None
+    kernel: CudaKernel
+    config: KernelConfig
 
 
 def _key(operation: OfChunk) -> tuple[int, int, int]:
@@ -68,7 +71,7 @@ class ForwardLoops(Launches):
 
     def _new_inputs(self, operation: OfChunk) -> Inputs:
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
-        layer, (_, config) = weights.kernels, self.forward_kernel(weights)
+        layer, (kernel, config) = weights.kernels, self.forward_kernel(weights)
         flags: Tensor | None = None
         masks = self.lengths is not None or self.reset is not None
         # y is the flag buffer where it holds exactly the values that blocks send each other
@@ -78,10 +81,10 @@ class ForwardLoops(Launches):
             flags = x.new_empty(sizes, dtype=torch.float16 if config.half_operands else None)
         if weights.w_ih is not None:
             width = layer.gates * layer.units
-            return Inputs(x.new_empty(*x.shape[:2], width), layer.units, flags)
+            return Inputs(x.new_empty(*x.shape[:2], width), layer.units, flags, kernel, config)
         wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
         ready = wide.stride(-1) == 1 and aligned(wide)
-        return Inputs(wide if ready else dense(wide), 0, flags)
+        return Inputs(wide if ready else dense(wide), 0, flags, kernel, config)
 
     def make_room(self, operation: MakeRoom) -> None:
         self._inputs_of(operation)
@@ -130,7 +133,6 @@ class ForwardLoops(Launches):
         """
         weights, chunk = self.weights(operation.layer, operation.direction), operation.chunk
         layer, reverse = weights.kernels, operation.direction
-        kernel, config = self.forward_kernel(weights)
         inputs = self._inputs.pop(_key(operation))
         way, size = -1 if reverse else 1, y.element_size()
         x_step, x_row, _ = inputs.x_gates.stride()
@@ -154,4 +156,4 @@ class ForwardLoops(Launches):
             final=self.states(layer, finals),
             all_states=self.states(layer, all_states, chunk.begin),
         )
-        kernels.launch(kernel, config, args, self.launch_event(signals))
+        kernels.launch(inputs.kernel, inputs.config, args, self.launch_event(signals))

@@ -81,9 +81,10 @@ class LayerGradients:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""
         return chunk.of(self._d_gates) if self._whole else self._d_gates[: chunk.steps]
 
-    def sums_of(self, chunk: Chunk) -> Tensor:
-        """Memory for a chunk's sums over steps and rows, which give bias gradients."""
-        return self._sums[chunk.number * self._tiles :]
+    def sums_of(self, chunk: Chunk) -> int:
+        """Where a chunk's sums over steps and rows go, which give bias gradients."""
+        sums = self._sums
+        return sums.data_ptr() + chunk.number * self._tiles * sums.stride(0) * sums.itemsize
 
     def products(self, chunk: Chunk) -> None:
         """The products of a chunk, after its loop."""

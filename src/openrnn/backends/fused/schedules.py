@@ -15,7 +15,7 @@ from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
-from openrnn.spec import Spec
+from openrnn.spec import Problem, Spec
 from openrnn.tuning import chunks, overlap, plan
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
@@ -24,51 +24,51 @@ Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 class ScheduleKey(NamedTuple):
     """What a schedule depends on."""
 
-    spec: Spec
-    dtype: torch.dtype
+    problem: Problem
     device: int
     steps: int
     batch: int
-    grad: bool
-    lengths: bool
-    reset: bool
     reset_states: bool
     all_states: bool  # of a backward: gradients of them are given
-    drops: bool
     spin_limit: int = 0  # see `kernels.kernel`
 
     @classmethod
     def of(cls, call: Call, all_states: bool, spin_limit: int) -> "ScheduleKey":
         """The key of a call, forward or backward."""
-        problem, x = call.problem, call.x
+        x = call.x
+        steps, batch, _ = x.shape
         return cls(
-            problem.spec, x.dtype, x.device.index or 0, x.shape[0], x.shape[1], problem.grad,
-            call.lengths is not None, call.reset is not None, bool(call.reset_states), all_states,
-            problem.drops, spin_limit,
+            call.problem, x.device.index or 0, steps, batch, bool(call.reset_states), all_states,
+            spin_limit,
         )  # fmt: skip
+
+    @property
+    def spec(self) -> Spec:
+        return self.problem.spec
 
     @property
     def masks(self) -> tuple[str, ...]:
         """The masks that the loops read."""
-        return ("lengths",) * self.lengths + ("reset",) * self.reset
+        return ("lengths",) * self.problem.lengths + ("reset",) * self.problem.reset
 
     @property
     def recompute(self) -> bool:
         """Whether backward runs forward's loops again."""
-        return self.grad and self.spec.recompute == "gates"
+        return self.problem.grad and self.spec.recompute == "gates"
 
     def layer(self, layer: int, direction: int) -> LayerKernels:
         """One layer and direction."""
         index = layer * self.spec.directions + direction
-        return layer_kernels(self.spec, index, self.dtype, self.device, self.spin_limit)
+        return layer_kernels(self.spec, index, self.problem.dtype, self.device, self.spin_limit)
 
 
 @memo(4096)
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
-    flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * key.grad)
-    save = key.grad and not key.recompute
-    on = (key.lengths, key.reset, key.all_states, key.reset_states, save)
+    problem = key.problem
+    flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * problem.grad)
+    save = problem.grad and not key.recompute
+    on = (problem.lengths, problem.reset, key.all_states, key.reset_states, save)
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -76,14 +76,15 @@ def forward(key: ScheduleKey) -> Schedule:
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
-    return schedule.forward(_of_all(key.spec, chunking), key.drops)
+    return schedule.forward(_of_all(key.spec, chunking), problem.drops)
 
 
 @memo(4096)
 def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass for the gradients that are wanted."""
-    on = (key.lengths, key.reset, key.all_states, any(needs.reset_states))
-    recompute = (key.lengths, key.reset, False, key.reset_states, True)
+    problem = key.problem
+    on = (problem.lengths, problem.reset, key.all_states, any(needs.reset_states))
+    recompute = (problem.lengths, problem.reset, False, key.reset_states, True)
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -102,13 +103,13 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 
     found = _of_all(key.spec, chunking)
-    return found, schedule.backward(found, key.drops, key.recompute)
+    return found, schedule.backward(found, problem.drops, key.recompute)
 
 
 def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
     lines = ["forward:", *schedule.show(forward(key))]
-    if not key.grad:
+    if not key.problem.grad:
         return lines
     count = len(module_slots(key.spec))
     _, found = backward(key, Needs(True, (), (True,) * count, ()))
@@ -133,7 +134,7 @@ def _cut(
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
     """
     steps, reverse = key.steps, bool(layer.direction)
-    row = layer.width * key.dtype.itemsize  # bytes of the gate gradients of a step and row
+    row = layer.width * key.problem.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:
         number = 1  # the gradients of reset states are added up inside one launch
     elif key.recompute:
