@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class _Known(NamedTuple):
 
 FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
 _seen: dict[tuple[Any, ...], _Known] = {}
+# by the first of some parameters, each of them and its address when its storage was looked at
+_placed: dict[int, tuple[tuple[Any, int], ...]] = {}
 
 
 def _room(tensor: Tensor) -> bool:
@@ -62,20 +65,38 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group, moved: b
 
 def _all_hold(known: _Known, x: Tensor, params: Group, others: Group) -> bool:
     """Whether all are dense and their storages reach far enough."""
-    width = x.itemsize
     try:
-        # first of all because the test below ends the process where a tensor has no strides
+        # first of all because the guards end the process where a tensor has no strides
         if not _room(x) or not all(map(_room, others)):
             return False
-        for tensor, size in zip(params, known.sizes):
-            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
-                return False
-            begin = tensor.storage_offset()
-            reach = size + begin * width if begin else size
-            if tensor.untyped_storage().nbytes() < reach:
-                return False
+        placed = _placed.get(id(params[0])) if params else None
+        if placed is not None and len(placed) == len(params):
+            for tensor, (same, address) in zip(params, placed):
+                if same() is not tensor or tensor.data_ptr() != address:
+                    break
+            else:
+                return True
+        return _params_hold(known, params, x.itemsize)
     except (AttributeError, RuntimeError, TypeError):
         return False
+
+
+def _params_hold(known: _Known, params: Group, width: int) -> bool:
+    """The same of parameters; of those that live on it remembers where they lie.
+
+    A storage that shrinks moves: an object at the same address has what it had.
+    """
+    for tensor, size in zip(params, known.sizes):
+        if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
+            return False
+        begin = tensor.storage_offset()
+        reach = size + begin * width if begin else size
+        if tensor.untyped_storage().nbytes() < reach:
+            return False
+    if params and all(type(tensor) is torch.nn.Parameter for tensor in params):
+        if len(_placed) >= 4096:
+            _placed.clear()
+        _placed[id(params[0])] = tuple((ref(tensor), tensor.data_ptr()) for tensor in params)
     return True
 
 

@@ -62,6 +62,7 @@ class _Worker:
         self.process.start()
         there.close()
         self.stage, self.since, self.over = "", time.monotonic(), False
+        self.last = indices[0]  # that ended
 
     def heard(self) -> Outcome | None:
         """The next outcome, if that is what came through the pipe."""
@@ -73,7 +74,7 @@ class _Worker:
         self.since = time.monotonic()
         if isinstance(said, Outcome):
             self.indices = [index for index in self.indices if index != said.index]
-            self.stage = ""
+            self.stage, self.last = "", said.index
             return said
         self.stage = said
         return None
@@ -87,6 +88,9 @@ class _Worker:
             return None, None
         self.process.join()
         code = self.process.exitcode or 0
+        if code < 0 and not self.indices:
+            words = f"crash ({signal.Signals(-code).name}) after the draw, {self._place()}"
+            return Outcome(self.kind, self.last, FAULT, words, signature(words)), []
         if not self.indices or (code == 0 and not waited):
             return None, self.indices
         if waited or code == -signal.SIGPROF:
