@@ -119,6 +119,6 @@ def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     assert (how.cluster, how.clusters, how.flight) == (16, 1, 1)
     text = cuda.source(cell, "bfloat16", how)
     loop = text[text.index("auto take_step") : text.index("derivative(factor")]
-    found = [loop.index(part) for part in ("copy_inputs(i +", BARRIER, "await(mailbox, phase)")]
+    found = [loop.index(part) for part in ("copy_inputs(i +", BARRIER, "mbarrier_wait(mbarrier, phase)")]
     assert found == sorted(found)
     assert loop.count("__syncthreads") == 1

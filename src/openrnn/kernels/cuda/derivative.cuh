@@ -1,6 +1,6 @@
 // A step's derivative: what it needs before gradients of states come, what adds up over steps, what is left.
 
-// Where all units are the layer's and rows live to the end, only sums over rows must leave out those
+// Where all units are the layer's and rows live to the end, only sums over rows must store_end out those
 // past the batch. Nothing else mixes rows, so that theirs may be anything; cells of no slot are never written.
 constexpr bool ALL_LIVE = !LENGTHS && !PADDED;
 
@@ -31,8 +31,8 @@ INLINE void add_shares(float (&d_state)[2][STATES], const unsigned char* shares)
     d_state[0][0] += found[0], d_state[1][0] += found[1];
 }
 
-// Where forward began anew after the step: what comes from later is of the fresh states, not of the step's.
-INLINE void end_here(float (&d_state)[STATES], float (&d_start)[FRESH ? STATES : 1]) {
+// Where forward began reread after the step: what comes from later is of the fresh states, not of the step's.
+INLINE void end_at_reset(float (&d_state)[STATES], float (&d_start)[FRESH ? STATES : 1]) {
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
         if (FRESH) d_start[FRESH ? k : 0] += d_state[k];
@@ -50,21 +50,21 @@ INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANE
 
 // Zeros for so many steps that no row of a tile lives to: this lane's two units of all planes, from `row` of
 // (T * B) rows on, the same sequence each step.
-INLINE void leave_none(storage_t* d_gates, int64 row, int64 batch, int unit, int steps) {
+INLINE void store_no_gradients(storage_t* d_gates, int64 row, int64 batch, int unit, int steps) {
     #pragma unroll
     for (int p = 0; p < PLANES; ++p)
-        keep_zeros(d_gates + (row * PLANES + p) * UNITS + unit, batch * (PLANES * UNITS * SIZE), steps, unit, UNITS);
+        store_zeros(d_gates + (row * PLANES + p) * UNITS + unit, batch * (PLANES * UNITS * SIZE), steps, unit, UNITS);
 }
 
-// A cell's gradients of initial states, and of those that it began anew with; replaced: forward's first
+// A cell's gradients of initial states, and of those that it began reread with; replaced: forward's first
 // states were such, because the row was reset before its first step. count: of cells, at: this one.
-INLINE void leave_first(const float (&d_state)[STATES], const float (&d_start)[FRESH ? STATES : 1],
+INLINE void store_first(const float (&d_state)[STATES], const float (&d_start)[FRESH ? STATES : 1],
                         bool replaced, float* carry, storage_t* const (&d_initial)[STATES],
                         storage_t* const (&d_fresh)[STATES], int64 count, int64 at) {
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
         if (carry || d_initial[k])
-            leave(carry, d_initial[k], k * count, at, replaced ? 0.0f : d_state[k]);
+            store_end(carry, d_initial[k], k * count, at, replaced ? 0.0f : d_state[k]);
         if (FRESH && d_fresh[k])
             d_fresh[k][at] = narrow(d_start[FRESH ? k : 0] + (replaced ? d_state[k] : 0.0f));
     }

@@ -3,14 +3,14 @@
 // A cluster owns groups of 8 units: their cells, and all rows of the matrix that give them. Its
 // blocks split K: a block fetches its part of the operand (h, or the gate gradients), multiplies,
 // and sends each sum to the block that owns the slot, a group in one tile of 8 rows of the batch.
-// The operand's home in global memory is its own mailbox: filled with ones beforehand, a pattern
+// The operand's home in global memory is its own mbarrier: filled with ones beforehand, a pattern
 // that no conversion makes, a word tells by its value that it has come. So nothing else is waited
 // for, but all blocks must be on the device together: the launch is cooperative.
 //
 // K: length of a row of the matrix; EACH: sums of a cell, of which the matrix gives each.
 
 #include "device.cuh"
-#include "record.cuh"
+#include "saved.cuh"
 #include "resets.cuh"
 
 constexpr int GROUPS_EACH = PER;
@@ -18,13 +18,13 @@ constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
 constexpr int FROM = CLUSTER * K_WARPS;                             // parts of a sum
-constexpr int SLICES = ((K + SLICE - 1) / SLICE + FROM - 1) / FROM;  // of a warp
-constexpr int CHUNKS = SLICES * K_WARPS * 4;                        // of a block, 16 bytes of K each
+constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + FROM - 1) / FROM;  // of a warp
+constexpr int CHUNKS = K_TILES * K_WARPS * 4;                        // of a block, 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
 constexpr int MMA_ROWS = ((GROUPS_EACH * EACH + 1) / 2 + M_WARPS - 1) / M_WARPS;
 constexpr int OWN_SLOTS = (GROUPS_EACH * TILES + CLUSTER - 1) / CLUSTER;  // of a block
 constexpr int SLOTS = (OWN_SLOTS + WARPS - 1) / WARPS;                    // of a warp
-constexpr int OPERAND_BYTES = SLICES * K_WARPS * TILES * 512;
+constexpr int OPERAND_BYTES = K_TILES * K_WARPS * TILES * 512;
 constexpr int PARTS_BYTES = OWN_SLOTS * FROM * EACH * 256;
 
 #include "product.cuh"
@@ -51,12 +51,12 @@ struct Slot { int group, tile; bool mine; };  // group: of the cluster's
 
 // where a block stands: its clusters share the rows from `first_row` on
 struct Place {
-    int lane, warp, of8, of4, block, first_group, groups;
+    int lane, warp, group_of_lane, thread_in_group, block, first_group, groups;
     int64 first_row;
 
     INLINE explicit Place(int64 first) {
-        lane = threadIdx.x & 31, warp = threadIdx.x >> 5, of8 = lane >> 2, of4 = lane & 3;
-        block = block_of_cluster();
+        lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group_of_lane = lane >> 2, thread_in_group = lane & 3;
+        block = cluster_rank();
         const int cluster = blockIdx.x / CLUSTER;
         first_group = first_group_of_cluster(cluster % CLUSTERS);
         groups = first_group_of_cluster(cluster % CLUSTERS + 1) - first_group;
@@ -66,13 +66,13 @@ struct Place {
         const int number = (s * WARPS + warp) * CLUSTER + block, group = number / TILES;
         return {group, number % TILES, s * WARPS + warp < OWN_SLOTS && group < groups};
     }
-    INLINE int letter() const {  // bytes that the block awaits each step
+    INLINE int message() const {  // bytes that the block awaits each step
         return (groups * TILES - block + CLUSTER - 1) / CLUSTER * (FROM * EACH * 256);
     }
     INLINE int first_chunk() const { return block * CHUNKS; }
 };
 
-INLINE uint4 look(const operand_t* place) {
+INLINE uint4 test(const operand_t* place) {
     uint4 found;
     asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
@@ -84,22 +84,22 @@ INLINE bool complete(uint4 words) {
     return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
 }
 
-// into a mailbox; where all bits of a word are ones it is a nan of the user's, and another one does
+// into a mbarrier; where all bits of a word are ones it is a nan of the user's, and another one does
 INLINE uint32 told(uint32 bits) { return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits; }
 
-INLINE void post(operand_t* place, Letter letter) {
+INLINE void post(operand_t* place, Message message) {
 #if SHORT
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(letter.bits)) : "memory");
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(message.bits)) : "memory");
 #else
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(place),
-                 "r"(told(__float_as_uint(letter.low))), "r"(told(__float_as_uint(letter.high)))
+                 "r"(told(__float_as_uint(message.low))), "r"(told(__float_as_uint(message.high)))
                  : "memory");
 #endif
 }
 
-// How long a warp waits before it looks in L2 for what others post. A look that comes too early costs a
-// whole way there once more, and looks hold up posts. So the next look comes later, and after one that found
-// all a little sooner: the wait settles where one look in 17 is too early.
+// How long a warp waits before it looks in L2 for what others post. A test that comes too early costs a
+// whole way there once more, and looks hold up posts. So the next test comes later, and after one that found
+// all a little sooner: the wait settles where one test in 17 is too early.
 constexpr uint32 FINE = 16;  // of a cycle: the unit of waits
 constexpr uint32 LATER = 8 * FINE, SOONER = FINE / 2;
 
@@ -121,10 +121,10 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
             const int b = r < ROWS ? rows[r] : -1;
             const int at = (here.first_chunk() + chunk) * CHUNK_K;
             source[i] = b >= 0 && at < K ? from + b * row_stride + at : nullptr;
-            place[i] = place_of(chunk, r / 8, r % 8);
-            found[i] = source[i] ? look(source[i]) : make_uint4(0, 0, 0, 0);
+            place[i] = operand_offset(chunk, r / 8, r % 8);
+            found[i] = source[i] ? test(source[i]) : make_uint4(0, 0, 0, 0);
         }
-        // those that are not there are asked for again, all at once: a look takes half a microsecond
+        // those that are not there are asked for again, all at once: a test takes half a microsecond
         bool early = false;
 #if SPIN_LIMIT
         int tries = 0;
@@ -140,7 +140,7 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
 #endif
             #pragma unroll
             for (int i = 0; i < BATCH; ++i)
-                if (!complete(found[i])) found[i] = look(source[i]);
+                if (!complete(found[i])) found[i] = test(source[i]);
         }
         #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
@@ -149,7 +149,7 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
                 *reinterpret_cast<uint4*>(operand + place[i]) = make_uint4(
                     rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
         }
-        // what is looked for afterwards has had more time, and says nothing of the first look
+        // what is looked for afterwards has had more time, and says nothing of the first test
         if (done == 0) wait = __any_sync(~0u, early) ? wait + LATER : wait - min(wait, SOONER);
     }
 }
@@ -159,7 +159,7 @@ template <class Load>
 INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
-    for (int s = SLICES - 1; s >= 0; --s)  // what registers hold comes last
+    for (int s = K_TILES - 1; s >= 0; --s)  // what registers hold comes last
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 half[2] = {};
@@ -167,7 +167,7 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
             for (int h = 0; h < 2; ++h) {
                 const int number = (m_warp * MMA_ROWS + m) * 2 + h;
                 const int group = number / EACH, which = number % EACH;
-                const int k = (here.first_chunk() + (k_warp * SLICES + s) * 4 + here.of4) * CHUNK_K;
+                const int k = (here.first_chunk() + (k_warp * K_TILES + s) * 4 + here.thread_in_group) * CHUNK_K;
                 if (group < here.groups && k < K) half[h] = load(here.first_group + group, which, k);
             }
             hold(matrix, others, m, s, half[0], half[1]);
@@ -176,13 +176,13 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
 
 // multiplies, and sends each sum's part to the owner of its slot; now: the turn's half of buffers
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
-                              unsigned char* shared, uint32 mailboxes, int now) {
+                              unsigned char* shared, uint32 mbarriers, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * EACH) return;
     Sums sums = {};
     product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
-                                      k_warp * (SLICES * 4 * CHUNK_BYTES) +
-                                      start_of(here.of4, here.of8));
+                                      k_warp * (K_TILES * 4 * CHUNK_BYTES) +
+                                      operand_start(here.thread_in_group, here.group_of_lane));
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {  // of 8 units
         const int m = half / 2, number = m_warp * MMA_ROWS * 2 + half;
@@ -193,11 +193,11 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
             const int slot = group * TILES + n, owner = slot % CLUSTER;
             const int there = AT_PARTS + now * PARTS_BYTES +
                               ((slot / CLUSTER * FROM + here.block * K_WARPS + k_warp) * EACH + which) * 256 +
-                              here.of8 * 32 + here.of4 * 8;
+                              here.group_of_lane * 32 + here.thread_in_group * 8;
             if (group >= here.groups) continue;
 #if CLUSTER > 1
-            const uint32 base = remote(mailboxes, owner);
-            send(base + there, low, high, base + now * 8);
+            const uint32 base = remote(mbarriers, owner);
+            store_async(base + there, low, high, base + now * 8);
 #else
             *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
 #endif
@@ -206,11 +206,11 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
 }
 
 // waits until all parts of step i are here
-INLINE void await_parts(const Place& here, uint32 mailboxes, int i) {
+INLINE void await_parts(const Place& here, uint32 mbarriers, int i) {
 #if CLUSTER > 1
-    const uint32 mailbox = mailboxes + (i & 1) * 8;
-    await(mailbox, uint32(i >> 1) & 1);
-    if (threadIdx.x == 0) expect(mailbox, here.letter());
+    const uint32 mbarrier = mbarriers + (i & 1) * 8;
+    mbarrier_wait(mbarrier, uint32(i >> 1) & 1);
+    if (threadIdx.x == 0) mbarrier_expect(mbarrier, here.message());
 #endif
 }
 
@@ -218,7 +218,7 @@ INLINE void await_parts(const Place& here, uint32 mailboxes, int i) {
 INLINE void add_parts(const Place& here, const unsigned char* shared, int s, int now,
                       float (&sums)[EACH][2]) {
     const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + now * PARTS_BYTES) +
-                         (s * WARPS + here.warp) * (FROM * EACH * 64) + here.of8 * 8 + here.of4 * 2;
+                         (s * WARPS + here.warp) * (FROM * EACH * 64) + here.group_of_lane * 8 + here.thread_in_group * 2;
     #pragma unroll
     for (int from = 0; from < FROM; ++from)
         #pragma unroll
