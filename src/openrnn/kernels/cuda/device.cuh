@@ -27,6 +27,8 @@ INLINE int64 reread(int64 argument) {
 template <class Value>
 INLINE Value* advanced(Value* place, int64 bytes) { return (Value*)((char*)place + bytes); }
 
+extern __shared__ __align__(128) unsigned char shared[];  // of a time loop's block
+
 INLINE uint32 shared_address(const void* place) { return uint32(__cvta_generic_to_shared(place)); }
 
 // cp.async of BYTES, of which `taken` are read and the others become zeros
@@ -73,7 +75,7 @@ INLINE void number_rows(int* rows, int64 first, int64 batch, const int64* order)
 
 // Zeros in shared memory from `begin` to `end`, multiples of 16 bytes.
 template <int THREADS>
-INLINE void clear_shared(unsigned char* shared, int begin, int end) {
+INLINE void clear_shared(int begin, int end) {
     for (int at = begin + threadIdx.x * 16; at < end; at += THREADS * 16)
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
 }
