@@ -76,13 +76,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const RowBits bits(here.thread_in_group);
     const uint32 own_bit = pin_if_room(1u << here.group_of_lane * 4);
     const int later = args.reverse ? 0 : 1;
-    #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
-        #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            row[f][n] = rows[f * ROWS + n * 8 + here.group_of_lane];
-            begin_row(args, here, time, later, row[f][n], length[f][n], resets[f][n], y[f][n]);
-        }
+    begin_rows(args, here, rows, time, later, row, length, resets, y);
     storage_t* saved = first_saved(args, here, time);
     const bool idle = CLUSTER > 1 && !WGMMA && here.first_group >= here.end_group;
     const int steps = idle ? 0 : count;
@@ -96,11 +90,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
     load_weights(args, here, matrix, others);
-    #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s)
-        #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f)
-            inputs.copy(args, here, time, ring, resets, s, s * STAGE_BYTES, f);
+    inputs.fill(args, here, time, ring, resets);
     // offsets computed once: with few rows a step takes as long as its instructions
     const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
     const int fragment = pin_if_room(ring_at + fragment_offset(here.lane));
@@ -108,13 +98,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j) write_at[j] = hidden_sum(here, j);
     uint32 peers[SENDS];
-#if CLUSTER > 1
-    #pragma unroll
-    for (int i = 0; i < SENDS; ++i) peers[i] = peer(here, mbarriers, i);
-    cluster_barrier();
-#else
-    __syncthreads();
-#endif
+    begin_exchange(here, mbarriers, peers);
 
     // Of the mbarrier that is read. Phase 1 of the first one counts as over before it is opened, so
     // that step 0 waits for nothing and then opens it: nobody sends there before all of this

@@ -112,14 +112,34 @@ struct Inputs {
                 i + ring.later < ring.steps);
         commit_copies();
     }
+    // the first STAGES - 1 steps
+    INLINE void fill(const ForwardArgs& args, const Place& here, const Time& time, Ring ring,
+                     Resets (&resets)[FLIGHT][TILES]) {
+        #pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s)
+            #pragma unroll
+            for (int f = 0; f < FLIGHT; ++f)
+                copy(args, here, time, ring, resets, s, s * STAGE_BYTES, f);
+    }
 };
 
-// The start of a row that a lane stores: its length, resets and place in y.
-INLINE void begin_row(const ForwardArgs& args, const Place& here, const Time& time, int later,
-                      int row, int& length, Resets& resets, storage_t*& y) {
-    if (LENGTHS) length = row < 0 ? 0 : int(args.lengths[row]);
-    if (RESET) resets.begin(args.reset, args.batch, row, time.first + later, length);
-    y = advanced(args.y, time.moved * args.y_step_bytes) + row * args.y_row + here.pair_unit(0);
+// The rows that a lane stores: their lengths, resets and places in y.
+INLINE void begin_rows(const ForwardArgs& args, const Place& here, const int* rows,
+                       const Time& time, int later, int (&row)[FLIGHT][TILES],
+                       int (&length)[FLIGHT][TILES], Resets (&resets)[FLIGHT][TILES],
+                       storage_t* (&y)[FLIGHT][TILES]) {
+    #pragma unroll
+    for (int f = 0; f < FLIGHT; ++f)
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            const int own = rows[f * ROWS + n * 8 + here.group_of_lane];
+            row[f][n] = own;
+            if (LENGTHS) length[f][n] = own < 0 ? 0 : int(args.lengths[own]);
+            if (RESET)
+                resets[f][n].begin(args.reset, args.batch, own, time.first + later, length[f][n]);
+            y[f][n] = advanced(args.y, time.moved * args.y_step_bytes) + own * args.y_row +
+                      here.pair_unit(0);
+        }
 }
 
 // Where this lane's saved activations of the first step are: of turn 0, tile 0 and the first group.
@@ -137,13 +157,20 @@ INLINE int hidden_sum(const Place& here, int j) {
     return pin(2 * AT_HIDDEN + HIDDEN_BYTES + operand_offset(chunk, 0, here.group_of_lane));
 }
 
+// The shared memory of the blocks that a lane sends h to, lanes with the same chunk to different
+// ones; then all blocks are set up.
+INLINE void begin_exchange(const Place& here, uint32 mbarriers, uint32 (&peers)[SENDS]) {
 #if CLUSTER > 1
-// The shared memory of the i-th block that a lane sends to; lanes with the same chunk differ.
-INLINE uint32 peer(const Place& here, uint32 mbarriers, int i) {
-    const int other = (here.lane % CHUNK_LANES) + i * CHUNK_LANES + here.block;
-    return pin(remote(mbarriers, other % CLUSTER));
-}
+    #pragma unroll
+    for (int i = 0; i < SENDS; ++i) {
+        const int other = (here.lane % CHUNK_LANES) + i * CHUNK_LANES + here.block;
+        peers[i] = pin(remote(mbarriers, other % CLUSTER));
+    }
+    cluster_barrier();
+#else
+    __syncthreads();
 #endif
+}
 
 // R as the A operand of this warp.
 INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
