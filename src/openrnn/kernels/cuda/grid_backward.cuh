@@ -5,26 +5,24 @@
 // the last step, for the gradient of the initial state.
 
 #define K (GATES * UNITS)
-#define EACH 1
+#define SUMS 1
 #include "grid.cuh"
-#include "derivative.cuh"
+#include "backward_cell.cuh"
 
 static_assert(SLOT_BYTES == 64 * SIZE * (1 + SAVED), "the plan counts records otherwise");
 constexpr int DY_BYTES = 64 * SIZE;
-constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(const __grid_constant__ BackwardArgs given) {
     const BackwardArgs args = given;  // read once: loads at each use cost the loop instructions
-    extern __shared__ __align__(128) unsigned char shared[];
     const Place here(args.first_row);
     const int lane = here.lane, group_of_lane = here.group_of_lane, thread_in_group = here.thread_in_group;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
 
     number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
-    clear_operand(shared);
-    mbarrier_init<2>(mbarriers, here.message());
+    clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
+    mbarrier_init<2>(mbarriers, here.share_bytes());
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     const int way = args.reverse ? 1 : -1, first = args.reverse ? 0 : count - 1;
 
@@ -47,17 +45,17 @@ backward(const __grid_constant__ BackwardArgs given) {
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group, unit = group * 8 + group_of_lane;
-        const bool inside = slot.mine && unit < args.units;
+        const bool inside = slot.owned && unit < args.units;
         const int* const tile_rows = rows + slot.tile * 8;
-        works |= slot.mine;
-        mine[s] = slot.mine;
+        works |= slot.owned;
+        mine[s] = slot.owned;
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int b = slot.mine ? tile_rows[thread_in_group * 2 + c] : -1;
+            const int b = slot.owned ? tile_rows[thread_in_group * 2 + c] : -1;
             length[s][c] = inside ? length_at(b) : 0;  // padding stays 0 for any cell
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
@@ -70,14 +68,14 @@ backward(const __grid_constant__ BackwardArgs given) {
             }
         }
         // dy: a lane copies 16 bytes of [row, 8 units]
-        const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[lane * CHUNK / 8] : -1;
+        const int b = slot.owned && lane * 16 < DY_BYTES ? tile_rows[lane * CHUNK / 8] : -1;
         dy_here[s] = args.dy && b >= 0;
         d_output[s] = dy_here[s] ? advanced(args.dy, moved * args.dy_step_bytes) + b * args.dy_row + group * 8 + lane * CHUNK % 8 : args.weight;
         const int64 tile = here.first_row / 8 + slot.tile;
-        record_here[s] = slot.mine && tile < tiles;
+        record_here[s] = slot.owned && tile < tiles;
         record[s] = record_here[s] ? advanced(args.saved, moved * args.saved_step_bytes) + (tile * GROUPS + group) * (64 * SAVED) +
                                          saved_offset(lane) : args.weight;
-        row[s] = slot.mine ? tile_rows[group_of_lane] : -1;  // this lane writes
+        row[s] = slot.owned ? tile_rows[group_of_lane] : -1;  // this lane writes
         if (RESET) resets[s].begin(args.reset, args.batch, row[s], first + later, length_at(row[s]));
         d_gate_at[s] = advanced(args.d_gates, moved * args.d_gates_step_bytes) + row[s] * gates_row + group * 8 + thread_in_group * 2;
     }
@@ -117,7 +115,7 @@ backward(const __grid_constant__ BackwardArgs given) {
             fetch(here, wait, advanced(args.d_gates, (moved + i - 1) * args.d_gates_step_bytes) + RIGHT * UNITS, gates_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
-            multiply_and_send(here, matrix, others, shared, mbarriers, now);
+            multiply_and_send(here, matrix, others, mbarriers, now);
 #if CLUSTER == 1
             __syncthreads();
 #endif
@@ -139,7 +137,7 @@ backward(const __grid_constant__ BackwardArgs given) {
             }
             copy_inputs(i + STAGES - 1);
         }
-        if (i > 0 && works) await_parts(here, mbarriers, i - 1);
+        if (i > 0 && works) wait_for_shares(here, mbarriers, i - 1);
         float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
         auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[s][c]; };
         #pragma unroll
@@ -149,7 +147,7 @@ backward(const __grid_constant__ BackwardArgs given) {
             const int unit = (here.first_group + slot.group) * 8 + group_of_lane;
             if (i > 0) {
                 float found[1][2] = {};
-                add_parts(here, shared, s, now, found);
+                add_slot_shares(here, s, now, found);
                 d_state[s][0][0] += found[0][0];
                 d_state[s][1][0] += found[0][1];
             }
@@ -178,7 +176,7 @@ backward(const __grid_constant__ BackwardArgs given) {
             #pragma unroll
             for (int p = 0; p < PLANES; ++p) {
                 const Pair pair = transposed(d_gate[s][0][p], d_gate[s][1][p]);
-                if (row[s] >= 0) post(d_gate_at[s] + p * UNITS, pair);
+                if (row[s] >= 0) publish(d_gate_at[s] + p * UNITS, pair);
             }
             d_gate_at[s] = advanced(d_gate_at[s], args.d_gates_step_bytes);
         }
@@ -201,8 +199,7 @@ backward(const __grid_constant__ BackwardArgs given) {
             const int b = rows[slot.tile * 8 + thread_in_group * 2 + c];
             if (b < 0 || unit >= args.units) continue;
             const bool replaced = RESET && !args.reverse && length_at(b) > 0 && args.reset[b];
-            store_first(d_state[s][c], d_start[s][c], replaced, args.chunk_out, args.d_initial, args.d_reset_state,
-                        args.batch * args.units, int64(b) * args.units + unit);
+            store_first(args, d_state[s][c], d_start[s][c], replaced, args.batch * args.units, int64(b) * args.units + unit);
         }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {

@@ -1,7 +1,7 @@
 // The forward time loop of one layer and direction where R fits no cluster: h travels through L2.
 
 #define K UNITS
-#define EACH GATES
+#define SUMS GATES
 #include "grid.cuh"
 
 constexpr int GATE_BYTES = 64 * SIZE;
@@ -11,15 +11,14 @@ constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(const __grid_constant__ ForwardArgs given) {
     const ForwardArgs args = given;  // read once: loads at each use cost the loop instructions
-    extern __shared__ __align__(128) unsigned char shared[];
     const Place here(args.first_row);
     const int lane = here.lane, group_of_lane = here.group_of_lane, thread_in_group = here.thread_in_group;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
 
     number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
-    clear_operand(shared);
-    mbarrier_init<2>(mbarriers, here.message());
+    clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
+    mbarrier_init<2>(mbarriers, here.share_bytes());
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     const int way = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
     const int64 moved = way * first;  // steps of the loop from where memory begins
@@ -58,9 +57,9 @@ forward(const __grid_constant__ ForwardArgs given) {
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group, unit = group * 8 + group_of_lane;
-        const bool inside = slot.mine && unit < args.units;
-        works |= slot.mine;
-        mine[s] = slot.mine;
+        const bool inside = slot.owned && unit < args.units;
+        works |= slot.owned;
+        mine[s] = slot.owned;
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             from_x[s][gate] = inside && args.bias_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
@@ -102,7 +101,7 @@ forward(const __grid_constant__ ForwardArgs given) {
             const int number = copy * 32 + lane, gate = number / (GATE_BYTES / 16);
             const Slot slot = here.slot(s);
             const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
-            taken[s][copy] = b >= 0 && gate < GATES && slot.mine ? 16 : 0;
+            taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
             input[s][copy] = taken[s][copy] ? advanced(args.x, moved * args.x_step_bytes) + b * args.x_row + gate * args.x_gate +
                                  (here.first_group + slot.group) * 8 + number * CHUNK % 8 : args.x;
         }
@@ -143,7 +142,7 @@ forward(const __grid_constant__ ForwardArgs given) {
             fetch(here, wait, advanced(box, (moved + i - 1) * box_move), box_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
-        multiply_and_send(here, matrix, others, shared, mbarriers, now);
+        multiply_and_send(here, matrix, others, mbarriers, now);
 #if CLUSTER == 1
         __syncthreads();
 #endif
@@ -164,7 +163,7 @@ forward(const __grid_constant__ ForwardArgs given) {
                                                    SLOT_BYTES + reset_offset(lane), reset_turn);
             if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
         }
-        if (works) await_parts(here, mbarriers, i);
+        if (works) wait_for_shares(here, mbarriers, i);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             if (!mine[s]) continue;
@@ -176,7 +175,7 @@ forward(const __grid_constant__ ForwardArgs given) {
                 #pragma unroll
                 for (int c = 0; c < 2; ++c)
                     sums[gate][c] = from_r[s][gate] + (SUMMED >> gate & 1 ? given[s][gate][c] : 0.0f);
-            add_parts(here, shared, s, now, sums);
+            add_slot_shares(here, s, now, sums);
             float sent[2], values[2][KEPT + 4] = {};
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
@@ -207,7 +206,7 @@ forward(const __grid_constant__ ForwardArgs given) {
             if (RESET && FRESH && begins[s])
                 message = message_of(load_state_pair(args.reset_state[0], row[s], group * 8 + thread_in_group * 2, args.units));
             const bool live = !LENGTHS || live_rows[s] & own_row;
-            if (row[s] >= 0 && (!args.flag_buffer || i + 1 < count)) post(message_at[s], message);
+            if (row[s] >= 0 && (!args.flag_buffer || i + 1 < count)) publish(message_at[s], message);
             if (row[s] >= 0 && args.flag_buffer)
                 store_inside(output[s], live ? hidden_pair : Pair{}, group * 8 + thread_in_group * 2, args.units);
             if (recorded[s]) store_saved(record[s], cells.rest, values);
@@ -223,7 +222,7 @@ forward(const __grid_constant__ ForwardArgs given) {
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group;
-        if (LENGTHS && slot.mine && row[s] >= 0)
+        if (LENGTHS && slot.owned && row[s] >= 0)
             store_zeros(advanced(args.y, count * way * args.y_step_bytes) + row[s] * args.y_row + group * 8 + thread_in_group * 2, way * args.y_step_bytes,
                        int(args.steps) - count, group * 8 + thread_in_group * 2, args.units);
         #pragma unroll
@@ -231,7 +230,7 @@ forward(const __grid_constant__ ForwardArgs given) {
             const int b = rows[slot.tile * 8 + thread_in_group * 2 + c], unit = group * 8 + group_of_lane;
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
-                if (slot.mine && b >= 0 && unit < args.units)
+                if (slot.owned && b >= 0 && unit < args.units)
                     store_end(args.chunk_out, args.final[k], k * args.batch * args.units, int64(b) * args.units + unit, state[s][c][k]);
         }
     }
