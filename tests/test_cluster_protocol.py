@@ -112,13 +112,23 @@ def test_without_the_barrier_the_model_sees_gates_written_over():
     assert wrong > 0
 
 
+def between(text, first, last):
+    """A part of a text, from words on and up to others."""
+    begin = text.index(first)
+    return text[begin : text.index(last, begin)]
+
+
 def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     """Every warp comes there after its product, and before it writes gates again."""
     cell = trace(cells.lstm)
     config = plan.backward(cell, "bfloat16", 512, 16, (9, 0), 132)[0]
     assert (config.cluster, config.clusters, config.tiles_in_flight) == (16, 1, 1)
     text = cuda.source(cell, "bfloat16", config)
-    loop = text[text.index("auto take_step") : text.index("derivative(factor")]
-    found = [loop.index(part) for part in ("copy_inputs(i +", BARRIER, "await(mailbox, phase)")]
+    step = between(text, "auto step = [&](int i)", "step_slot(")
+    parts = "inputs.copy(", "wait_for_shares(", "receive_shares("
+    found = [step.index(part) for part in parts]
     assert found == sorted(found)
-    assert loop.count("__syncthreads") == 1
+    assert "__syncthreads" not in step
+    wait = between(text, "void wait_for_shares(", "INLINE void")
+    assert wait.index(BARRIER) < wait.index("mbarrier_wait(mbarrier, phase)")
+    assert wait.count("__syncthreads") == 1

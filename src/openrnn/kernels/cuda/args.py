@@ -92,7 +92,7 @@ class ForwardArgs(Args):
         int, "operand_t*", "grid only: [T, B, UNITS] of ones; null: y is it, never if HALF"
     ] = 0
     saved: Annotated[
-        int, "storage_t*", "out if KEEP: [T, tiles of 8 rows, GROUPS, 64 cells, RECORD] in planes"
+        int, "storage_t*", "out if KEEP: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
     ] = 0
     saved_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0

@@ -1,384 +1,169 @@
-// The backward time loop of one layer and direction: gate gradients stay, sums of dh travel.
+// The backward time loop of one layer and direction in blocks or clusters that each own all of R.
 //
-// A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that their gate
-// gradients meet. Its gradients go to memory and, through shared memory, to its own product, a part
-// of dh for all units. The unit's owner adds parts by pairs in the order of blocks: always the same.
+// A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that multiply
+// their gate gradients. A slot is one of its groups in one tile of 8 rows. A step computes the gate
+// gradients of the block's cells; they go to memory and, through shared memory, into the block's
+// product, which is its share of dh of all units. A unit's owner adds the shares of all blocks, by
+// pairs in the order of blocks, so that results are the same in every run.
 
 #include "device.cuh"
-#include "record.cuh"
-#include "derivative.cuh"
+#include "saved.cuh"
+#include "backward_cell.cuh"
 #include "resets.cuh"
 
 constexpr int BLOCK_GROUPS = PER;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
-constexpr int OWN = BLOCK_GROUPS * 8;                            // units of a block
-constexpr int SLICES = (GATES * OWN + SLICE - 1) / SLICE;        // of K
-constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;  // of 16 units, a warp
+constexpr int OWN = BLOCK_GROUPS * 8;                              // units of a block
+constexpr int K_TILES = (GATES * OWN + K_TILE - 1) / K_TILE;
+constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;   // of 16 units, a warp
 constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
-constexpr int RIGHT = PLANES - GATES;                            // first plane of the recurrent side
 
-// Gates go to memory, and into biases' sums, after a step's letters: where sends are few, as products are
-constexpr bool LATE = SHORT && SLOTS * FLIGHT == 1 && SLICES * MMA_ROWS <= 16;
+// Whether gate gradients go to memory, and into sums, only after a step's shares of dh were sent:
+// faster where a warp sends little, as where its product is small.
+constexpr bool LATE = SHORT && SLOTS * FLIGHT == 1 && K_TILES * MMA_ROWS <= 16;
 
-constexpr int DY_BYTES = 64 * SIZE;                               // of 8 units x 8 rows
-constexpr int GATE_ROWS = SLICES * TILES * 512;                    // bytes of gate gradients, a turn
-constexpr int PARTS = CLUSTER * TILES * BLOCK_GROUPS * 256;      // bytes of one letter's place
+constexpr int DY_BYTES = 64 * SIZE;                                // dy of a slot
+constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradients of a turn
+constexpr int SHARE_BYTES = TILES * BLOCK_GROUPS * 256;            // dh from one block
+constexpr int SHARES_BYTES = CLUSTER * SHARE_BYTES;                // and from all: one buffer
 
 #include "product.cuh"
 
+// shared memory, in bytes: mbarriers, numbers of rows, gate gradients, two buffers of shares of dh,
+// ring of inputs, R
 constexpr int AT_ROWS = FLIGHT * 2 * 8;
 constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_PARTS = AT_GATES + FLIGHT * GATE_ROWS;
-constexpr int AT_RING = AT_PARTS + FLIGHT * 2 * PARTS;
+constexpr int AT_SHARES = AT_GATES + FLIGHT * OPERAND_BYTES;
+constexpr int AT_RING = AT_SHARES + FLIGHT * 2 * SHARES_BYTES;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
-constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * FLIGHT * ENTRY_BYTES;
+constexpr int STAGE_BYTES = FLIGHT * SLOTS * ENTRY_BYTES;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES;       // of a warp
+constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
-static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "parts are added by pairs");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/tiles.py counts shared memory otherwise");
+static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "shares are added by pairs");
 
-// a group of this block in one tile: two cells a lane
-struct Slot {
-    int group, tile;
-    bool mine;
+// Short steps run by fours where that was faster: buffers and phases that alternate are constants
+// then, a tenth of the instructions.
+constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
+constexpr int ROUND = K_TILES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
+static_assert(ROUND == 1 || 4 % STAGES == 0, "after four steps all stands where it began");
 
-    INLINE Slot(int number, int groups) { group = number / TILES, tile = number % TILES, mine = group < groups; }
-};
+#include "backward_setup.cuh"
+#include "backward_step.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward(const __grid_constant__ BackwardArgs given) {
-    const BackwardArgs args = given;  // read once: loads at each use cost the loop instructions
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int thread = pinned(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-    const int of8 = lane >> 2, of4 = lane & 3;
-    const int block = block_of_cluster();
-    const int64 cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
+backward(const __grid_constant__ BackwardArgs given_args) {
+    const BackwardArgs args = given_args;  // read once: loads at each use cost the loop more
+    const Place here;
+    const int lane = here.lane;  // as a local: low-register kernels hold addresses otherwise
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    const int first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
+    number_rows<FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
+                                        LENGTHS ? args.order : nullptr);
+    clear_shared<THREADS>(AT_GATES, AT_SHARES);
+    const uint32 mbarriers = shared_address(shared);
+    const int message_bytes = here.message_bytes();
+    mbarrier_init<FLIGHT * 2>(mbarriers, message_bytes);
+    Cells cells;
+    cells.load(args, here, rows);
 
-    number_rows<FLIGHT * ROWS, THREADS>(rows, first_row, args.batch, LENGTHS ? args.order : nullptr);
-    for (int at = AT_GATES + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
-        *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-    const uint32 mailboxes = shared_address(shared);
-    const int letter = groups * 256 * TILES * CLUSTER;
-    open_mailboxes<FLIGHT * 2>(mailboxes, letter);
-
-    auto slot_of = [&](int s) { return Slot(warp * SLOTS + s, groups); };
-    float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
-    float d_state[FLIGHT][SLOTS][2][STATES], d_start[FLIGHT][SLOTS][2][FRESH ? STATES : 1];
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        const Slot slot = slot_of(s);
-        const int unit = (first_group + slot.group) * 8 + of8;
-        const bool inside = slot.mine && unit < args.units;
-        #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
-        #pragma unroll
-        for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
-        #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f)
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
-                #pragma unroll
-                for (int k = 0; k < STATES; ++k) {
-                    const int64 at = int64(b) * args.units + unit;
-                    d_state[f][s][c][k] = !inside || b < 0 ? 0.0f
-                                          : args.chunk_in        ? args.chunk_in[k * args.batch * args.units + at]
-                                          : args.d_final[k]     ? widen(args.d_final[k][at])
-                                                           : 0.0f;
-                    if (FRESH) d_start[f][s][c][k] = 0.0f;
-                }
-            }
-    }
-
-    // step i of this loop undoes step count - 1 - i of forward's: places in memory move with it
-    const int count = int(LENGTHS ? args.lengths[args.order[first_row]] : args.steps);
-    const int way = args.reverse ? 1 : -1, first = args.reverse ? 0 : count - 1;
-    const int64 tiles = (args.batch + 7) / 8, moved = way * first;  // steps of the loop from where memory begins
-    const storage_t *d_output[FLIGHT][SLOTS], *record[FLIGHT][SLOTS];
-    storage_t* d_gate_at[FLIGHT][SLOTS];
-    bool dy_here[FLIGHT][SLOTS], record_here[FLIGHT][SLOTS], gates_here[FLIGHT][SLOTS];
-    auto length_at = [&](int b) { return b < 0 ? 0 : LENGTHS ? int(args.lengths[b]) : count; };
-    const uint32 mine_of[2] = {handy(1u << of4 * 8), handy(1u << (of4 * 8 + 4))};
-    const Cells cells(lane);
-    const int later = args.reverse ? 0 : 1;  // after a step the resets of the next one count, in reverse its own
-    int length[FLIGHT][SLOTS][2];
-    Resets resets[FLIGHT][SLOTS];  // of the row that this lane writes
-    #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot = slot_of(s);
-            const int group = first_group + slot.group;
-            const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
-            // dy: a lane copies 16 bytes of [row, 8 units]
-            const int line = lane * CHUNK / 8, unit = group * 8 + lane * CHUNK % 8;
-            const int b = slot.mine && lane * 16 < DY_BYTES ? tile_rows[line] : -1;
-            dy_here[f][s] = args.dy && b >= 0;
-            d_output[f][s] = dy_here[f][s] ? moved_by(args.dy, moved * args.dy_step_bytes) + b * args.dy_row + unit : args.weight;
-            const int64 tile = first_row / 8 + f * TILES + slot.tile;
-            record_here[f][s] = slot.mine && tile < tiles;
-            record[f][s] = record_here[f][s] ? moved_by(args.saved, moved * args.saved_step_bytes) +
-                                                   (tile * GROUPS + group) * (64 * RECORD) + first_of(lane) : args.weight;
-            const int own = slot.mine ? tile_rows[of8] : -1;
-            gates_here[f][s] = own >= 0;  // the row that this lane writes
-            d_gate_at[f][s] = moved_by(args.d_gates, moved * args.d_gates_step_bytes) + int64(own) * (PLANES * UNITS) + group * 8 + of4 * 2;
-            #pragma unroll
-            for (int c = 0; c < 2; ++c)  // padding stays 0 for any cell
-                length[f][s][c] = slot.mine && group * 8 + of8 < args.units ? length_at(tile_rows[of4 * 2 + c]) : 0;
-            if (RESET) resets[f][s].begin(args.reset, args.batch, own, first + later, length_at(own));
-        }
-    constexpr int STAGE = FLIGHT * SLOTS * ENTRY_BYTES, RING = STAGES * STAGE;
-    const int ring = AT_RING + warp * RING;
-    int stage = 0, spare = RING - STAGE;  // of a step; and of the last, to be filled anew
-    const uint32 ring_place = shared_address(shared + ring);
-    const int dy_at = handy(lane * 16), reset_at = handy(SLOT_BYTES + reset_place(lane));
+    const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
+    const int64 tiles = (args.batch + 7) / 8;
+    Inputs inputs;
+    storage_t* d_gates[FLIGHT][SLOTS];  // of the row that a lane stores
+    bool has_row[FLIGHT][SLOTS];
+    const uint32 bits[2] = {pin_if_room(1u << here.thread_in_group * 8),
+                            pin_if_room(1u << (here.thread_in_group * 8 + 4))};
+    const SavedPlace place(lane);
+    const int later = args.reverse ? 0 : 1;
+    int length[FLIGHT][SLOTS][2];  // of a unit's two rows
+    Resets resets[FLIGHT][SLOTS];  // of the row that a lane stores
+    begin_slots(args, here, rows, time, tiles, later, inputs, d_gates, has_row, length, resets);
+    const int ring_at = AT_RING + here.warp * RING_BYTES;
+    int stage = 0, spare = RING_BYTES - STAGE_BYTES;  // of the ring: to be read, to be refilled
+    const Ring ring{shared_address(shared + ring_at), pin_if_room(lane * 16),
+                    pin_if_room(SLOT_BYTES + reset_offset(lane)), later};
     const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
-    auto copy_inputs = [&](int i, int into, int f) {
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const uint32 target = ring_place + into + (f * SLOTS + s) * ENTRY_BYTES;
-            if (lane * 16 < DY_BYTES)
-                copy_async<16>(target + dy_at, d_output[f][s], i < count && dy_here[f][s] ? 16 : 0);
-            copy_records(target + DY_BYTES, record[f][s], cells, i < count && record_here[f][s]);
-            if (RESET) resets[f][s].copy(target + reset_at, of4, way, args.reset_step_bytes, i < count && (i > 0 || !later));
-            d_output[f][s] = moved_by(d_output[f][s], args.dy_step_bytes), record[f][s] = moved_by(record[f][s], args.saved_step_bytes);
-        }
-        commit_copies();
-    };
-    // R^T as A operands: rows are units of the whole layer, K this block's gates
+    // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, thread);
-    load_matrix(matrix, others, [&](int number, int s) {
-        const int group = warp * MMA_ROWS * 2 + number, k = s * SLICE + of4 * CHUNK_K;
-        const int plane = k / OWN, unit = first_group * 8 + k % OWN;
-        uint4 found = {};
-        if (group < GROUPS && plane < GATES && k % OWN < groups * 8)
-            found = *reinterpret_cast<const uint4*>(
-                args.weight + (int64(group * 8 + of8) * GATES + plane) * UNITS + unit);
-        return found;
-    });
-
-    #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s)
-        #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) copy_inputs(s, s * STAGE, f);
-
-    // addresses that each step uses, computed once: at small B a step takes as long as its instructions
-    const int begin = pinned(start_of(of4, of8)), side = handy(ring + side_of(lane));
-    int own_parts[SLOTS], own_gates[SLOTS][GATES], target[MMA_ROWS][2];
-    #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-        const Slot slot = slot_of(s);
-        own_parts[s] = pinned((slot.tile * BLOCK_GROUPS + slot.group) * 256 + of8 * 32 + of4 * 8);
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate) {
-            const int k = gate * OWN + slot.group * 8 + of4 * 2;
-            const int place = AT_GATES + place_of(k / CHUNK_K, slot.tile, of8) + k % CHUNK_K * sizeof(operand_t);
-            // where the pattern of places repeats from gate to gate, one is enough
-            const bool same = OWN / CHUNK_K % 4 == 0 && gate > 0;
-            own_gates[s][gate] = same ? own_gates[s][0] + gate * (OWN / CHUNK_K) * CHUNK_BYTES : pinned(place);
-        }
-    }
-#if CLUSTER > 1
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
+    load_weights(args, here, matrix, others);
+    inputs.fill(args, here, time, ring, place, resets);
+    const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
+    const int fragment = pin_if_room(ring_at + fragment_offset(lane));
+    int own_shares[SLOTS], own_gates[SLOTS][GATES], share_at[MMA_ROWS][2];
     uint32 owners[MMA_ROWS][2];
-#endif
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // each half of 8 units goes to its owner
-            const int group = min((warp * MMA_ROWS + m) * 2 + half, GROUPS - 1);
-            const int owner = owner_of(group), its = group - first_group_of(owner);
-            target[m][half] = pinned(AT_PARTS + (block * TILES * BLOCK_GROUPS + its) * 256 + of8 * 32 +
-                                     of4 * 8);
+    find_offsets(here, mbarriers, own_shares, own_gates, share_at, owners);
 #if CLUSTER > 1
-            owners[m][half] = pinned(remote(mailboxes, owner));
-#endif
-        }
-#if CLUSTER > 1
-    await_cluster();
+    cluster_barrier();
 #else
     __syncthreads();
 #endif
 
-    // the parts of dh that the blocks found in the step before, which stand in the other half
-    auto add_parts = [&](int f, int half) {
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s)
-            if (slot_of(s).mine)
-                add_shares<CLUSTER, TILES * BLOCK_GROUPS * 256>(
-                    d_state[f][s], shared + AT_PARTS + f * (2 * PARTS) + half + own_parts[s]);
-    };
-
-    int parts_now = 0, box_now = 0;  // of a step: the halves of parts change places
-    uint32 phase = 1;                  // of the other half's mailbox
-    auto take_step = [&](int i) {
-        const int t = first + way * i;
+    int write_buffer = 0, write_mbarrier = 0;  // offsets: of the shares that a step sends
+    uint32 phase = 1;                          // of the other buffer's mbarrier
+    auto step = [&](int i) {
+        const int t = time.first + time.direction * i;
         int before = i;
-        asm volatile("" : "+r"(before));  // of four steps together the compiler would know it
+        asm volatile("" : "+r"(before));  // unknown: of four steps together three have one before
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) {
+        for (int f = 0; f < FLIGHT; ++f) {  // tiles that share one product, in turn
             await_copies<(STAGES - 1) * FLIGHT - 1>();
             __syncwarp();
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
-            uint32 again[SLOTS];  // whether what came after the step began anew: bit 4r of row r
-            #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) {
-                const int place = stage + (f * SLOTS + s) * ENTRY_BYTES;
-                float values[2][KEPT + 4];
-                read_records(shared + ring + place + DY_BYTES, cells, values);
-                read_sides<1>(shared + side + place, &d_out[s]);
-                const bool begins = RESET && resets[f][s].look(shared + ring + place + reset_at, reset_turn);
-                find_factors(values, vector[s], factor[s]);
-                if (RESET) again[s] = __ballot_sync(~0u, begins);
-            }
-            copy_inputs(i + STAGES - 1, spare, f);
-            // a branch, past which the compiler does not move factors: they would wait for letters, too
-            if (before > 0) {
-#if CLUSTER > 1
-                // Gates are written over what the step before read. Letters say so of their senders only;
-                // with two turns the other's barrier does. Here warps wait for letters anyway.
-                if (FLIGHT == 1) __syncthreads();
-                const uint32 mailbox = mailboxes + f * 16 + (8 - box_now);
-                await(mailbox, phase);
-                if (thread == 0) expect(mailbox, letter);
-#endif
-                add_parts(f, PARTS - parts_now);
+            uint32 reset_rows[SLOTS];  // that were reset after the step: bit 4r of row r
+            load_slots(cells, place, ring_at, fragment, stage, ring.reset_at, reset_turn, f,
+                       resets, d_out, factor, reset_rows);
+            inputs.copy(args, here, time, ring, place, resets, i + STAGES - 1, spare, f);
+            if (before > 0) {  // a branch, so that the compiler computes no factors after the wait
+                wait_for_shares(here, mbarriers, f, write_mbarrier, phase, message_bytes);
+                receive_shares(here, own_shares, f, SHARES_BYTES - write_buffer, cells);
             }
             float d_gate[SLOTS][2][PLANES] = {}, d_vector[SLOTS][2][VECTORS + 1];
             Pair pairs[SLOTS][PLANES];
-            auto lives = [&](int s, int c) { return (LENGTHS ? t : 0) < length[f][s][c]; };
-            auto leave_gates = [&](int s) {
-                #pragma unroll
-                for (int p = 0; p < PLANES; ++p)
-                    if (gates_here[f][s]) keep(d_gate_at[f][s] + p * UNITS, pairs[s][p]);
-                d_gate_at[f][s] = moved_by(d_gate_at[f][s], args.d_gates_step_bytes);
-            };
             #pragma unroll
             for (int s = 0; s < SLOTS; ++s) {
-                const Slot slot = slot_of(s);
-                const int group = first_group + slot.group;
-                #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    float (&d_here)[STATES] = d_state[f][s][c];
-                    if (RESET && again[s] & mine_of[c]) end_here(d_here, d_start[f][s][c]);
-                    const bool live = lives(s, c);
-                    float d_after[STATES], d_before[STATES], found[PLANES];
-                    #pragma unroll
-                    for (int k = 0; k < STATES; ++k) {
-                        d_after[k] = k == 0 ? d_here[k] + d_out[s][c] : d_here[k];
-                        const int64 b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
-                        if (EVERY && args.d_all_states[k] && slot.mine && live && b >= 0 && unit < args.units)
-                            d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
-                    }
-                    derivative(factor[s][c], d_after, found, d_before, d_vector[s][c]);
-                    if (ALL_LIVE || live) {
-                        #pragma unroll
-                        for (int k = 0; k < STATES; ++k) d_here[k] = d_before[k];
-                        #pragma unroll
-                        for (int p = 0; p < PLANES; ++p) d_gate[s][c][p] = found[p];
-                    }
-                    if (!LATE && live) add_up(total[s], found, d_vector[s][c]);
-                }
-                if (!LATE && !slot.mine) continue;
-                #pragma unroll
-                for (int p = 0; p < PLANES; ++p) {
-                    pairs[s][p] = transposed(d_gate[s][0][p], d_gate[s][1][p]);
-                    if (p >= RIGHT && slot.mine)
-                        keep(reinterpret_cast<storage_t*>(shared + f * GATE_ROWS + own_gates[s][max(p - RIGHT, 0)]),
-                             rounded(pairs[s][p]));
-                }
-                if (!LATE) leave_gates(s);
+                const Slot slot = here.slot(s);
+                step_slot(args, here, rows, slot, f, s, t, reset_rows[s], bits, length[f][s],
+                          d_out[s], factor[s], cells, d_gate[s], d_vector[s]);
+                if (!LATE && !slot.owned) continue;
+                place_gates(slot.owned, f, own_gates[s], d_gate[s], pairs[s]);
+                if (!LATE) store_gates(args, has_row[f][s], d_gates[f][s], pairs[s]);
             }
             __syncthreads();
-            // dh = R^T dr, this block's part of all units; nobody waits for warps without units
-            const bool multiplies = CLUSTER == 1 || (WGMMA ? warp & ~3 : warp) * MMA_ROWS * 2 < GROUPS;
-            Sums sums_of_rows = {};
-            if (multiplies) product(sums_of_rows, matrix, others, shared + AT_GATES + f * GATE_ROWS + begin);
-            #pragma unroll
-            for (int m = 0; m < MMA_ROWS && multiplies; ++m)
-                #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int group = (warp * MMA_ROWS + m) * 2 + half;
-                    if (WARPS * MMA_ROWS * 2 > GROUPS && group >= GROUPS) continue;
-                    #pragma unroll
-                    for (int n = 0; n < TILES; ++n) {
-                        const float low = chained(sums_of_rows, m, n, half * 2);
-                        const float high = chained(sums_of_rows, m, n, half * 2 + 1);
-                        const int buffer = parts_now + f * (2 * PARTS);
-                        const int there = target[m][half] + buffer + n * (BLOCK_GROUPS * 256);
-#if CLUSTER > 1
-                        send(owners[m][half] + there, low, high, owners[m][half] + f * 16 + box_now);
-#else
-                        *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
-#endif
-                    }
-                }
+            // dh = R^T dr, this block's share of all units; nobody waits for warps without units
+            const bool multiplies =
+                CLUSTER == 1 || (WGMMA ? here.warp & ~3 : here.warp) * MMA_ROWS * 2 < GROUPS;
+            Sums sums = {};
+            if (multiplies) {
+                product(sums, matrix, others, shared + AT_GATES + f * OPERAND_BYTES + operand);
+                send_shares(here, sums, share_at, owners, f, write_buffer, write_mbarrier);
+            }
 #if CLUSTER == 1
             __syncthreads();
 #endif
-            if (LATE) {  // while letters travel
-                leave_gates(0);
-                #pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    if (lives(0, c)) add_up(total[0], d_gate[0][c], d_vector[0][c]);
+            if (LATE) {  // while messages travel
+                store_gates(args, has_row[f][0], d_gates[f][0], pairs[0]);
+                add_live(length[f][0], t, d_gate[0], d_vector[0], cells);
             }
         }
     };
-    // Short steps by fours, as far as that was faster: what alternates is known then, a tenth of the work.
-    constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
-    constexpr int ROUND = SLICES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
-    static_assert(ROUND == 1 || 4 % STAGES == 0, "after four steps all stands where it began");
-    for (int i = 0; i < count;) {
-        if (ROUND == 4) stage = 0, spare = RING - STAGE, parts_now = 0, box_now = 0, phase = 1;
+    for (int i = 0; i < time.count;) {
+        if (ROUND == 4) {
+            stage = 0, spare = RING_BYTES - STAGE_BYTES;
+            write_buffer = 0, write_mbarrier = 0, phase = 1;
+        }
         #pragma unroll
-        for (int j = 0; j < ROUND && (j == 0 || i < count); ++j, ++i) {
-            take_step(i);
-            spare = stage, stage = stage + STAGE == RING ? 0 : stage + STAGE;
-            parts_now = PARTS - parts_now, box_now = 8 - box_now, phase ^= uint32(box_now) >> 3;
+        for (int j = 0; j < ROUND && (j == 0 || i < time.count); ++j, ++i) {
+            step(i);
+            spare = stage, stage = stage + STAGE_BYTES == RING_BYTES ? 0 : stage + STAGE_BYTES;
+            write_buffer = SHARES_BYTES - write_buffer, write_mbarrier = 8 - write_mbarrier;
+            phase ^= uint32(write_mbarrier) >> 3;
         }
     }
-
-    #pragma unroll
-    for (int f = 0; f < FLIGHT && count > 0; ++f) {
-#if CLUSTER > 1
-        await(mailboxes + f * 16 + (count - 1) % 2 * 8, uint32(count - 1) / 2 % 2);
-#endif
-        add_parts(f, (count - 1) % 2 * PARTS);
-    }
-    {   // places anew: what only the end needs is not held in the loop
-        const int thread = thread_anew(), of8 = thread % 32 / 4, of4 = thread % 4, block = block_of_cluster();
-        const int first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot(thread / 32 * SLOTS + s, groups);
-            if (!slot.mine) continue;
-            const int group = first_group + slot.group, unit = group * 8 + of8;
-            #pragma unroll
-            for (int f = 0; f < FLIGHT; ++f) {
-                const int64 own = rows[f * ROWS + slot.tile * 8 + of8];
-                if (LENGTHS && own >= 0)
-                    leave_none(args.d_gates, count * args.batch + own, args.batch, group * 8 + of4 * 2, int(args.steps) - count);
-                #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int b = rows[f * ROWS + slot.tile * 8 + of4 * 2 + c];
-                    if (b < 0 || unit >= args.units) continue;
-                    const bool replaced = RESET && !args.reverse && length_at(b) > 0 && args.reset[b];
-                    leave_first(d_state[f][s][c], d_start[f][s][c], replaced, args.chunk_out, args.d_initial, args.d_reset_state,
-                                anew(args.batch) * args.units, int64(b) * args.units + unit);
-                }
-            }
-            #pragma unroll
-            for (int p = 0; p < PLANES + VECTORS; ++p) {
-                const float all = over_lanes(total[s][p]);
-                if (of4 == 0)
-                    args.sums[((cluster * TILES + slot.tile) * (PLANES + VECTORS) + p) * UNITS + unit] = all;
-            }
-        }
-    }
-#if CLUSTER > 1
-    await_cluster();
-#endif
+    receive_last(here, mbarriers, own_shares, time.count, cells);
+    finish(args, here, time, rows, cells);
+    cluster_barrier();  // no block leaves while another may still write to it
 }

@@ -4,10 +4,12 @@
 
 // out = x * mask; a thread takes four units of one row of one step
 extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
-    const int64 groups = (args.width + 3) / 4, number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64 groups = (args.width + 3) / 4;
+    const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (number >= args.steps * args.batch * groups) return;
     const int64 group = number % groups, row = number / groups;
-    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(row / args.batch), uint32(args.layer + 256 * args.seed[1])};
+    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(row / args.batch),
+                   uint32(args.layer + 256 * args.seed[1])};
     uint32 k0 = uint32(args.seed[0]), k1 = uint32(args.seed[0] >> 32);
     #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -24,6 +26,8 @@ extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int64 unit = group * 4 + i, at = row * args.width + unit;
-        if (unit < args.width) args.out[at] = narrow(int64(c[i]) >= args.threshold ? widen(args.x[at]) * factor : 0.0f);
+        if (unit < args.width)
+            args.out[at] =
+                narrow(int64(c[i]) >= args.threshold ? widen(args.x[at]) * factor : 0.0f);
     }
 }

@@ -44,8 +44,8 @@ INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
 INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
 INLINE float sign(float x) { return float(x > 0.0f) - float(x < 0.0f); }
 
-// sin, cos and tan without the array of CUDA's own, which is a stack frame: it would count as spilled
-// registers. `turned` is x less the nearest multiple of pi/2, and `quarter` which one, modulo 4.
+// sin, cos and tan without the array of CUDA's own, which lies on the stack and would count as
+// spilled registers. `turned` is x less the nearest multiple of pi/2, `quarter` which, modulo 4.
 
 // 32 bits of 2/pi from bit 32 * place - 2 on
 INLINE uint32 bits_of_2_over_pi(int place) {
@@ -67,7 +67,8 @@ INLINE float turned(float x, int& quarter) {
     const uint32 mantissa = bits << 8 | 0x80000000u;
     const int exponent = int(bits >> 23) - 126, place = exponent >> 5, shift = exponent & 31;
     const uint32 first = place ? bits_of_2_over_pi(place - 1) : 0u;
-    const uint32 words[3] = {bits_of_2_over_pi(place), bits_of_2_over_pi(place + 1), bits_of_2_over_pi(place + 2)};
+    const uint32 words[3] = {bits_of_2_over_pi(place), bits_of_2_over_pi(place + 1),
+                             bits_of_2_over_pi(place + 2)};
     const uint32 high = shift ? first << shift | words[0] >> (32 - shift) : first;
     const uint32 middle = shift ? words[0] << shift | words[1] >> (32 - shift) : words[0];
     const uint32 low = shift ? words[1] << shift | words[2] >> (32 - shift) : words[1];
@@ -75,7 +76,8 @@ INLINE float turned(float x, int& quarter) {
     product = (unsigned long long)mantissa * middle + (product >> 32);
     product += (unsigned long long)(mantissa * high) << 32;
     const int count = int(product >> 62) + int(product >> 61 & 1);
-    const float rest = float(double((long long)(product - ((unsigned long long)count << 62))) * 3.4061215800523264e-19);
+    const auto fraction = (long long)(product - ((unsigned long long)count << 62));
+    const float rest = float(double(fraction) * 3.4061215800523264e-19);
     quarter = x < 0.0f ? -count : count;
     return far > 3.402823466e38f ? x - x : x < 0.0f ? -rest : rest;
 }

@@ -1,78 +1,102 @@
-// What both loops of the grid share: R over the whole device, what it multiplies through L2.
+// What both loops of a grid share. Where R fits no cluster, CLUSTERS clusters share it, and what it
+// multiplies, the operand, travels through L2.
 //
-// A cluster owns groups of 8 units: their cells, and all rows of the matrix that give them. Its
-// blocks split K: a block fetches its part of the operand (h, or the gate gradients), multiplies,
-// and sends each sum to the block that owns the slot, a group in one tile of 8 rows of the batch.
-// The operand's home in global memory is its own mailbox: filled with ones beforehand, a pattern
-// that no conversion makes, a word tells by its value that it has come. So nothing else is waited
-// for, but all blocks must be on the device together: the launch is cooperative.
+// A cluster owns groups of 8 units: their cells, and all rows of the matrix that give their sums.
+// Its blocks split K: a block polls for its part of the operand (h, or the gate gradients),
+// multiplies, and sends its share of each sum to the block that owns the slot, a group in one tile
+// of 8 rows of the batch.
 //
-// K: length of a row of the matrix; EACH: sums of a cell, of which the matrix gives each.
+// The operand needs no flags beside it. Its place in global memory, the flag buffer, is filled with
+// ones beforehand: all ones means "not arrived yet", and what is stored there is never that. A
+// block waits for nothing else, but all blocks must run at once: the launch is cooperative.
+//
+// K: length of a row of the matrix. SUMS: sums of a cell, each with a row of the matrix.
 
 #include "device.cuh"
-#include "record.cuh"
+#include "saved.cuh"
 #include "resets.cuh"
 
-constexpr int GROUPS_EACH = PER;
+constexpr int CLUSTER_GROUPS = PER;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
-constexpr int FROM = CLUSTER * K_WARPS;                             // parts of a sum
-constexpr int SLICES = ((K + SLICE - 1) / SLICE + FROM - 1) / FROM;  // of a warp
-constexpr int CHUNKS = SLICES * K_WARPS * 4;                        // of a block, 16 bytes of K each
+constexpr int SHARES = CLUSTER * K_WARPS;  // of a sum: K is split over blocks and their warps
+constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + SHARES - 1) / SHARES;  // of a warp
+constexpr int CHUNKS = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
-constexpr int MMA_ROWS = ((GROUPS_EACH * EACH + 1) / 2 + M_WARPS - 1) / M_WARPS;
-constexpr int OWN_SLOTS = (GROUPS_EACH * TILES + CLUSTER - 1) / CLUSTER;  // of a block
-constexpr int SLOTS = (OWN_SLOTS + WARPS - 1) / WARPS;                    // of a warp
-constexpr int OPERAND_BYTES = SLICES * K_WARPS * TILES * 512;
-constexpr int PARTS_BYTES = OWN_SLOTS * FROM * EACH * 256;
+constexpr int MMA_ROWS = ((CLUSTER_GROUPS * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
+constexpr int OWN_SLOTS = (CLUSTER_GROUPS * TILES + CLUSTER - 1) / CLUSTER;  // of a block
+constexpr int SLOTS = (OWN_SLOTS + WARPS - 1) / WARPS;                       // of a warp
+constexpr int OPERAND_BYTES = K_TILES * K_WARPS * TILES * 512;
+constexpr int SHARES_BYTES = OWN_SLOTS * SHARES * SUMS * 256;
 
 #include "product.cuh"
 
-// shared memory, in bytes
+// shared memory, in bytes: mbarriers, numbers of rows, two buffers of the operand and of shares of
+// sums, ring of inputs, matrix
 constexpr int AT_ROWS = 2 * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_PARTS = AT_OPERAND + 2 * OPERAND_BYTES;
-constexpr int AT_RING = AT_PARTS + 2 * PARTS_BYTES;
+constexpr int AT_SHARES = AT_OPERAND + 2 * OPERAND_BYTES;
+constexpr int AT_RING = AT_SHARES + 2 * SHARES_BYTES;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * ENTRY_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-// Two buffers of parts are enough because a block that sends again has fetched what it waits for.
-static_assert((CLUSTER - 1) * CHUNKS * CHUNK_K < K, "a block without a part of K would wait for nobody");
+// Two buffers of shares are enough: a block that sends again has received what it waits for.
+static_assert((CLUSTER - 1) * CHUNKS * CHUNK_K < K,
+              "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
 static_assert(!WGMMA || M_WARPS % 4 == 0, "a warpgroup multiplies one part of K");
-static_assert(SHARED_BYTES == SHARED_GIVEN, "the plan counts shared memory otherwise");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/tiles.py counts shared memory otherwise");
 
 INLINE int first_group_of_cluster(int cluster) {
     return (cluster * GROUPS + CLUSTERS - 1) / CLUSTERS;
 }
 
-struct Slot { int group, tile; bool mine; };  // group: of the cluster's
+// A group of the cluster in a tile: two cells a lane.
+struct Slot {
+    int group, tile;
+    bool owned;
+};
 
-// where a block stands: its clusters share the rows from `first_row` on
+// Where a thread stands; the clusters that share R have the same rows of the batch.
 struct Place {
-    int lane, warp, of8, of4, block, first_group, groups;
+    int lane, warp, group_of_lane, thread_in_group, block;
+    int first_group, groups;  // of the cluster
     int64 first_row;
 
-    INLINE explicit Place(int64 first) {
-        lane = threadIdx.x & 31, warp = threadIdx.x >> 5, of8 = lane >> 2, of4 = lane & 3;
-        block = block_of_cluster();
+    INLINE explicit Place(int64 first_row_of_launch) {
+        lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        group_of_lane = lane >> 2, thread_in_group = lane & 3;
+        block = cluster_rank();
         const int cluster = blockIdx.x / CLUSTER;
         first_group = first_group_of_cluster(cluster % CLUSTERS);
         groups = first_group_of_cluster(cluster % CLUSTERS + 1) - first_group;
-        first_row = first + int64(cluster / CLUSTERS) * ROWS;
+        first_row = first_row_of_launch + int64(cluster / CLUSTERS) * ROWS;
     }
-    INLINE Slot slot(int s) const {  // this warp's
+    INLINE Slot slot(int s) const {  // of this warp
         const int number = (s * WARPS + warp) * CLUSTER + block, group = number / TILES;
         return {group, number % TILES, s * WARPS + warp < OWN_SLOTS && group < groups};
     }
-    INLINE int letter() const {  // bytes that the block awaits each step
-        return (groups * TILES - block + CLUSTER - 1) / CLUSTER * (FROM * EACH * 256);
+    INLINE int unit(const Slot& slot) const {
+        return (first_group + slot.group) * 8 + group_of_lane;
+    }
+    INLINE int pair_unit(const Slot& slot) const {
+        return (first_group + slot.group) * 8 + thread_in_group * 2;
+    }
+    // the numbers of a unit's two rows
+    INLINE int pair_rows(const Slot& slot) const { return slot.tile * 8 + thread_in_group * 2; }
+    INLINE int share_bytes() const {  // that the block receives each step
+        return (groups * TILES - block + CLUSTER - 1) / CLUSTER * (SHARES * SUMS * 256);
     }
     INLINE int first_chunk() const { return block * CHUNKS; }
+    // the ring's entry of a slot in step i
+    INLINE int entry(int s, int i) const {
+        return AT_RING + warp * SLOTS * STAGES * ENTRY_BYTES +
+               (s * STAGES + i % STAGES) * ENTRY_BYTES;
+    }
 };
 
-INLINE uint4 look(const operand_t* place) {
+INLINE uint4 poll(const operand_t* place) {
     uint4 found;
     asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
@@ -80,32 +104,37 @@ INLINE uint4 look(const operand_t* place) {
     return found;
 }
 
-INLINE bool complete(uint4 words) {
+INLINE bool arrived(uint4 words) {
     return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
 }
 
-// into a mailbox; where all bits of a word are ones it is a nan of the user's, and another one does
-INLINE uint32 told(uint32 bits) { return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits; }
+// All ones means "not arrived yet"; a user's NaN with that pattern is replaced by another NaN.
+INLINE uint32 not_all_ones(uint32 bits) {
+    return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits;
+}
 
-INLINE void post(operand_t* place, Letter letter) {
+// Stores into the flag buffer.
+INLINE void publish(operand_t* place, Message message) {
 #if SHORT
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(told(letter.bits)) : "memory");
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;"
+                 ::"l"(place), "r"(not_all_ones(message.bits)) : "memory");
 #else
-    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(place),
-                 "r"(told(__float_as_uint(letter.low))), "r"(told(__float_as_uint(letter.high)))
-                 : "memory");
+    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};"
+                 ::"l"(place), "r"(not_all_ones(__float_as_uint(message.low))),
+                 "r"(not_all_ones(__float_as_uint(message.high))) : "memory");
 #endif
 }
 
-// How long a warp waits before it looks in L2 for what others post. A look that comes too early costs a
-// whole way there once more, and looks hold up posts. So the next look comes later, and after one that found
-// all a little sooner: the wait settles where one look in 17 is too early.
-constexpr uint32 FINE = 16;  // of a cycle: the unit of waits
+// How long a warp waits before its first poll of a step. A poll that comes too early costs a second
+// way through L2, and polls delay stores. So the wait grows after a poll that came too early, and
+// shrinks a little after one that found everything: it settles where one poll in 17 is too early.
+constexpr uint32 FINE = 16;  // the wait is counted in parts of a cycle
 constexpr uint32 LATER = 8 * FINE, SOONER = FINE / 2;
 
-// The block's part of K of all rows, as soon as it is there; from: this step's, in row 0.
-INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 row_stride, const int* rows,
-                  unsigned char* operand) {
+// Polls for the block's part of K of all rows and puts it into shared memory. from: this step's
+// operand in row 0.
+INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 row_stride,
+                  const int* rows, unsigned char* operand) {
     constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
     const uint32 begin = uint32(clock());
     while (uint32(clock()) - begin < wait / FINE) continue;
@@ -121,10 +150,10 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
             const int b = r < ROWS ? rows[r] : -1;
             const int at = (here.first_chunk() + chunk) * CHUNK_K;
             source[i] = b >= 0 && at < K ? from + b * row_stride + at : nullptr;
-            place[i] = place_of(chunk, r / 8, r % 8);
-            found[i] = source[i] ? look(source[i]) : make_uint4(0, 0, 0, 0);
+            place[i] = operand_offset(chunk, r / 8, r % 8);
+            found[i] = source[i] ? poll(source[i]) : make_uint4(0, 0, 0, 0);
         }
-        // those that are not there are asked for again, all at once: a look takes half a microsecond
+        // What has not arrived is polled again, all at once: a poll takes half a microsecond.
         bool early = false;
 #if SPIN_LIMIT
         int tries = 0;
@@ -132,7 +161,7 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
         while (true) {
             bool all = true;
             #pragma unroll
-            for (int i = 0; i < BATCH; ++i) all &= complete(found[i]);
+            for (int i = 0; i < BATCH; ++i) all &= arrived(found[i]);
             if (all) break;
             early = true;
 #if SPIN_LIMIT
@@ -140,7 +169,7 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
 #endif
             #pragma unroll
             for (int i = 0; i < BATCH; ++i)
-                if (!complete(found[i])) found[i] = look(source[i]);
+                if (!arrived(found[i])) found[i] = poll(source[i]);
         }
         #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
@@ -149,55 +178,59 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
                 *reinterpret_cast<uint4*>(operand + place[i]) = make_uint4(
                     rounded(words.x), rounded(words.y), rounded(words.z), rounded(words.w));
         }
-        // what is looked for afterwards has had more time, and says nothing of the first look
+        // later batches have had more time, and say nothing about the first poll
         if (done == 0) wait = __any_sync(~0u, early) ? wait + LATER : wait - min(wait, SOONER);
     }
 }
 
-// this warp's rows of the cluster's part of the matrix; load(group, which, k): 16 bytes of this lane's
+// Loads this warp's rows of the cluster's part of the matrix. load(group, which, k): 16 bytes of
+// this lane, of one of the group's sums.
 template <class Load>
 INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
-    for (int s = SLICES - 1; s >= 0; --s)  // what registers hold comes last
+    for (int s = K_TILES - 1; s >= 0; --s)  // fragments for registers come last
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 half[2] = {};
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int number = (m_warp * MMA_ROWS + m) * 2 + h;
-                const int group = number / EACH, which = number % EACH;
-                const int k = (here.first_chunk() + (k_warp * SLICES + s) * 4 + here.of4) * CHUNK_K;
-                if (group < here.groups && k < K) half[h] = load(here.first_group + group, which, k);
+                const int group = number / SUMS, which = number % SUMS;
+                const int chunk = (k_warp * K_TILES + s) * 4 + here.thread_in_group;
+                const int k = (here.first_chunk() + chunk) * CHUNK_K;
+                if (group < here.groups && k < K)
+                    half[h] = load(here.first_group + group, which, k);
             }
             hold(matrix, others, m, s, half[0], half[1]);
         }
 }
 
-// multiplies, and sends each sum's part to the owner of its slot; now: the turn's half of buffers
+// Multiplies, and sends the share of each sum to the owner of its slot. now: which of two buffers.
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
-                              unsigned char* shared, uint32 mailboxes, int now) {
+                              uint32 mbarriers, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
-    if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * EACH) return;
+    if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * SUMS) return;
     Sums sums = {};
     product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
-                                      k_warp * (SLICES * 4 * CHUNK_BYTES) +
-                                      start_of(here.of4, here.of8));
+                                      k_warp * (K_TILES * 4 * CHUNK_BYTES) +
+                                      operand_start(here.thread_in_group, here.group_of_lane));
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {  // of 8 units
         const int m = half / 2, number = m_warp * MMA_ROWS * 2 + half;
-        const int group = number / EACH, which = number % EACH;
+        const int group = number / SUMS, which = number % SUMS;
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            const float low = chained(sums, m, n, half % 2 * 2), high = chained(sums, m, n, half % 2 * 2 + 1);
+            const float low = chained(sums, m, n, half % 2 * 2);
+            const float high = chained(sums, m, n, half % 2 * 2 + 1);
             const int slot = group * TILES + n, owner = slot % CLUSTER;
-            const int there = AT_PARTS + now * PARTS_BYTES +
-                              ((slot / CLUSTER * FROM + here.block * K_WARPS + k_warp) * EACH + which) * 256 +
-                              here.of8 * 32 + here.of4 * 8;
+            const int share = slot / CLUSTER * SHARES + here.block * K_WARPS + k_warp;
+            const int there = AT_SHARES + now * SHARES_BYTES + (share * SUMS + which) * 256 +
+                              here.group_of_lane * 32 + here.thread_in_group * 8;
             if (group >= here.groups) continue;
 #if CLUSTER > 1
-            const uint32 base = remote(mailboxes, owner);
-            send(base + there, low, high, base + now * 8);
+            const uint32 base = remote(mbarriers, owner);
+            store_async(base + there, low, high, base + now * 8);
 #else
             *reinterpret_cast<float2*>(shared + there) = make_float2(low, high);
 #endif
@@ -205,32 +238,36 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
     }
 }
 
-// waits until all parts of step i are here
-INLINE void await_parts(const Place& here, uint32 mailboxes, int i) {
+// until all shares of step i are here
+INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int i) {
 #if CLUSTER > 1
-    const uint32 mailbox = mailboxes + (i & 1) * 8;
-    await(mailbox, uint32(i >> 1) & 1);
-    if (threadIdx.x == 0) expect(mailbox, here.letter());
+    const uint32 mbarrier = mbarriers + (i & 1) * 8;
+    mbarrier_wait(mbarrier, uint32(i >> 1) & 1);
+    if (threadIdx.x == 0) mbarrier_expect(mbarrier, here.share_bytes());
 #endif
 }
 
-// adds the parts of a warp's slot, always in the same order
-INLINE void add_parts(const Place& here, const unsigned char* shared, int s, int now,
-                      float (&sums)[EACH][2]) {
-    const float* parts = reinterpret_cast<const float*>(shared + AT_PARTS + now * PARTS_BYTES) +
-                         (s * WARPS + here.warp) * (FROM * EACH * 64) + here.of8 * 8 + here.of4 * 2;
+// Adds the shares of the sums of a warp's slot, always in the same order.
+INLINE void add_slot_shares(const Place& here, int s, int now,
+                            float (&sums)[SUMS][2]) {
+    const float* shares = reinterpret_cast<const float*>(shared + AT_SHARES + now * SHARES_BYTES) +
+                          (s * WARPS + here.warp) * (SHARES * SUMS * 64) +
+                          here.group_of_lane * 8 + here.thread_in_group * 2;
     #pragma unroll
-    for (int from = 0; from < FROM; ++from)
+    for (int from = 0; from < SHARES; ++from)
         #pragma unroll
-        for (int which = 0; which < EACH; ++which) {
-            const float2 part = *reinterpret_cast<const float2*>(parts + (from * EACH + which) * 64);
-            sums[which][0] += part.x;
-            sums[which][1] += part.y;
+        for (int which = 0; which < SUMS; ++which) {
+            const float* const place = shares + (from * SUMS + which) * 64;
+            const float2 share = *reinterpret_cast<const float2*>(place);
+            sums[which][0] += share.x;
+            sums[which][1] += share.y;
         }
 }
 
-// both buffers of the operand are zeros, where no row or unit is they stay so
-INLINE void clear_operand(unsigned char* shared) {
-    for (int at = AT_OPERAND + threadIdx.x * 16; at < AT_PARTS; at += THREADS * 16)
-        *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
+// The start of a block: rows, zeros in both operands where no row or unit is, mbarriers.
+INLINE void begin_block(const Place& here, int* rows, int64 batch, const int64* order,
+                        uint32 mbarriers) {
+    number_rows<ROWS, THREADS>(rows, here.first_row, batch, order);
+    clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
+    mbarrier_init<2>(mbarriers, here.share_bytes());
 }

@@ -1,7 +1,7 @@
 // The forward time loop of one layer and direction where R fits no cluster: h travels through L2.
 
 #define K UNITS
-#define EACH GATES
+#define SUMS GATES
 #include "grid.cuh"
 
 constexpr int GATE_BYTES = 64 * SIZE;
@@ -11,15 +11,14 @@ constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(const __grid_constant__ ForwardArgs given) {
     const ForwardArgs args = given;  // read once: loads at each use cost the loop instructions
-    extern __shared__ __align__(128) unsigned char shared[];
     const Place here(args.first_row);
-    const int lane = here.lane, of8 = here.of8, of4 = here.of4;
+    const int lane = here.lane, group_of_lane = here.group_of_lane, thread_in_group = here.thread_in_group;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    const uint32 mailboxes = shared_address(shared);
+    const uint32 mbarriers = shared_address(shared);
 
     number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
-    clear_operand(shared);
-    open_mailboxes<2>(mailboxes, here.letter());
+    clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
+    mbarrier_init<2>(mbarriers, here.share_bytes());
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     const int way = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
     const int64 moved = way * first;  // steps of the loop from where memory begins
@@ -36,7 +35,7 @@ forward(const __grid_constant__ ForwardArgs given) {
     for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
         const int r = at / HERE, k = at % HERE, unit = here.first_chunk() * CHUNK_K + k, b = rows[r];
         if (b < 0 || unit >= args.units) continue;
-        unsigned char* place = shared + AT_OPERAND + place_of(k / CHUNK_K, r / 8, r % 8);
+        unsigned char* place = shared + AT_OPERAND + operand_offset(k / CHUNK_K, r / 8, r % 8);
         reinterpret_cast<operand_t*>(place)[k % CHUNK_K] = operand_of(narrow(first_state(0, b, unit)));
     }
     float from_x[SLOTS][GATES], from_r[SLOTS][GATES], vector[SLOTS][VECTORS + 1];
@@ -44,23 +43,23 @@ forward(const __grid_constant__ ForwardArgs given) {
     int row[SLOTS] = {}, length[SLOTS] = {};
     Resets resets[SLOTS];  // of this lane's row
     storage_t *output[SLOTS], *record[SLOTS];
-    operand_t* letter_at[SLOTS];
+    operand_t* message_at[SLOTS];
     bool mine[SLOTS], recorded[SLOTS];
     operand_t* const box = args.flag_buffer ? args.flag_buffer : reinterpret_cast<operand_t*>(args.y);
     const int64 tiles = (args.batch + 7) / 8, box_move = args.flag_buffer ? way * args.batch * (UNITS * int(sizeof(operand_t))) : args.y_step_bytes;
     const int64 box_row = args.flag_buffer ? UNITS : args.y_row;
-    const Cells cells(lane);
-    const uint32 mine_of[2] = {1u << of4 * 8, 1u << (of4 * 8 + 4)}, own_row = 1u << of8 * 4;
+    const SavedPlace cells(lane);
+    const uint32 mine_of[2] = {1u << thread_in_group * 8, 1u << (thread_in_group * 8 + 4)}, own_row = 1u << group_of_lane * 4;
     // after a step the resets of the next one count, in reverse its own
     const int later = args.reverse ? 0 : 1;
-    bool works = threadIdx.x < 32;  // the first thread renews the mailbox
+    bool works = threadIdx.x < 32;  // the first thread renews the mbarrier
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
-        const int group = here.first_group + slot.group, unit = group * 8 + of8;
-        const bool inside = slot.mine && unit < args.units;
-        works |= slot.mine;
-        mine[s] = slot.mine;
+        const int group = here.first_group + slot.group, unit = group * 8 + group_of_lane;
+        const bool inside = slot.owned && unit < args.units;
+        works |= slot.owned;
+        mine[s] = slot.owned;
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             from_x[s][gate] = inside && args.bias_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
@@ -75,19 +74,19 @@ forward(const __grid_constant__ ForwardArgs given) {
             vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int b = rows[slot.tile * 8 + of4 * 2 + c];
+            const int b = rows[slot.tile * 8 + thread_in_group * 2 + c];
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
                 state[s][c][k] = inside && b >= 0 ? first_state(k, b, unit) : 0.0f;
         }
-        row[s] = mine[s] ? rows[slot.tile * 8 + of8] : -1;
+        row[s] = mine[s] ? rows[slot.tile * 8 + group_of_lane] : -1;
         if (LENGTHS) length[s] = row[s] < 0 ? 0 : int(args.lengths[row[s]]);
         if (RESET) resets[s].begin(args.reset, args.batch, row[s], first + later, length[s]);
         const int64 tile = here.first_row / 8 + slot.tile;
-        output[s] = moved_by(args.y, moved * args.y_step_bytes) + row[s] * args.y_row + group * 8 + of4 * 2;
-        letter_at[s] = moved_by(box, moved * box_move) + row[s] * box_row + group * 8 + of4 * 2;
+        output[s] = advanced(args.y, moved * args.y_step_bytes) + row[s] * args.y_row + group * 8 + thread_in_group * 2;
+        message_at[s] = advanced(box, moved * box_move) + row[s] * box_row + group * 8 + thread_in_group * 2;
         recorded[s] = KEEP && mine[s] && tile < tiles;
-        record[s] = moved_by(args.saved, moved * args.saved_step_bytes) + (tile * GROUPS + group) * (64 * RECORD) + first_of(lane);
+        record[s] = advanced(args.saved, moved * args.saved_step_bytes) + (tile * GROUPS + group) * (64 * SAVED) + saved_offset(lane);
     }
 
     // the ring of inputs: each warp copies what its own lanes read
@@ -102,8 +101,8 @@ forward(const __grid_constant__ ForwardArgs given) {
             const int number = copy * 32 + lane, gate = number / (GATE_BYTES / 16);
             const Slot slot = here.slot(s);
             const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
-            taken[s][copy] = b >= 0 && gate < GATES && slot.mine ? 16 : 0;
-            input[s][copy] = taken[s][copy] ? moved_by(args.x, moved * args.x_step_bytes) + b * args.x_row + gate * args.x_gate +
+            taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
+            input[s][copy] = taken[s][copy] ? advanced(args.x, moved * args.x_step_bytes) + b * args.x_row + gate * args.x_gate +
                                  (here.first_group + slot.group) * 8 + number * CHUNK % 8 : args.x;
         }
     // places in the ring by i: what a grid's step takes is its way through L2, not its instructions
@@ -116,9 +115,9 @@ forward(const __grid_constant__ ForwardArgs given) {
                 if (copy * 512 + lane * 16 < SLOT_BYTES)
                     copy_async<16>(target + copy * 512 + lane * 16, input[s][copy],
                                    i < count ? taken[s][copy] : 0);
-                input[s][copy] = moved_by(input[s][copy], args.x_step_bytes);
+                input[s][copy] = advanced(input[s][copy], args.x_step_bytes);
             }
-            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_place(lane), of4, way, args.reset_step_bytes,
+            if (RESET) resets[s].copy(target + SLOT_BYTES + reset_offset(lane), thread_in_group, way, args.reset_step_bytes,
                                       mine[s] && i + later < count);
         }
         commit_copies();
@@ -126,24 +125,24 @@ forward(const __grid_constant__ ForwardArgs given) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int gate, int k) {
-        return chunk_of(args.weight, gate, group * 8 + of8, k, args.units);
+        return chunk_of(args.weight, gate, group * 8 + group_of_lane, k, args.units);
     });
 
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) copy_inputs(i);
-    const int side = ring + side_of(lane);
+    const int side = ring + fragment_offset(lane);
 #if CLUSTER > 1
-    await_cluster();
+    cluster_barrier();
 #endif
 
-    uint32 wait = uint32(args.delay) * FINE;  // before a look
+    uint32 wait = uint32(args.delay) * FINE;  // before a test
     for (int i = 0; i < count; ++i) {
         const int t = first + way * i, now = i & 1;
         if (i > 0)
-            fetch(here, wait, moved_by(box, (moved + i - 1) * box_move), box_row, rows,
+            fetch(here, wait, advanced(box, (moved + i - 1) * box_move), box_row, rows,
                   shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
-        multiply_and_send(here, matrix, others, shared, mailboxes, now);
+        multiply_and_send(here, matrix, others, mbarriers, now);
 #if CLUSTER == 1
         __syncthreads();
 #endif
@@ -152,19 +151,19 @@ forward(const __grid_constant__ ForwardArgs given) {
         float given[SLOTS][GATES][2];
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s)
-            read_sides<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
+            load_fragments<GATES>(shared + (side + (s * STAGES + i % STAGES) * ENTRY_BYTES), given[s]);
         copy_inputs(i + STAGES - 1);
         uint32 live_rows[SLOTS], reset_rows[SLOTS];  // bit 4r of row r
-        bool begins[SLOTS];                        // anew, this lane's row
+        bool begins[SLOTS];                        // reread, this lane's row
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             if (LENGTHS) live_rows[s] = __ballot_sync(~0u, t < length[s]);
             if (RESET)
-                begins[s] = resets[s].look(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
-                                                   SLOT_BYTES + reset_place(lane), reset_turn);
+                begins[s] = resets[s].test(shared + ring + (s * STAGES + i % STAGES) * ENTRY_BYTES +
+                                                   SLOT_BYTES + reset_offset(lane), reset_turn);
             if (RESET) reset_rows[s] = __ballot_sync(~0u, begins[s]);
         }
-        if (works) await_parts(here, mailboxes, i);
+        if (works) wait_for_shares(here, mbarriers, i);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             if (!mine[s]) continue;
@@ -176,7 +175,7 @@ forward(const __grid_constant__ ForwardArgs given) {
                 #pragma unroll
                 for (int c = 0; c < 2; ++c)
                     sums[gate][c] = from_r[s][gate] + (SUMMED >> gate & 1 ? given[s][gate][c] : 0.0f);
-            add_parts(here, shared, s, now, sums);
+            add_slot_shares(here, s, now, sums);
             float sent[2], values[2][KEPT + 4] = {};
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
@@ -188,7 +187,7 @@ forward(const __grid_constant__ ForwardArgs given) {
                 }
                 float (&before)[STATES] = state[s][c];
                 step(left, right, before, vector[s], after, values[c]);
-                const int column = of4 * 2 + c, unit = group * 8 + of8;
+                const int column = thread_in_group * 2 + c, unit = group * 8 + group_of_lane;
                 const bool live = !LENGTHS || live_rows[s] & mine_of[c];
                 const int64 b = rows[slot.tile * 8 + column];
                 if (EVERY && live && b >= 0 && unit < args.units)
@@ -202,20 +201,20 @@ forward(const __grid_constant__ ForwardArgs given) {
                 }
             }
             const Pair hidden_pair = transposed(sent[0], sent[1]);
-            Letter letter = letter_of(hidden_pair, sent[0], sent[1]);
-            if (RESET && begins[s]) letter = {};
+            Message message = message_of(hidden_pair, sent[0], sent[1]);
+            if (RESET && begins[s]) message = {};
             if (RESET && FRESH && begins[s])
-                letter = letter_of(pair_of_state(args.reset_state[0], row[s], group * 8 + of4 * 2, args.units));
+                message = message_of(load_state_pair(args.reset_state[0], row[s], group * 8 + thread_in_group * 2, args.units));
             const bool live = !LENGTHS || live_rows[s] & own_row;
-            if (row[s] >= 0 && (!args.flag_buffer || i + 1 < count)) post(letter_at[s], letter);
+            if (row[s] >= 0 && (!args.flag_buffer || i + 1 < count)) publish(message_at[s], message);
             if (row[s] >= 0 && args.flag_buffer)
-                keep_inside(output[s], live ? hidden_pair : Pair{}, group * 8 + of4 * 2, args.units);
-            if (recorded[s]) keep_records(record[s], cells.rest, values);
-            output[s] = moved_by(output[s], args.y_step_bytes), letter_at[s] = moved_by(letter_at[s], box_move);
-            record[s] = moved_by(record[s], args.saved_step_bytes);
+                store_inside(output[s], live ? hidden_pair : Pair{}, group * 8 + thread_in_group * 2, args.units);
+            if (recorded[s]) store_saved(record[s], cells.rest, values);
+            output[s] = advanced(output[s], args.y_step_bytes), message_at[s] = advanced(message_at[s], box_move);
+            record[s] = advanced(record[s], args.saved_step_bytes);
             if (RESET)  // after h was posted: nobody waits for it
-                begin_rows(state[s], reset_rows[s], mine_of, args.reset_state,
-                           rows + slot.tile * 8 + of4 * 2, group * 8 + of8, args.units);
+                reset_cells(state[s], reset_rows[s], mine_of, args.reset_state,
+                           rows + slot.tile * 8 + thread_in_group * 2, group * 8 + group_of_lane, args.units);
         }
     }
 
@@ -223,19 +222,19 @@ forward(const __grid_constant__ ForwardArgs given) {
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int group = here.first_group + slot.group;
-        if (LENGTHS && slot.mine && row[s] >= 0)
-            keep_zeros(moved_by(args.y, count * way * args.y_step_bytes) + row[s] * args.y_row + group * 8 + of4 * 2, way * args.y_step_bytes,
-                       int(args.steps) - count, group * 8 + of4 * 2, args.units);
+        if (LENGTHS && slot.owned && row[s] >= 0)
+            store_zeros(advanced(args.y, count * way * args.y_step_bytes) + row[s] * args.y_row + group * 8 + thread_in_group * 2, way * args.y_step_bytes,
+                       int(args.steps) - count, group * 8 + thread_in_group * 2, args.units);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int b = rows[slot.tile * 8 + of4 * 2 + c], unit = group * 8 + of8;
+            const int b = rows[slot.tile * 8 + thread_in_group * 2 + c], unit = group * 8 + group_of_lane;
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
-                if (slot.mine && b >= 0 && unit < args.units)
-                    leave(args.chunk_out, args.final[k], k * args.batch * args.units, int64(b) * args.units + unit, state[s][c][k]);
+                if (slot.owned && b >= 0 && unit < args.units)
+                    store_end(args.chunk_out, args.final[k], k * args.batch * args.units, int64(b) * args.units + unit, state[s][c][k]);
         }
     }
 #if CLUSTER > 1
-    await_cluster();  // no block leaves while another may still write to it
+    cluster_barrier();  // no block leaves while another may still write to it
 #endif
 }

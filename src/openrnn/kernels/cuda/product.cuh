@@ -1,27 +1,68 @@
-// The resident matrix of a warp: MMA_ROWS x 16 rows, SLICES of K; a piece is one of each.
+// A warp's part of the matrix, and its product with an operand in shared memory.
 //
-// WGMMA: the four warps of a warpgroup multiply as one, so that the operand is read from shared memory
-// once for all four. Their sums lie in lanes as those of mma do; the matrix in registers has K in its
-// own order then, not in that of the lanes' 16 bytes, and what is not in registers is read by
-// the tensor cores themselves, [piece, warp, upper or lower 8 rows, 16 bytes of K, row].
+// The matrix is MMA_ROWS x 16 rows and K_TILES tiles of K; a fragment is one of each: 8 registers
+// of a lane or 1 KiB of shared memory. The first RESIDENT fragments stay in registers.
+//
+// WGMMA: the four warps of a warpgroup multiply as one, so that the operand is read from shared
+// memory once for all four. Their sums lie in lanes as those of mma do. Fragments in registers have
+// K in its own order then, not in that of the lanes' 16 bytes; tensor cores themselves read the
+// others, [fragment, warp, upper or lower 8 rows, 16 bytes of K, row].
 
 static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
-constexpr int HELD = RESIDENT > 0 ? RESIDENT : 1;  // pieces in registers
-constexpr int MATRIX_BYTES = (SLICES * MMA_ROWS - RESIDENT) * 1024;  // of the others, a warp
-// sums side by side, where few products would wait for each other; a slice has two
-constexpr int CHAINS = WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || SLICES < 2 ? 2 : 4;
+constexpr int REGISTER_FRAGMENTS = RESIDENT > 0 ? RESIDENT : 1;  // no array is empty
+constexpr int MATRIX_BYTES = (K_TILES * MMA_ROWS - RESIDENT) * 1024;  // the others of a warp
+// Independent sums, where few products would wait for each other; a tile of K has two.
+constexpr int CHAINS =
+    WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || K_TILES < 2 ? 2 : 4;
 
-typedef uint32 Matrix[HELD][8];
+typedef uint32 Matrix[REGISTER_FRAGMENTS][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
-// where in its warpgroup's matrix in shared memory, or in its own, a thread keeps its first 16 bytes
+// 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
+INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
+    const int64 count = PADDED ? units : UNITS;
+    const storage_t* const row = matrix + (gate * count + unit) * count + k;
+    uint32 words[4];
+#if !PADDED && !HALF
+    const uint4 found = *reinterpret_cast<const uint4*>(row);
+    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
+#else
+#if PADDED
+    storage_t found[CHUNK_K];
+    #pragma unroll
+    for (int i = 0; i < CHUNK_K; ++i)
+        found[i] = unit < units && k + i < units ? row[i] : storage_t(0);
+#else
+    const float4 low = reinterpret_cast<const float4*>(row)[0];
+    const float4 high = reinterpret_cast<const float4*>(row)[1];
+    const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#endif
+    #pragma unroll
+    for (int i = 0; i < 4; ++i)
+#if HALF
+        words[i] = pack(found[2 * i], found[2 * i + 1]);
+#elif NARROW
+        words[i] = uint32(found[2 * i]) | uint32(found[2 * i + 1]) << 16;
+#else
+        words[i] = __float_as_uint(found[i]);
+#endif
+#endif
+#if NARROW
+    if (SCALED >> gate & 1)
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = halved(words[i]);
+#endif
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// where in its warpgroup's matrix in shared memory, or in its own, a thread has its first 16 bytes
 INLINE int place_in_matrix(int thread) {
     const int warp = thread >> 5, lane = thread & 31;
     return WGMMA ? warp * 1024 + (lane & 3) * 128 + (lane >> 2) * 16 : lane * 16;
 }
 INLINE unsigned char* matrix_of(unsigned char* matrices, int thread) {
     const int first = thread >> 5 & (WGMMA ? ~3 : ~0);
-    return matrices + pinned(first * MATRIX_BYTES + place_in_matrix(thread & (WGMMA ? 127 : 31)));
+    return matrices + pin(first * MATRIX_BYTES + place_in_matrix(thread & (WGMMA ? 127 : 31)));
 }
 
 #if WGMMA
@@ -30,124 +71,131 @@ INLINE uint32 picked(uint4 words, int number) {
     return number & 2 ? high : low;
 }
 
-// of four lanes' 16 bytes word lane % 4 of each, instead of all words of one
+// Of four lanes' 16 bytes each lane gets word lane % 4 of all four, instead of all words of one.
 INLINE uint4 dealt(uint4 mine) {
     const int lane = threadIdx.x & 31;
     uint32 found[4];
     #pragma unroll
     for (int turn = 0; turn < 4; ++turn)
-        found[turn] = __shfl_sync(~0u, picked(mine, lane - turn & 3), (lane & ~3) | (lane + turn & 3));
+        found[turn] = __shfl_sync(~0u, picked(mine, lane - turn & 3),
+                                  (lane & ~3) | (lane + turn & 3));
     const uint4 words = make_uint4(found[0], found[1], found[2], found[3]);
     return make_uint4(picked(words, -lane & 3), picked(words, 1 - lane & 3),
                       picked(words, 2 - lane & 3), picked(words, 3 - lane & 3));
 }
 #endif
 
-// lower and upper: 16 bytes of K of rows lane / 4 and lane / 4 + 8
-INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower, uint4 upper) {
-    const int piece = s * MMA_ROWS + m;
-    if (FRUGAL && piece % 4 == 3) __syncwarp();  // the compiler loads no more before it
+// Puts 16 rows of a tile of K where they belong. lower, upper: 16 bytes of K of rows lane / 4 and
+// lane / 4 + 8.
+INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower,
+                 uint4 upper) {
+    const int fragment = s * MMA_ROWS + m;
+    if (LOW_REGISTER && fragment % 4 == 3) __syncwarp();  // keeps later loads behind it
 #if WGMMA
-    if (piece < RESIDENT) lower = dealt(lower), upper = dealt(upper);
+    if (fragment < RESIDENT) lower = dealt(lower), upper = dealt(upper);
 #endif
     const uint32 a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
-                       rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
-    if (piece < RESIDENT) {
+                         rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
+    if (fragment < RESIDENT) {
         #pragma unroll
-        for (int i = 0; i < 8; ++i) matrix[piece][i] = a[i];
+        for (int i = 0; i < 8; ++i) matrix[fragment][i] = a[i];
     } else {
 #if WGMMA
-        unsigned char* place = others + (piece - RESIDENT) * 4096;
+        unsigned char* place = others + (fragment - RESIDENT) * 4096;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[2], a[4], a[6]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[1], a[3], a[5], a[7]);
 #else
-        unsigned char* place = others + (piece - RESIDENT) * 1024;
+        unsigned char* place = others + (fragment - RESIDENT) * 1024;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[1], a[2], a[3]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
 #endif
     }
 }
 
-// load(number, slice): this lane's 16 bytes of K, of the number-th 8 rows of this warp, or zeros. Of
-// each 16 rows what registers hold comes last, so that little else needs them then; but with HALF, where the
-// compiler has too many loads of the rest on their way.
+// Loads the matrix. load(number, k_tile): this lane's 16 bytes of K, of the number-th 8 rows of
+// this warp, or zeros. Of each 16 rows the fragments for registers come last, when little else
+// needs registers; not with HALF, where the compiler would have too many other loads in flight.
 template <class Load>
 INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         #pragma unroll
-        for (int turn = 0; turn < SLICES; ++turn) {
-            const int s = HALF ? turn : SLICES - 1 - turn;
+        for (int turn = 0; turn < K_TILES; ++turn) {
+            const int s = HALF ? turn : K_TILES - 1 - turn;
             hold(matrix, others, m, s, load(2 * m, s), load(2 * m + 1, s));
         }
 }
 
-// A B operand lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: a group of units
-// is one run of 128 bytes, sent as such, and the swizzled rows keep a warp's reads apart. A run with
-// its rows in order is also what wgmma reads without a swizzle.
+// The operand, B, lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: 8 rows of a
+// chunk of K are 128 consecutive bytes. Rows are swizzled, so that a warp's reads meet no bank
+// twice; wgmma reads them in order, without a swizzle.
 constexpr int CHUNK_BYTES = TILES * 128;  // of all rows of one chunk of K
 
-INLINE int place_of(int chunk, int n, int row) {
+INLINE int operand_offset(int chunk, int n, int row) {
     return chunk * CHUNK_BYTES + n * 128 + ((WGMMA ? row : row ^ ((chunk & 3) * 2)) * 16);
 }
 
-// where a lane's reads of an operand begin: its 16 bytes of the first slice, in row lane / 4 of the
-// first tile; a warpgroup's at the operand itself
-INLINE int start_of(int of4, int of8) { return WGMMA ? 0 : place_of(of4, 0, of8); }
+// where a lane's reads of an operand begin: its 16 bytes of the first tile of K in row lane / 4 of
+// the first tile of rows; a warpgroup's begin at the operand itself
+INLINE int operand_start(int thread_in_group, int group_of_lane) {
+    return WGMMA ? 0 : operand_offset(thread_in_group, 0, group_of_lane);
+}
 
 #if WGMMA
-// A matrix in shared memory in cores of 8 rows x 16 bytes, as wgmma is told of it: where it begins and
-// how far the next core along K is; then that along rows. The same in all lanes, which the compiler is
-// to know: it counts on from there in uniform registers.
-INLINE uint32 described(uint32 place, int along_k) {
+// A matrix descriptor of wgmma, for cores of 8 rows x 16 bytes. Its lower half has the address and
+// how far the next core along K is, its upper half how far the next along rows. The shuffle tells
+// the compiler that all lanes have the same: it counts on from there in uniform registers.
+INLINE uint32 descriptor_low(uint32 place, int along_k) {
     return __shfl_sync(~0u, (place & 0x3ffff) >> 4 | along_k >> 4 << 16, 0);
 }
-INLINE unsigned long long completed(uint32 low, int along_rows) {
+INLINE unsigned long long descriptor(uint32 low, int along_rows) {
     unsigned long long both;
     asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(along_rows >> 4));
     return both;
 }
 
-// sums += A B of one mma's K; sums are 4 a tile, as WGMMA_SUMS names them
-INLINE void multiply_together(float (&sums)[TILES][1][4], const uint32* a, unsigned long long b) {
+// sums += A B for one wgmma's K; A in registers, or its descriptor
+INLINE void wgmma(float (&sums)[TILES][1][4], const uint32* a, unsigned long long b) {
     asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE " " WGMMA_SUMS ", " WGMMA_REGISTERS
                  WGMMA_SIGNS_REGISTERS ";"
                  : WGMMA_BOUND(sums) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-INLINE void multiply_together(float (&sums)[TILES][1][4], unsigned long long a, unsigned long long b) {
+INLINE void wgmma(float (&sums)[TILES][1][4], unsigned long long a, unsigned long long b) {
     asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE " " WGMMA_SUMS ", " WGMMA_SHARED
                  WGMMA_SIGNS_SHARED ";"
                  : WGMMA_BOUND(sums) : "l"(a), "l"(b));
 }
 
-// for the compiler: all that was done to sums is done
+// tells the compiler that sums change here: it moves no use of them past this
 INLINE void settle(Sums& sums) {
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         asm volatile("" : WGMMA_BOUND(sums[m])::"memory");
 }
 
-// others: as `matrix_of` gives it; operand: its beginning
+// sums += matrix x operand. others: what `matrix_of` gave; operand: with `operand_start`
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
                     const unsigned char* operand) {
-    const uint32 a = described(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
-    const uint32 b = described(shared_address(operand), CHUNK_BYTES);
-    // what other threads and blocks stored is read by the asynchronous proxy now
+    const uint32 first = shared_address(others) - place_in_matrix(threadIdx.x & 127);
+    const uint32 a = descriptor_low(first, 128);
+    const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
+    // the asynchronous proxy is to see what threads and other blocks stored
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     settle(sums);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     #pragma unroll
-    for (int s = 0; s < SLICES; ++s)
+    for (int s = 0; s < K_TILES; ++s)
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const unsigned long long rows = completed(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
+            const unsigned long long rows =
+                descriptor(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {
-                const int piece = s * MMA_ROWS + m, other = piece - RESIDENT;
+                const int fragment = s * MMA_ROWS + m, other = fragment - RESIDENT;
                 if (other < 0)
-                    multiply_together(sums[m], matrix[other < 0 ? piece : 0] + half * 4, rows);
+                    wgmma(sums[m], matrix[other < 0 ? fragment : 0] + half * 4, rows);
                 else
-                    multiply_together(sums[m], completed(a + (other * 4096 + half * 256) / 16, 512), rows);
+                    wgmma(sums[m], descriptor(a + (other * 4096 + half * 256) / 16, 512), rows);
             }
         }
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -157,7 +205,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
                     const unsigned char* operand) {
     #pragma unroll
-    for (int s = 0; s < SLICES; ++s) {
+    for (int s = 0; s < K_TILES; ++s) {
         uint4 b[TILES];
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
@@ -165,13 +213,13 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 first, second;
-            const int piece = s * MMA_ROWS + m;
-            if (piece < RESIDENT) {
-                const uint32 (&a)[8] = matrix[piece];
+            const int fragment = s * MMA_ROWS + m;
+            if (fragment < RESIDENT) {
+                const uint32 (&a)[8] = matrix[fragment];
                 first = make_uint4(a[0], a[1], a[2], a[3]);
                 second = make_uint4(a[4], a[5], a[6], a[7]);
             } else {
-                const unsigned char* place = others + (piece - RESIDENT) * 1024;
+                const unsigned char* place = others + (fragment - RESIDENT) * 1024;
                 first = *reinterpret_cast<const uint4*>(place);
                 second = *reinterpret_cast<const uint4*>(place + 512);
             }
@@ -185,6 +233,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
 }
 #endif
 
+// a sum of all its chains
 INLINE float chained(const Sums& sums, int m, int n, int place) {
     float total = sums[m][n][0][place];
     #pragma unroll

@@ -1,10 +1,12 @@
-// The gradients of biases and unit vectors from the float32 sums that backward leaves.
+// The gradients of biases and per-unit vectors from the float32 sums that the backward loop leaves.
 
 #include "device.cuh"
 
-// a thread adds up one unit of a gate's bias, of its recurrent bias, or of a unit vector, always in
-// the same order; `left` and `right` name with 4 bits each the plane of a gate on its side
-extern "C" __global__ void reduce_bias_gradients(const __grid_constant__ ReduceBiasGradientsArgs args) {
+// A thread adds up one unit of a gate's bias, of its recurrent bias, or of a per-unit vector,
+// always in the same order. `left` and `right` have 4 bits for each gate: its plane on that side.
+extern "C" __global__ void reduce_bias_gradients(
+    const __grid_constant__ ReduceBiasGradientsArgs args
+) {
     const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64 row = number / args.hidden, unit = number % args.hidden;
     if (row >= 2 * args.gates + args.vectors) return;
@@ -19,9 +21,10 @@ extern "C" __global__ void reduce_bias_gradients(const __grid_constant__ ReduceB
         out = args.recurrent_bias + (row - args.gates) * args.hidden;
         plane = args.planes - args.gates + ((args.right >> (4 * (row - args.gates))) & 15);
     }
+    const int64 part_size = (args.planes + args.vectors) * args.units;
     const float* from = args.sums + plane * args.units + unit;
     float total = 0.0f;
     #pragma unroll 8
-    for (int64 part = 0; part < args.parts; ++part) total += from[part * (args.planes + args.vectors) * args.units];
+    for (int64 part = 0; part < args.parts; ++part) total += from[part * part_size];
     out[unit] = narrow(total);
 }

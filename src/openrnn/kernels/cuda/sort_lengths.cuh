@@ -2,19 +2,19 @@
 
 #include "device.cuh"
 
-// order[k] = the row of which k others come first: the longer ones, and of equal ones the earlier
+// A row's place is the number of rows before it: the longer ones, and earlier ones of its length.
 extern "C" __global__ void sort_lengths(const __grid_constant__ SortLengthsArgs args) {
-    __shared__ int64 some[256];
-    const int64 here = int64(blockIdx.x) * 256 + threadIdx.x;
-    const int64 mine = here < args.batch ? args.lengths[here] : 0;
+    __shared__ int64 others[256];
+    const int64 row = int64(blockIdx.x) * 256 + threadIdx.x;
+    const int64 length = row < args.batch ? args.lengths[row] : 0;
     int before = 0;
     for (int64 first = 0; first < args.batch; first += 256) {
         const int64 other = first + threadIdx.x;
-        some[threadIdx.x] = other < args.batch ? args.lengths[other] : -1;
+        others[threadIdx.x] = other < args.batch ? args.lengths[other] : -1;
         __syncthreads();
         for (int j = 0; j < 256; ++j)
-            before += some[j] > mine || (some[j] == mine && first + j < here);
+            before += others[j] > length || (others[j] == length && first + j < row);
         __syncthreads();
     }
-    if (here < args.batch) args.order[before] = here;
+    if (row < args.batch) args.order[before] = row;
 }

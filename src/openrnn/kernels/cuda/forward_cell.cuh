@@ -1,0 +1,143 @@
+// One step of the cell in a forward loop, as both kinds of loop take it: a lane has one unit in two
+// rows, and stores and sends two units of one row.
+
+// The order of steps: `count` of them, from time `first` on.
+struct Time {
+    int count, direction, first;  // direction: 1 or, in reverse, -1
+    int64 moved;                  // strides of the loop from time 0 to `first`
+
+    INLINE Time(const ForwardArgs& args, int number) {
+        count = number;
+        direction = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
+        moved = direction * first;
+    }
+};
+
+// What a unit adds to its gates in each step, and its per-unit parameters.
+struct UnitConstants {
+    float bias_x[GATES], bias_r[GATES], vectors[VECTORS + 1];
+
+    // inside: the unit is one of this lane's and no padding
+    INLINE void load(const ForwardArgs& args, int unit, bool inside) {
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            const bool has_x = inside && args.bias_x;
+            bias_x[gate] = has_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
+            const bool has_r = inside && args.bias_r;
+            bias_r[gate] = has_r ? widen(args.bias_r[gate * args.units + unit]) : 0.0f;
+            if (SUMMED >> gate & 1) {  // one register serves both sides
+                bias_r[gate] = scale_of(gate) * (bias_r[gate] + bias_x[gate]);
+                bias_x[gate] = 0.0f;
+            }
+        }
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+            vectors[v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+    }
+
+    // The part of a gate's sum that is known before h is; given: the input side.
+    INLINE float start(int gate, float given) const {
+        return bias_r[gate] + (SUMMED >> gate & 1 ? scale_of(gate) * given : 0.0f);
+    }
+};
+
+// Whether a row is reset before its first step; count: steps of the loop.
+INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
+    return RESET && !args.reverse && count > 0 && args.reset[b] &&
+           (!LENGTHS || args.lengths[b] > 0);
+}
+
+// A state before the first step: that of the time chunk before, the initial one or the reset one.
+INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
+    const int64 at = b * args.units + unit;
+    const bool is_reset = starts_reset(args, count, b);
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
+    return source ? widen(source[at]) : 0.0f;
+}
+
+// A tile's rows in one step; bit 4r of a mask stands for row r.
+struct TileRows {
+    uint32 live;   // LENGTHS: rows that have not ended
+    uint32 reset;  // RESET: rows that are reset after the step
+    bool resets;   // RESET: whether this lane's row is
+
+    // copied: the ring's resets of this lane's row; turn: see Resets
+    INLINE void read(int t, int length, Resets& own, const unsigned char* copied, uint32 turn) {
+        if (LENGTHS) live = __ballot_sync(~0u, t < length);
+        if (RESET) resets = own.test(copied, turn);
+    }
+    INLINE void vote() {
+        if (RESET) reset = __ballot_sync(~0u, resets);
+    }
+};
+
+// The bits of a lane's rows in such masks.
+struct RowBits {
+    uint32 pair[2];  // of the two rows of its unit
+
+    INLINE explicit RowBits(int thread_in_group) {
+        pair[0] = uint32(pin(1 << thread_in_group * 8));
+        pair[1] = uint32(pin(1 << (thread_in_group * 8 + 4)));
+    }
+
+    INLINE bool live(const TileRows& rows, int c) const { return !LENGTHS || rows.live & pair[c]; }
+};
+
+// A cell's step in row c of two. x, r: both sides of its gates; `state` is replaced where the row
+// is live. Returns h, 0 for padding. saved: activations for backward. EVERY: all states are stored
+// at time t, in the batch's row rows[place], where the unit is `owned`, one of this lane's.
+INLINE float step_cell(const ForwardArgs& args, const float (&x)[GATES], const float (&r)[GATES],
+                       const float (&vectors)[VECTORS + 1], const RowBits& bits,
+                       const TileRows& tile, int c, const int* rows, int place, int unit,
+                       bool owned, int t, float (&state)[STATES], float (&saved)[KEPT + 4]) {
+    float after[STATES];
+    step(x, r, state, vectors, after, saved);
+    const bool live = bits.live(tile, c);
+    if (EVERY && live && owned && rows[place] >= 0) {
+        const int64 b = rows[place];
+        #pragma unroll
+        for (int k = 0; k < STATES; ++k)
+            if (unit < args.units)
+                args.all_states[k][(t * args.batch + b) * args.units + unit] = narrow(after[k]);
+    }
+    #pragma unroll
+    for (int k = 0; k < STATES; ++k)
+        if (live) state[k] = after[k];
+    return !PADDED || unit < args.units ? state[0] : 0.0f;
+}
+
+// What the next step multiplies: h of this lane's row and two units or, after a reset, the reset
+// state. pair: `first` and `second`, h of one unit in two rows, transposed.
+INLINE Message next_hidden(const ForwardArgs& args, Pair pair, float first, float second,
+                           bool resets, int row, int unit) {
+    Message message = message_of(pair, first, second);
+    if (RESET && resets) message = {};
+    if (RESET && FRESH && resets)
+        message = message_of(load_state_pair(args.reset_state[0], row, unit, args.units));
+    return message;
+}
+
+// y of this lane's row and two units past the row's end: zeros. count, direction: as in Time.
+INLINE void store_no_output(const ForwardArgs& args, int count, int direction, int row, int group,
+                            int thread_in_group) {
+    store_zeros(advanced(args.y, count * direction * args.y_step_bytes) + row * args.y_row +
+                    group * 8 + thread_in_group * 2,
+                direction * args.y_step_bytes, int(args.steps) - count,
+                group * 8 + thread_in_group * 2, args.units);
+}
+
+// The final states of a unit in two rows; cells: B * H.
+INLINE void store_final(const ForwardArgs& args, const int* rows, int first, int unit, int64 cells,
+                        const float (&state)[2][STATES]) {
+    #pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const int b = rows[first + c];
+        const bool inside = b >= 0 && unit < args.units;
+        #pragma unroll
+        for (int k = 0; k < STATES; ++k)
+            if (inside)
+                store_end(args.chunk_out, args.final[k], k * cells, int64(b) * args.units + unit,
+                          state[c][k]);
+    }
+}
