@@ -275,8 +275,10 @@ def test_functional_lengths_on_the_host():
     x = torch.ones(5, 3, 6, device="cuda")
     wanted = layer(x, lengths=lengths)[0]
     found = layer(x, lengths=torch._to_functional_tensor(lengths))[0]
-    torch._sync(found)
-    torch.testing.assert_close(torch._from_functional_tensor(found), wanted, rtol=1e-3, atol=1e-3)
+    if torch._is_functional_tensor(found):  # what the copy to the device gives, torch decides
+        torch._sync(found)
+        found = torch._from_functional_tensor(found)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("hx", [1, {"h": 1}, object()], ids=type)
