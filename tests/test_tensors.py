@@ -258,6 +258,24 @@ def test_masks_that_cannot_be_read(backend):
             layer(x, **given)
 
 
+@pytest.mark.parametrize("hidden", [4, 64, 256])
+def test_a_storage_that_shrinks_where_it_is(hidden):
+    """Emptied and grown again, a storage may lie where it lay, with less in it."""
+    layer = openrnn.LSTM(hidden, hidden)
+    x = torch.ones(2, 3, hidden)
+    y = layer(x)[0]
+    for _ in range(2):
+        layer(x)
+    storage = layer.weight_hh_l0.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size // 2)
+    with pytest.raises(ValueError, match="must have memory for its shape"):
+        layer(x)
+    with pytest.raises(ValueError, match="must have memory for its shape"):
+        y.sum().backward()
+
+
 def test_a_reset_state_whose_memory_has_shrunk():
     """It is expanded to the batch, which torch refuses in words of its own."""
     state = torch.zeros(1, 3, 4)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -41,8 +40,6 @@ class _Known(NamedTuple):
 
 FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
 _seen: dict[tuple[Any, ...], _Known] = {}
-# by the first of some parameters, each of them and its address when its storage was looked at
-_placed: dict[int, tuple[tuple[Any, int], ...]] = {}
 
 
 def _room(tensor: Tensor) -> bool:
@@ -50,12 +47,14 @@ def _room(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and not tensor.is_nested and holds(tensor)
 
 
-def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group, moved: bool) -> _Fit | None:
-    """What says that no tensor of a call needs another look; `others` are different tensors."""
+def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
+    """What says that no tensor of a call needs another look.
+
+    Args:
+        others: states and reset states, no tensor twice.
+    """
     known = _seen.get(key)
-    if known is None or len(params) != len(known.sizes):
-        return None
-    if moved and not _all_hold(known, x, params, others):
+    if known is None or len(params) != len(known.sizes) or not _all_hold(known, x, params, others):
         return None
     for fit in known.fits:
         if fit.check(x, *params, *others):
@@ -64,39 +63,24 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group, moved: b
 
 
 def _all_hold(known: _Known, x: Tensor, params: Group, others: Group) -> bool:
-    """Whether all are dense and their storages reach far enough."""
+    """Whether all are dense and their storages reach far enough.
+
+    Asked of every call: a storage that shrinks leaves no trace, and may stay where it was.
+    """
+    width = x.itemsize
     try:
         # first of all because the guards end the process where a tensor has no strides
         if not _room(x) or not all(map(_room, others)):
             return False
-        placed = _placed.get(id(params[0])) if params else None
-        if placed is not None and len(placed) == len(params):
-            for tensor, (same, address) in zip(params, placed):
-                if same() is not tensor or tensor.data_ptr() != address:
-                    break
-            else:
-                return True
-        return _params_hold(known, params, x.itemsize)
+        for tensor, size in zip(params, known.sizes):
+            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
+                return False
+            begin = tensor.storage_offset()
+            reach = size + begin * width if begin else size
+            if tensor.untyped_storage().nbytes() < reach:
+                return False
     except (AttributeError, RuntimeError, TypeError):
         return False
-
-
-def _params_hold(known: _Known, params: Group, width: int) -> bool:
-    """The same of parameters; of those that live on it remembers where they lie.
-
-    A storage that shrinks moves: an object at the same address has what it had.
-    """
-    for tensor, size in zip(params, known.sizes):
-        if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
-            return False
-        begin = tensor.storage_offset()
-        reach = size + begin * width if begin else size
-        if tensor.untyped_storage().nbytes() < reach:
-            return False
-    if params and all(type(tensor) is torch.nn.Parameter for tensor in params):
-        if len(_placed) >= 4096:
-            _placed.clear()
-        _placed[id(params[0])] = tuple((ref(tensor), tensor.data_ptr()) for tensor in params)
     return True
 
 
@@ -130,13 +114,11 @@ def inputs(
     states: Group,
     resets: Group,
     rows: int | None = None,
-    moved: bool = True,
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
     """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
 
     Args:
         rows: B of a packed x (N, I).
-        moved: False where all are known to lie where they lay when they were last looked at.
 
     Raises:
         TypeError: one is no tensor.
@@ -150,7 +132,7 @@ def inputs(
             if len(others) > 1 and others[0] is others[1]:  # zeros, say
                 others = others[1:]
         key = spec.text, x.dtype, len(states), len(resets), len(others), rows is None
-        fit = _fit(key, x, params, others, moved)
+        fit = _fit(key, x, params, others)
         if fit is not None:
             batch = x.shape[1] if rows is None else rows
             if all(state.shape[1] == batch for state in others):
@@ -193,7 +175,7 @@ def _look(
     return x, params, states, resets, grad, why
 
 
-def ready(spec: Spec, given: Sequence[Any], moved: bool = True) -> tuple[Any, ...]:
+def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs of an operator, settled, where they do not come from `functional`.
 
     The dispatcher brings them, or the autograd engine, which kept them: meanwhile they may have
@@ -204,7 +186,7 @@ def ready(spec: Spec, given: Sequence[Any], moved: bool = True) -> tuple[Any, ..
     """
     x, states, params, lengths, reset, resets, seed = given
     rows = lengths.numel() if x.dim() == 2 and lengths is not None else None
-    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows, moved)
+    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
     # the short way gives the same list back
     if why or (weights is not params and not plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")

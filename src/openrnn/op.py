@@ -144,16 +144,14 @@ def _eager_backward(
     grads: list[Tensor | None],
     needs: Sequence[bool],
     last: bool = False,
-    moved: bool = True,
 ) -> list[Tensor | None]:
     """The gradients, where y and what reaches it are known to have memory of their own.
 
     Args:
         reserve: what forward left; nobody but us has seen it.
         last: nobody differentiates this call again, and its reserve may be used up.
-        moved: an input may lie elsewhere than in forward.
     """
-    call = _call(choice, arguments.ready(choice.problem.spec, inputs, moved))
+    call = _call(choice, arguments.ready(choice.problem.spec, inputs))
     call.last = last
     count = len(call.problem.spec.states)
     cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
@@ -190,7 +188,6 @@ class Recurrence(torch.autograd.Function):
         else:
             out = _eager(choice, *inputs)
         ctx.choice, ctx.counts = choice, counts
-        ctx.addresses = None if traced else _addresses((*tensors, out[0]))
         ctx.save_for_backward(*tensors, out[0], *out[visible:])
         ctx.mark_non_differentiable(*out[visible:])
         # a traced backward takes no None; an eager one saves the zeros
@@ -220,9 +217,7 @@ class Recurrence(torch.autograd.Function):
             differentiable = torch.is_grad_enabled()
             found = differentiate(call, cotangents, _needs(wanted, states, params), differentiable)
         else:
-            known = ctx.addresses
-            moved = known is None or watched(y) or known != _addresses(saved[: total + 1])
-            found = _fast_backward(choice, inputs, y, list(reserve), visible, wanted, moved)
+            found = _fast_backward(choice, inputs, y, list(reserve), visible, wanted)
         return (None, None, *found[:end], None, None, *found[end:], None)
 
 
@@ -233,12 +228,10 @@ def _fast_backward(
     reserve: list[Tensor],
     grads: list[Tensor | None],
     wanted: Sequence[bool],
-    moved: bool,
 ) -> list[Tensor | None]:
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
-        y = checks.own("y", y) if moved else y
-        return _eager_backward(choice, inputs, y, reserve, grads, wanted, last, moved)
+        return _eager_backward(choice, inputs, checks.own("y", y), reserve, grads, wanted, last)
     run: Any = torch.ops.openrnn.backward
     how = choice.how
     found = iter(
@@ -248,11 +241,6 @@ def _fast_backward(
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Where tensors lie. Of one that has moved meanwhile, all is checked again."""
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:
