@@ -1,4 +1,4 @@
-"""What the package remembers from call to call: every memo is made here, and cleared here.
+"""Results that functions remember from call to call: each such memo is made here, and cleared here.
 
 A memo is a function whose results are kept by its arguments. Nothing in it depends on values of
 tensors, so clearing costs time and nothing else. A resource is kept as well, but for as long as the

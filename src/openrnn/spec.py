@@ -302,7 +302,7 @@ class Problem:
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        return self._hash  # of sixteen fields, and asked at every launch
+        return self._hash  # of sixteen fields, and asked by every look-up
 
     @property
     def drops(self) -> bool:

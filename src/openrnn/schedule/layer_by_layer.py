@@ -66,7 +66,7 @@ def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operati
 def backward(
     chunkings: Sequence[Sequence[Chunking]], dropout: bool = False, recompute: bool = False
 ) -> Schedule:
-    """The backward pass, with the chunks of forward in reverse order.
+    """The backward pass, with the last chunk of its own chunkings first.
 
     Args:
         recompute: each chunk's forward loop runs again before its backward loop.

@@ -4,7 +4,7 @@
 # LSTM in bf16 of T 1024, B 64, H 512: docs/kernels.md.
 LARGE = 256 << 20  # bytes of gate gradients of all steps, from which on a call runs in chunks
 ENOUGH = 44 << 20  # bytes of gate gradients of a chunk
-LEAST = 128  # steps of a chunk
+LEAST = 128  # steps of a chunk, before all are made even: half of it at least
 
 # the same with recompute, where memory comes first
 ENOUGH_RECOMPUTED = 32 << 20
