@@ -59,25 +59,9 @@ INLINE void end_at_reset(float (&d_state)[STATES], float (&d_reset)[FRESH ? STAT
     }
 }
 
-// A cell's derivative. d_state: of its states after the step, then before it; d_out: dy; at: its
-// place in d_all_states, read where `inside`; live: its row has not ended.
-INLINE void derive_cell(const BackwardArgs& args, const float (&factor)[FACTORS + 1],
-                        float (&d_state)[STATES], float d_out, bool live, bool inside, int64 at,
-                        float (&d_gate)[PLANES], float (&d_vector)[VECTORS + 1],
-                        float (&found)[PLANES]) {
-    float d_after[STATES], d_before[STATES];
-    #pragma unroll
-    for (int k = 0; k < STATES; ++k) {
-        d_after[k] = k == 0 ? d_state[k] + d_out : d_state[k];
-        if (EVERY && args.d_all_states[k] && inside) d_after[k] += widen(args.d_all_states[k][at]);
-    }
-    derivative(factor, d_after, found, d_before, d_vector);
-    if (ALL_LIVE || live) {
-        #pragma unroll
-        for (int k = 0; k < STATES; ++k) d_state[k] = d_before[k];
-        #pragma unroll
-        for (int p = 0; p < PLANES; ++p) d_gate[p] = found[p];
-    }
+// Whether row c of two has not ended at time t, and is no padding.
+INLINE bool is_live(const int (&length)[2], int c, const int& t) {
+    return (LENGTHS ? t : 0) < length[c];
 }
 
 // Sums of a step's gradients, for those of biases and per-unit vectors.
@@ -87,16 +71,6 @@ INLINE void add_up(float (&total)[PLANES + VECTORS], const float (&d_gate)[PLANE
     for (int p = 0; p < PLANES; ++p) total[p] += d_gate[p];
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) total[PLANES + v] += d_vector[v];
-}
-
-// The sums of a unit over all steps and the rows of a tile, into [PLANES + VECTORS, UNITS].
-INLINE void store_sums(float* sums, const float (&total)[PLANES + VECTORS], int unit,
-                       int thread_in_group) {
-    #pragma unroll
-    for (int p = 0; p < PLANES + VECTORS; ++p) {
-        const float all = sum_over_rows(total[p]);
-        if (thread_in_group == 0) sums[p * UNITS + unit] = all;
-    }
 }
 
 // The gradient of a cell's final state, or what the time chunk that ran before left; the cell is

@@ -44,11 +44,6 @@ INLINE void receive_shares(const Place& here, const int (&own_shares)[SLOTS], in
                 shared + AT_SHARES + f * (2 * SHARES_BYTES) + buffer + own_shares[s]);
 }
 
-// Whether row c of two has not ended at time t, and is no padding.
-INLINE bool is_live(const int (&length)[2], int c, const int& t) {
-    return (LENGTHS ? t : 0) < length[c];
-}
-
 // Adds the gradients of the only slot to the sums over steps.
 INLINE void add_live(const int (&length)[2], int t, const float (&d_gate)[2][PLANES],
                      const float (&d_vector)[2][VECTORS + 1], Cells& cells) {

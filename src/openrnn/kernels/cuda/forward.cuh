@@ -73,7 +73,8 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     Resets resets[FLIGHT][TILES];
     storage_t* y[FLIGHT][TILES];
     const SavedPlace saved_place(here.lane);
-    const RowBits bits(here.thread_in_group);
+    const RowBits bits(uint32(pin(1 << here.thread_in_group * 8)),
+                       uint32(pin(1 << (here.thread_in_group * 8 + 4))));
     const uint32 own_bit = pin_if_room(1u << here.group_of_lane * 4);
     const int later = args.reverse ? 0 : 1;
     begin_rows(args, here, rows, time, later, row, length, resets, y);

@@ -41,21 +41,6 @@ struct UnitConstants {
     }
 };
 
-// Whether a row is reset before its first step; count: steps of the loop.
-INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
-    return RESET && !args.reverse && count > 0 && args.reset[b] &&
-           (!LENGTHS || args.lengths[b] > 0);
-}
-
-// A state before the first step: that of the time chunk before, the initial one or the reset one.
-INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
-    const int64 at = b * args.units + unit;
-    const bool is_reset = starts_reset(args, count, b);
-    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
-    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
-    return source ? widen(source[at]) : 0.0f;
-}
-
 // A tile's rows in one step; bit 4r of a mask stands for row r.
 struct TileRows {
     uint32 live;   // LENGTHS: rows that have not ended
@@ -76,10 +61,7 @@ struct TileRows {
 struct RowBits {
     uint32 pair[2];  // of the two rows of its unit
 
-    INLINE explicit RowBits(int thread_in_group) {
-        pair[0] = uint32(pin(1 << thread_in_group * 8));
-        pair[1] = uint32(pin(1 << (thread_in_group * 8 + 4)));
-    }
+    INLINE RowBits(uint32 first, uint32 second) { pair[0] = first, pair[1] = second; }
 
     INLINE bool live(const TileRows& rows, int c) const { return !LENGTHS || rows.live & pair[c]; }
 };
@@ -125,19 +107,4 @@ INLINE void store_no_output(const ForwardArgs& args, int count, int direction, i
                     group * 8 + thread_in_group * 2,
                 direction * args.y_step_bytes, int(args.steps) - count,
                 group * 8 + thread_in_group * 2, args.units);
-}
-
-// The final states of a unit in two rows; cells: B * H.
-INLINE void store_final(const ForwardArgs& args, const int* rows, int first, int unit, int64 cells,
-                        const float (&state)[2][STATES]) {
-    #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        const int b = rows[first + c];
-        const bool inside = b >= 0 && unit < args.units;
-        #pragma unroll
-        for (int k = 0; k < STATES; ++k)
-            if (inside)
-                store_end(args.chunk_out, args.final[k], k * cells, int64(b) * args.units + unit,
-                          state[c][k]);
-    }
 }

@@ -1,7 +1,8 @@
 // One step of a warp in the forward loop: from sums and inputs to h, y and saved activations.
 //
-// Scalars that change with the step, or that a step takes from the kernel, are passed by value. As
-// fields of a struct that lives through the loop they cost registers: the compiler sees them later.
+// Scalars are locals of the kernel that are passed by value. As fields of a struct that the kernel
+// assigns, and where a branch in these functions has two conditions without a name, the compiler
+// allocates registers otherwise, and some kernels spill.
 
 // Waits until h of this step is here.
 INLINE void wait_for_hidden(const Place& here, uint32 mbarrier, uint32 phase) {
@@ -107,6 +108,21 @@ INLINE void reset_tile(const ForwardArgs& args, const Place& here, const int* ro
     for (int j = 0; j < PER_WARP; ++j)
         reset_cells(cells.state[f][j][n], reset, bits.pair, args.reset_state,
                     rows + here.pair_rows(f, n), here.unit(j), args.units);
+}
+
+// The final states of a unit in two rows, from number `first` on; cells: B * H.
+INLINE void store_final(const ForwardArgs& args, const int* rows, int first, int unit, int64 cells,
+                        const float (&state)[2][STATES]) {
+    #pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const int b = rows[first + c];
+        const bool inside = b >= 0 && unit < args.units;
+        #pragma unroll
+        for (int k = 0; k < STATES; ++k)
+            if (inside)
+                store_end(args.chunk_out, args.final[k], k * cells, int64(b) * args.units + unit,
+                          state[c][k]);
+    }
 }
 
 // Zeros of y past the rows' ends, and final states. Places are found again: what only the end

@@ -80,20 +80,10 @@ struct Place {
     INLINE int unit(const Slot& slot) const {
         return (first_group + slot.group) * 8 + group_of_lane;
     }
-    INLINE int pair_unit(const Slot& slot) const {
-        return (first_group + slot.group) * 8 + thread_in_group * 2;
-    }
-    // the numbers of a unit's two rows
-    INLINE int pair_rows(const Slot& slot) const { return slot.tile * 8 + thread_in_group * 2; }
     INLINE int share_bytes() const {  // that the block receives each step
         return (groups * TILES - block + CLUSTER - 1) / CLUSTER * (SHARES * SUMS * 256);
     }
     INLINE int first_chunk() const { return block * CHUNKS; }
-    // the ring's entry of a slot in step i
-    INLINE int entry(int s, int i) const {
-        return AT_RING + warp * SLOTS * STAGES * ENTRY_BYTES +
-               (s * STAGES + i % STAGES) * ENTRY_BYTES;
-    }
 };
 
 INLINE uint4 poll(const operand_t* place) {

@@ -1,0 +1,162 @@
+// The parts of the forward loop of a grid: setup, the cells' step, the end.
+
+// `first_state` of forward_setup.cuh, as grids need it: with a function for `is_reset` some of them
+// take other registers.
+INLINE float first_grid_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
+    const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
+                          (!LENGTHS || args.lengths[b] > 0);
+    const int64 at = b * args.units + unit;
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
+    return source ? widen(source[at]) : 0.0f;
+}
+
+// This block's part of the first h of all rows, into the operand of step 0.
+INLINE void store_first_hidden(const ForwardArgs& args, const Place& here, const int* rows,
+                               int count) {
+    constexpr int HERE = CHUNKS * CHUNK_K;  // of K, this block
+    for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
+        const int r = at / HERE, k = at % HERE;
+        const int unit = here.first_chunk() * CHUNK_K + k, b = rows[r];
+        const bool inside = b >= 0 && unit < args.units;
+        if (!inside) continue;
+        unsigned char* chunk = shared + AT_OPERAND + operand_offset(k / CHUNK_K, r / 8, r % 8);
+        reinterpret_cast<operand_t*>(chunk)[k % CHUNK_K] =
+            operand_of(narrow(first_grid_state(args, count, 0, b, unit)));
+    }
+}
+
+// The cells of a warp: constants of its units and the states of two rows of each.
+struct Cells {
+    UnitConstants units[SLOTS];
+    float state[SLOTS][2][STATES];
+
+    INLINE void load(const ForwardArgs& args, const Place& here, const int* rows, int count,
+                     const Slot& slot, int s) {
+        const int unit = here.unit(slot);
+        const bool inside = slot.owned && unit < args.units;
+        units[s].load(args, unit, inside);
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
+            const bool exists = inside && b >= 0;
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                state[s][c][k] = exists ? first_grid_state(args, count, k, b, unit) : 0.0f;
+        }
+    }
+};
+
+// A warp's ring buffer of inputs: it copies what its own lanes read, STAGES - 1 steps ahead.
+struct Inputs {
+    const storage_t* source[SLOTS][COPIES];
+    int taken[SLOTS][COPIES];  // bytes: 16, or 0 where there is nothing to copy
+
+    INLINE void begin(const ForwardArgs& args, const Place& here, const Time& time,
+                      const int* rows) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                const int number = copy * 32 + here.lane, gate = number / (GATE_BYTES / 16);
+                const Slot slot = here.slot(s);
+                const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
+                taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
+                source[s][copy] = taken[s][copy]
+                    ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
+                          gate * args.x_gate + (here.first_group + slot.group) * 8 +
+                          number * CHUNK % 8
+                    : args.x;
+            }
+    }
+    // The ring's entries are found from i: a grid's step takes as long as its way through L2, not
+    // as its instructions. later: 1 where resets after step i are
+    // those of step i + 1, 0 in reverse, where they are those of step i.
+    INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time,
+                     const int& ring_at, const int& later, const bool (&owned)[SLOTS],
+                     Resets (&resets)[SLOTS], int i) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const uint32 target =
+                shared_address(shared) + ring_at + (s * STAGES + i % STAGES) * ENTRY_BYTES;
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                if (copy * 512 + here.lane * 16 < SLOT_BYTES)
+                    copy_async<16>(target + copy * 512 + here.lane * 16, source[s][copy],
+                                   i < time.count ? taken[s][copy] : 0);
+                source[s][copy] = advanced(source[s][copy], args.x_step_bytes);
+            }
+            if (RESET)
+                resets[s].copy(target + SLOT_BYTES + reset_offset(here.lane),
+                               here.thread_in_group, time.direction, args.reset_step_bytes,
+                               owned[s] && i + later < time.count);
+        }
+        commit_copies();
+    }
+};
+
+// The step of a slot's cells, whose shares of sums are in buffer `now`.
+INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* rows,
+                       const Slot& slot, const UnitConstants& constants,
+                       const float (&given)[GATES][2], const TileRows& tile, const RowBits& bits,
+                       int s, int now, int t, float (&state)[2][STATES], float (&hidden)[2],
+                       float (&values)[2][KEPT + 4]) {
+    float sums[GATES][2];
+    #pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) sums[gate][c] = constants.start(gate, given[gate][c]);
+    add_slot_shares(here, s, now, sums);
+    #pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        float left[GATES], right[GATES];
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            left[gate] = given[gate][c] + constants.bias_x[gate];
+            right[gate] = sums[gate][c];
+        }
+        hidden[c] = step_cell(args, left, right, constants.vectors, bits, tile, c, rows,
+                              slot.tile * 8 + (here.thread_in_group * 2 + c), here.unit(slot),
+                              true, t, state[c], values[c]);
+    }
+}
+
+// A slot's h of two units of the lane's row: published for the next step first, if there is one,
+// then y and saved activations. unit: the first of the two; rest: see SavedPlace.
+INLINE void store_results(const ForwardArgs& args, const TileRows& tile, uint32 own_bit, int row,
+                          int unit, int i, int count, const float (&hidden)[2],
+                          const float (&values)[2][KEPT + 4], operand_t* message_at, storage_t* y,
+                          bool has_saved, storage_t* saved, int rest) {
+    const Pair pair = transposed(hidden[0], hidden[1]);
+    const Message message =
+        next_hidden(args, pair, hidden[0], hidden[1], tile.resets, row, unit);
+    const bool live = !LENGTHS || tile.live & own_bit;
+    const bool publishes = row >= 0 && (!args.flag_buffer || i + 1 < count);
+    if (publishes) publish(message_at, message);
+    const bool stores = row >= 0 && args.flag_buffer;
+    if (stores) store_inside(y, live ? pair : Pair{}, unit, args.units);
+    if (has_saved) store_saved(saved, rest, values);
+}
+
+// Zeros of y past the rows' ends, and final states.
+INLINE void finish(const ForwardArgs& args, const Place& here, const Time& time, const int* rows,
+                   const int (&row)[SLOTS], const Cells& cells) {
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        const int group = here.first_group + slot.group;
+        if (LENGTHS && slot.owned && row[s] >= 0)
+            store_no_output(args, time.count, time.direction, row[s], group, here.thread_in_group);
+        const int unit = group * 8 + here.group_of_lane;
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
+            const bool inside = slot.owned && b >= 0 && unit < args.units;
+            #pragma unroll
+            for (int k = 0; k < STATES; ++k)
+                if (inside)
+                    store_end(args.chunk_out, args.final[k], k * args.batch * args.units,
+                              int64(b) * args.units + unit, cells.state[s][c][k]);
+        }
+    }
+}
