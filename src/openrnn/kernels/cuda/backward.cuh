@@ -42,7 +42,7 @@ constexpr int STAGE_BYTES = FLIGHT * SLOTS * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;       // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/tiles.py counts shared memory otherwise");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "shares are added by pairs");
 
 // Short steps run by fours where that was faster: buffers and phases that alternate are constants

@@ -6,7 +6,7 @@
 // Of the cell:  GATES, STATES, VECTORS (per-unit parameters), KEPT (activations that backward
 //   reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum of both
 //   sides of gate g), SCALED (bit g: that sum is computed halved).
-// Of the tiles (codegen/tiles.py):  UNITS (H, rounded up to 8), CLUSTER blocks of a cluster, WARPS
+// Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), CLUSTER blocks of a cluster, WARPS
 //   of a block, PER, TILES of 8 rows in one product, FLIGHT such products that take turns, RESIDENT
 //   fragments of R in registers, STAGES of the ring buffer of inputs, WGMMA, FRUGAL.
 // Of the call:  LENGTHS, RESET, EVERY (all states are returned), FRESH (states after a reset are

@@ -40,7 +40,7 @@ constexpr int STAGE_BYTES = FLIGHT * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/tiles.py counts shared memory otherwise");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
               "a warpgroup without any units would wait for nobody, and miss a message");
 

@@ -46,7 +46,7 @@ static_assert((CLUSTER - 1) * CHUNKS * CHUNK_K < K,
               "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
 static_assert(!WGMMA || M_WARPS % 4 == 0, "a warpgroup multiplies one part of K");
-static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/tiles.py counts shared memory otherwise");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 
 INLINE int first_group_of_cluster(int cluster) {
     return (cluster * GROUPS + CLUSTERS - 1) / CLUSTERS;

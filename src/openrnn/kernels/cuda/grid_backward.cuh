@@ -9,7 +9,7 @@
 #include "grid.cuh"
 #include "backward_cell.cuh"
 
-static_assert(SLOT_BYTES == 64 * SIZE * (1 + SAVED), "codegen/tiles.py counts the ring otherwise");
+static_assert(SLOT_BYTES == 64 * SIZE * (1 + SAVED), "codegen/config.py counts the ring otherwise");
 constexpr int DY_BYTES = 64 * SIZE;
 constexpr int64 GATES_ROW = PLANES * UNITS;  // values from a row of d_gates to the next
 
