@@ -128,7 +128,7 @@ Schedule = tuple[Operation, ...]
 
 
 def show(schedule: Schedule) -> list[str]:
-    """A line for each operation: `main  loop  forward  layer 0  forward direction  steps 0 to 64`."""
+    """A line each: `main  loop  forward  layer 0  forward direction  steps 0 to 9`."""
     return [f"{operation.stream:<5} {_words(operation)}" for operation in schedule]
 
 
