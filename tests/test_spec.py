@@ -1,6 +1,7 @@
 """What a network is: refused when impossible, and the same after crossing an operator as text."""
 
 import math
+import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from enum import IntEnum
 
@@ -180,3 +181,13 @@ def test_dropping_needs_training_a_rate_and_a_layer_above():
         (deep.with_(num_layers=1), True, False),
     ]:
         assert Problem(spec, torch.float32, "cpu", training=training).drops is drops
+
+
+def test_a_problem_takes_its_hash_to_no_other_process():
+    """Texts hash otherwise there, and equal problems must have one hash."""
+    problem = Problem(cells.lstm.spec(3, 4), torch.float32, "cpu", grad=True)
+    assert hash(problem) == hash(replace(problem)) != hash(replace(problem, grad=False))
+    assert "_hash" in vars(problem)
+    copy = pickle.loads(pickle.dumps(problem))
+    assert copy == problem
+    assert "_hash" not in vars(copy)

@@ -9,6 +9,7 @@ The letters, in every comment and docstring of this package:
 import numbers
 import operator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -292,17 +293,23 @@ class Problem:
     precision: str = ""
     processors: int | None = None
     opaque: str = ""
-    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.precision:
             found = precision_of(self.spec, self.dtype, self.device)
             object.__setattr__(self, "precision", found)
-        values = tuple(getattr(self, each.name) for each in fields(self) if each.compare)
-        object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        return self._hash  # of sixteen fields, and asked by every look-up
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # of sixteen fields: each look-up asks for it, and a problem that is traced never does
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # texts have another hash in another process
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def drops(self) -> bool:
