@@ -108,12 +108,7 @@ def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> Non
 
 
 def inputs(
-    spec: Spec,
-    x: Tensor,
-    params: Group,
-    states: Group,
-    resets: Group,
-    rows: int | None = None,
+    spec: Spec, x: Tensor, params: Group, states: Group, resets: Group, rows: int | None = None
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
     """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
 

@@ -3,6 +3,7 @@
 float16 and bfloat16 are computed in float32 and rounded at the end.
 """
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -186,11 +187,11 @@ def _converted(call: Call, dtype: torch.dtype) -> Call:
         if call.lengths is None and call.reset is None and call.x.stride(-1) == 1:
             return call
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
-    return Call(
-        call.problem, rows_of(x), plain(call.states), plain(call.params),
-        None if call.lengths is None else call.lengths.contiguous(),
-        None if call.reset is None else call.reset.contiguous(), plain(call.reset_states),
-        call.seed,
+    return replace(
+        call, x=rows_of(x), states=plain(call.states), params=plain(call.params),
+        lengths=None if call.lengths is None else call.lengths.contiguous(),
+        reset=None if call.reset is None else call.reset.contiguous(),
+        reset_states=plain(call.reset_states),
     )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """The gradients of one layer and direction: memory for them, and the products that give them."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense
+from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.weight_gradients import (
     WeightGradient,
     add_input,
@@ -17,9 +18,6 @@ from openrnn.codegen.config import KernelConfig
 from openrnn.kernels.cuda.args import ReduceBiasGradientsArgs
 from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule import Chunk, Chunking
-
-if TYPE_CHECKING:
-    from openrnn.backends.fused.layer import LayerKernels
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
 
@@ -130,7 +128,7 @@ class LayerGradients:
         )  # fmt: skip
 
 
-def _laid_out(layer: "LayerKernels", dy: Tensor | None, direction: int) -> Tensor | None:
+def _laid_out(layer: LayerKernels, dy: Tensor | None, direction: int) -> Tensor | None:
     """This direction's part of dy (T, B, D*H) as the backward loop reads it."""
     if dy is None:
         return None
