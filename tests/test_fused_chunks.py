@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
-from openrnn import cells
+from openrnn import cells, memo
 from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused import kernels, launches, layer, schedules
 from openrnn.backends.fused.lengths import SortedLengths
@@ -261,13 +261,11 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
 ):
     asked = []
     monkeypatch.setattr(schedules, "edges", lambda layer, *given: asked.append(given) or [])
-    config = SimpleNamespace(clusters=1)
+    config = SimpleNamespace(clusters=1, rows=8)
     monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
     for lengths, reset, every in itertools.product((False, True), repeat=3):
-        schedules.forward.cache_clear()
-        schedules.backward.cache_clear()
-        layer.layer_kernels.cache_clear()
+        memo.clear()
         problem = Problem(spec, torch.float32, "cuda", grad=True, lengths=lengths, reset=reset)
         given = schedules.ScheduleKey(problem, 0, steps, batch, False, every)
         if wants:
@@ -280,7 +278,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         more = {} if wants else {"all_states": every, "save": True}
         flags = tuple(name for name, here in (on | more).items() if here)
         assert asked.pop() == (kind, flags, steps, batch, columns)
-    layer.layer_kernels.cache_clear()
+    memo.clear()
 
 
 @pytest.mark.gpu
@@ -314,7 +312,7 @@ def reserved():
         problem = Problem(spec, torch.bfloat16, "cuda", (9, 0), grad=True)
         return BACKENDS["fused"].reserve(problem, steps, batch)
 
-    layer.layer_kernels.cache_clear()
+    memo.clear()
     return ask
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import openrnn
-from openrnn import cells, dispatch
-from openrnn.backends.fused import kernels, schedules
-from openrnn.backends.fused.layer import layer_kernels
+from openrnn import cells, dispatch, memo
+from openrnn.backends.fused import kernels
 from openrnn.codegen.trace import trace
 from openrnn.tuning import plan
 
@@ -104,9 +103,7 @@ def family(monkeypatch, request):
 
     def forget():
         kernels.kernel.cache_clear()
-        layer_kernels.cache_clear()
-        schedules.forward.cache_clear()
-        schedules.backward.cache_clear()
+        memo.clear()
 
     def only(rank, *asked, **more):
         low_register = request.param.startswith("low-register")

@@ -17,7 +17,7 @@ from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
 from openrnn.native import nvrtc
-from openrnn.native.cublaslt import Matrix, multiply
+from openrnn.native.cublaslt import Layout, Product
 
 ABSENT = nvrtc.absent()
 compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
@@ -68,11 +68,10 @@ def test_products_of_every_layout(sizes, dtype):
         found = []
         for add in (False, True, False):
             out = torch.full_like(want, 1.0 if add else math.nan, dtype=dtype)
-            multiply(
-                dtype, 0, sizes, Matrix(left.data_ptr(), left.shape[1], turned_a),
-                Matrix(right.data_ptr(), right.shape[1], turned_b),
-                Matrix(out.data_ptr(), columns), add,
-            )  # fmt: skip
+            Product(
+                dtype, 0, sizes, Layout(left.shape[1], turned_a), Layout(right.shape[1], turned_b),
+                Layout(columns),
+            ).run(left.data_ptr(), right.data_ptr(), out.data_ptr(), add)  # fmt: skip
             error = (out.double() - float(add) - want).norm() / want.norm()
             assert error < (1e-3 if dtype == torch.float32 else 1e-2)
             found.append(out)
@@ -88,11 +87,10 @@ def test_products_at_once_write_where_each_belongs(width, dtype):
     left = torch.randn(rows, inner, device="cuda").to(dtype)
     right = torch.randn(count, width, inner, device="cuda").to(dtype)
     out = torch.full((rows, count, apart), 7.0, device="cuda", dtype=dtype)
-    multiply(
-        dtype, 0, (rows, width, inner), Matrix(left.data_ptr(), inner),
-        Matrix(right.data_ptr(), inner, True, width * inner),
-        Matrix(out.data_ptr(), count * apart, False, apart), count=count,
-    )  # fmt: skip
+    Product(
+        dtype, 0, (rows, width, inner), Layout(inner), Layout(inner, True, width * inner),
+        Layout(count * apart, False, apart), count=count,
+    ).run(left.data_ptr(), right.data_ptr(), out.data_ptr())  # fmt: skip
     want = torch.einsum("ri,cwi->rcw", left.double(), right.double())
     error = (out[..., :width].double() - want).norm() / want.norm()
     assert error < (1e-3 if dtype == torch.float32 else 1e-2)
@@ -149,7 +147,7 @@ def test_a_thread_without_a_context_may_launch_first():
                 matrix=matrix.data_ptr(), out=out.data_ptr(), units=2, hidden=2, across=3,
                 columns=3, gates=1, order=nibbles((0,)), turned=True,
             )  # fmt: skip
-            kernel.launch(1, args)
+            kernel.launch(1, args.words())
         except nvrtc.LaunchError as error:
             wrong.append(str(error))
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrnn import cells
+from openrnn import cells, memo
 from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
@@ -17,9 +17,8 @@ from openrnn.backends.fused import (
     forward_loop,
     kernels,
     launches,
-    layer,
+    prepared,
     schedules,
-    weight_gradients,
 )
 from openrnn.codegen.config import (
     BackwardConfig,
@@ -30,6 +29,8 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
+from openrnn.kernels.cuda.args import LOOPS
+from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import chunks
@@ -47,9 +48,18 @@ MASKS = {"lengths": torch.tensor([11, 0, 5, 6, 11]), "reset": torch.arange(55).v
 
 def clear_caches():
     """Forgets kernels and schedules, which the tests replace."""
-    layer.layer_kernels.cache_clear()
-    schedules.forward.cache_clear()
-    schedules.backward.cache_clear()
+    memo.clear()
+
+
+def named(table, words):
+    """The arguments of a launch by name; of a cell with two states."""
+    rest = iter(words)
+    taken = {
+        field.name: [next(rest), next(rest)] if field.array else next(rest)
+        for field in table.fields
+    }
+    assert next(rest, None) is None
+    return SimpleNamespace(**taken)
 
 
 def store(config, args):
@@ -94,9 +104,9 @@ def launched(monkeypatch):
             def __init__(self, kind):
                 self.kind = kind
 
-            def launch(self, blocks, args, begun=0):
-                assert len(args.words()) == sum(2 if one.array else 1 for one in args.fields)
+            def launch(self, blocks, words, begun=0):
                 if self.kind != "plain":
+                    args = named(LOOPS[self.kind], words)
                     found.append((self.kind, args))
                     step.events.append(begun)
                     if configs[self.kind].clusters > 1:
@@ -129,8 +139,7 @@ def launched(monkeypatch):
         return found
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
-    for module in (forward_loop, weight_gradients):
-        monkeypatch.setattr(module, "multiply", lambda *_, **__: None)
+    monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     return step
 
 
@@ -194,8 +203,11 @@ def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapp
         monkeypatch.setattr(
             module, "fill_flags", lambda box: filled.append(len(launched.events)) or fill(box)
         )
+    product = prepared.input_product
     monkeypatch.setattr(
-        forward_loop, "multiply", lambda *_, **__: products.append(len(launched.events))
+        prepared,
+        "input_product",
+        lambda *sizes: products.append(len(launched.events)) or product(*sizes),
     )
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
     assert launched.unfilled == [0] * 2 * number

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from test_fused_launches import clear_caches, without_side_stream
+from test_fused_launches import clear_caches, named, without_side_stream
 from torch.nn.functional import pad
 
 from openrnn import cells
@@ -15,13 +15,14 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
-    forward_loop,
     kernels,
     schedules,
     weight_gradients,
 )
 from openrnn.codegen.config import BackwardConfig, ForwardConfig
 from openrnn.dispatch import BACKENDS
+from openrnn.kernels.cuda.args import BackwardArgs, PermuteWeightsArgs
+from openrnn.native.cublaslt import Product
 from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import chunks
@@ -41,16 +42,18 @@ def at(address, shape, stride=None):
     return torch.as_strided(torch.from_numpy(raw), shape, (stride, 1))
 
 
-def multiply(dtype, device, sizes, a, b, d, add=False, full=False, count=1):
-    """The products as cuBLASLt is asked for them."""
-    rows, columns, inner = sizes
-    for number in range(count):
-        starts = [matrix.address + 4 * number * matrix.apart for matrix in (a, b, d)]
-        left = at(starts[0], (inner, rows) if a.transposed else (rows, inner), a.stride)
-        right = at(starts[1], (columns, inner) if b.transposed else (inner, columns), b.stride)
-        out = at(starts[2], (rows, columns), d.stride)
-        product = (left.T if a.transposed else left) @ (right.T if b.transposed else right)
-        out.copy_(out + product if add else product)
+def multiply(product, a, b, d, add=False):
+    """What `cublaslt.Product.run` does."""
+    rows, columns, inner = product.sizes
+    layouts = product.a, product.b, product.d
+    for number in range(product.count):
+        starts = [start + 4 * number * layout.apart for start, layout in zip((a, b, d), layouts)]
+        x, w, y = layouts
+        left = at(starts[0], (inner, rows) if x.transposed else (rows, inner), x.stride)
+        right = at(starts[1], (columns, inner) if w.transposed else (inner, columns), w.stride)
+        out = at(starts[2], (rows, columns), y.stride)
+        found = (left.T if x.transposed else left) @ (right.T if w.transposed else right)
+        out.copy_(out + found if add else found)
 
 
 def permute_weights(args):
@@ -77,10 +80,11 @@ class Kernel:
     def __init__(self, kind, left):
         self.kind, self.left = kind, left
 
-    def launch(self, blocks, args, begun=0):
+    def launch(self, blocks, words, begun=0):
         if self.kind == "permute_weights":
-            permute_weights(args)
+            permute_weights(named(PermuteWeightsArgs, words))
         if self.kind == "backward":
+            args = named(BackwardArgs, words)
             self.left.begun.append(begun)
             at(args.d_gates, (args.steps * BATCH, self.left.shape[-1])).copy_(
                 self.left.next(args.steps).reshape(args.steps * BATCH, -1)
@@ -143,8 +147,7 @@ def test_products_of_chunks_are_those_of_all_steps(
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     for user in (backward, weight_gradients):
         monkeypatch.setattr(user, "masked_rows", masked_rows)
-    for user in (forward_loop, weight_gradients):
-        monkeypatch.setattr(user, "multiply", multiply)
+    monkeypatch.setattr(Product, "run", multiply)
     clear_caches()
     problem = Problem(spec, torch.float32, "cpu", grad=True, **dict.fromkeys(masks, True))
     call = Call(problem, x, states, weights, **given)
@@ -183,10 +186,14 @@ def test_products_of_chunks_are_those_of_all_steps(
 @pytest.mark.parametrize(("hidden", "columns"), [(16, 8), (16, 6), (13, 8), (13, 1)])
 def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidden, columns, full):
     """A GRU's: gate 2 stands first, and what is padding is gone."""
-    monkeypatch.setattr(weight_gradients, "multiply", multiply)
+    monkeypatch.setattr(Product, "run", multiply)
     torch.manual_seed(0)
     rows, gates, units = 12, 3, 16
-    one = SimpleNamespace(
+
+    class Layer(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    one = Layer(
         gates=gates,
         units=units,
         hidden=hidden,
@@ -195,13 +202,14 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
         device=0,
     )
     weights = SimpleNamespace(kernels=one, w_hh=torch.empty(0))
+    clear_caches()
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
         mine, other = d_gates[part].contiguous(), weight_gradients.widened(values[part])
         found.add(
-            weight_gradients.Matrix(mine.data_ptr(), mine.shape[1]),
-            weight_gradients.Matrix(other.data_ptr(), other.shape[1]), len(mine),
+            weight_gradients.Rows(mine.data_ptr(), mine.shape[1]),
+            weight_gradients.Rows(other.data_ptr(), other.shape[1]), len(mine),
         )  # fmt: skip
     by_gate = d_gates.unflatten(1, (gates, units))[:, [1, 2, 0], :hidden].flatten(1)
     made = found.finished()

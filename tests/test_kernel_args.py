@@ -5,7 +5,14 @@ import re
 import pytest
 
 from openrnn.codegen import cuda
-from openrnn.kernels.cuda.args import LOOPS, PLAIN, ForwardArgs, SortLengthsArgs
+from openrnn.kernels.cuda.args import (
+    LOOPS,
+    PLAIN,
+    ForwardArgs,
+    MaskRowsArgs,
+    PreparedArgs,
+    SortLengthsArgs,
+)
 from openrnn.native import nvrtc
 
 ABSENT = nvrtc.absent()
@@ -62,10 +69,39 @@ def test_a_wrong_name_is_refused():
 def test_a_missing_value_is_refused_unless_the_table_has_one():
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'order'"):
         SortLengthsArgs(lengths=1, batch=3)
-    assert SortLengthsArgs(lengths=1, order=2, batch=3).words() == (1, 2, 3)
+    assert SortLengthsArgs(lengths=1, order=2, batch=3).words() == [1, 2, 3]
     given = {one.name: [7] if one.array else 7 for one in ForwardArgs.fields}
     for name in ("flag_buffer", "bias_x", "first_row"):
         del given[name]
     args = ForwardArgs(**given)
     assert args.words().count(0) == 3
     assert (args.flag_buffer, args.bias_x, args.first_row) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("states", [1, 4])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_prepared_arguments_lie_as_the_table_says(table, states):
+    """Whichever fields launches share, and in whichever order the others are given."""
+    whole = filled(table, states)
+    values = {field.name: getattr(whole, field.name) for field in table.fields}
+    numbers = [field.name for field in table.fields if not field.array]
+    for shared in ([], numbers[::2], numbers[1:][::-1]):
+        prepared = PreparedArgs(table, **{name: values[name] for name in shared})
+        for _ in range(2):
+            given = {name: values[name] for name in values if name not in shared}
+            assert prepared.words(**given) == whole.words()
+        arrays = {field.name: values[field.name] for field in table.fields if field.array}
+        turned = dict(reversed([pair for pair in given.items() if pair[0] not in arrays]))
+        assert prepared.words(**turned, **arrays) == whole.words()
+    for name in numbers:
+        assert whole.words()[table.place(name)] == values[name]
+
+
+def test_prepared_arguments_refuse_what_does_not_fit():
+    prepared = PreparedArgs(SortLengthsArgs, batch=3)
+    assert prepared.words(order=2, lengths=1) == [1, 2, 3]
+    for wrong in ({"order": 2}, {"order": 2, "length": 1}, {"lengths": 1, "order": 2, "batch": 3}):
+        with pytest.raises(TypeError, match=r"a launch of SortLengthsArgs gives .* besides batch"):
+            prepared.words(**wrong)
+    with pytest.raises(TypeError, match="besides rows"):
+        PreparedArgs(MaskRowsArgs, rows=3).words(x=1)

@@ -191,8 +191,8 @@ def test_what_is_remembered_of_a_call_is_no_more_than_what_was_looked_at():
     layer = openrnn.LSTM(6, 4, backend="reference")
     layer(X)
     layer(torch.ones(2, 7, 6).transpose(0, 1))
-    (known,) = arguments._seen.values()
-    assert len(known.fits) == 1  # T, B and the strides of x are free
+    (fits,) = arguments._seen.values()
+    assert len(fits) == 1  # T, B and the strides of x are free
     hidden, good = layer.weight_hh_l0, layer.weight_hh_l0.data
     lazy = openrnn.LSTM(6, 4, backend="reference")
     lazy.load_state_dict(layer.state_dict())

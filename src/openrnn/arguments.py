@@ -11,8 +11,12 @@ from openrnn.params import module_slots
 from openrnn.spec import Spec
 from openrnn.tensors import Group, held, holds, mixed, own, plain, settle
 
-_TYPES = (Tensor, torch.nn.Parameter)
+_TYPES = frozenset((Tensor, torch.nn.Parameter))
 _tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
+# for `map`: a loop over tensors costs the host a microsecond
+_nested: Any = Tensor.is_nested.__get__  # type: ignore[attr-defined]  # a property
+_storage, _offset, _address = Tensor.untyped_storage, Tensor.storage_offset, Tensor.data_ptr
+_bytes: Any = torch.UntypedStorage.nbytes
 
 
 def names_of(spec: Spec, params: int, states: int, resets: int) -> list[str]:
@@ -27,24 +31,13 @@ def names_of(spec: Spec, params: int, states: int, resets: int) -> list[str]:
 class _Fit(NamedTuple):
     """One test of all tensors of a call in place of seven of each, made of some that passed."""
 
+    memory: tuple[int, ...]  # of the parameters: offsets in their storages, bytes of these
     check: Callable[..., bool]  # keys, type, dtype, device, requires_grad; sizes but for T and B
     grad: bool  # any requires one
 
 
-class _Known(NamedTuple):
-    """What is known of calls of one network."""
-
-    sizes: tuple[int, ...]  # of the parameters, in bytes
-    fits: tuple[_Fit, ...]
-
-
 FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
-_seen: dict[tuple[Any, ...], _Known] = {}
-
-
-def _room(tensor: Tensor) -> bool:
-    """`holds`, but False for subclasses and nested tensors; raises for others without strides."""
-    return type(tensor) in _TYPES and not tensor.is_nested and holds(tensor)
+_seen: dict[tuple[Any, ...], tuple[_Fit, ...]] = {}  # by what calls of one network have in common
 
 
 def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
@@ -53,35 +46,28 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
     Args:
         others: states and reset states, no tensor twice.
     """
-    known = _seen.get(key)
-    if known is None or len(params) != len(known.sizes) or not _all_hold(known, x, params, others):
+    fits = _seen.get(key)
+    if fits is None:
         return None
-    for fit in known.fits:
-        if fit.check(x, *params, *others):
+    tensors = (x, *params, *others)
+    try:
+        # first of all because the guards end the process where a tensor has no strides
+        if not _TYPES.issuperset(map(type, tensors)) or any(map(_nested, tensors)):
+            return None
+        # asked of every call: a storage that shrinks leaves no trace, and may stay where it was
+        memory = _memory(params)
+        if not holds(x) or not all(map(_address, params)) or not all(map(holds, others)):
+            return None
+    except RuntimeError:  # one has no storage
+        return None
+    for fit in fits:
+        if fit.memory == memory and fit.check(*tensors):
             return fit
     return None
 
 
-def _all_hold(known: _Known, x: Tensor, params: Group, others: Group) -> bool:
-    """Whether all are dense and their storages reach far enough.
-
-    Asked of every call: a storage that shrinks leaves no trace, and may stay where it was.
-    """
-    width = x.itemsize
-    try:
-        # first of all because the guards end the process where a tensor has no strides
-        if not _room(x) or not all(map(_room, others)):
-            return False
-        for tensor, size in zip(params, known.sizes):
-            if type(tensor) not in _TYPES or tensor.is_nested or not tensor.data_ptr():
-                return False
-            begin = tensor.storage_offset()
-            reach = size + begin * width if begin else size
-            if tensor.untyped_storage().nbytes() < reach:
-                return False
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return True
+def _memory(params: Group) -> tuple[int, ...]:
+    return *map(_offset, params), *map(_bytes, map(_storage, params))
 
 
 def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
@@ -99,12 +85,11 @@ def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> Non
         sizes[place][1], steps[place] = None, [None] * 3
     guards: Any = torch._C._dynamo.guards  # compiled: part of torch._C, not of torch._dynamo
     made = guards.TensorGuards(*every, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps)
-    fit = _Fit(made.check, any(tensor.requires_grad for tensor in every))
+    grad = any(tensor.requires_grad for tensor in every)
     if len(_seen) >= 4096:
         _seen.clear()
-    before = _seen[key].fits if key in _seen else ()
-    extents = tuple(tensor.nbytes for tensor in params)
-    _seen[key] = _Known(extents, (fit, *before[: FITS - 1]))
+    before = _seen.get(key, ())
+    _seen[key] = (_Fit(_memory(params), made.check, grad), *before[: FITS - 1])
 
 
 def inputs(

@@ -106,15 +106,14 @@ def _handle(device: int) -> int:
     return made.value or 0
 
 
-class Matrix(NamedTuple):
-    """A matrix in memory.
+class Layout(NamedTuple):
+    """How a matrix lies in memory.
 
     Attributes:
         stride: elements from one row to the next; where transposed, from one column to the next.
         apart: elements to the next matrix, where several are multiplied at once.
     """
 
-    address: int
     stride: int
     transposed: bool = False
     apart: int = 0
@@ -125,38 +124,36 @@ class MatmulPlan:
 
     Args:
         sizes: rows and columns of d, and the columns of a.
-        layouts: strides of a, b and d, then whether a and b are transposed.
+        layouts: of a, b and d.
         aligned: bytes that the addresses of all three are multiples of, at most 16.
         full: d is float32, whatever a and b are.
-        aparts: `apart` of a, b and d.
         count: of products at once.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
-        layouts: tuple[int, int, int, bool, bool], aligned: int, full: bool,
-        aparts: tuple[int, int, int], count: int,
+        layouts: tuple[Layout, Layout, Layout], aligned: int, full: bool, count: int,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
         kind, compute = KINDS[dtype]
         rows, columns, inner = sizes
-        a, b, d, a_transposed, b_transposed = layouts
+        a, b, d = layouts
         # cuBLAS is column-major, so to it our d = a b is d^T = b^T a^T
         self.product = self._make("MatmulDesc", compute, 0)
-        self._set("MatmulDesc", self.product, _TRANSPOSE_A, ctypes.c_int32(b_transposed))
-        self._set("MatmulDesc", self.product, _TRANSPOSE_B, ctypes.c_int32(a_transposed))
-        b_sizes = (inner, columns) if b_transposed else (columns, inner)
-        a_sizes = (rows, inner) if a_transposed else (inner, rows)
-        self.b = self._make("MatrixLayout", kind, *b_sizes, b)
-        self.a = self._make("MatrixLayout", kind, *a_sizes, a)
+        self._set("MatmulDesc", self.product, _TRANSPOSE_A, ctypes.c_int32(b.transposed))
+        self._set("MatmulDesc", self.product, _TRANSPOSE_B, ctypes.c_int32(a.transposed))
+        b_sizes = (inner, columns) if b.transposed else (columns, inner)
+        a_sizes = (rows, inner) if a.transposed else (inner, rows)
+        self.b = self._make("MatrixLayout", kind, *b_sizes, b.stride)
+        self.a = self._make("MatrixLayout", kind, *a_sizes, a.stride)
         self.d = self._make(
-            "MatrixLayout", KINDS[torch.float32][0] if full else kind, columns, rows, d
+            "MatrixLayout", KINDS[torch.float32][0] if full else kind, columns, rows, d.stride
         )
         if count > 1:
-            for layout, apart in zip((self.a, self.b, self.d), aparts):
-                self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(count))
-                self._set("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(apart))
+            for made, layout in zip((self.a, self.b, self.d), layouts):
+                self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
+                self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(layout.apart))
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
@@ -193,34 +190,57 @@ class MatmulPlan:
             getattr(self._library, f"cublasLt{kind}Destroy")(made)
 
 
-_plan = memo(4096)(MatmulPlan)
 _FACTORS = (ctypes.c_float * 2)(0.0, 1.0)
 _ZERO = ctypes.addressof(_FACTORS)
 _ONE = _ZERO + 4
 
 
-def multiply(
-    dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, d: Matrix,
-    add: bool = False, full: bool = False, count: int = 1,
-) -> None:  # fmt: skip
-    """d = a b, or d + a b, on torch's current stream, with sums in float32; float32 as tf32.
+class Product:
+    """d = a b, or d + a b, for matrices of known sizes anywhere in memory; float32 as tf32.
 
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
+        a, b, d: how they lie in memory.
         full: d is float32.
         count: of products at once, of matrices that are `apart` from each other.
     """
-    places = a.address | b.address | d.address
-    if count > 1:
-        places |= (a.apart | b.apart) * dtype.itemsize | d.apart * (4 if full else dtype.itemsize)
-    aligned = min(16, places & -places)
-    layouts = a.stride, b.stride, d.stride, a.transposed, b.transposed
-    aparts = a.apart, b.apart, d.apart
-    plan = _plan(dtype, device, sizes, layouts, aligned, full, aparts, count)
-    space = None if plan.space_like is None else torch.empty_like(plan.space_like)
-    plan.run(
-        plan.handle, plan.product, _ONE, b.address, plan.b, a.address, plan.a,
-        _ONE if add else _ZERO, d.address, plan.d, d.address, plan.d, plan.algorithm,
-        0 if space is None else space.data_ptr(), plan.workspace,
-        torch._C._cuda_getCurrentRawStream(device),
-    )  # fmt: skip
+
+    def __init__(
+        self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Layout, b: Layout,
+        d: Layout, full: bool = False, count: int = 1,
+    ) -> None:  # fmt: skip
+        self.dtype, self.device, self.sizes, self.full, self.count = (
+            dtype, device, sizes, full, count
+        )  # fmt: skip
+        self.a, self.b, self.d = a, b, d
+        self._apart = 0  # bits of the distances in bytes
+        if count > 1:
+            size = 4 if full else dtype.itemsize
+            self._apart = (a.apart | b.apart) * dtype.itemsize | d.apart * size
+        self._plans: dict[int, MatmulPlan] = {}  # by alignment
+
+    def _plan(self, aligned: int) -> MatmulPlan:
+        layouts = self.a, self.b, self.d
+        found = self._plans[aligned] = MatmulPlan(
+            self.dtype, self.device, self.sizes, layouts, aligned, self.full, self.count
+        )
+        return found
+
+    def run(self, a: int, b: int, d: int, add: bool = False) -> None:
+        """Multiplies what lies at these addresses on torch's current stream, sums in float32.
+
+        Args:
+            add: to d, else d is written.
+        """
+        places = a | b | d | self._apart
+        aligned = min(16, places & -places)
+        plan = self._plans.get(aligned) or self._plan(aligned)
+        space = None if plan.space_like is None else torch.empty_like(plan.space_like)
+        plan.run(
+            plan.handle, plan.product, _ONE, b, plan.b, a, plan.a, _ONE if add else _ZERO,
+            d, plan.d, d, plan.d, plan.algorithm, 0 if space is None else space.data_ptr(),
+            plan.workspace, torch._C._cuda_getCurrentRawStream(self.device),
+        )  # fmt: skip
+
+
+product = memo(4096)(Product)

@@ -7,12 +7,13 @@ import ctypes
 import io
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, local
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -162,13 +163,6 @@ def _resources(code: bytes) -> Resources:
     return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
-class Arguments(Protocol):
-    """What a launch passes: a struct, the kernel's only parameter."""
-
-    def words(self) -> tuple[int, ...]:
-        """Its fields, of 8 bytes each."""
-
-
 class _Parameter:
     """Memory for the struct of a launch, and the pointer to it that the driver takes."""
 
@@ -239,10 +233,12 @@ class CudaKernel:
             raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
-    def launch(self, clusters: int, args: Arguments, launch_event: int = 0) -> None:
+    def launch(self, clusters: int, words: Sequence[int], launch_event: int = 0) -> None:
         """Starts the kernel on torch's current stream.
 
-        launch_event: an event that is recorded once all blocks have begun, or 0.
+        Args:
+            words: the fields of the struct that is its only parameter, of 8 bytes each.
+            launch_event: an event that is recorded once all blocks have begun, or 0.
         """
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         config = self._configs.get((clusters, stream, launch_event))
@@ -251,7 +247,6 @@ class CudaKernel:
                 self._configs.clear()
             config = self._config(clusters, stream, launch_event)
             self._configs[clusters, stream, launch_event] = config
-        words = args.words()
         found = getattr(self._parameter, "found", None)
         if found is None:
             found = self._parameter.found = _Parameter(len(words))

@@ -14,10 +14,7 @@ class Chunk(NamedTuple):
     number: int
     begin: int
     end: int
-
-    @property
-    def steps(self) -> int:
-        return self.end - self.begin
+    steps: int
 
     def of(self, tensor: Tensor) -> Tensor:
         """These steps of a tensor (T, ...)."""
@@ -48,4 +45,6 @@ class Chunking:
         spans = [*pairwise(self.edges)]
         if self.reverse:
             spans.reverse()
-        return tuple(Chunk(number, *span) for number, span in enumerate(spans))
+        return tuple(
+            Chunk(number, begin, end, end - begin) for number, (begin, end) in enumerate(spans)
+        )

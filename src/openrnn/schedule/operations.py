@@ -1,6 +1,7 @@
 """The operations of a schedule, and their text for a person."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from openrnn.schedule.chunks import Chunk
@@ -27,6 +28,11 @@ class OfChunk(Operation):
     layer: int
     direction: int
     chunk: Chunk
+
+    @cached_property
+    def place(self) -> tuple[int, int, int]:
+        """Layer, direction and number of the chunk: what operations of one chunk share."""
+        return self.layer, self.direction, self.chunk.number
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _, args in calls * (LAUNCHES // own):
-                kernels.launch(kernel, tried, args)
+                kernels.launch(kernel, tried, args.words(), batch)
         found = []
         for _ in range(replays):
             for flag in flags:

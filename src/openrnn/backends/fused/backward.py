@@ -3,15 +3,12 @@
 from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs
-from openrnn.backends.fused import kernels
+from openrnn.backends.fused import prepared
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import Weights, fill_flags
+from openrnn.backends.fused.launches import Weights, address, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths, masked_rows
-from openrnn.codegen.config import KernelConfig
-from openrnn.kernels.cuda.args import BackwardArgs
-from openrnn.native.nvrtc import CudaKernel
 from openrnn.params import places
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
@@ -87,11 +84,11 @@ class Backward(ForwardLoops):
             any(grad is not None for grad in self.d_all_states),
             any(grad is not None for grad in self.d_reset_states),
         )
-        kernel, config = weights.kernels.backward(self.batch, flags)
+        loop = prepared.loop(weights.kernels, "backward", self.batch, flags)
         self._chunk_states = None
         tensors = LayerTensors(self._input, self.outputs[layer], self.dy)
         self._current = LayerGradients(
-            self, weights, self.chunkings[layer][direction], kernel, config, tensors,
+            self, weights, self.chunkings[layer][direction], loop, tensors,
             (layer > 0 or self.needs.x, *wanted),
         )  # fmt: skip
 
@@ -126,8 +123,10 @@ class Backward(ForwardLoops):
             self._recompute_buffers = x.new_empty((steps, self.batch, width)), saved
         return self._recompute_buffers
 
-    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
-        return weights.kernels.forward(self.batch, self.forward_flags(False, True))
+    def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
+        return prepared.loop(
+            weights.kernels, "forward", self.batch, self.forward_flags(False, True)
+        )
 
     def fill_flags(self, operation: FillFlags) -> None:
         if operation.backward:
@@ -143,36 +142,42 @@ class Backward(ForwardLoops):
 
     def _recompute(self, operation: Loop) -> None:
         """Runs a chunk's forward loop again, for its saved activations."""
-        chunk, layer = operation.chunk, self.current.layer
+        chunk, index = operation.chunk, self.current.layer.index
         y, saved = self._recomputed(operation)
-        before = self.saved[layer.index][chunk.number - 1] if chunk.number else None
+        before = self.saved[index][chunk.number - 1] if chunk.number else None
         # the states that the chunk ends with are not read: forward has written them
-        self.launch_forward(operation, y, saved, (before, self.chunk_states(layer)), (), ())
+        self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        at, chunk, way = self.current, operation.chunk, 1 if operation.direction else -1
+        at, chunk = self.current, operation.chunk
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         buffers = self._recompute_buffers
         saved = buffers[1] if buffers else chunk.of(self.saved[layer.index])
-        room = self.chunk_states(layer) if chunk.number else None
+        room = self.chunk_states() if chunk.number else None
         dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
-        size = d_gates.element_size()
-        args = BackwardArgs(
-            **self.common(at.weights, chunk, (self._chunk_states, room), way),
+        way = 1 if operation.direction else -1  # against that of the forward loop
+        lengths, order, reset = self.mask_addresses(chunk)
+        words = at.loop.args.words(
             weight=at.weights.recurrent_by_planes.data_ptr(),
             saved=saved.data_ptr(),
             dy=0 if dy is None else chunk.of(dy).data_ptr(),
-            dy_step_bytes=way * dy_step * size,
+            dy_step_bytes=way * dy_step * d_gates.element_size(),
             dy_row=dy_row,
             d_gates=d_gates.data_ptr(),
-            d_gates_step_bytes=way * d_gates.stride(0) * size,
             sums=at.sums_of(chunk),
+            vectors=address(at.weights.unit_vectors),
+            lengths=lengths,
+            order=order,
+            reset=reset,
+            chunk_in=address(self._chunk_states),
+            chunk_out=address(room),
+            steps=chunk.steps,
             d_final=self.states(layer, self.d_finals),
             d_all_states=self.states(layer, self.d_all_states, chunk.begin),
             d_initial=self.states(layer, self.d_initial),
             d_reset_state=self.states(layer, self.d_reset_states),
         )
-        kernels.launch(at.kernel, at.config, args, self.launch_event(operation.signals))
+        at.loop.launch(words, self.launch_event(operation.signals))
         self._chunk_states, self._recompute_buffers = room, None
 
     def gradient_products(self, operation: GradientProducts) -> None:

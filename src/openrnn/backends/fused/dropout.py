@@ -21,11 +21,9 @@ def masked(call: Call, layer: int, y: Tensor) -> Tensor:
     steps, batch, width = y.shape
     (scale,) = unpack("i", pack("f", philox.scale(p)))
     threads = steps * batch * ((width + 3) // 4)
-    kernel.launch(
-        -(-threads // kernel.threads),
-        DropoutArgs(
-            x=y.data_ptr(), out=out.data_ptr(), steps=steps, batch=batch, width=width,
-            seed=call.seed.data_ptr(), layer=layer, threshold=philox.threshold(p), scale=scale,
-        ),
+    args = DropoutArgs(
+        x=y.data_ptr(), out=out.data_ptr(), steps=steps, batch=batch, width=width,
+        seed=call.seed.data_ptr(), layer=layer, threshold=philox.threshold(p), scale=scale,
     )  # fmt: skip
+    kernel.launch(-(-threads // kernel.threads), args.words())
     return out

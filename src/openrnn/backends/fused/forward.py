@@ -7,8 +7,7 @@ from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.codegen.config import KernelConfig
-from openrnn.native.nvrtc import CudaKernel
+from openrnn.backends.fused.prepared import PreparedLoop, loop
 from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
 
 
@@ -39,6 +38,9 @@ class Forward(ForwardLoops):
         self.saved, self.finals, self.all_states = saved, finals, all_states
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
+        self._recompute = self.spec.recompute == "gates"
+        save = bool(saved) and not self._recompute
+        self._flags = self.forward_flags(bool(all_states), save)
         self._left: Tensor | None = None  # the states that the previous chunk left
 
     def begin_layer(self, operation: BeginLayer) -> None:
@@ -47,7 +49,7 @@ class Forward(ForwardLoops):
             width = self.spec.directions * self.spec.hidden_size
             if len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
-            self.outputs.append(self.call.x.new_empty(self.steps, self.batch, width))
+            self.outputs.append(self.call.x.new_empty((self.steps, self.batch, width)))
 
     def dropout(self, operation: Dropout) -> None:
         self.inputs.append(masked(self.call, operation.layer, self.outputs[operation.layer]))
@@ -58,23 +60,21 @@ class Forward(ForwardLoops):
     def chunk_output(self, operation: OfChunk) -> Tensor:
         return operation.chunk.of(self.outputs[operation.layer])
 
-    def forward_kernel(self, weights: Weights) -> tuple[CudaKernel, KernelConfig]:
-        problem = self.call.problem
-        save = problem.grad and problem.spec.recompute == "none"
-        return weights.kernels.forward(self.batch, self.forward_flags(bool(self.all_states), save))
+    def forward_loop(self, weights: Weights) -> PreparedLoop:
+        return loop(weights.kernels, "forward", self.batch, self._flags)
 
     def loop(self, operation: Loop) -> None:
-        layer, chunk = self.weights(operation.layer, operation.direction).kernels, operation.chunk
-        saved = self.saved[layer.index] if self.saved else None
-        more = chunk.end < self.steps if operation.direction == 0 else chunk.begin > 0
-        room: Tensor | None = None
-        if more and layer.recompute and saved is not None:
-            room = saved[chunk.number]
-        elif more:
-            room = self.chunk_states(layer)
+        chunk, reverse = operation.chunk, operation.direction
+        saved, room = None, None
+        if self.saved:
+            saved = self.saved[operation.layer * self.spec.directions + reverse]
+        if chunk.begin > 0 if reverse else chunk.end < self.steps:
+            room = (
+                self.chunk_states() if saved is None or not self._recompute else saved[chunk.number]
+            )
         self.launch_forward(
             operation, self.chunk_output(operation),
-            None if saved is None or layer.recompute else chunk.of(saved),
+            None if saved is None or self._recompute else chunk.of(saved),
             (self._left, room), self.finals, self.all_states, operation.signals,
         )  # fmt: skip
         self._left = room

@@ -14,7 +14,7 @@ from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
-from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
+from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memo import memo, resource
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
@@ -22,6 +22,10 @@ from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
 LoopConfig = ForwardConfig | BackwardConfig
+# where the arguments that only a grid has stand among its words
+GRID_PLACES = {
+    kind: (table.place("delay"), table.place("first_row")) for kind, table in LOOPS.items()
+}
 
 
 class NoKernelError(OpenRNNError, RuntimeError):
@@ -182,23 +186,25 @@ def kernel(
 
 
 def launch(
-    kernel: nvrtc.CudaKernel, config: KernelConfig, args: ForwardArgs | BackwardArgs,
+    kernel: nvrtc.CudaKernel, config: KernelConfig, words: list[int], batch: int,
     launch_event: int = 0,
 ) -> None:  # fmt: skip
     """Launches a loop for all rows of the batch; a grid for as many as fit at once, in turn.
 
-    It sets the arguments that only a grid has. launch_event: see `CudaKernel.launch`.
+    Args:
+        words: of its arguments; a grid's `delay` and `first_row` are set here.
+        launch_event: see `CudaKernel.launch`.
     """
-    batch = args.batch
     if config.clusters == 1:
-        kernel.launch(-(-batch // config.rows), args, launch_event)
+        kernel.launch(-(-batch // config.rows), words, launch_event)
         return
-    args.delay = config.delay
+    delay, first_row = GRID_PLACES[config.kind]
+    words[delay] = config.delay
     copies = kernel.max_clusters // config.clusters  # of R, each with rows of its own
     for first in range(0, batch, config.rows * copies):
-        args.first_row = first
+        words[first_row] = first
         used = min(copies, -(-(batch - first) // config.rows))
-        kernel.launch(used * config.clusters, args, launch_event)
+        kernel.launch(used * config.clusters, words, launch_event)
 
 
 @memo(256)

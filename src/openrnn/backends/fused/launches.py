@@ -46,26 +46,26 @@ def fill_flags(buffer: Tensor) -> None:
 class Weights:
     """The parameters of one layer and direction in a call, as kernels and products read them.
 
-    Attributes:
+    Args:
         kernels: what no call changes of the layer and direction.
+
+    Attributes:
         w_ih (G*H, I), None for a skip input; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
     """
 
-    def __init__(self, call: Call, layer: int, direction: int, spin_limit: int) -> None:
-        spec, device = call.problem.spec, call.x.device.index or 0
-        index = layer * spec.directions + direction
-        self.kernels: LayerKernels = layer_kernels(spec, index, call.x.dtype, device, spin_limit)
-        self.layer, self.direction = layer, direction
+    def __init__(self, call: Call, kernels: LayerKernels) -> None:
+        self.kernels = kernels
+        w_ih, w_hh, b_ih, b_hh = self.kernels.matrices
         params = call.params
-        self.w_ih, w_hh, self.b_ih, self.b_hh, _, *vectors = [
-            None if place is None else params[place].contiguous() for place in self.kernels.places
-        ]
-        if w_hh is None:
-            raise ValueError("a network without a recurrent matrix")
-        self.w_hh: Tensor = w_hh
-        given = [vector for vector in vectors if vector is not None]
-        self.unit_vectors = torch.stack(given) if given else None
+        self.w_ih = None if w_ih is None else params[w_ih].contiguous()
+        self.w_hh = params[w_hh].contiguous()
+        self.b_ih = None if b_ih is None else params[b_ih].contiguous()
+        self.b_hh = None if b_hh is None else params[b_hh].contiguous()
+        self.unit_vectors: Tensor | None = None
+        if self.kernels.vectors:
+            places = self.kernels.unit_vectors
+            self.unit_vectors = torch.stack([params[place] for place in places])
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
@@ -129,8 +129,9 @@ class Launches:
         """The parameters of a layer and direction."""
         found = self._weights.get((layer, direction))
         if found is None:
-            found = Weights(self.call, layer, direction, self.spin_limit)
-            self._weights[layer, direction] = found
+            index = layer * self.spec.directions + direction
+            here = layer_kernels(self.spec, index, self.call.x.dtype, self.device, self.spin_limit)
+            found = self._weights[layer, direction] = Weights(self.call, here)
         return found
 
     def masks(self, chunk: Chunk) -> Masks:
@@ -147,6 +148,15 @@ class Launches:
             found = self._masks[chunk] = Masks(lengths, reset)
         return found
 
+    def mask_addresses(self, chunk: Chunk) -> tuple[int, int, int]:
+        """Where the lengths, the order of rows and the resets of a chunk lie, 0 for none."""
+        if self.lengths is None and self.reset is None:
+            return 0, 0, 0
+        lengths, reset = self.masks(chunk)
+        if lengths is None:
+            return 0, 0, address(reset)
+        return lengths.lengths.data_ptr(), lengths.order.data_ptr(), address(reset)
+
     def forward_flags(self, all_states: bool, save: bool) -> tuple[bool, ...]:
         """The flags of the forward kernel, as `LayerKernels.forward` takes them."""
         reset_state = bool(self.call.reset_states)
@@ -156,9 +166,9 @@ class Launches:
         """The flags of the backward kernel, as `LayerKernels.backward` takes them."""
         return self.lengths is not None, self.reset is not None, all_states, reset_state
 
-    def chunk_states(self, layer: LayerKernels) -> Tensor:
+    def chunk_states(self) -> Tensor:
         """Memory for the states between two chunks: float32 (states, B, H)."""
-        size = (len(self.spec.states), self.batch, layer.hidden)
+        size = (len(self.spec.states), self.batch, self.spec.hidden_size)
         return self.call.x.new_empty(size, dtype=torch.float32)
 
     def states(
@@ -177,35 +187,6 @@ class Launches:
             + (index * state.stride(0) + begin * state.stride(1)) * state.element_size()
             for state in group
         ]  # fmt: skip
-
-    def common(
-        self,
-        weights: Weights,
-        chunk: Chunk,
-        chunk_states: tuple[Tensor | None, Tensor | None],
-        way: int,
-    ) -> dict[str, int]:
-        """The arguments that both loops take: masks, vectors, states between chunks, sizes.
-
-        Args:
-            chunk_states: what the previous chunk left, and memory for what this one leaves.
-            way: 1 where the loop runs forward in time, else -1.
-        """
-        (lengths, reset), layer = self.masks(chunk), weights.kernels
-        return {
-            "vectors": address(weights.unit_vectors),
-            "lengths": 0 if lengths is None else lengths.lengths.data_ptr(),
-            "order": 0 if lengths is None else lengths.order.data_ptr(),
-            "reset": address(reset),
-            "reset_step_bytes": way * self.batch,
-            "saved_step_bytes": way * layer.saved_bytes * ((self.batch + 7) // 8),
-            "chunk_in": address(chunk_states[0]),
-            "chunk_out": address(chunk_states[1]),
-            "steps": chunk.steps,
-            "batch": self.batch,
-            "units": layer.hidden,
-            "reverse": weights.direction,
-        }
 
     # the side stream
 

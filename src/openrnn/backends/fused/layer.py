@@ -2,7 +2,6 @@
 
 from functools import cached_property
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
-from openrnn.kernels.cuda.args import PermuteWeightsArgs
+from openrnn.kernels.cuda.args import PermuteWeightsArgs, PreparedArgs, ReduceBiasGradientsArgs
 from openrnn.memo import memo
 from openrnn.native import nvrtc
 from openrnn.params import places
@@ -52,6 +51,9 @@ class LayerKernels:
         units: H rounded up to a multiple of 8; exact: H is one.
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
+        places: of its parameters among those of a call; matrices: of w_ih, w_hh, b_ih, b_hh, None
+            where there is none; unit_vectors: of these.
+        skips: it reads x as it is, without a matrix.
         recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
         planes: gate gradients of a unit; width: of all units, a row of d_gates.
@@ -72,6 +74,12 @@ class LayerKernels:
         self.exact = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.places = places(spec)[index]
+        w_ih, w_hh, b_ih, b_hh, _, *vectors = self.places
+        if w_hh is None:
+            raise ValueError("a network without a recurrent matrix")
+        self.matrices = w_ih, w_hh, b_ih, b_hh
+        self.unit_vectors = [place for place in vectors if place is not None]
+        self.skips = w_ih is None
         alone = cell.apart
         shared = tuple(gate for gate in cell.gates if gate not in alone)
         self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
@@ -86,7 +94,6 @@ class LayerKernels:
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
         self.name = str(dtype).removeprefix("torch.")
-        self._kernels: dict[tuple[Any, ...], tuple[nvrtc.CudaKernel, KernelConfig]] = {}
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
@@ -102,6 +109,14 @@ class LayerKernels:
         """The kernel that reduces sums to gradients of biases and unit vectors."""
         return kernels.plain("reduce_bias_gradients", self.name, self.device)
 
+    @cached_property
+    def reduce_bias_args(self) -> PreparedArgs:
+        """The arguments of that kernel but for sums and results."""
+        return PreparedArgs(
+            ReduceBiasGradientsArgs, planes=self.planes, gates=self.gates, vectors=self.vectors,
+            units=self.units, hidden=self.hidden, left=self.left_word, right=self.right_word,
+        )  # fmt: skip
+
     def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), its gates in another order, padded with zeros.
 
@@ -112,44 +127,22 @@ class LayerKernels:
         tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
         out = matrix.new_empty(shape)
-        self.permute_weights.launch(
-            gates * (-(-units // tile) * -(-across // tile)),
-            PermuteWeightsArgs(
-                matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
-                across=across, columns=columns, gates=gates, order=nibbles(order),
-                turned=transposed,
-            ),
+        args = PermuteWeightsArgs(
+            matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
+            across=across, columns=columns, gates=gates, order=nibbles(order), turned=transposed,
         )  # fmt: skip
+        blocks = gates * (-(-units // tile) * -(-across // tile))
+        self.permute_weights.launch(blocks, args.words())
         return out
 
-    def forward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The forward kernel and its configuration; `flags` as FORWARD names them."""
-        return self._kernel("forward", FORWARD, batch, flags)
-
-    def backward(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The backward kernel and its configuration; `flags` as BACKWARD names them."""
-        return self._kernel("backward", BACKWARD, batch, flags)
-
-    def _kernel(
-        self, kind: str, names: tuple[str, ...], batch: int, flags: Flags
-    ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+    def kernel(self, kind: str, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        """The kernel of a loop and its configuration; `flags` as FORWARD and BACKWARD name them."""
+        names = FORWARD if kind == "forward" else BACKWARD
+        on = tuple(name for name, flag in zip(names, flags) if flag)
         batch_tiles = (batch + 7) // 8
-        key = (kind, batch_tiles, flags)
-        found = self._kernels.get(key)
-        if found is None:
-            on = tuple(name for name, flag in zip(names, flags) if flag)
-            found = kernels.kernel(
-                kind,
-                self.cell,
-                self.name,
-                self.hidden,
-                batch_tiles,
-                on,
-                self.device,
-                self.spin_limit,
-            )
-            self._kernels[key] = found
-        return found
+        return kernels.kernel(
+            kind, self.cell, self.name, self.hidden, batch_tiles, on, self.device, self.spin_limit
+        )
 
 
 layer_kernels = memo(4096)(LayerKernels)

@@ -8,15 +8,13 @@ from torch.nn.functional import pad
 
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense
 from openrnn.backends.fused.layer import LayerKernels
+from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.weight_gradients import (
     WeightGradient,
     add_input,
     add_recurrent,
     input_gradient,
 )
-from openrnn.codegen.config import KernelConfig
-from openrnn.kernels.cuda.args import ReduceBiasGradientsArgs
-from openrnn.native.nvrtc import CudaKernel
 from openrnn.schedule import Chunk, Chunking
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -38,7 +36,7 @@ class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
     Args:
-        kernel, config: of the loop.
+        loop: the backward loop.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
@@ -47,20 +45,20 @@ class LayerGradients:
     """
 
     def __init__(
-        self, launches: Launches, weights: Weights, chunking: Chunking, kernel: CudaKernel,
-        config: KernelConfig, tensors: LayerTensors, wanted: tuple[bool, ...],
+        self, launches: Launches, weights: Weights, chunking: Chunking, loop: PreparedLoop,
+        tensors: LayerTensors, wanted: tuple[bool, ...],
     ) -> None:  # fmt: skip
-        self.launches, self.weights, self.kernel, self.config = launches, weights, kernel, config
+        self.launches, self.weights, self.loop = launches, weights, loop
         self.layer: LayerKernels = weights.kernels
         x, self.wanted = tensors.x, wanted
         self.x, self.y = x, tensors.y
-        self.dy = _laid_out(self.layer, tensors.dy, weights.direction)
+        self.dy = _laid_out(self.layer, tensors.dy)
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
         self._whole = chunking.overlap or len(chunks) == 1
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
         self._d_gates = x.new_empty((steps, launches.batch, layer.width))
-        self._tiles = -(-launches.batch // config.rows) * config.tiles
+        self._tiles = -(-launches.batch // loop.config.rows) * loop.config.tiles
         rows = len(chunks) * self._tiles
         shape = (rows, layer.planes + layer.vectors, layer.units)
         self._sums = x.new_empty(shape, dtype=torch.float32)
@@ -116,24 +114,20 @@ class LayerGradients:
         elif found[2] is None and found[3] is None:
             return
         rows = (2 * layer.gates + layer.vectors) * layer.hidden
-        layer.reduce_bias_gradients.launch(
-            -(-rows // layer.reduce_bias_gradients.threads),
-            ReduceBiasGradientsArgs(
-                sums=self._sums.data_ptr(), input_bias=address(found[2]),
-                recurrent_bias=address(found[3]), unit_vectors=address(vectors),
-                parts=self._sums.shape[0], planes=layer.planes, gates=layer.gates,
-                vectors=layer.vectors, units=layer.units, hidden=layer.hidden,
-                left=layer.left_word, right=layer.right_word,
-            ),
+        words = layer.reduce_bias_args.words(
+            sums=self._sums.data_ptr(), parts=self._sums.shape[0], input_bias=address(found[2]),
+            recurrent_bias=address(found[3]), unit_vectors=address(vectors),
         )  # fmt: skip
+        kernel = layer.reduce_bias_gradients
+        kernel.launch(-(-rows // kernel.threads), words)
 
 
-def _laid_out(layer: LayerKernels, dy: Tensor | None, direction: int) -> Tensor | None:
+def _laid_out(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
     """This direction's part of dy (T, B, D*H) as the backward loop reads it."""
     if dy is None:
         return None
     if layer.spec.directions > 1:
-        dy = dy[..., direction * layer.hidden : (direction + 1) * layer.hidden]
+        dy = dy[..., layer.direction * layer.hidden : (layer.direction + 1) * layer.hidden]
     if not layer.exact:
         return pad(dy, (0, layer.units - layer.hidden))
     return dy if dy.stride(-1) == 1 and aligned(dy) else dense(dy)

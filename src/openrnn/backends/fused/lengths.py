@@ -33,7 +33,7 @@ def sort_lengths(lengths: Tensor | None, order: Tensor | None) -> SortedLengths 
         # the kernel reads no floating-point values: one compiled for float32 serves every dtype
         kernel = kernels.plain("sort_lengths", "float32", lengths.device.index or 0)
         args = SortLengthsArgs(lengths=lengths.data_ptr(), order=order.data_ptr(), batch=batch)
-        kernel.launch(-(-batch // kernel.threads), args)
+        kernel.launch(-(-batch // kernel.threads), args.words())
     return SortedLengths(lengths, order)
 
 
@@ -49,13 +49,11 @@ def masked_rows(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -
     whole = (x.data_ptr() | width * size | step * size | row * size) % CHUNK == 0
     pieces = width * size // CHUNK if whole else width
     kernel = kernels.plain("mask_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
-    kernel.launch(
-        -(-steps * batch * pieces // kernel.threads),
-        MaskRowsArgs(
-            x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),
-            lengths=0 if lengths is None else lengths.data_ptr(),
-            mask=0 if mask is None else mask.data_ptr(),
-            steps=steps, batch=batch, width=width, pieces=pieces,
-        ),
+    args = MaskRowsArgs(
+        x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),
+        lengths=0 if lengths is None else lengths.data_ptr(),
+        mask=0 if mask is None else mask.data_ptr(),
+        steps=steps, batch=batch, width=width, pieces=pieces,
     )  # fmt: skip
+    kernel.launch(-(-steps * batch * pieces // kernel.threads), args.words())
     return out

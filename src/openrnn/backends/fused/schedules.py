@@ -10,6 +10,7 @@ import torch
 
 from openrnn import schedule
 from openrnn.backends.base import Call, Needs
+from openrnn.backends.fused import prepared
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
@@ -72,7 +73,7 @@ def forward(key: ScheduleKey) -> Schedule:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        polls = here.forward(key.batch, on)[1].clusters > 1
+        polls = prepared.loop(here, "forward", key.batch, on).polls
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
@@ -96,9 +97,9 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         )
         columns = sum(size for size, want in wanted if want)
         polls = set[str]()
-        if here.backward(key.batch, on)[1].clusters > 1:
+        if prepared.loop(here, "backward", key.batch, on).polls:
             polls.add("backward")
-        if key.recompute and here.forward(key.batch, recompute)[1].clusters > 1:
+        if key.recompute and prepared.loop(here, "forward", key.batch, recompute).polls:
             polls.add("recompute")
         return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 
@@ -141,7 +142,7 @@ def _cut(
         number = chunks.for_recompute(steps, key.batch, row)
     else:
         number = chunks.for_memory(steps, key.batch, row)
-    alone = number > 1 or key.recompute or key.reset_states or layer.places[0] is None
+    alone = number > 1 or key.recompute or key.reset_states or layer.skips
     cuts = [] if alone else edges(layer, kind, flags, steps, key.batch, columns)
     if not cuts:
         return Chunking(chunks.even(number, steps), reverse, fills=fills)

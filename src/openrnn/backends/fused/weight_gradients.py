@@ -1,12 +1,21 @@
 """Products over all steps of a chunk: dx, dW_ih and dW_hh from gate gradients."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import ALIGNMENT, Launches, Weights
 from openrnn.backends.fused.lengths import masked_rows
-from openrnn.native.cublaslt import Matrix, multiply
 from openrnn.schedule import Chunk
+
+
+class Rows(NamedTuple):
+    """A matrix in memory: where it begins, and elements from one row to the next."""
+
+    address: int
+    stride: int
 
 
 def missing_columns(columns: int, size: int) -> int:
@@ -52,17 +61,16 @@ class WeightGradient:
         self.sum = weights.w_hh.new_empty((layer.gates * layer.units, wide), dtype=dtype)
         self.written = False
 
-    def add(self, gradients: Matrix, other: Matrix, rows: int) -> None:
+    def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `widened`."""
         layer, size, wide = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
         done, start, gate = 0, self.sum.data_ptr(), layer.units * wide * self.sum.element_size()
-        for first, end in self.spans:
+        strides = gradients.stride, other.stride
+        for span in self.spans:
+            first, end = span
+            product = prepared.weight_gradient(layer, span, wide, rows, strides, self.full)
             at = gradients.address + done * layer.units * size
-            multiply(
-                layer.dtype, layer.device, ((end - first) * layer.units, wide, rows),
-                Matrix(at, gradients.stride, True), other,
-                Matrix(start + first * gate, wide), self.written, self.full,
-            )  # fmt: skip
+            product.run(at, other.address, start + first * gate, self.written)
             done += end - first
         self.written = True
 
@@ -83,25 +91,22 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor) -> None:
     A skip input has no matrix: they are added up over the gates.
     """
     layer = weights.kernels
-    width = layer.gates * layer.units
     if weights.w_ih is None:
+        width = layer.gates * layer.units
         gates = d_gates[..., :width].unflatten(-1, (layer.gates, layer.units))
         torch.sum(gates[..., : layer.hidden], -2, out=dx)
         return
     steps, batch, inner = dx.shape
-    multiply(
-        layer.dtype, layer.device, (steps * batch, inner, width),
-        Matrix(d_gates.data_ptr(), layer.width), Matrix(weights.input_by_planes.data_ptr(), inner),
-        Matrix(dx.data_ptr(), inner),
-    )  # fmt: skip
+    product = prepared.input_gradient(layer, inner, steps * batch)
+    product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr())
 
 
 def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:
     """Adds a chunk to dW_ih: the input side's gate gradients times x (T, B, I)."""
     inputs = widened(x).contiguous()
     steps, batch, inner = inputs.shape
-    other = Matrix(inputs.data_ptr(), inner)
-    found.add(Matrix(d_gates.data_ptr(), weights.kernels.width), other, steps * batch)
+    other = Rows(inputs.data_ptr(), inner)
+    found.add(Rows(d_gates.data_ptr(), weights.kernels.width), other, steps * batch)
 
 
 def add_recurrent(
@@ -114,7 +119,7 @@ def add_recurrent(
         y: of all steps (T, B, D*H); d_gates: of the chunk.
     """
     layer, call, batch = weights.kernels, launches.call, launches.batch
-    reverse, width = weights.direction == 1, layer.width
+    reverse, width = layer.direction == 1, layer.width
     offset = width - layer.gates * layer.units
     reset, steps = launches.reset, launches.steps
     # step t read h of t - 1, in reverse of t + 1; the first one read the initial state
@@ -122,18 +127,18 @@ def add_recurrent(
         (chunk.begin, min(chunk.end, steps - 1)) if reverse else (max(chunk.begin, 1), chunk.end)
     )
     if end > begin:
-        size, start = y.element_size(), weights.direction * layer.hidden
+        size, start = y.element_size(), layer.direction * layer.hidden
         other = begin + (1 if reverse else -1)
-        before = Matrix(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
+        before = Rows(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
         if reset is not None or found.padded:
             h = y[other : other + end - begin, :, start : start + layer.hidden]
             if reset is not None:  # past the lengths gradients are 0, and in reverse h is
                 later = max(begin, other)
                 h = masked_rows(h, None, reset[later : later + end - begin])
             h = widened(h).contiguous()
-            before = Matrix(h.data_ptr(), h.shape[2])
+            before = Rows(h.data_ptr(), h.shape[2])
         at = d_gates.data_ptr() + (offset + (begin - chunk.begin) * batch * width) * size
-        found.add(Matrix(at, width), before, (end - begin) * batch)
+        found.add(Rows(at, width), before, (end - begin) * batch)
     if call.states:
         first = _first_step(launches, reverse, chunk, d_gates[..., offset:])
         if first is not None:
@@ -159,10 +164,10 @@ def _replaced(launches: Launches, reset: Tensor) -> Tensor:
     return reset & (steps < launches.lengths.lengths)
 
 
-def _rows(tensor: Tensor) -> Matrix:
+def _rows(tensor: Tensor) -> Rows:
     # the stride of a single row may be anything: contiguous() leaves it as it was
     rows, columns = tensor.shape
-    return Matrix(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
+    return Rows(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
 def _first_step(launches: Launches, reverse: bool, chunk: Chunk, right: Tensor) -> Tensor | None:

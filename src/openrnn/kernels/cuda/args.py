@@ -7,7 +7,7 @@ numbers, 0 for null, so that both sides agree on offsets by the order of fields 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 from typing_extensions import dataclass_transform
@@ -38,13 +38,18 @@ class Args:
     _numbers: ClassVar[Any]  # getters of several fields at once: a launch costs microseconds
     _arrays: ClassVar[Any]  # of four arrays, or None
 
-    def words(self) -> tuple[int, ...]:
+    def words(self) -> list[int]:
         """The fields as the struct has them."""
         numbers: tuple[int, ...] = self._numbers(self)
         if self._arrays is None:
-            return numbers
+            return [*numbers]
         a, b, c, d = self._arrays(self)
-        return *numbers, *a, *b, *c, *d
+        return [*numbers, *a, *b, *c, *d]
+
+    @classmethod
+    def place(cls, name: str) -> int:
+        """Where a number stands among the words; all arrays come after the numbers."""
+        return [field.name for field in cls.fields].index(name)
 
     @classmethod
     def struct(cls) -> str:
@@ -54,6 +59,47 @@ class Args:
             declared = f"    {cuda} {name}{'[STATES]' if array else ''};"
             lines.append(f"{declared:<44}// {meaning}")
         return "\n".join([*lines, "};"])
+
+
+class PreparedArgs:
+    """Arguments of many launches, of which each gives only those that differ.
+
+    Args:
+        table: of the kernel.
+        shared: the fields that are the same in all launches, by name.
+    """
+
+    def __init__(self, table: type[Args], **shared: int) -> None:
+        self._table, self._shared, self._names = table, tuple(shared.values()), tuple(shared)
+        # how to put the numbers that a launch gives, and those shared, in the order of the struct
+        self._orders: dict[tuple[str, ...], Any] = {}
+        self._arrays = sum(field.array for field in table.fields)
+
+    def words(self, **given: int | States) -> list[int]:
+        """The words of a launch, which gives all other fields by name, arrays last.
+
+        Raises:
+            TypeError: a name is not in the table, or a field is missing or given twice.
+        """
+        order = self._orders.get(names := tuple(given)) or self._order(names)
+        values: tuple[Any, ...] = tuple(given.values())
+        if not self._arrays:
+            return [*order(values + self._shared)]
+        *numbers, a, b, c, d = values
+        return [*order((*numbers, *self._shared)), *a, *b, *c, *d]
+
+    def _order(self, given: tuple[str, ...]) -> Any:
+        wanted = [field.name for field in self._table.fields]
+        count = len(wanted) - self._arrays
+        begin = len(given) - self._arrays
+        numbers = [*given[:begin], *self._names]
+        if sorted((*given, *self._names)) != sorted(wanted) or [*given[begin:]] != wanted[count:]:
+            raise TypeError(
+                f"a launch of {self._table.__name__} gives {', '.join(given)} besides "
+                f"{', '.join(self._names)}, needs {', '.join(wanted)}"
+            )
+        found = self._orders[given] = itemgetter(*map(numbers.index, wanted[:count]))
+        return found
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)

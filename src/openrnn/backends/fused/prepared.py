@@ -1,0 +1,98 @@
+"""Loops and products of a layer and direction as far as sizes decide them, kept for all calls.
+
+What is left to a call are addresses, so that its host spends its time on launches.
+"""
+
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused.layer import Flags, LayerKernels
+from openrnn.kernels.cuda.args import LOOPS, PreparedArgs
+from openrnn.memo import memo
+from openrnn.native.cublaslt import Layout, Product, product
+
+
+class PreparedLoop:
+    """A time loop for a batch size.
+
+    Args:
+        kind: "forward" or "backward"; flags: as `layer.FORWARD` and `layer.BACKWARD` name them.
+
+    Attributes:
+        kernel, config: of the loop.
+        args: its arguments, of which each launch gives addresses, T and the strides of tensors that
+            are not its own.
+        polls: its blocks wait for values in a flag buffer, which may be y or the gate gradients.
+        own_flags: forward needs a flag buffer besides y, since y does not hold exactly the values
+            that blocks send each other.
+    """
+
+    def __init__(self, layer: LayerKernels, kind: str, batch: int, flags: Flags) -> None:
+        forward = kind == "forward"
+        self.batch, (self.kernel, self.config) = batch, layer.kernel(kind, batch, flags)
+        self.polls = self.config.clusters > 1
+        lengths, reset, *_ = flags
+        masks = lengths or reset
+        self.own_flags = self.polls and (masks or not layer.exact or self.config.half_operands)
+        way = 1 if forward is (layer.direction == 0) else -1  # in time
+        size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden
+        shared = {
+            "batch": batch, "units": layer.hidden, "reverse": layer.direction,
+            "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
+            "reset_step_bytes": way * batch, "first_row": 0, "delay": 0,
+        }  # fmt: skip
+        if forward:
+            gate = 0 if layer.skips else layer.units  # a skip input is the same for all gates
+            shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
+        else:
+            shared["d_gates_step_bytes"] = way * batch * layer.width * size
+        self.args = PreparedArgs(LOOPS[kind], **shared)
+
+    def launch(self, words: list[int], launch_event: int = 0) -> None:
+        """Launches the loop with these arguments; launch_event: see `CudaKernel.launch`."""
+        kernels.launch(self.kernel, self.config, words, self.batch, launch_event)
+
+
+loop = memo(4096)(PreparedLoop)
+
+
+@memo(4096)
+def input_product(layer: LayerKernels, inner: int, rows: int) -> Product:
+    """x_gates (rows, G*units) = x (rows, inner) W_ih^T.
+
+    Where H is no multiple of 8, gate by gate: the padding between gates is not read.
+    """
+    width = layer.gates * layer.units
+    columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
+    return product(
+        layer.dtype, layer.device, (rows, columns, inner), Layout(inner),
+        Layout(inner, True, columns * inner), Layout(width, False, layer.units), count=count,
+    )  # fmt: skip
+
+
+@memo(4096)
+def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
+    """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih."""
+    return product(
+        layer.dtype, layer.device, (rows, inner, layer.gates * layer.units),
+        Layout(layer.width), Layout(inner), Layout(inner),
+    )  # fmt: skip
+
+
+@memo(4096)
+def weight_gradient(
+    layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
+    full: bool,
+) -> Product:  # fmt: skip
+    """A matrix's gradient (gates of a span * units, columns): gate gradients^T times what it read.
+
+    Args:
+        span: consecutive gates [begin, end).
+        rows: T*B of the chunk.
+        strides: from row to row of the gate gradients and of what the matrix read.
+        full: the gradient is float32.
+    """
+    begin, end = span
+    gradients, other = strides
+    return product(
+        layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
+        Layout(gradients, True), Layout(other), Layout(columns), full,
+    )  # fmt: skip
