@@ -20,7 +20,7 @@ States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def _choose(name: str, asked: Request) -> op.Choice:
+def _route(name: str, asked: Request) -> op.Route:
     """How a call runs on the named backend, or on the first that takes it."""
     problem = request.problem(asked)
     how = op.How(
@@ -28,10 +28,10 @@ def _choose(name: str, asked: Request) -> op.Choice:
         problem.return_states, problem.precision,
     )  # fmt: skip
     device, masks = problem.device, (problem.lengths, problem.reset)
-    return op.chosen(how, problem.dtype, device, *masks, problem.precision)
+    return op.route(how, problem.dtype, device, *masks, problem.precision)
 
 
-def _choose_in_graph(
+def _backend_in_graph(
     name: str, text: str, dtype: torch.dtype, device: torch.device, flags: tuple[bool, ...]
 ) -> str:
     """The backend while a compiler traces, where all that decides is constant.
@@ -45,11 +45,11 @@ def _choose_in_graph(
         text, dtype, device, precision, grad, drops, lengths, reset, return_states,
         request.transformed(), generator,
     )  # fmt: skip
-    return _choose(name, asked).how.backend
+    return _route(name, asked).how.backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
-_choose_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_backend_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def recurrent(
@@ -86,63 +86,78 @@ def recurrent(
         ValueError: tensors do not fit the spec or each other, or have no memory for their shapes.
         NoBackendError: no backend takes the call; the message says why, one by one.
     """
-    given: Sequence[Tensor] = list(states) if states is not None else []
-    resets: Sequence[Tensor] = []
+    given: Sequence[Tensor] = () if states is None else states
+    resets: Sequence[Tensor] = ()
     if reset_states is not None and reset is not None:
-        resets = list(reset_states)
-    compiling, opaque = torch.compiler.is_compiling(), ""
-    if compiling:
+        resets = reset_states
+    drops = spec.drops(training)
+    generated = drops and generator is not None
+    masks = lengths is not None, reset is not None
+    if torch.compiler.is_compiling():
         arguments.check_states(spec, None, given, resets)
         wanted = arguments.alike(x, (*params, *given, *resets))
+        lengths, reset, _ = _masks(x, lengths, reset)
+        grad = wanted and torch.is_grad_enabled()
+        flags = (grad, drops, *masks, return_states, generated)
+        name = _backend_in_graph(backend, spec.text, x.dtype, x.device, flags)
+        route, how = None, op.How(spec.text, name, grad, drops, return_states)
     else:
         rows = _packed_rows(x, lengths) if lengths is not None else None
         x, params, given, resets, wanted, opaque = arguments.inputs(
             spec, x, params, given, resets, rows
         )
-    if lengths is not None:
-        lengths = check_lengths(lengths, x) if x.dim() == 3 else lengths
-    if reset is not None:
-        reset = check_reset(reset, x)
-    if not compiling and (lengths is not None or reset is not None):
-        lengths, reset, why = tensors.masks(x, lengths, reset)
-        opaque = opaque or why
-    drops = spec.drops(training)
-    # a trace serves calls with and without gradients
-    grad = wanted and (torch.is_grad_enabled() or op.tracing())
-    generated = drops and generator is not None
-    masks = lengths is not None, reset is not None
-    if compiling:
-        flags = (grad, drops, *masks, return_states, generated)
-        name = _choose_in_graph(backend, spec.text, x.dtype, x.device, flags)
-        choice, how = None, op.How(spec.text, name, grad, drops, return_states)
-    else:
-        precision = precision_of(spec, x.dtype, x.device.type)
+        if lengths is not None or reset is not None:
+            lengths, reset, why = _masks(x, lengths, reset)
+            opaque = opaque or why
+        # a trace serves calls with and without gradients
+        grad = wanted and (torch.is_grad_enabled() or op.tracing())
+        device = x.device
         asked = Request(
-            spec.text, x.dtype, x.device, precision, grad, drops, *masks, return_states,
-            request.transformed(), generated, request.size_class(x), opaque,
+            spec.text, x.dtype, device, precision_of(spec, x.dtype, device.type), grad, drops,
+            *masks, return_states, request.transformed(), generated, request.size_class(x), opaque,
         )  # fmt: skip
-        choice = _choose(backend, asked)
-        how = choice.how
-    if not compiling and x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
-        raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
+        route = _route(backend, asked)
+        how = route.how
+        if x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
+            raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
-    if how.backend == "reference":
-        problem = request.chosen(
-            spec, x.dtype, x.device.type, grad=grad, training=drops, lengths=lengths is not None,
-            reset=reset is not None, return_states=return_states, opaque=opaque,
-        )  # fmt: skip
-        if backend == "auto" and not compiling:
-            dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
-        call = Call(
-            problem, x, list(given), list(params), lengths, reset, list(resets), seed
-        )  # fmt: skip
-        found = by_operators(call)
-        return found.y, tuple(found.finals), tuple(found.all_states)
     inputs = (x, given, params, lengths, reset, resets, seed)
-    out = op.recorded(how, *inputs) if choice is None else op.run(choice, *inputs)
+    if how.backend == "reference":
+        return _by_reference(spec, how, inputs, "" if route is None else opaque, backend)
+    out = op.recorded(how, *inputs) if route is None else op.run(route, *inputs)
     count = len(spec.states)
     all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), all_states
+
+
+def _masks(
+    x: Tensor, lengths: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, str]:
+    """Lengths and resets as backends take them, and why no address may be taken of them."""
+    if lengths is not None and x.dim() == 3:
+        lengths = check_lengths(lengths, x)
+    if reset is not None:
+        reset = check_reset(reset, x)
+    return (
+        (lengths, reset, "") if torch.compiler.is_compiling() else tensors.masks(x, lengths, reset)
+    )
+
+
+def _by_reference(
+    spec: Spec, how: op.How, inputs: tuple[Any, ...], opaque: str, asked: str
+) -> tuple[Tensor, States, States]:
+    """Ordinary autograd code; says once where `auto` runs a large call so."""
+    x, states, params, lengths, reset, resets, seed = inputs
+    problem = request.for_backend(
+        spec, x.dtype, x.device.type, grad=how.grad, training=how.training,
+        lengths=lengths is not None, reset=reset is not None, return_states=how.return_states,
+        opaque=opaque,
+    )  # fmt: skip
+    if asked == "auto" and not torch.compiler.is_compiling():
+        dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
+    call = Call(problem, x, list(states), list(params), lengths, reset, list(resets), seed)
+    found = by_operators(call)
+    return found.y, tuple(found.finals), tuple(found.all_states)
 
 
 def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> Outputs:
@@ -249,7 +264,7 @@ def takes_packed(
         lengths=True, transform=request.transformed(),
         generator=drops and generator is not None,
     )  # fmt: skip
-    return dispatch.BACKENDS[_choose(backend, asked).how.backend].packed
+    return dispatch.BACKENDS[_route(backend, asked).how.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

@@ -56,7 +56,7 @@ class How(NamedTuple):
         return self._replace(precision=AS_SET)
 
 
-class Choice(NamedTuple):
+class Route(NamedTuple):
     """How a call runs, and what follows from that for all calls alike."""
 
     how: How
@@ -65,29 +65,38 @@ class Choice(NamedTuple):
 
 
 @memo(4096)
-def chosen(
+def route(
     how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
-) -> Choice:
-    """The choice that these constants are, for calls of a dtype, a type of device and masks."""
+) -> Route:
+    """The route of calls with these constants, a dtype, a type of device and masks.
+
+    Raises:
+        NoBackendError: a graph names the backend that was chosen when torch's precision setting was
+            another one, and it has no products of today's.
+    """
     spec = Spec.parse(how.spec)
-    problem = request.chosen(
+    problem = request.for_backend(
         spec, dtype, device, grad=how.grad, training=how.training, lengths=lengths, reset=reset,
         return_states=how.return_states, precision=precision,
     )  # fmt: skip
-    return Choice(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
+    if how.precision == AS_SET and precision == "ieee":
+        reasons = BACKENDS[how.backend].refusals(problem)
+        if reasons:
+            raise NoBackendError(str(problem), {how.backend: reasons})
+    return Route(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
 
 
-def _choice(how: How, inputs: Sequence[Any]) -> Choice:
+def _route(how: How, inputs: Sequence[Any]) -> Route:
     x, _, _, lengths, reset, *_ = inputs
     dtype, device = x.dtype, x.device.type
     precision = how.precision or precision_of(Spec.parse(how.spec), dtype, device)
-    return chosen(how, dtype, device, lengths is not None, reset is not None, precision)
+    return route(how, dtype, device, lengths is not None, reset is not None, precision)
 
 
-def _call(choice: Choice, inputs: Sequence[Any]) -> Call:
+def _call(route: Route, inputs: Sequence[Any]) -> Call:
     x, states, params, lengths, reset, reset_states, seed = inputs
     return Call(
-        choice.problem, x, list(states), list(params), lengths, reset, list(reset_states), seed
+        route.problem, x, list(states), list(params), lengths, reset, list(reset_states), seed
     )
 
 
@@ -95,9 +104,9 @@ def _flat(out: Outputs) -> list[Tensor]:
     return [out.y, *out.finals, *out.all_states, *out.reserve]
 
 
-def _eager(choice: Choice, *inputs: Any) -> list[Tensor]:
+def _eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(BACKENDS[choice.how.backend].forward(_call(choice, inputs)))
+    return _flat(BACKENDS[route.how.backend].forward(_call(route, inputs)))
 
 
 def _forward(*args: Any) -> list[Tensor]:
@@ -105,14 +114,14 @@ def _forward(*args: Any) -> list[Tensor]:
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = arguments.ready(Spec.parse(spec), given)
     with torch.no_grad():
-        return _eager(_choice(how, inputs), *inputs)
+        return _eager(_route(how, inputs), *inputs)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
-    call = _call(_choice(how, inputs), inputs)
+    call = _call(_route(how, inputs), inputs)
     network = call.problem.spec
     steps, batch = x.shape[0], x.shape[1]
     shapes: list[tuple[int, ...]] = [(steps, batch, network.directions * network.output_size)]
@@ -131,18 +140,19 @@ def _backward(*args: Any) -> list[Tensor]:
     how = How(spec, backend, True, training, return_states, precision)
     y, kept = checks.own("y", y), [checks.own("the reserve", tensor) for tensor in reserve]
     grads = [checks.own("a gradient", grad) for grad in grads]
+    wanted = _needs(needs, len(tensors[1]), len(tensors[2]))
     with torch.no_grad():
-        found = _eager_backward(_choice(how, tensors), tensors, y, kept, grads, needs)
+        found = _eager_backward(_route(how, tensors), tensors, y, kept, grads, wanted)
     return [grad for grad in found if grad is not None]
 
 
 def _eager_backward(
-    choice: Choice,
+    route: Route,
     inputs: Sequence[Any],
     y: Tensor,
     reserve: list[Tensor],
     grads: list[Tensor | None],
-    needs: Sequence[bool],
+    needs: Needs,
     last: bool = False,
 ) -> list[Tensor | None]:
     """The gradients, where y and what reaches it are known to have memory of their own.
@@ -151,13 +161,10 @@ def _eager_backward(
         reserve: what forward left; nobody but us has seen it.
         last: nobody differentiates this call again, and its reserve may be used up.
     """
-    call = _call(choice, arguments.ready(choice.problem.spec, inputs))
+    call = _call(route, arguments.ready(route.problem.spec, inputs))
     call.last = last
-    count = len(call.problem.spec.states)
-    cotangents = Cotangents(grads[0], grads[1 : 1 + count], grads[1 + count :])
-    wanted = _needs(needs, len(call.states), len(call.params))
-    backend = BACKENDS[choice.how.backend]
-    return backend.backward(call, y, reserve, cotangents, wanted).flat
+    backend = BACKENDS[route.how.backend]
+    return backend.backward(call, y, reserve, _cotangents(call, grads), needs).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:
@@ -178,16 +185,16 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, choice: Choice, counts: tuple[int, int, int], *tensors: Tensor | None
+        ctx: Any, route: Route, counts: tuple[int, int, int], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        inputs, visible = _unflatten(counts, tensors), choice.visible
+        inputs, visible = _unflatten(counts, tensors), route.visible
         traced = watched(*tensors)
         if traced:
-            choice = choice._replace(how=choice.how.recorded())
-            out = torch.ops.openrnn.forward(*inputs, *choice.how)
+            route = route._replace(how=route.how.recorded())
+            out = torch.ops.openrnn.forward(*inputs, *route.how)
         else:
-            out = _eager(choice, *inputs)
-        ctx.choice, ctx.counts = choice, counts
+            out = _eager(route, *inputs)
+        ctx.route, ctx.counts = route, counts
         ctx.save_for_backward(*tensors, out[0], *out[visible:])
         ctx.mark_non_differentiable(*out[visible:])
         # a traced backward takes no None; an eager one saves the zeros
@@ -196,44 +203,55 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        total = sum(ctx.counts) + 4
-        inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
-        choice = ctx.choice
-        visible, plain = checks.gradients(grads[: choice.visible])
-        states, params, resets = ctx.counts
-        flags = ctx.needs_input_grad[2:]
+        saved, route, (states, params, resets) = ctx.saved_tensors, ctx.route, ctx.counts
         end = 1 + states + params
-        wanted = (*flags[:end], *flags[end + 2 : end + 2 + resets])
+        total = end + 3 + resets
+        inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
+        visible, plain = checks.gradients(grads[: route.visible])
+        flags = ctx.needs_input_grad[2:]
+        needs = Needs(
+            flags[0],
+            flags[1 : 1 + states],
+            flags[1 + states : end],
+            flags[end + 2 : end + 2 + resets],
+        )
         odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
         if torch.is_grad_enabled() or odd:
-            call, backend = _call(choice, inputs), choice.how.backend
-            count = len(call.problem.spec.states)
-            cotangents = Cotangents(visible[0], visible[1 : 1 + count], visible[1 + count :])
-            if call.problem.drops and BACKENDS[backend].own_masks:
-                why = "its dropout masks are its own, and a second derivative cannot repeat them"
-                raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
-            # only the reference has a derivative of its derivative, or one of many at a time
-            differentiable = torch.is_grad_enabled()
-            found = differentiate(call, cotangents, _needs(wanted, states, params), differentiable)
+            found = _differentiated(route, inputs, visible, needs)
         else:
-            found = _fast_backward(choice, inputs, y, list(reserve), visible, wanted)
+            found = _fast_backward(route, inputs, y, list(reserve), visible, needs)
         return (None, None, *found[:end], None, None, *found[end:], None)
 
 
+def _differentiated(
+    route: Route, inputs: Sequence[Any], grads: list[Tensor | None], needs: Needs
+) -> list[Tensor | None]:
+    """Backward by the reference, which alone has a derivative of its own, and many at a time."""
+    call, backend = _call(route, inputs), route.how.backend
+    if call.problem.drops and BACKENDS[backend].own_masks:
+        why = "its dropout masks are its own, and a second derivative cannot repeat them"
+        raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
+    return differentiate(call, _cotangents(call, grads), needs, torch.is_grad_enabled())
+
+
+def _cotangents(call: Call, grads: Sequence[Tensor | None]) -> Cotangents:
+    count = len(call.problem.spec.states)
+    return Cotangents(grads[0], [*grads[1 : 1 + count]], [*grads[1 + count :]])
+
+
 def _fast_backward(
-    choice: Choice,
+    route: Route,
     inputs: Sequence[Any],
     y: Tensor,
     reserve: list[Tensor],
     grads: list[Tensor | None],
-    wanted: Sequence[bool],
+    needs: Needs,
 ) -> list[Tensor | None]:
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
-        return _eager_backward(choice, inputs, checks.own("y", y), reserve, grads, wanted, last)
+        return _eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
     run: Any = torch.ops.openrnn.backward
-    how = choice.how
+    how, wanted = route.how, needs.flat
     found = iter(
         run(
             *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
@@ -261,17 +279,19 @@ def _batched(grad: Tensor) -> bool:
 
 def watched(*tensors: Tensor | None) -> bool:
     """Whether something watches the dispatcher: a mode, a subclass, the tracer of `torch.jit`."""
-    if torch._C._len_torch_dispatch_stack() > 0 or tracing():
+    if _modes() > 0 or _jit() is not None:
         return True
     return not _UNWATCHED.issuperset(map(type, tensors))
 
 
+_modes: Any = torch._C._len_torch_dispatch_stack
+_jit: Any = torch._C._get_tracing_state
 _UNWATCHED = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def tracing() -> bool:
     """Whether `torch.jit.trace` is recording."""
-    return torch._C._get_tracing_state() is not None
+    return _jit() is not None
 
 
 def _autograd(*args: Any) -> list[Tensor]:
@@ -283,11 +303,11 @@ def _autograd(*args: Any) -> list[Tensor]:
         inputs = list(arguments.ready(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
         if grad:
-            return list(recurrence(_choice(how, inputs), *inputs))
+            return list(recurrence(_route(how, inputs), *inputs))
         # a graph that was recorded where nothing required a gradient, and is now trained
         if _requires_grad(inputs):
-            choice = _with_grad(how, inputs)
-            return list(recurrence(choice, *inputs)[: choice.visible])
+            route = _with_grad(how, inputs)
+            return list(recurrence(route, *inputs)[: route.visible])
     with torch._C._AutoDispatchBelowAutograd():
         found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
     return found
@@ -305,17 +325,17 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
     return any(tensor.requires_grad for tensor in (x, *states, *params, *reset_states))
 
 
-def _with_grad(how: How, inputs: Sequence[Any]) -> Choice:
+def _with_grad(how: How, inputs: Sequence[Any]) -> Route:
     """The same call, keeping what backward needs.
 
     Raises:
         NoBackendError: the backend that the graph names computes no gradient of this call.
     """
-    choice, device = _choice(how._replace(grad=True), inputs), inputs[0].device
+    route, device = _route(how._replace(grad=True), inputs), inputs[0].device
     capability, processors = place_of(device)
-    asked = replace(choice.problem, capability=capability, processors=processors)
+    asked = replace(route.problem, capability=capability, processors=processors)
     select(asked, how.backend)
-    return choice
+    return route
 
 
 def _backward_autograd(*args: Any) -> list[Tensor]:
@@ -325,7 +345,7 @@ def _backward_autograd(*args: Any) -> list[Tensor]:
 
 
 def recurrence(
-    choice: Choice,
+    route: Route,
     x: Tensor,
     states: Sequence[Tensor],
     params: Sequence[Tensor],
@@ -338,7 +358,7 @@ def recurrence(
     counts = (len(states), len(params), len(reset_states))
     apply = Recurrence.apply if torch._C._are_functorch_transforms_active() else _apply
     out: tuple[Tensor, ...] = apply(
-        choice, counts, x, *states, *params, lengths, reset, *reset_states, seed
+        route, counts, x, *states, *params, lengths, reset, *reset_states, seed
     )
     return out
 
@@ -347,14 +367,14 @@ def recurrence(
 _apply: Any = super(torch.autograd.Function, Recurrence).apply
 
 
-def run(choice: Choice, *inputs: Any) -> Sequence[Tensor]:
+def run(route: Route, *inputs: Any) -> Sequence[Tensor]:
     """One eager call by the shortest way that is right; inputs as `recurrence` takes them."""
-    if tracing() or (not choice.how.grad and _watches(inputs)):
-        return recorded(choice.how, *inputs)
-    if choice.how.grad:
-        return recurrence(choice, *inputs)
+    if tracing() or (not route.how.grad and _watches(inputs)):
+        return recorded(route.how, *inputs)
+    if route.how.grad:
+        return recurrence(route, *inputs)
     # nothing here requires a gradient, so nothing needs to be switched off
-    return _eager(choice, *inputs)
+    return _eager(route, *inputs)
 
 
 def recorded(how: How, *inputs: Any) -> Sequence[Tensor]:

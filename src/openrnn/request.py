@@ -60,7 +60,7 @@ def problem(request: Request) -> Problem:
     )  # fmt: skip
 
 
-def chosen(
+def for_backend(
     spec: Spec,
     dtype: torch.dtype,
     device: str,

@@ -77,8 +77,7 @@ class Cotangents:
     all_states: list[Tensor | None]
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Which gradients are wanted; unwanted ones come back as None."""
 
     x: bool

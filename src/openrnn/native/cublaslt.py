@@ -13,7 +13,7 @@ import torch
 
 from openrnn.errors import LibraryError
 from openrnn.memo import memo, resource
-from openrnn.native.device import template
+from openrnn.native.device import current_stream, template
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
 SIGNATURES = {
@@ -239,7 +239,7 @@ class Product:
         plan.run(
             plan.handle, plan.product, _ONE, b, plan.b, a, plan.a, _ONE if add else _ZERO,
             d, plan.d, d, plan.d, plan.algorithm, 0 if space is None else space.data_ptr(),
-            plan.workspace, torch._C._cuda_getCurrentRawStream(self.device),
+            plan.workspace, current_stream(self.device),
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import torch
 
 from openrnn import store
 from openrnn.errors import OpenRNNError
+from openrnn.native.device import current_stream
 
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
@@ -240,15 +241,11 @@ class CudaKernel:
             words: the fields of the struct that is its only parameter, of 8 bytes each.
             launch_event: an event that is recorded once all blocks have begun, or 0.
         """
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        config = self._configs.get((clusters, stream, launch_event))
-        if config is None:
-            if len(self._configs) == CONFIGS:
-                self._configs.clear()
-            config = self._config(clusters, stream, launch_event)
-            self._configs[clusters, stream, launch_event] = config
-        found = getattr(self._parameter, "found", None)
-        if found is None:
+        key = clusters, current_stream(self.device), launch_event
+        config = self._configs.get(key) or self._new_config(key)
+        try:
+            found = self._parameter.found
+        except AttributeError:  # this thread's first launch
             found = self._parameter.found = _Parameter(len(words))
             self._enter()
         found.words[:] = words
@@ -266,6 +263,12 @@ class CudaKernel:
         if not int(driver.cuCtxGetCurrent()[1]):
             _, context = driver.cuDevicePrimaryCtxRetain(driver.CUdevice(self.device))
             driver.cuCtxSetCurrent(context)
+
+    def _new_config(self, key: tuple[int, int, int]) -> Any:
+        if len(self._configs) == CONFIGS:
+            self._configs.clear()
+        found = self._configs[key] = self._config(*key)
+        return found
 
     def _config(self, clusters: int, stream: int, launch_event: int) -> Any:
         """The driver's launch configuration."""

@@ -21,7 +21,6 @@ from openrnn.backends.base import (
     TensorShape,
     nothing,
     nothing_back,
-    state_shapes,
     traced,
 )
 from openrnn.backends.fused import schedules
@@ -32,7 +31,7 @@ from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
-from openrnn.native.device import On
+from openrnn.native.device import On, memory
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, plan
@@ -128,30 +127,28 @@ class Fused(Backend):
         if steps == 0 or batch == 0:
             return nothing(self, call)
         call = _laid_out(call)
-        finals = [x.new_empty(shape) for shape in state_shapes(problem, batch)]
         all_states: list[Tensor] = []
         if problem.return_states:
             # kernels write nothing past the end of a sequence
             new = x.new_empty if call.lengths is None else x.new_zeros
-            shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            all_states = [new(shape) for shape in shapes]
+            all_states = [new((spec.chains, steps, batch, width)) for width in spec.state_sizes]
         saved: list[Tensor] = []
         order: Tensor | None = None
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            saved = [x.new_empty(shape, dtype=kind) for shape, kind in kinds[: spec.chains]]
+            saved = [memory(kind, x.device).empty(*shape) for shape, kind in kinds[: spec.chains]]
             if call.lengths is not None:
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):
             schedule = schedules.forward(
                 schedules.ScheduleKey.of(call, bool(all_states), self.spin_limit)
             )
-            lengths = sort_lengths(call.lengths, order)
-            run = Forward(call, lengths, saved, finals, all_states, self.spin_limit)
+            lengths = None if call.lengths is None else sort_lengths(call.lengths, order)
+            run = Forward(call, lengths, saved, all_states, self.spin_limit)
             execute(schedule, run)
         *lower, y = run.outputs
         reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
-        return Outputs(y, finals, all_states, reserve)
+        return Outputs(y, run.finals, all_states, reserve)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

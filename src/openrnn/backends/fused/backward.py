@@ -9,7 +9,6 @@ from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, address, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths, masked_rows
-from openrnn.params import places
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
@@ -56,6 +55,10 @@ class Backward(ForwardLoops):
         self.d_initial = _zeros(call.states, needs.states)
         self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
+        self._flags = self.backward_flags(
+            any(grad is not None for grad in self.d_all_states),
+            any(grad is not None for grad in self.d_reset_states),
+        )
         self.dy = grads.y  # of the current layer
         self.dx: Tensor | None = None
         self._input = call.x  # what the current layer read
@@ -77,19 +80,13 @@ class Backward(ForwardLoops):
             if layer < self.spec.num_layers - 1:
                 self.dy = self.dx
             self.dx, self._input = None, self._input_of(layer)
-        here = places(self.spec)[layer * self.spec.directions + direction]
-        wanted = tuple(place is not None and self.needs.params[place] for place in here)
         weights = self.weights(layer, direction)
-        flags = self.backward_flags(
-            any(grad is not None for grad in self.d_all_states),
-            any(grad is not None for grad in self.d_reset_states),
-        )
-        loop = prepared.loop(weights.kernels, "backward", self.batch, flags)
+        loop = prepared.loop(weights.kernels, "backward", self.batch, self._flags)
         self._chunk_states = None
         tensors = LayerTensors(self._input, self.outputs[layer], self.dy)
         self._current = LayerGradients(
             self, weights, self.chunkings[layer][direction], loop, tensors,
-            (layer > 0 or self.needs.x, *wanted),
+            weights.kernels.wanted(self.needs),
         )  # fmt: skip
 
     def _input_of(self, layer: int) -> Tensor:
@@ -117,10 +114,10 @@ class Backward(ForwardLoops):
     def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
         """Memory for y and saved activations of a chunk whose forward loop runs again."""
         if self._recompute_buffers is None:
-            steps, x, layer = operation.chunk.steps, self.call.x, self.current.layer
+            steps, layer = operation.chunk.steps, self.current.layer
             width = self.spec.directions * layer.hidden
-            saved = x.new_empty(layer.saved_shape(steps, self.batch))
-            self._recompute_buffers = x.new_empty((steps, self.batch, width)), saved
+            saved = self.empty(*layer.saved_shape(steps, self.batch))
+            self._recompute_buffers = self.empty(steps, self.batch, width), saved
         return self._recompute_buffers
 
     def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
@@ -185,9 +182,8 @@ class Backward(ForwardLoops):
 
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self.current
-        here = places(self.spec)[at.layer.index]
-        for place, grad in zip(here, at.finished()):
-            if place is not None and self.needs.params[place]:
+        for place, grad in zip(at.layer.places, at.finished()):
+            if place is not None:
                 self.d_params[place] = grad
         if at.dx is not None:
             self.dx = at.dx if self.dx is None else self.dx.add_(at.dx)

@@ -17,10 +17,10 @@ class Forward(ForwardLoops):
     Args:
         saved: memory of each layer and direction for saved activations (T, ...), or with recompute
             for the states between chunks; empty in inference.
-        finals, all_states: memory for the final states and those of all steps, in the order of the
-            cell's states; all_states may be empty.
+        all_states: memory for the states of all steps, in the order of the cell's states, or empty.
 
     Attributes:
+        finals: the final states, in the same order.
         outputs: y of each layer (T, B, D*H).
         inputs: what each layer reads: x, then outputs with their dropout masks.
     """
@@ -30,12 +30,13 @@ class Forward(ForwardLoops):
         call: Call,
         lengths: SortedLengths | None,
         saved: list[Tensor],
-        finals: list[Tensor],
         all_states: list[Tensor],
         spin_limit: int = 0,
     ) -> None:
         super().__init__(call, lengths, spin_limit)
-        self.saved, self.finals, self.all_states = saved, finals, all_states
+        self.saved, self.all_states = saved, all_states
+        chains, batch = self.spec.chains, self.batch
+        self.finals = [self.empty(chains, batch, width) for width in self.spec.state_sizes]
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
         self._recompute = self.spec.recompute == "gates"
@@ -49,7 +50,7 @@ class Forward(ForwardLoops):
             width = self.spec.directions * self.spec.hidden_size
             if len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
-            self.outputs.append(self.call.x.new_empty((self.steps, self.batch, width)))
+            self.outputs.append(self.empty(self.steps, self.batch, width))
 
     def dropout(self, operation: Dropout) -> None:
         self.inputs.append(masked(self.call, operation.layer, self.outputs[operation.layer]))

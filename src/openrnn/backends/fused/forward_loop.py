@@ -14,6 +14,7 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.native.device import memory
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
 
 
@@ -64,10 +65,11 @@ class ForwardLoops(Launches):
         layer, loop, steps = weights.kernels, self.forward_loop(weights), operation.chunk.steps
         flags: Tensor | None = None
         if loop.own_flags:
-            dtype = torch.float16 if loop.config.half_operands else None
-            flags = x.new_empty((steps, self.batch, layer.units), dtype=dtype)
+            half = loop.config.half_operands
+            empty = memory(torch.float16, x.device).empty if half else self.empty
+            flags = empty(steps, self.batch, layer.units)
         if not layer.skips:
-            x_gates = x.new_empty((steps, self.batch, layer.gates * layer.units))
+            x_gates = self.empty(steps, self.batch, layer.gates * layer.units)
             return Inputs(weights, loop, x_gates, flags)
         wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
         ready = wide.stride(-1) == 1 and aligned(wide)

@@ -11,6 +11,7 @@ from torch import Tensor
 from openrnn.backends.base import Call
 from openrnn.backends.fused.layer import LayerKernels, layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.native.device import memory
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
@@ -113,6 +114,9 @@ class Launches:
         call: with contiguous states.
         lengths: sorted, or None where every row has all steps.
         spin_limit: see `kernels.kernel`.
+
+    Attributes:
+        empty: gives fresh memory of x's dtype.
     """
 
     def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
@@ -120,6 +124,7 @@ class Launches:
         self.spec = call.problem.spec
         self.device = call.x.device.index or 0
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
+        self.empty = memory(call.x.dtype, call.x.device).empty
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
@@ -166,10 +171,13 @@ class Launches:
         """The flags of the backward kernel, as `LayerKernels.backward` takes them."""
         return self.lengths is not None, self.reset is not None, all_states, reset_state
 
+    def empty_float32(self, *shape: int) -> Tensor:
+        """Fresh memory for values that are summed over chunks, rows or steps."""
+        return memory(torch.float32, self.call.x.device).empty(*shape)
+
     def chunk_states(self) -> Tensor:
         """Memory for the states between two chunks: float32 (states, B, H)."""
-        size = (len(self.spec.states), self.batch, self.spec.hidden_size)
-        return self.call.x.new_empty(size, dtype=torch.float32)
+        return self.empty_float32(len(self.spec.states), self.batch, self.spec.hidden_size)
 
     def states(
         self, layer: LayerKernels, group: Sequence[Tensor | None], begin: int = 0

@@ -6,13 +6,14 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import traced
+from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, PreparedArgs, ReduceBiasGradientsArgs
 from openrnn.memo import memo
 from openrnn.native import nvrtc
+from openrnn.native.device import memory
 from openrnn.params import places
 from openrnn.spec import Spec
 from openrnn.tuning import plan
@@ -126,7 +127,7 @@ class LayerKernels:
         across = units if transposed else columns
         tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
-        out = matrix.new_empty(shape)
+        out = memory(matrix.dtype, matrix.device).empty(*shape)
         args = PermuteWeightsArgs(
             matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
             across=across, columns=columns, gates=gates, order=nibbles(order), turned=transposed,
@@ -134,6 +135,12 @@ class LayerKernels:
         blocks = gates * (-(-units // tile) * -(-across // tile))
         self.permute_weights.launch(blocks, args.words())
         return out
+
+    def wanted(self, needs: Needs) -> tuple[bool, ...]:
+        """Which of its gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors."""
+        below = needs.x or self.index >= self.spec.directions
+        of_params = (place is not None and needs.params[place] for place in self.places)
+        return below, *of_params
 
     def kernel(self, kind: str, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop and its configuration; `flags` as FORWARD and BACKWARD name them."""

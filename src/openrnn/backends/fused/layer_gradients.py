@@ -57,12 +57,11 @@ class LayerGradients:
         # a loop must not overwrite what products beside it read
         self._whole = chunking.overlap or len(chunks) == 1
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
-        self._d_gates = x.new_empty((steps, launches.batch, layer.width))
+        self._d_gates = launches.empty(steps, launches.batch, layer.width)
         self._tiles = -(-launches.batch // loop.config.rows) * loop.config.tiles
         rows = len(chunks) * self._tiles
-        shape = (rows, layer.planes + layer.vectors, layer.units)
-        self._sums = x.new_empty(shape, dtype=torch.float32)
-        self.dx = x.new_empty(x.shape) if wanted[0] else None
+        self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
+        self.dx = launches.empty(*x.shape) if wanted[0] else None
         self._input = self._recurrent = None
         if weights.w_ih is not None and wanted[1]:
             self._input = WeightGradient(weights, layer.left_spans, x.shape[2], len(chunks) > 1)
@@ -110,7 +109,8 @@ class LayerGradients:
         vectors: Tensor | None = None
         if weights.unit_vectors is not None:
             vectors = torch.empty_like(weights.unit_vectors)
-            found[5:] = vectors.unbind(0)
+            wanted = self.wanted[6:]
+            found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
         elif found[2] is None and found[3] is None:
             return
         rows = (2 * layer.gates + layer.vectors) * layer.hidden

@@ -8,6 +8,7 @@ from torch import Tensor
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import ALIGNMENT, Launches, Weights
 from openrnn.backends.fused.lengths import masked_rows
+from openrnn.native.device import memory
 from openrnn.schedule import Chunk
 
 
@@ -58,7 +59,7 @@ class WeightGradient:
         wide = columns + missing_columns(columns, layer.dtype.itemsize)
         self.padded = wide > columns
         dtype = torch.float32 if several else layer.dtype
-        self.sum = weights.w_hh.new_empty((layer.gates * layer.units, wide), dtype=dtype)
+        self.sum = memory(dtype, weights.w_hh.device).empty(layer.gates * layer.units, wide)
         self.written = False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
