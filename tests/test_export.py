@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import openrnn
-from openrnn import dispatch, op
+from openrnn import dispatch
+from openrnn.route import How
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # torch's own
@@ -77,7 +78,7 @@ def test_a_graph_of_inference_says_who_cannot_train_it(monkeypatch):
 def test_outputs_are_counted_alike():
     """With and without a gradient the operator returns what its graph expects."""
     layer = openrnn.LSTM(3, 4, backend="cpu")
-    how = op.How(layer.spec.text, "cpu", False, False, True)
+    how = How(layer.spec.text, "cpu", False, False, True)
     x = torch.randn(5, 2, 3)
     counts = []
     for wanted in (True, False):

@@ -36,6 +36,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"reference", "backends.*"},
     {"dispatch"},
     {"request"},
+    {"route"},
     {"op"},
     {"functional"},
     {"nn"},

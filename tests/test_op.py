@@ -5,7 +5,8 @@ import torch
 from cases import ON_CPU
 
 import openrnn
-from openrnn import dispatch, functional, op
+from openrnn import cells, dispatch, functional, route
+from openrnn.route import How, route_for
 
 # the reference is ordinary autograd code and not behind the operator
 FAST = [name for name in ON_CPU if name != "reference"]
@@ -161,7 +162,7 @@ def test_states_that_do_not_fit_reach_no_kernel():
 def test_a_graph_asks_for_the_precision_when_it_runs(monkeypatch, grad):
     """An eager call knows it from its layer, and its backward from it."""
     asked = []
-    monkeypatch.setattr(op, "precision_of", lambda *_: asked.append(0) or "tf32")
+    monkeypatch.setattr(route, "precision_of", lambda *_: asked.append(0) or "tf32")
     layer = openrnn.LSTM(5, 6, backend="cpu").requires_grad_(grad)
     compiled, x = torch.compile(layer, fullgraph=True, backend="eager"), torch.randn(4, 3, 5)
     compiled(x)
@@ -173,3 +174,18 @@ def test_a_graph_asks_for_the_precision_when_it_runs(monkeypatch, grad):
     if grad:
         y.sum().backward()
     assert not asked
+
+
+def test_a_graph_does_not_outlive_the_precision_it_was_chosen_for():
+    """fused has tf32 products alone; a graph names it whatever torch's setting is when it runs."""
+    spec = str(cells.lstm.spec(4, 3))
+    for backend, precision, fits in [
+        ("fused", "tf32", True), ("fused", "ieee", False), ("cudnn", "ieee", True),
+    ]:  # fmt: skip
+        how = How(spec, backend, False, False, False)
+        given = how, torch.float32, "cuda", False, False, precision
+        if fits:
+            assert route_for(*given).problem.precision == precision
+        else:
+            with pytest.raises(openrnn.NoBackendError, match="products in ieee precision, needs"):
+                route_for(*given)

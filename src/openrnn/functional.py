@@ -14,21 +14,22 @@ from openrnn import arguments, dispatch, op, philox, reference, request, tensors
 from openrnn.backends.base import Call, Outputs, remember_host
 from openrnn.memo import memo
 from openrnn.request import Request
+from openrnn.route import How, Route, route_for
 from openrnn.spec import Spec, precision_of
 
 States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def _route(name: str, asked: Request) -> op.Route:
+def _route(name: str, asked: Request) -> Route:
     """How a call runs on the named backend, or on the first that takes it."""
     problem = request.problem(asked)
-    how = op.How(
+    how = How(
         problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
         problem.return_states, problem.precision,
     )  # fmt: skip
     device, masks = problem.device, (problem.lengths, problem.reset)
-    return op.route(how, problem.dtype, device, *masks, problem.precision)
+    return route_for(how, problem.dtype, device, *masks, problem.precision)
 
 
 def _backend_in_graph(
@@ -100,7 +101,7 @@ def recurrent(
         grad = wanted and torch.is_grad_enabled()
         flags = (grad, drops, *masks, return_states, generated)
         name = _backend_in_graph(backend, spec.text, x.dtype, x.device, flags)
-        route, how = None, op.How(spec.text, name, grad, drops, return_states)
+        route, how = None, How(spec.text, name, grad, drops, return_states)
     else:
         rows = _packed_rows(x, lengths) if lengths is not None else None
         x, params, given, resets, wanted, opaque = arguments.inputs(
@@ -144,7 +145,7 @@ def _masks(
 
 
 def _by_reference(
-    spec: Spec, how: op.How, inputs: tuple[Any, ...], opaque: str, asked: str
+    spec: Spec, how: How, inputs: tuple[Any, ...], opaque: str, asked: str
 ) -> tuple[Tensor, States, States]:
     """Ordinary autograd code; says once where `auto` runs a large call so."""
     x, states, params, lengths, reset, resets, seed = inputs

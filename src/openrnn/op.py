@@ -8,19 +8,19 @@ round the dispatcher, straight to the backend: at T = 1 its cost would be felt. 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from openrnn import arguments, request
+from openrnn import arguments
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
-from openrnn.memo import memo
 from openrnn.reference import differentiate
-from openrnn.spec import Problem, Spec, precision_of
+from openrnn.route import How, Route, call_of, route_of
+from openrnn.spec import Spec
 
 _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
@@ -38,75 +38,13 @@ _LIBRARY.define(
 )
 
 
-AS_SET = ""  # the precision that torch's setting asks for when an operator runs
-
-
-class How(NamedTuple):
-    """The constants of one call, as they cross the operator."""
-
-    spec: str
-    backend: str
-    grad: bool
-    training: bool
-    return_states: bool
-    precision: str = AS_SET  # of float32 products, for backward that of its forward
-
-    def recorded(self) -> "How":
-        """As a graph records it, which serves whatever precision is set when it runs."""
-        return self._replace(precision=AS_SET)
-
-
-class Route(NamedTuple):
-    """How a call runs, and what follows from that for all calls alike."""
-
-    how: How
-    problem: Problem
-    visible: int  # how many outputs are the user's: y, final states, all states where asked for
-
-
-@memo(4096)
-def route(
-    how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
-) -> Route:
-    """The route of calls with these constants, a dtype, a type of device and masks.
-
-    Raises:
-        NoBackendError: a graph names the backend that was chosen when torch's precision setting was
-            another one, and it has no products of today's.
-    """
-    spec = Spec.parse(how.spec)
-    problem = request.for_backend(
-        spec, dtype, device, grad=how.grad, training=how.training, lengths=lengths, reset=reset,
-        return_states=how.return_states, precision=precision,
-    )  # fmt: skip
-    if how.precision == AS_SET and precision == "ieee":
-        reasons = BACKENDS[how.backend].refusals(problem)
-        if reasons:
-            raise NoBackendError(str(problem), {how.backend: reasons})
-    return Route(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
-
-
-def _route(how: How, inputs: Sequence[Any]) -> Route:
-    x, _, _, lengths, reset, *_ = inputs
-    dtype, device = x.dtype, x.device.type
-    precision = how.precision or precision_of(Spec.parse(how.spec), dtype, device)
-    return route(how, dtype, device, lengths is not None, reset is not None, precision)
-
-
-def _call(route: Route, inputs: Sequence[Any]) -> Call:
-    x, states, params, lengths, reset, reset_states, seed = inputs
-    return Call(
-        route.problem, x, list(states), list(params), lengths, reset, list(reset_states), seed
-    )
-
-
 def _flat(out: Outputs) -> list[Tensor]:
     return [out.y, *out.finals, *out.all_states, *out.reserve]
 
 
 def _eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(BACKENDS[route.how.backend].forward(_call(route, inputs)))
+    return _flat(BACKENDS[route.how.backend].forward(call_of(route, inputs)))
 
 
 def _forward(*args: Any) -> list[Tensor]:
@@ -114,14 +52,14 @@ def _forward(*args: Any) -> list[Tensor]:
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = arguments.ready(Spec.parse(spec), given)
     with torch.no_grad():
-        return _eager(_route(how, inputs), *inputs)
+        return _eager(route_of(how, inputs), *inputs)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
-    call = _call(_route(how, inputs), inputs)
+    call = call_of(route_of(how, inputs), inputs)
     network = call.problem.spec
     steps, batch = x.shape[0], x.shape[1]
     shapes: list[tuple[int, ...]] = [(steps, batch, network.directions * network.output_size)]
@@ -142,7 +80,7 @@ def _backward(*args: Any) -> list[Tensor]:
     grads = [checks.own("a gradient", grad) for grad in grads]
     wanted = _needs(needs, len(tensors[1]), len(tensors[2]))
     with torch.no_grad():
-        found = _eager_backward(_route(how, tensors), tensors, y, kept, grads, wanted)
+        found = _eager_backward(route_of(how, tensors), tensors, y, kept, grads, wanted)
     return [grad for grad in found if grad is not None]
 
 
@@ -161,7 +99,7 @@ def _eager_backward(
         reserve: what forward left; nobody but us has seen it.
         last: nobody differentiates this call again, and its reserve may be used up.
     """
-    call = _call(route, arguments.ready(route.problem.spec, inputs))
+    call = call_of(route, arguments.ready(route.problem.spec, inputs))
     call.last = last
     backend = BACKENDS[route.how.backend]
     return backend.backward(call, y, reserve, _cotangents(call, grads), needs).flat
@@ -227,7 +165,7 @@ def _differentiated(
     route: Route, inputs: Sequence[Any], grads: list[Tensor | None], needs: Needs
 ) -> list[Tensor | None]:
     """Backward by the reference, which alone has a derivative of its own, and many at a time."""
-    call, backend = _call(route, inputs), route.how.backend
+    call, backend = call_of(route, inputs), route.how.backend
     if call.problem.drops and BACKENDS[backend].own_masks:
         why = "its dropout masks are its own, and a second derivative cannot repeat them"
         raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
@@ -303,7 +241,7 @@ def _autograd(*args: Any) -> list[Tensor]:
         inputs = list(arguments.ready(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
         if grad:
-            return list(recurrence(_route(how, inputs), *inputs))
+            return list(recurrence(route_of(how, inputs), *inputs))
         # a graph that was recorded where nothing required a gradient, and is now trained
         if _requires_grad(inputs):
             route = _with_grad(how, inputs)
@@ -331,7 +269,7 @@ def _with_grad(how: How, inputs: Sequence[Any]) -> Route:
     Raises:
         NoBackendError: the backend that the graph names computes no gradient of this call.
     """
-    route, device = _route(how._replace(grad=True), inputs), inputs[0].device
+    route, device = route_of(how._replace(grad=True), inputs), inputs[0].device
     capability, processors = place_of(device)
     asked = replace(route.problem, capability=capability, processors=processors)
     select(asked, how.backend)
