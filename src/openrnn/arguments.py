@@ -165,13 +165,14 @@ def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
         ValueError: the address of one must not be taken.
     """
     x, states, params, lengths, reset, resets, seed = given
-    rows = lengths.numel() if x.dim() == 2 and lengths is not None else None
+    rows = lengths.numel() if lengths is not None and x.dim() == 2 else None
     x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
     # the short way gives the same list back
     if why or (weights is not params and not plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")
-    masks = (own("lengths", lengths), own("reset", reset))
-    return x, list(states), list(weights), *masks, list(resets), own("seed", seed)
+    if lengths is not None or reset is not None or seed is not None:
+        lengths, reset, seed = own("lengths", lengths), own("reset", reset), own("seed", seed)
+    return x, states, weights, lengths, reset, resets, seed
 
 
 def alike(x: Tensor, others: Iterable[Tensor]) -> bool:
