@@ -133,6 +133,10 @@ def test_products_of_forward_read_float16_where_h_is_bounded(cell, dtype, half, 
     traced = trace(cell)
     for config in plan.forward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
         assert config.half_operands == half
-        assert f"#define HALF {int(config.half_operands)}\n" in cuda.source(traced, dtype, config)
+        assert f"#define HALF_OPERANDS {int(config.half_operands)}\n" in cuda.source(
+            traced, dtype, config
+        )
     for config in plan.backward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
-        assert "#define HALF 0\n" in cuda.source(traced, dtype, config)  # gradients have no bounds
+        assert "#define HALF_OPERANDS 0\n" in cuda.source(
+            traced, dtype, config
+        )  # gradients have no bounds

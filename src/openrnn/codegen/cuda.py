@@ -24,12 +24,6 @@ from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
 from openrnn.memo import memo
 
 PERMUTE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
-# fields of a configuration whose constants have other names
-_CONSTANTS = {
-    "groups": "PER", "tiles_in_flight": "FLIGHT", "register_fragments": "RESIDENT",
-    "low_register": "FRUGAL", "all_states": "EVERY", "reset_state": "FRESH", "save": "KEEP",
-    "half_operands": "HALF",
-}  # fmt: skip
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -111,7 +105,7 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
     constants = {
         **_numbers(dtype),
         "GATES": len(cell.gates), "STATES": len(cell.states), "VECTORS": len(cell.unit_params),
-        "KEPT": len(saved_names(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
+        "ACTIVATIONS": len(saved_names(cell)), "PLANES": len(planes(cell)), "SUMMED": summed,
         "SCALED": sum(1 << cell.gates.index(gate) for gate in given),
         "SLOT_BYTES": config.slot_bytes(cell, dtype), "SHARED_GIVEN": config.shared(cell, dtype),
         **_constants(config),
@@ -133,7 +127,7 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
 def _constants(config: KernelConfig) -> dict[str, int]:
     """The fields of a configuration under their names in `kernels/cuda/`."""
     return {
-        _CONSTANTS.get(field.name, field.name.upper()): getattr(config, field.name)
+        "GROUPS_EACH" if field.name == "groups" else field.name.upper(): getattr(config, field.name)
         for field in fields(config)
     }
 
@@ -141,8 +135,8 @@ def _constants(config: KernelConfig) -> dict[str, int]:
 def _numbers(dtype: str) -> dict[str, int]:
     """The constants of a dtype, and zeros for what only some configurations define."""
     return {
-        "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF": False, "PADDED": False,
-        "SCALED": 0,
+        "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF_OPERANDS": False,
+        "PADDED": False, "SCALED": 0,
     }  # fmt: skip
 
 
@@ -174,7 +168,7 @@ def plain_source(name: str, dtype: str) -> str:
     """A kernel that no cell changes, such as "dropout"."""
     constants = {
         **_numbers(dtype),
-        "CLUSTER": 1, "UNITS": 8, "FRUGAL": False, "TILE": PERMUTE_TILE,
+        "CLUSTER": 1, "UNITS": 8, "LOW_REGISTER": False, "TILE": PERMUTE_TILE,
     }  # fmt: skip
     return "\n".join([*_defined(constants), _expanded(f"{name}.cuh", PLAIN[name])])
 
@@ -235,7 +229,7 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
         "new states", "step",
         ("const float (&x)[GATES]", "const float (&r)[GATES]", "const float (&before)[STATES]",
          "const float (&vectors)[VECTORS + 1]", "float (&after)[STATES]",
-         "float (&kept)[KEPT + 4]"),
+         "float (&kept)[ACTIVATIONS + 4]"),
         lines,
     )  # fmt: skip
 
@@ -266,7 +260,7 @@ def derivative_functions(cell: Traced, dtype: str) -> str:
     lines += [f"factor[{place}] = {name};" for place, name in enumerate(early.outputs)]
     factors = _function(
         "what gradients need of the step", "factors",
-        ("const float (&kept)[KEPT + 4]", "const float (&vectors)[VECTORS + 1]",
+        ("const float (&kept)[ACTIVATIONS + 4]", "const float (&vectors)[VECTORS + 1]",
          "float (&factor)[FACTORS + 1]"),
         lines,
     )  # fmt: skip

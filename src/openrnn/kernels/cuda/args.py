@@ -135,10 +135,10 @@ class ForwardArgs(Args):
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
-        int, "operand_t*", "grid only: [T, B, UNITS] of ones; null: y is it, never if HALF"
+        int, "operand_t*", "grid only: [T, B, UNITS] of ones; null: y is it, never if HALF_OPERANDS"
     ] = 0
     saved: Annotated[
-        int, "storage_t*", "out if KEEP: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
+        int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
     ] = 0
     saved_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
@@ -161,7 +161,7 @@ class ForwardArgs(Args):
     initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
     final: Annotated[States, "storage_t*", "out [B, units] each"]
-    all_states: Annotated[States, "storage_t*", "out if EVERY: [T, B, units] each"]
+    all_states: Annotated[States, "storage_t*", "out if ALL_STATES: [T, B, units] each"]
 
 
 @_table
@@ -196,9 +196,11 @@ class BackwardArgs(Args):
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
     d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
-    d_all_states: Annotated[States, "const storage_t*", "if EVERY: [T, B, units] each, or null"]
+    d_all_states: Annotated[
+        States, "const storage_t*", "if ALL_STATES: [T, B, units] each, or null"
+    ]
     d_initial: Annotated[States, "storage_t*", "out [B, units] each, or null"]
-    d_reset_state: Annotated[States, "storage_t*", "out if FRESH: [B, units] each, or null"]
+    d_reset_state: Annotated[States, "storage_t*", "out if RESET_STATE: [B, units] each, or null"]
 
 
 @_table

@@ -11,7 +11,7 @@
 #include "backward_cell.cuh"
 #include "resets.cuh"
 
-constexpr int BLOCK_GROUPS = PER;
+constexpr int BLOCK_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
@@ -22,7 +22,7 @@ constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
 
 // Whether gate gradients go to memory, and into sums, only after a step's shares of dh were sent:
 // faster where a warp sends little, as where its product is small.
-constexpr bool LATE = SHORT && SLOTS * FLIGHT == 1 && K_TILES * MMA_ROWS <= 16;
+constexpr bool LATE = SHORT && SLOTS * TILES_IN_FLIGHT == 1 && K_TILES * MMA_ROWS <= 16;
 
 constexpr int DY_BYTES = 64 * SIZE;                                // dy of a slot
 constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradients of a turn
@@ -33,12 +33,12 @@ constexpr int SHARES_BYTES = CLUSTER * SHARE_BYTES;                // and from a
 
 // shared memory, in bytes: mbarriers, numbers of rows, gate gradients, two buffers of shares of dh,
 // ring of inputs, R
-constexpr int AT_ROWS = FLIGHT * 2 * 8;
-constexpr int AT_GATES = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_SHARES = AT_GATES + FLIGHT * OPERAND_BYTES;
-constexpr int AT_RING = AT_SHARES + FLIGHT * 2 * SHARES_BYTES;
+constexpr int AT_ROWS = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_GATES = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
+constexpr int AT_SHARES = AT_GATES + TILES_IN_FLIGHT * OPERAND_BYTES;
+constexpr int AT_RING = AT_SHARES + TILES_IN_FLIGHT * 2 * SHARES_BYTES;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
-constexpr int STAGE_BYTES = FLIGHT * SLOTS * ENTRY_BYTES;
+constexpr int STAGE_BYTES = TILES_IN_FLIGHT * SLOTS * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;       // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
@@ -48,7 +48,7 @@ static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "shares are added by pairs");
 // Short steps run by fours where that was faster: buffers and phases that alternate are constants
 // then, a tenth of the instructions.
 constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
-constexpr int ROUND = K_TILES * MMA_ROWS <= FEW && SLOTS * FLIGHT == 1 ? 4 : 1;
+constexpr int ROUND = K_TILES * MMA_ROWS <= FEW && SLOTS * TILES_IN_FLIGHT == 1 ? 4 : 1;
 static_assert(ROUND == 1 || 4 % STAGES == 0, "after four steps all stands where it began");
 
 #include "backward_setup.cuh"
@@ -60,26 +60,26 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     const Place here;
     const int lane = here.lane;  // as a local: low-register kernels hold addresses otherwise
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
+    number_rows<TILES_IN_FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
                                         LENGTHS ? args.order : nullptr);
     clear_shared<THREADS>(AT_GATES, AT_SHARES);
     const uint32 mbarriers = shared_address(shared);
     const int message_bytes = here.message_bytes();
-    mbarrier_init<FLIGHT * 2>(mbarriers, message_bytes);
+    mbarrier_init<TILES_IN_FLIGHT * 2>(mbarriers, message_bytes);
     Cells cells;
     cells.load(args, here, rows);
 
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
     const int64 tiles = (args.batch + 7) / 8;
     Inputs inputs;
-    storage_t* d_gates[FLIGHT][SLOTS];  // of the row that a lane stores
-    bool has_row[FLIGHT][SLOTS];
+    storage_t* d_gates[TILES_IN_FLIGHT][SLOTS];  // of the row that a lane stores
+    bool has_row[TILES_IN_FLIGHT][SLOTS];
     const uint32 bits[2] = {pin_if_room(1u << here.thread_in_group * 8),
                             pin_if_room(1u << (here.thread_in_group * 8 + 4))};
     const SavedPlace place(lane);
     const int later = args.reverse ? 0 : 1;
-    int length[FLIGHT][SLOTS][2];  // of a unit's two rows
-    Resets resets[FLIGHT][SLOTS];  // of the row that a lane stores
+    int length[TILES_IN_FLIGHT][SLOTS][2];  // of a unit's two rows
+    Resets resets[TILES_IN_FLIGHT][SLOTS];  // of the row that a lane stores
     begin_slots(args, here, rows, time, tiles, later, inputs, d_gates, has_row, length, resets);
     const int ring_at = AT_RING + here.warp * RING_BYTES;
     int stage = 0, spare = RING_BYTES - STAGE_BYTES;  // of the ring: to be read, to be refilled
@@ -109,8 +109,8 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         int before = i;
         asm volatile("" : "+r"(before));  // unknown: of four steps together three have one before
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) {  // tiles that share one product, in turn
-            await_copies<(STAGES - 1) * FLIGHT - 1>();
+        for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
+            await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
             uint32 reset_rows[SLOTS];  // that were reset after the step: bit 4r of row r

@@ -24,7 +24,8 @@ struct Time {
 
 // The factors of a lane's two cells from saved activations, computed here, while shares of dh are
 // awaited: the compiler would move them to where they are used.
-INLINE void find_factors(const float (&values)[2][KEPT + 4], const float (&vector)[VECTORS + 1],
+INLINE void find_factors(const float (&values)[2][ACTIVATIONS + 4],
+                         const float (&vector)[VECTORS + 1],
                          float (&factor)[2][FACTORS + 1]) {
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -51,10 +52,10 @@ INLINE void add_shares(float (&d_state)[2][STATES], const unsigned char* shares)
 }
 
 // Where forward reset the state after the step: gradients of later steps belong to the reset state.
-INLINE void end_at_reset(float (&d_state)[STATES], float (&d_reset)[FRESH ? STATES : 1]) {
+INLINE void end_at_reset(float (&d_state)[STATES], float (&d_reset)[RESET_STATE ? STATES : 1]) {
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
-        if (FRESH) d_reset[FRESH ? k : 0] += d_state[k];
+        if (RESET_STATE) d_reset[RESET_STATE ? k : 0] += d_state[k];
         d_state[k] = 0.0f;
     }
 }
@@ -93,15 +94,16 @@ INLINE void store_no_gradients(storage_t* d_gates, int64 row, int64 batch, int u
 // A cell's gradients of initial and reset states. replaced: forward's first states were reset ones,
 // because the row was reset before its first step.
 INLINE void store_first(const BackwardArgs& args, const float (&d_state)[STATES],
-                        const float (&d_reset)[FRESH ? STATES : 1], bool replaced, int64 count,
+                        const float (&d_reset)[RESET_STATE ? STATES : 1], bool replaced,
+                        int64 count,
                         int64 at) {
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
         if (args.chunk_out || args.d_initial[k])
             store_end(args.chunk_out, args.d_initial[k], k * count, at,
                       replaced ? 0.0f : d_state[k]);
-        if (FRESH && args.d_reset_state[k])
+        if (RESET_STATE && args.d_reset_state[k])
             args.d_reset_state[k][at] =
-                narrow(d_reset[FRESH ? k : 0] + (replaced ? d_state[k] : 0.0f));
+                narrow(d_reset[RESET_STATE ? k : 0] + (replaced ? d_state[k] : 0.0f));
     }
 }

@@ -20,7 +20,7 @@ struct Place {
         thread = pin(threadIdx.x), lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
-        cluster = blockIdx.x / CLUSTER, first_row = cluster * (FLIGHT * ROWS);
+        cluster = blockIdx.x / CLUSTER, first_row = cluster * (TILES_IN_FLIGHT * ROWS);
         first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
     }
     INLINE Slot slot(int s) const { return Slot(warp * SLOTS + s, groups); }
@@ -34,7 +34,8 @@ struct Place {
 // The cells of a warp: gradients of their states, and sums over steps.
 struct Cells {
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
-    float d_state[FLIGHT][SLOTS][2][STATES], d_reset[FLIGHT][SLOTS][2][FRESH ? STATES : 1];
+    float d_state[TILES_IN_FLIGHT][SLOTS][2][STATES];
+    float d_reset[TILES_IN_FLIGHT][SLOTS][2][RESET_STATE ? STATES : 1];
 
     INLINE void load(const BackwardArgs& args, const Place& here, const int* rows) {
         #pragma unroll
@@ -48,7 +49,7 @@ struct Cells {
             #pragma unroll
             for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
             #pragma unroll
-            for (int f = 0; f < FLIGHT; ++f)
+            for (int f = 0; f < TILES_IN_FLIGHT; ++f)
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const int b = rows[f * ROWS + slot.tile * 8 + here.thread_in_group * 2 + c];
@@ -57,7 +58,7 @@ struct Cells {
                         const int64 at = int64(b) * args.units + unit;
                         d_state[f][s][c][k] = !inside || b < 0 ? 0.0f
                             : final_gradient(args, k, args.batch * args.units, at);
-                        if (FRESH) d_reset[f][s][c][k] = 0.0f;
+                        if (RESET_STATE) d_reset[f][s][c][k] = 0.0f;
                     }
                 }
         }
@@ -74,8 +75,8 @@ struct Ring {
 // A warp's ring buffer of inputs: dy, saved activations and resets of its slots, copied STAGES - 1
 // steps ahead.
 struct Inputs {
-    const storage_t *dy[FLIGHT][SLOTS], *saved[FLIGHT][SLOTS];
-    bool has_dy[FLIGHT][SLOTS], has_saved[FLIGHT][SLOTS];
+    const storage_t *dy[TILES_IN_FLIGHT][SLOTS], *saved[TILES_IN_FLIGHT][SLOTS];
+    bool has_dy[TILES_IN_FLIGHT][SLOTS], has_saved[TILES_IN_FLIGHT][SLOTS];
 
     // the sources of slot s in turn f; tiles: of 8 rows, in the batch
     INLINE void find(const BackwardArgs& args, const Place& here, const Time& time, int64 tiles,
@@ -97,7 +98,8 @@ struct Inputs {
     }
     // step i of turn f, into a stage
     INLINE void copy(const BackwardArgs& args, const Place& here, const Time& time, Ring ring,
-                     const SavedPlace& place, Resets (&resets)[FLIGHT][SLOTS], int i, int stage,
+                     const SavedPlace& place, Resets (&resets)[TILES_IN_FLIGHT][SLOTS], int i,
+                      int stage,
                      int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
@@ -118,11 +120,11 @@ struct Inputs {
     }
     // the first STAGES - 1 steps
     INLINE void fill(const BackwardArgs& args, const Place& here, const Time& time, Ring ring,
-                     const SavedPlace& place, Resets (&resets)[FLIGHT][SLOTS]) {
+                     const SavedPlace& place, Resets (&resets)[TILES_IN_FLIGHT][SLOTS]) {
         #pragma unroll
         for (int s = 0; s < STAGES - 1; ++s)
             #pragma unroll
-            for (int f = 0; f < FLIGHT; ++f)
+            for (int f = 0; f < TILES_IN_FLIGHT; ++f)
                 copy(args, here, time, ring, place, resets, s, s * STAGE_BYTES, f);
     }
 };
@@ -145,10 +147,12 @@ INLINE int gates_offset(const Place& here, const Slot& slot, int gate) {
 // What a lane stores of its slots, where their rows end, and where their inputs come from.
 INLINE void begin_slots(const BackwardArgs& args, const Place& here, const int* rows,
                         const Time& time, int64 tiles, int later, Inputs& inputs,
-                        storage_t* (&d_gates)[FLIGHT][SLOTS], bool (&has_row)[FLIGHT][SLOTS],
-                        int (&length)[FLIGHT][SLOTS][2], Resets (&resets)[FLIGHT][SLOTS]) {
+                        storage_t* (&d_gates)[TILES_IN_FLIGHT][SLOTS],
+                         bool (&has_row)[TILES_IN_FLIGHT][SLOTS],
+                        int (&length)[TILES_IN_FLIGHT][SLOTS][2],
+                         Resets (&resets)[TILES_IN_FLIGHT][SLOTS]) {
     #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
+    for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = here.slot(s);

@@ -4,12 +4,12 @@
 // the step (bit 4r of row r).
 INLINE void load_slots(const Cells& cells, const SavedPlace& place, int ring_at, int fragment,
                        int stage, int reset_at, uint32 reset_turn, int f,
-                       Resets (&resets)[FLIGHT][SLOTS], float (&d_out)[SLOTS][2],
+                       Resets (&resets)[TILES_IN_FLIGHT][SLOTS], float (&d_out)[SLOTS][2],
                        float (&factor)[SLOTS][2][FACTORS + 1], uint32 (&reset_rows)[SLOTS]) {
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const int entry = stage + (f * SLOTS + s) * ENTRY_BYTES;
-        float values[2][KEPT + 4];
+        float values[2][ACTIVATIONS + 4];
         load_saved(shared + ring_at + entry + DY_BYTES, place, values);
         load_fragments<1>(shared + fragment + entry, &d_out[s]);
         const bool is_reset =
@@ -26,7 +26,7 @@ INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int f, int writ
     // A step's gate gradients are written over those that the step before multiplied. Messages say
     // that their senders have read them, not that this block's other warps have; with two turns the
     // other turn's barrier says that. Here warps wait for messages anyway.
-    if (FLIGHT == 1) __syncthreads();
+    if (TILES_IN_FLIGHT == 1) __syncthreads();
     const uint32 mbarrier = mbarriers + f * 16 + (8 - write_mbarrier);
     mbarrier_wait(mbarrier, phase);
     if (here.thread == 0) mbarrier_expect(mbarrier, message_bytes);
@@ -79,7 +79,8 @@ INLINE void step_slot(const BackwardArgs& args, const Place& here, const int* ro
             d_after[k] = k == 0 ? d_here[k] + d_out[c] : d_here[k];
             const int64 b = rows[f * ROWS + slot.tile * 8 + here.thread_in_group * 2 + c];
             const int64 unit = group * 8 + here.group_of_lane;
-            if (EVERY && args.d_all_states[k] && slot.owned && live && b >= 0 && unit < args.units)
+            if (ALL_STATES && args.d_all_states[k] && slot.owned && live && b >= 0 &&
+                unit < args.units)
                 d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
         }
         derivative(factor[c], d_after, found, d_before, d_vector[c]);
@@ -136,7 +137,7 @@ INLINE void send_shares(const Place& here, const Sums& sums, const int (&share_a
 INLINE void receive_last(const Place& here, uint32 mbarriers, const int (&own_shares)[SLOTS],
                          int count, Cells& cells) {
     #pragma unroll
-    for (int f = 0; f < FLIGHT && count > 0; ++f) {
+    for (int f = 0; f < TILES_IN_FLIGHT && count > 0; ++f) {
 #if CLUSTER > 1
         mbarrier_wait(mbarriers + f * 16 + (count - 1) % 2 * 8, uint32(count - 1) / 2 % 2);
 #endif
@@ -159,7 +160,7 @@ INLINE void finish(const BackwardArgs& args, const Place& here, const Time& time
         if (!slot.owned) continue;
         const int group = first_group + slot.group, unit = group * 8 + group_of_lane;
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) {
+        for (int f = 0; f < TILES_IN_FLIGHT; ++f) {
             const int64 own = rows[f * ROWS + slot.tile * 8 + group_of_lane];
             if (LENGTHS && own >= 0)
                 store_no_gradients(args.d_gates, time.count * args.batch + own, args.batch,

@@ -1,16 +1,17 @@
 // Types, and what the constants mean that codegen/cuda.py defines before this text.
 //
-// Of the dtype:  NARROW 16-bit storage; BFLOAT bfloat16, else float16; HALF float32 storage whose
-//   products read float16 (codegen/bounds.py proves that h stays within [-1, 1], where its 11 bits
-//   of precision are those of tf32). Neither NARROW nor HALF: products read tf32.
-// Of the cell:  GATES, STATES, VECTORS (per-unit parameters), KEPT (activations that backward
-//   reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum of both
-//   sides of gate g), SCALED (bit g: that sum is computed halved).
+// Of the dtype:  NARROW 16-bit storage; BFLOAT bfloat16, else float16; HALF_OPERANDS float32
+//   storage whose products read float16 (codegen/bounds.py proves that h stays within [-1, 1],
+//   where its 11 bits of precision are those of tf32). Without both, products read tf32.
+// Of the cell:  GATES, STATES, VECTORS (per-unit parameters), ACTIVATIONS (that forward saves and
+//   backward reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum
+//   of both sides of gate g), SCALED (bit g: that sum is computed halved).
 // Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), CLUSTER blocks of a cluster, WARPS
-//   of a block, PER, TILES of 8 rows in one product, FLIGHT such products that take turns, RESIDENT
-//   fragments of R in registers, STAGES of the ring buffer of inputs, WGMMA, FRUGAL.
-// Of the call:  LENGTHS, RESET, EVERY (all states are returned), FRESH (states after a reset are
-//   given), KEEP (forward saves activations), PADDED (H is not a multiple of 8).
+//   of a block, GROUPS_EACH, TILES of 8 rows in one product, TILES_IN_FLIGHT such products that
+//   take turns, REGISTER_FRAGMENTS of R in registers, STAGES of the ring buffer of inputs, WGMMA,
+//   LOW_REGISTER (hold fewer addresses, load R a little at a time).
+// Of the call:  LENGTHS, RESET, ALL_STATES (they are returned), RESET_STATE (states after a reset
+//   are given), SAVE (forward saves activations), PADDED (H is not a multiple of 8).
 
 typedef unsigned int uint32;
 typedef long long int64;
@@ -21,7 +22,7 @@ typedef unsigned short storage_t;
 typedef float storage_t;
 #endif
 
-#define SHORT (NARROW || HALF)  // products read 16-bit operands
+#define SHORT (NARROW || HALF_OPERANDS)  // products read 16-bit operands
 #if SHORT
 typedef unsigned short operand_t;
 #else
@@ -32,6 +33,5 @@ constexpr int SIZE = sizeof(storage_t);
 constexpr int CHUNK = 16 / SIZE;                 // values of storage in 16 bytes
 constexpr int CHUNK_K = 16 / sizeof(operand_t);  // operands in 16 bytes, along K
 constexpr int K_TILE = 4 * CHUNK_K;              // of K that one 16-byte load a lane feeds: two mma
-constexpr bool LOW_REGISTER = FRUGAL;            // hold fewer addresses, load R a little at a time
 
 #define INLINE __device__ __forceinline__

@@ -1,7 +1,7 @@
 // The forward time loop of one layer and direction in blocks or clusters that each own all of R.
 //
-// A cluster has FLIGHT tiles of TILES * 8 rows of the batch. Its R stays in registers, and in
-// shared memory where those are full. A warp owns PER_WARP groups of 8 units with all their gates:
+// A cluster has TILES_IN_FLIGHT tiles of TILES * 8 rows of the batch. Its R stays in registers, and
+// in shared memory where those are full. A warp owns PER_WARP groups of 8 units, all gates of each:
 // an mma has 16 rows, 8 of one gate and 8 of the next, so that a lane's sums are all gates of unit
 // lane / 4 in rows 2 * (lane % 4) and the next, and the cell needs no other lane.
 //
@@ -14,7 +14,7 @@
 #include "saved.cuh"
 #include "resets.cuh"
 
-constexpr int PER_WARP = PER;
+constexpr int PER_WARP = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int BLOCK_GROUPS = WARPS * PER_WARP;
@@ -33,10 +33,10 @@ constexpr int TILE_SAVED = GROUPS * (64 * SAVED);
 #include "forward_cell.cuh"
 
 // shared memory, in bytes: mbarriers, numbers of rows, two buffers of h, ring of inputs, R
-constexpr int AT_ROWS = FLIGHT * 2 * 8;
-constexpr int AT_HIDDEN = (AT_ROWS + FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_RING = AT_HIDDEN + FLIGHT * 2 * HIDDEN_BYTES;
-constexpr int STAGE_BYTES = FLIGHT * ENTRY_BYTES;
+constexpr int AT_ROWS = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_HIDDEN = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
+constexpr int AT_RING = AT_HIDDEN + TILES_IN_FLIGHT * 2 * HIDDEN_BYTES;
+constexpr int STAGE_BYTES = TILES_IN_FLIGHT * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
@@ -58,20 +58,21 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const ForwardArgs args = given_args;  // read once: loads at each use cost the loop more
     const Place here;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
+    number_rows<TILES_IN_FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
                                         LENGTHS ? args.order : nullptr);
     clear_shared<THREADS>(AT_HIDDEN, AT_RING);
     const uint32 mbarriers = shared_address(shared);
-    mbarrier_init<FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
+    mbarrier_init<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     store_first_hidden(args, rows, count);
     Cells cells;
     cells.load(args, here, rows, count);
 
     const Time time(args, count);
-    int row[FLIGHT][TILES] = {}, length[FLIGHT][TILES] = {};  // of the row that a lane stores
-    Resets resets[FLIGHT][TILES];
-    storage_t* y[FLIGHT][TILES];
+    // of the row that a lane stores
+    int row[TILES_IN_FLIGHT][TILES] = {}, length[TILES_IN_FLIGHT][TILES] = {};
+    Resets resets[TILES_IN_FLIGHT][TILES];
+    storage_t* y[TILES_IN_FLIGHT][TILES];
     const SavedPlace saved_place(here.lane);
     const RowBits bits(uint32(pin(1 << here.thread_in_group * 8)),
                        uint32(pin(1 << (here.thread_in_group * 8 + 4))));
@@ -110,8 +111,8 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     for (int i = 0; i < steps; ++i) {
         const int t = time.first + time.direction * i;
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f) {  // tiles that share one product, in turn
-            await_copies<(STAGES - 1) * FLIGHT - 1>();
+        for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
+            await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];  // input side of the gates

@@ -67,16 +67,16 @@ struct RowBits {
 };
 
 // A cell's step in row c of two. x, r: both sides of its gates; `state` is replaced where the row
-// is live. Returns h, 0 for padding. saved: activations for backward. EVERY: all states are stored
-// at time t, in the batch's row rows[place], where the unit is `owned`, one of this lane's.
+// is live. Returns h, 0 for padding. saved: activations for backward. ALL_STATES: all states are
+// stored at time t, in the batch's row rows[place], where the unit is `owned`, one of this lane's.
 INLINE float step_cell(const ForwardArgs& args, const float (&x)[GATES], const float (&r)[GATES],
                        const float (&vectors)[VECTORS + 1], const RowBits& bits,
                        const TileRows& tile, int c, const int* rows, int place, int unit,
-                       bool owned, int t, float (&state)[STATES], float (&saved)[KEPT + 4]) {
+                       bool owned, int t, float (&state)[STATES], float (&saved)[ACTIVATIONS + 4]) {
     float after[STATES];
     step(x, r, state, vectors, after, saved);
     const bool live = bits.live(tile, c);
-    if (EVERY && live && owned && rows[place] >= 0) {
+    if (ALL_STATES && live && owned && rows[place] >= 0) {
         const int64 b = rows[place];
         #pragma unroll
         for (int k = 0; k < STATES; ++k)
@@ -95,7 +95,7 @@ INLINE Message next_hidden(const ForwardArgs& args, Pair pair, float first, floa
                            bool resets, int row, int unit) {
     Message message = message_of(pair, first, second);
     if (RESET && resets) message = {};
-    if (RESET && FRESH && resets)
+    if (RESET && RESET_STATE && resets)
         message = message_of(load_state_pair(args.reset_state[0], row, unit, args.units));
     return message;
 }

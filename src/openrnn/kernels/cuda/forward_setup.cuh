@@ -12,7 +12,7 @@ struct Place {
         block = cluster_rank();
         first_group = first_group_of(block) + warp * PER_WARP;
         end_group = first_group_of(block + 1);
-        first_row = int64(blockIdx.x / CLUSTER) * (FLIGHT * ROWS);
+        first_row = int64(blockIdx.x / CLUSTER) * (TILES_IN_FLIGHT * ROWS);
     }
     INLINE int unit(int j) const { return (first_group + j) * 8 + group_of_lane; }
     INLINE int pair_unit(int j) const { return (first_group + j) * 8 + thread_in_group * 2; }
@@ -37,7 +37,7 @@ INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int
 
 // The first h of all rows into the buffer that step 0 reads.
 INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int count) {
-    for (int at = threadIdx.x; at < FLIGHT * ROWS * UNITS; at += THREADS) {
+    for (int at = threadIdx.x; at < TILES_IN_FLIGHT * ROWS * UNITS; at += THREADS) {
         const int r = at / UNITS, unit = at % UNITS, b = rows[r];
         const bool inside = b >= 0 && unit < args.units;
         if (!inside) continue;
@@ -51,14 +51,14 @@ INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int cou
 // The cells of a warp: constants of its units and the states of two rows of each.
 struct Cells {
     UnitConstants units[PER_WARP];
-    float state[FLIGHT][PER_WARP][TILES][2][STATES];
+    float state[TILES_IN_FLIGHT][PER_WARP][TILES][2][STATES];
 
     INLINE void load(const ForwardArgs& args, const Place& here, const int* rows, int count) {
         #pragma unroll
         for (int j = 0; j < PER_WARP; ++j)
             units[j].load(args, here.unit(j), here.unit(j) < args.units);
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f)
+        for (int f = 0; f < TILES_IN_FLIGHT; ++f)
             #pragma unroll
             for (int j = 0; j < PER_WARP; ++j)
                 #pragma unroll
@@ -86,13 +86,13 @@ struct Ring {
 // A warp's ring buffer of inputs, [group, tile, gate, row, 8 units]: it copies what its own lanes
 // read, STAGES - 1 steps ahead.
 struct Inputs {
-    const storage_t* source[FLIGHT][COPIES];
-    int steps[FLIGHT][COPIES];  // in which there is something to copy
+    const storage_t* source[TILES_IN_FLIGHT][COPIES];
+    int steps[TILES_IN_FLIGHT][COPIES];  // in which there is something to copy
 
     INLINE void begin(const ForwardArgs& args, const Place& here, const Time& time,
                       const int* rows) {
         #pragma unroll
-        for (int f = 0; f < FLIGHT; ++f)
+        for (int f = 0; f < TILES_IN_FLIGHT; ++f)
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
                 const int number = copy * 32 + here.lane, chunks = GATE_BYTES / 16;
@@ -111,7 +111,7 @@ struct Inputs {
     }
     // step i of turn f, into a stage
     INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time, Ring ring,
-                     Resets (&resets)[FLIGHT][TILES], int i, int stage, int f) {
+                     Resets (&resets)[TILES_IN_FLIGHT][TILES], int i, int stage, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
             if (copy * 512 + here.lane * 16 < INPUT_BYTES)
@@ -129,22 +129,23 @@ struct Inputs {
     }
     // the first STAGES - 1 steps
     INLINE void fill(const ForwardArgs& args, const Place& here, const Time& time, Ring ring,
-                     Resets (&resets)[FLIGHT][TILES]) {
+                     Resets (&resets)[TILES_IN_FLIGHT][TILES]) {
         #pragma unroll
         for (int s = 0; s < STAGES - 1; ++s)
             #pragma unroll
-            for (int f = 0; f < FLIGHT; ++f)
+            for (int f = 0; f < TILES_IN_FLIGHT; ++f)
                 copy(args, here, time, ring, resets, s, s * STAGE_BYTES, f);
     }
 };
 
 // The rows that a lane stores: their lengths, resets and places in y.
 INLINE void begin_rows(const ForwardArgs& args, const Place& here, const int* rows,
-                       const Time& time, int later, int (&row)[FLIGHT][TILES],
-                       int (&length)[FLIGHT][TILES], Resets (&resets)[FLIGHT][TILES],
-                       storage_t* (&y)[FLIGHT][TILES]) {
+                       const Time& time, int later, int (&row)[TILES_IN_FLIGHT][TILES],
+                       int (&length)[TILES_IN_FLIGHT][TILES],
+                        Resets (&resets)[TILES_IN_FLIGHT][TILES],
+                       storage_t* (&y)[TILES_IN_FLIGHT][TILES]) {
     #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
+    for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             const int own = rows[f * ROWS + n * 8 + here.group_of_lane];

@@ -34,7 +34,7 @@ INLINE void start_sums(const Cells& cells, const float (&given)[PER_WARP][TILES]
 INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* rows,
                        const Sums& sums, const float (&given)[GATES][2], const TileRows& tile,
                        const RowBits& bits, int f, int j, int n, int t, Cells& cells,
-                       float (&hidden)[2], float (&values)[2][KEPT + 4]) {
+                       float (&hidden)[2], float (&values)[2][ACTIVATIONS + 4]) {
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
         float left[GATES], right[GATES];
@@ -64,7 +64,7 @@ INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 c
 
 // Saved activations of group j, where there is such a tile.
 INLINE void store_tile_saved(const ForwardArgs& args, const Place& here, storage_t* saved, int f,
-                             int n, int j, int rest, const float (&values)[2][KEPT + 4]) {
+                             int n, int j, int rest, const float (&values)[2][ACTIVATIONS + 4]) {
     const bool has_tile = f + n == 0 || here.first_row + f * ROWS + n * 8 < args.batch;
     if (has_tile)
         store_saved(saved + (f * TILES + n) * TILE_SAVED + j * (64 * SAVED), rest, values);
@@ -79,7 +79,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
                        int i, int count, int row, storage_t* y, storage_t* saved, int write_at,
                        int read_at, const uint32 (&peers)[SENDS], int read_mbarrier,
                        Cells& cells) {
-    float hidden[2] = {0.0f, 0.0f}, values[2][KEPT + 4] = {};
+    float hidden[2] = {0.0f, 0.0f}, values[2][ACTIVATIONS + 4] = {};
     step_cells(args, here, rows, sums, given, tile, bits, f, j, n, t, cells, hidden, values);
     const Pair pair = transposed(hidden[0], hidden[1]);
     const Message message = rounded(next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
@@ -98,7 +98,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const bool has_row = owned && row >= 0;
     if (has_row)
         store_inside(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.units);
-    if (KEEP && owned) store_tile_saved(args, here, saved, f, n, j, rest, values);
+    if (SAVE && owned) store_tile_saved(args, here, saved, f, n, j, rest, values);
 }
 
 // Resets cells of a tile: after their h was sent, so that no block waits for it.
@@ -128,7 +128,7 @@ INLINE void store_final(const ForwardArgs& args, const int* rows, int first, int
 // Zeros of y past the rows' ends, and final states. Places are found again: what only the end
 // needs is not held in the loop.
 INLINE void finish(const ForwardArgs& args, const Time& time, const int* rows,
-                   const int (&row)[FLIGHT][TILES], const Cells& cells) {
+                   const int (&row)[TILES_IN_FLIGHT][TILES], const Cells& cells) {
     const int thread = reread_thread();
     const int group_of_lane = thread % 32 / 4, thread_in_group = thread % 4;
     const int block = cluster_rank();
@@ -136,7 +136,7 @@ INLINE void finish(const ForwardArgs& args, const Time& time, const int* rows,
     const int end_group = first_group_of(block + 1);
     const int64 cells_each = reread(args.batch) * args.units;
     #pragma unroll
-    for (int f = 0; f < FLIGHT; ++f)
+    for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
         for (int at = 0; at < PER_WARP * TILES; ++at) {
             const int j = at / TILES, n = at % TILES, group = first_group + j;

@@ -31,8 +31,8 @@ INLINE Pair transposed(float first, float second) {
 }
 
 // A message: the pair of h that a lane sends to blocks that multiply it, in the type of operands.
-// With HALF, given the values before they were transposed, packing need not wait for that.
-#if HALF
+// With HALF_OPERANDS, given the values before they were transposed, packing need not wait for that.
+#if HALF_OPERANDS
 struct Message {
     uint32 bits;
 };
@@ -83,7 +83,7 @@ INLINE void store(storage_t* target, Pair pair) {
     *reinterpret_cast<float2*>(target) = make_float2(pair.low, pair.high);
 #endif
 }
-#if HALF
+#if HALF_OPERANDS
 INLINE void store(operand_t* target, Message message) {
     *reinterpret_cast<uint32*>(target) = message.bits;
 }

@@ -16,7 +16,7 @@
 #include "saved.cuh"
 #include "resets.cuh"
 
-constexpr int CLUSTER_GROUPS = PER;
+constexpr int CLUSTER_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;

@@ -3,7 +3,7 @@
 // The cells of a warp: gradients of their states, and sums over steps.
 struct Cells {
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
-    float d_state[SLOTS][2][STATES], d_reset[SLOTS][2][FRESH ? STATES : 1];
+    float d_state[SLOTS][2][STATES], d_reset[SLOTS][2][RESET_STATE ? STATES : 1];
 
     // length: of a unit's two rows, 0 for padding, whose gradients stay 0
     INLINE void load(const BackwardArgs& args, const Place& here, const Time& time,
@@ -25,7 +25,7 @@ struct Cells {
                 d_state[s][c][k] =
                     !inside || b < 0 ? 0.0f
                                      : final_gradient(args, k, args.batch * args.units, at);
-                if (FRESH) d_reset[s][c][k] = 0.0f;
+                if (RESET_STATE) d_reset[s][c][k] = 0.0f;
             }
         }
     }
@@ -90,7 +90,7 @@ INLINE void load_slots(const Place& here, const Cells& cells, const SavedPlace& 
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const unsigned char* entry = shared + entry_of(here, s, i);
-        float values[2][KEPT + 4];
+        float values[2][ACTIVATIONS + 4];
         load_saved(entry + DY_BYTES, place, values);
         load_fragments<1>(entry + fragment, &d_out[s]);
         const bool is_reset =
@@ -117,7 +117,7 @@ INLINE void step_slot(const BackwardArgs& args, const Place& here, const int* ro
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
             d_after[k] = k == 0 ? d_here[k] + d_out[c] : d_here[k];
-            if (EVERY && args.d_all_states[k] && live && b >= 0 && unit < args.units)
+            if (ALL_STATES && args.d_all_states[k] && live && b >= 0 && unit < args.units)
                 d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
         }
         derivative(factor[c], d_after, found, d_before, d_vector[c]);

@@ -57,7 +57,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
                group * 8 + thread_in_group * 2;
         message_at[s] = advanced(flags, time.moved * flags_step_bytes) +
                         row[s] * flags_row + group * 8 + thread_in_group * 2;
-        has_saved[s] = KEEP && owned[s] && tile < tiles;
+        has_saved[s] = SAVE && owned[s] && tile < tiles;
         saved[s] = advanced(args.saved, time.moved * args.saved_step_bytes) +
                    (tile * GROUPS + group) * (64 * SAVED) + saved_offset(lane);
     }
@@ -110,7 +110,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
             if (!owned[s]) continue;
             const Slot slot = here.slot(s);
             const int unit = (here.first_group + slot.group) * 8 + thread_in_group * 2;
-            float hidden[2], values[2][KEPT + 4] = {};
+            float hidden[2], values[2][ACTIVATIONS + 4] = {};
             step_cells(args, here, rows, slot, cells.units[s], given[s], tile[s], bits, s, now, t,
                        cells.state[s], hidden, values);
             store_results(args, tile[s], own_bit, row[s], unit, i, time.count, hidden, values,

@@ -100,7 +100,7 @@ INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* ro
                        const Slot& slot, const UnitConstants& constants,
                        const float (&given)[GATES][2], const TileRows& tile, const RowBits& bits,
                        int s, int now, int t, float (&state)[2][STATES], float (&hidden)[2],
-                       float (&values)[2][KEPT + 4]) {
+                       float (&values)[2][ACTIVATIONS + 4]) {
     float sums[GATES][2];
     #pragma unroll
     for (int gate = 0; gate < GATES; ++gate)
@@ -125,7 +125,8 @@ INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* ro
 // then y and saved activations. unit: the first of the two; rest: see SavedPlace.
 INLINE void store_results(const ForwardArgs& args, const TileRows& tile, uint32 own_bit, int row,
                           int unit, int i, int count, const float (&hidden)[2],
-                          const float (&values)[2][KEPT + 4], operand_t* message_at, storage_t* y,
+                          const float (&values)[2][ACTIVATIONS + 4], operand_t* message_at,
+                          storage_t* y,
                           bool has_saved, storage_t* saved, int rest) {
     const Pair pair = transposed(hidden[0], hidden[1]);
     const Message message =

@@ -18,7 +18,7 @@ INLINE uint32 pack(float low, float high) {
     uint32 both;
 #if BFLOAT
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#elif HALF  // R and initial states may have any size: saturated, so that products stay finite
+#elif HALF_OPERANDS  // R and initial states may have any size: saturated for finite products
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
 #else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -47,7 +47,7 @@ INLINE uint32 rounded(uint32 bits) {
 }
 
 INLINE operand_t operand_of(storage_t value) {
-#if HALF
+#if HALF_OPERANDS
     return operand_t(pack(value, 0.0f));
 #elif NARROW
     return value;

@@ -1,7 +1,7 @@
 // A warp's part of the matrix, and its product with an operand in shared memory.
 //
 // The matrix is MMA_ROWS x 16 rows and K_TILES tiles of K; a fragment is one of each: 8 registers
-// of a lane or 1 KiB of shared memory. The first RESIDENT fragments stay in registers.
+// of a lane or 1 KiB of shared memory. The first REGISTER_FRAGMENTS fragments stay in registers.
 //
 // WGMMA: the four warps of a warpgroup multiply as one, so that the operand is read from shared
 // memory once for all four. Their sums lie in lanes as those of mma do. Fragments in registers have
@@ -9,13 +9,15 @@
 // others, [fragment, warp, upper or lower 8 rows, 16 bytes of K, row].
 
 static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
-constexpr int REGISTER_FRAGMENTS = RESIDENT > 0 ? RESIDENT : 1;  // no array is empty
-constexpr int MATRIX_BYTES = (K_TILES * MMA_ROWS - RESIDENT) * 1024;  // the others of a warp
+// no array is empty
+constexpr int FRAGMENT_ARRAY = REGISTER_FRAGMENTS > 0 ? REGISTER_FRAGMENTS : 1;
+// the other fragments of a warp
+constexpr int MATRIX_BYTES = (K_TILES * MMA_ROWS - REGISTER_FRAGMENTS) * 1024;
 // Independent sums, where few products would wait for each other; a tile of K has two.
 constexpr int CHAINS =
     WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || K_TILES < 2 ? 2 : 4;
 
-typedef uint32 Matrix[REGISTER_FRAGMENTS][8];
+typedef uint32 Matrix[FRAGMENT_ARRAY][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
@@ -23,7 +25,7 @@ INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 
     const int64 count = PADDED ? units : UNITS;
     const storage_t* const row = matrix + (gate * count + unit) * count + k;
     uint32 words[4];
-#if !PADDED && !HALF
+#if !PADDED && !HALF_OPERANDS
     const uint4 found = *reinterpret_cast<const uint4*>(row);
     words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
 #else
@@ -39,7 +41,7 @@ INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 
 #endif
     #pragma unroll
     for (int i = 0; i < 4; ++i)
-#if HALF
+#if HALF_OPERANDS
         words[i] = pack(found[2 * i], found[2 * i + 1]);
 #elif NARROW
         words[i] = uint32(found[2 * i]) | uint32(found[2 * i + 1]) << 16;
@@ -92,20 +94,20 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     const int fragment = s * MMA_ROWS + m;
     if (LOW_REGISTER && fragment % 4 == 3) __syncwarp();  // keeps later loads behind it
 #if WGMMA
-    if (fragment < RESIDENT) lower = dealt(lower), upper = dealt(upper);
+    if (fragment < REGISTER_FRAGMENTS) lower = dealt(lower), upper = dealt(upper);
 #endif
     const uint32 a[8] = {rounded(lower.x), rounded(upper.x), rounded(lower.y), rounded(upper.y),
                          rounded(lower.z), rounded(upper.z), rounded(lower.w), rounded(upper.w)};
-    if (fragment < RESIDENT) {
+    if (fragment < REGISTER_FRAGMENTS) {
         #pragma unroll
         for (int i = 0; i < 8; ++i) matrix[fragment][i] = a[i];
     } else {
 #if WGMMA
-        unsigned char* place = others + (fragment - RESIDENT) * 4096;
+        unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 4096;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[2], a[4], a[6]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[1], a[3], a[5], a[7]);
 #else
-        unsigned char* place = others + (fragment - RESIDENT) * 1024;
+        unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 1024;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[1], a[2], a[3]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
 #endif
@@ -114,14 +116,14 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
 
 // Loads the matrix. load(number, k_tile): this lane's 16 bytes of K, of the number-th 8 rows of
 // this warp, or zeros. Of each 16 rows the fragments for registers come last, when little else
-// needs registers; not with HALF, where the compiler would have too many other loads in flight.
+// needs registers; not with HALF_OPERANDS, where too many other loads would be in flight.
 template <class Load>
 INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         #pragma unroll
         for (int turn = 0; turn < K_TILES; ++turn) {
-            const int s = HALF ? turn : K_TILES - 1 - turn;
+            const int s = HALF_OPERANDS ? turn : K_TILES - 1 - turn;
             hold(matrix, others, m, s, load(2 * m, s), load(2 * m + 1, s));
         }
 }
@@ -191,7 +193,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
                 descriptor(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {
-                const int fragment = s * MMA_ROWS + m, other = fragment - RESIDENT;
+                const int fragment = s * MMA_ROWS + m, other = fragment - REGISTER_FRAGMENTS;
                 if (other < 0)
                     wgmma(sums[m], matrix[other < 0 ? fragment : 0] + half * 4, rows);
                 else
@@ -214,12 +216,12 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 first, second;
             const int fragment = s * MMA_ROWS + m;
-            if (fragment < RESIDENT) {
+            if (fragment < REGISTER_FRAGMENTS) {
                 const uint32 (&a)[8] = matrix[fragment];
                 first = make_uint4(a[0], a[1], a[2], a[3]);
                 second = make_uint4(a[4], a[5], a[6], a[7]);
             } else {
-                const unsigned char* place = others + (fragment - RESIDENT) * 1024;
+                const unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 1024;
                 first = *reinterpret_cast<const uint4*>(place);
                 second = *reinterpret_cast<const uint4*>(place + 512);
             }

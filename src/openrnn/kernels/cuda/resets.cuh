@@ -52,8 +52,8 @@ INLINE void load_states(float (&states)[N], const storage_t* const (&from)[N], i
         states[k] = from[k] && unit < units ? widen(from[k][row * units + unit]) : 0.0f;
 }
 
-// Resets those of a lane's two cells whose rows are in `reset_rows`, to zeros or, FRESH, to what
-// was given. row_bits: the bits of both rows; rows: their places in the batch.
+// Resets those of a lane's two cells whose rows are in `reset_rows`, to zeros or (RESET_STATE) to
+// what was given. row_bits: the bits of both rows; rows: their places in the batch.
 template <int N>
 INLINE void reset_cells(float (&states)[2][N], uint32 reset_rows, const uint32 (&row_bits)[2],
                         const storage_t* const (&given)[N], const int* rows, int64 unit,
@@ -63,7 +63,7 @@ INLINE void reset_cells(float (&states)[2][N], uint32 reset_rows, const uint32 (
         #pragma unroll
         for (int k = 0; k < N; ++k)
             if (reset_rows & row_bits[c]) states[c][k] = 0.0f;
-    if (FRESH && reset_rows)  // uniform: one branch for the whole warp
+    if (RESET_STATE && reset_rows)  // uniform: one branch for the whole warp
         #pragma unroll
         for (int c = 0; c < 2; ++c)
             if (reset_rows & row_bits[c]) load_states(states[c], given, rows[c], unit, units);

@@ -1,11 +1,11 @@
-// Saved activations: KEPT values of each cell that forward writes and backward reads.
+// Saved activations: ACTIVATIONS values of each cell that forward writes and backward reads.
 //
 // In memory a cell has SAVED values, in planes of 4, 4, ... and a rest. A plane holds the 64 cells
 // of a fragment in the order of lanes, two rows a lane: the values of a lane's two cells are
 // neighbours, and a warp reads and writes one run of memory.
 
-constexpr int FULL_PLANES = KEPT / 4;                   // of 4 values a cell
-constexpr int REST = KEPT % 4 == 3 ? 4 : KEPT % 4;      // values in the last plane
+constexpr int FULL_PLANES = ACTIVATIONS / 4;                   // of 4 values a cell
+constexpr int REST = ACTIVATIONS % 4 == 3 ? 4 : ACTIVATIONS % 4;      // values in the last plane
 constexpr int SAVED = FULL_PLANES * 4 + REST;
 constexpr int PLANE_BYTES = 8 * SIZE;                   // a lane's two cells in a full plane
 constexpr int REST_BYTES = 2 * REST * SIZE;             // and in the last
@@ -24,7 +24,7 @@ INLINE int saved_offset(int lane) { return lane * 8; }
 
 // two cells side by side, VALUES of each from `first` on
 template <int VALUES>
-INLINE void store_plane(storage_t* target, const float (*values)[KEPT + 4], int first) {
+INLINE void store_plane(storage_t* target, const float (*values)[ACTIVATIONS + 4], int first) {
     constexpr int WORDS = VALUES * 2 * SIZE / 4;
     uint32 bits[WORDS];
     #pragma unroll
@@ -50,7 +50,7 @@ INLINE void store_plane(storage_t* target, const float (*values)[KEPT + 4], int 
 }
 
 // base: this lane's first plane; rest: see SavedPlace
-INLINE void store_saved(storage_t* base, int rest, const float (&values)[2][KEPT + 4]) {
+INLINE void store_saved(storage_t* base, int rest, const float (&values)[2][ACTIVATIONS + 4]) {
     #pragma unroll
     for (int plane = 0; plane < FULL_PLANES; ++plane)
         store_plane<4>(base + plane * 256, values, plane * 4);
@@ -59,7 +59,8 @@ INLINE void store_saved(storage_t* base, int rest, const float (&values)[2][KEPT
 
 // the same from a copy in shared memory: [plane, lane, cell, value]
 template <int VALUES>
-INLINE void load_plane(const unsigned char* source, float (&values)[2][KEPT + 4], int first) {
+INLINE void load_plane(const unsigned char* source, float (&values)[2][ACTIVATIONS + 4],
+                       int first) {
     constexpr int WORDS = VALUES * 2 * SIZE / 4;
     uint32 bits[WORDS];
     #pragma unroll
@@ -88,7 +89,7 @@ INLINE void load_plane(const unsigned char* source, float (&values)[2][KEPT + 4]
 }
 
 INLINE void load_saved(const unsigned char* source, const SavedPlace& at,
-                       float (&values)[2][KEPT + 4]) {
+                       float (&values)[2][ACTIVATIONS + 4]) {
     #pragma unroll
     for (int plane = 0; plane < FULL_PLANES; ++plane)
         load_plane<4>(source + plane * 32 * PLANE_BYTES + at.full, values, plane * 4);
