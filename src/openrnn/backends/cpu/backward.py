@@ -64,9 +64,8 @@ class Backward(Launches):
         w_ih, w_hh, _, _, w_hr, *vectors = weights
         if dx is None:
             w_ih = None
-        if self.steps == 1 and all(
-            state is None for state in (*self.d_initial, *self.d_reset_states)
-        ):
+        needs = self.needs
+        if self.steps == 1 and not any(needs.states) and not any(needs.reset_states):
             w_hh = None  # nothing goes back beyond the first step
         if plan.packs:
             w_ih = plain(w_ih, layout.gates, layout.padded)
@@ -74,8 +73,8 @@ class Backward(Launches):
         w_hr = plain(w_hr, 1, layout.outputs)
         unit_vectors = padded(vectors, layout.padded)
         sums: Tensor | None = None
-        wanted = self.needs.params
-        if unit_vectors is not None or any(at is not None and wanted[at] for at in layer.places):
+        wanted = [at is not None and needs.params[at] for at in layer.places]
+        if unit_vectors is not None or any(wanted):
             sums = x.new_empty(plan.teams, sum(layout.sums))
         loop, derivative = build.backward(layer.cell, layout.dtype)
         args = plan.args()
@@ -95,10 +94,14 @@ class Backward(Launches):
             args.dx_step, args.dx_row, _ = dx.stride()
         if sums is not None:
             args.sums = sums.data_ptr()
-        args.d_initial = addresses(layer, self.d_initial)
-        args.d_reset_state = addresses(layer, self.d_reset_states)
-        args.d_final = addresses(layer, self.d_finals)
-        args.d_all_states = addresses(layer, self.d_all_states)
+        if any(needs.states):
+            args.d_initial = addresses(layer, self.d_initial)
+        if any(needs.reset_states):
+            args.d_reset_state = addresses(layer, self.d_reset_states)
+        if self.d_finals:
+            args.d_final = addresses(layer, self.d_finals)
+        if self.d_all_states:
+            args.d_all_states = addresses(layer, self.d_all_states)
         self.run(loop, args, plan)
         self._weights, self._sums = weights, sums
 

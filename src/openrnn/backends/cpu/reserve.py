@@ -11,6 +11,7 @@ from torch import Tensor
 from openrnn.backends.base import TensorShape
 from openrnn.backends.cpu.layer import compute_dtype, layout_of
 from openrnn.kernels.cpu import launch
+from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 
 
@@ -38,7 +39,13 @@ def new(problem: Problem, steps: int, batch: int) -> list[Tensor]:
     # parts stay unwritten where rows end early, or unpacked products skip the padding
     partly = problem.lengths or not launch.packs(steps, batch)
     make = torch.zeros if partly else torch.empty
-    return [make(shape, dtype=dtype) for shape, dtype in shapes(problem, steps, batch)]
+    return [make(shape, dtype=dtype) for shape, dtype in _shapes(problem, steps, batch)]
+
+
+@memo(4096)
+def _shapes(problem: Problem, steps: int, batch: int) -> list[TensorShape]:
+    """The same where no size is symbolic."""
+    return shapes(problem, steps, batch)
 
 
 def by_layer(spec: Spec, reserve: list[Tensor]) -> Saved:

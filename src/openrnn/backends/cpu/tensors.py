@@ -47,7 +47,12 @@ def converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def contiguous(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-    """The tensors in a dtype, each contiguous."""
+    """The tensors in a dtype, each contiguous; nothing where all are absent."""
+    for tensor in tensors:
+        if tensor is not None:
+            break
+    else:
+        return []
     found = [converted(tensor, dtype) for tensor in tensors]
     return [None if tensor is None else tensor.contiguous() for tensor in found]
 
