@@ -61,7 +61,7 @@ class Backward(Launches):
         layer, x, dx, dy = self.kernels(operation), self.inputs[operation.layer], self._dx, self._dy
         layout, weights = layer.layout, self.weights(layer)
         plan = self.plan(layer, operation, "backward")
-        w_ih, w_hh, _, _, w_hr, *vectors = weights
+        w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = weights
         if dx is None:
             w_ih = None
         needs = self.needs
@@ -79,14 +79,9 @@ class Backward(Launches):
         loop, derivative = build.backward(layer.cell, layout.dtype)
         args = plan.args()
         y, saved = self.outputs[operation.layer], self.saved.activations[layer.chain]
-        self.fill(args, layer, operation, x, y, weights, unit_vectors, saved)
+        read = w_ih, w_hh, b_ih, b_hh, w_hr, unit_vectors
+        self.fill(args, layer, operation, x, y, read, saved)
         args.row_function = derivative
-        if w_ih is not None:
-            args.w_ih = w_ih.data_ptr()
-        if w_hh is not None:
-            args.w_hh = w_hh.data_ptr()
-        if w_hr is not None:
-            args.w_hr = w_hr.data_ptr()
         if dy is not None:
             args.dy, args.dy_step, args.dy_row = self.part(operation, dy)
         if dx is not None:
@@ -112,6 +107,7 @@ class Backward(Launches):
             return
         layer = self.kernels(operation)
         found = gradients(layer.layout, self._sums, self._weights)
+        self._sums = None
         for place, grad in zip(layer.places, found):
             if place is not None and self.needs.params[place]:
                 self.d_params[place] = grad

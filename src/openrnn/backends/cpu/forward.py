@@ -47,10 +47,10 @@ class Forward(Launches):
 
     def loop(self, operation: Loop) -> None:
         layer = self.kernels(operation)
-        layout, weights = layer.layout, self.weights(layer)
+        layout = layer.layout
         saved = self.saved.activations[layer.chain] if self.saved is not None else []
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
-        w_ih, w_hh, _, _, w_hr, *vectors = weights
+        w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
         if plan.packs or w_hr is not None:
             from openrnn.kernels.cpu.matrices import transposed
 
@@ -61,14 +61,9 @@ class Forward(Launches):
         unit_vectors = padded(vectors, layout.padded)
         loop, step = build.forward(layer.cell, layout.dtype)
         args = plan.args()
-        self.fill(args, layer, operation, self._x, self.y, weights, unit_vectors, saved)
+        read = w_ih, w_hh, b_ih, b_hh, w_hr, unit_vectors
+        self.fill(args, layer, operation, self._x, self.y, read, saved)
         args.row_function = step
-        if w_ih is not None:
-            args.w_ih = w_ih.data_ptr()
-        if w_hh is not None:
-            args.w_hh = w_hh.data_ptr()
-        if w_hr is not None:
-            args.w_hr = w_hr.data_ptr()
         args.final = addresses(layer, self.finals)
         if self.all_states:
             args.all_states = addresses(layer, self.all_states)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from openrnn.kernels.cpu.objects import CompiledFunction
     from openrnn.kernels.cpu.plan import LoopPlan
 
-# where `LoopArgs` takes what the layout's `widths` says
+# fields of `LoopArgs`: the weights in order, then what the layout's `widths` are of
+WEIGHTS = "w_ih", "w_hh", "bias_x", "bias_r", "w_hr", "unit_vectors"
 SAVED = "saved_gates", "saved_recurrent", "saved_states", "saved_unprojected"
 
 
@@ -63,26 +64,22 @@ class Launches:
 
     def fill(
         self, args: "LoopArgs", layer: LayerKernels, operation: Loop, x: Tensor, y: Tensor,
-        weights: Sequence[Tensor | None], vectors: Tensor | None, saved: Sequence[Tensor],
+        weights: Sequence[Tensor | None], saved: Sequence[Tensor],
     ) -> None:  # fmt: skip
-        """Sets the arguments that both loops take, but for matrices.
+        """Sets the arguments that both loops take.
 
         Args:
             x: what the layer reads (T, B, I); y: its output (T, B, D*O).
-            vectors: the unit vectors, padded.
+            weights: in the order of `WEIGHTS`, as the kernel reads them.
             saved: memory for saved activations, or these; empty in inference.
         """
         call = self.call
         args.x = x.data_ptr()
         args.x_step, args.x_row, _ = x.stride()
         args.y, args.y_step, args.y_row = self.part(operation, y)
-        _, _, bias_x, bias_r, *_ = weights
-        if bias_x is not None:
-            args.bias_x = bias_x.data_ptr()
-        if bias_r is not None:
-            args.bias_r = bias_r.data_ptr()
-        if vectors is not None:
-            args.unit_vectors = vectors.data_ptr()
+        for name, weight in zip(WEIGHTS, weights):
+            if weight is not None:
+                setattr(args, name, weight.data_ptr())
         if call.lengths is not None and self.order is not None:
             args.lengths, args.order = call.lengths.data_ptr(), self.order.data_ptr()
         if call.reset is not None:

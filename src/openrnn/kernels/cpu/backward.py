@@ -252,7 +252,7 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
     place = slot_of(args, step) * args.batch + tile.start
     before = tile.entry
     if step > 0:
-        # where a reset came between, forward left the fresh states there
+        # where a reset came between, forward left the reset states there
         previous = slot_of(args, step - 1) * args.batch + tile.start
         before = args.saved_states + previous * other * SIZE
     d_after, d_after_row = tile.d_hidden + now * rows * width * SIZE, width
@@ -281,7 +281,7 @@ def clear_padding(args, tile, step, live, filled):
     columns, units, padded, width = args.columns, args.units, args.padded, args.width
     gates, summed = args.gates, args.summed != 0
     d_before = tile.d_hidden + (1 - (step & 1)) * tile.rows * width * SIZE
-    kept = 0 if args.w_hr != 0 else units
+    used = 0 if args.w_hr != 0 else units
     for i in range(live):
         gate_r = tile.dr + (filled + i) * columns * SIZE
         gate_x = tile.dx_gates + (filled + i) * columns * SIZE
@@ -295,7 +295,7 @@ def clear_padding(args, tile, step, live, filled):
         copy(gate_r + beyond * SIZE, 0, 0, columns - beyond)
         if not summed:
             copy(gate_x + beyond * SIZE, 0, 0, columns - beyond)
-        copy(d_before + (i * width + kept) * SIZE, 0, 0, width - kept)
+        copy(d_before + (i * width + used) * SIZE, 0, 0, width - used)
 
 
 @njit(forceinline=True, error_model="numpy")

@@ -37,11 +37,11 @@ class Tile(NamedTuple):
     others: int  # [2, rows, other]: the other states, unless there is a history
     entry: int  # [rows, other]: states put in place before the first step
     bias: int  # [2, columns]: input side, recurrent side
-    unwanted: int  # [kept_row]: where kept values go that nobody reads
+    unwanted: int  # [saved_sides * padded]: for recurrent sides that nobody reads
     r: int  # [rows, columns]: the recurrent side, unless the gates take sums
     emitted: int  # [rows, padded]: before the projection
     x_rows: int  # [chunk * rows, inputs]
-    gates: int  # [steps or chunk, rows or batch, columns]: what is kept, or scratch
+    gates: int  # [steps or chunk, rows or batch, columns]: saved, or scratch
     gates_step: int  # elements from one step's gate rows to those of the next
 
 
