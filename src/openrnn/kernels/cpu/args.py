@@ -8,7 +8,6 @@ address 0.
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 States = Sequence[int]  # an address for each state of the cell, the emitted one first
@@ -184,7 +183,6 @@ class RegionArgs(Args):
     thread_count: Annotated[int, "address of omp_get_num_threads"]
 
 
-@lru_cache(maxsize=64)
 def loop_args(states: int) -> type[LoopArgs]:
     """The table of the loops of a cell with this number of states: its array fields are as long."""
     array = ctypes.c_int64 * states

@@ -6,6 +6,9 @@ from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LoopArgs, loop_args
 from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 from openrnn.kernels.cpu.layout import Layout
+from openrnn.memo import memo
+
+_loop_args = memo(64)(loop_args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ def plan(
     packs = launch.packs(steps, batch) or (backward and not layout.plain)
     tasks = teams * size
     states = 1 + layout.others
-    sizes = loop_args(states)(
+    sizes = _loop_args(states)(
         steps=steps,
         batch=batch,
         inputs=layout.inputs,

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 
-__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "part_of", "team_of"]
+__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "part_of", "share_of", "team_of"]
 
 POSSIBLE = HAS_SCHED_YIELD
 SPINS = 4000  # reads of the counter before a waiting thread yields its core
@@ -97,14 +97,14 @@ def team_of(args, task, running):  # type: ignore[no-untyped-def]
 @njit(forceinline=True, error_model="numpy")
 def part_of(count, unit, team):  # type: ignore[no-untyped-def]
     """[begin, end), a thread's part of `count`; all of it, whole units or not, if it is alone."""
-    begin, end = _share_of(count, unit, team.thread, team.threads), count
+    begin, end = share_of(count, unit, team.thread, team.threads), count
     if team.threads > 1:
-        end = _share_of(count, unit, team.thread + 1, team.threads)
+        end = share_of(count, unit, team.thread + 1, team.threads)
     return begin, end
 
 
 @njit(nogil=True, error_model="numpy")
-def _share_of(count, unit, thread, threads):  # type: ignore[no-untyped-def]
+def share_of(count, unit, thread, threads):  # type: ignore[no-untyped-def]
     """Where a thread's share of `count` begins, a multiple of `unit`.
 
     The share of thread `threads`, which does not exist, begins where the last one ends.
