@@ -7,3 +7,4 @@ from openrnn.schedule.layer_by_layer import backward as backward
 from openrnn.schedule.layer_by_layer import forward as forward
 from openrnn.schedule.operations import Schedule as Schedule
 from openrnn.schedule.operations import show as show
+from openrnn.schedule.operations import show_call as show_call

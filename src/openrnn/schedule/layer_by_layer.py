@@ -21,18 +21,24 @@ from openrnn.schedule.operations import (
 )
 
 
-def forward(chunkings: Sequence[Sequence[Chunking]], dropout: bool = False) -> Schedule:
+def forward(
+    chunkings: Sequence[Sequence[Chunking]], dropout: bool = False, products: bool = True
+) -> Schedule:
     """The forward pass.
 
     Args:
         chunkings: of each layer, of each of its directions.
         dropout: masks lie between layers, as operations of their own.
+        products: input products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
     for layer, directions in enumerate(chunkings):
         for direction, chunking in enumerate(directions):
             found.append(BeginLayer(layer, direction))
-            found += _forward(layer, direction, chunking)
+            if products:
+                found += _forward(layer, direction, chunking)
+            else:
+                found += [Loop(layer, direction, chunk) for chunk in chunking.chunks]
         if dropout and layer < len(chunkings) - 1:
             found.append(Dropout(layer))
     return tuple(found)
@@ -64,12 +70,16 @@ def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operati
 
 
 def backward(
-    chunkings: Sequence[Sequence[Chunking]], dropout: bool = False, recompute: bool = False
+    chunkings: Sequence[Sequence[Chunking]],
+    dropout: bool = False,
+    recompute: bool = False,
+    products: bool = True,
 ) -> Schedule:
     """The backward pass, with the last chunk of its own chunkings first.
 
     Args:
         recompute: each chunk's forward loop runs again before its backward loop.
+        products: gradient products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
     for layer in reversed(range(len(chunkings))):
@@ -77,7 +87,11 @@ def backward(
             found.append(Dropout(layer - 1))  # what this layer read was not saved
         for direction, chunking in enumerate(chunkings[layer]):
             found.append(BeginLayer(layer, direction))
-            found += _backward(layer, direction, chunking, recompute)
+            if products:
+                found += _backward(layer, direction, chunking, recompute)
+            else:
+                backwards = chunking.chunks[::-1]
+                found += [Loop(layer, direction, chunk, "backward") for chunk in backwards]
             found.append(FinishWeights(layer, direction))
         if dropout and layer:
             found.append(Dropout(layer - 1, gradient=True))

@@ -138,6 +138,14 @@ def show(schedule: Schedule) -> list[str]:
     return [f"{operation.stream:<5} {_words(operation)}" for operation in schedule]
 
 
+def show_call(forward: Schedule, backward: Schedule | None) -> list[str]:
+    """The operations of a call, then those of its backward if it has one, a line each."""
+    lines = ["forward:", *show(forward)]
+    if backward is None:
+        return lines
+    return [*lines, "backward, where all gradients are wanted:", *show(backward)]
+
+
 def _words(operation: Operation) -> str:
     words = [operation.verb]
     if isinstance(operation, Loop):

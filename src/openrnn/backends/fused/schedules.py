@@ -109,12 +109,11 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
 def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
-    lines = ["forward:", *schedule.show(forward(key))]
-    if not key.problem.grad:
-        return lines
-    count = len(module_slots(key.spec))
-    _, found = backward(key, Needs(True, (), (True,) * count, ()))
-    return [*lines, "backward, where all gradients are wanted:", *schedule.show(found)]
+    found: Schedule | None = None
+    if key.problem.grad:
+        count = len(module_slots(key.spec))
+        _, found = backward(key, Needs(True, (), (True,) * count, ()))
+    return schedule.show_call(forward(key), found)
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:

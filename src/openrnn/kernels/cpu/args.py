@@ -1,52 +1,190 @@
-"""The arguments of a CPU kernel by name: their places in the one int64 array that it takes.
+"""The arguments of the CPU kernels: one table each, for compiled code and for launches.
 
-Sizes and strides count elements, addresses bytes. An absent tensor has address 0. From `TAIL` on
-come groups of addresses, one for each state of the cell; `INITIAL` and so on number the groups.
+A table is a class. Launches fill an object of it by name, which is the memory that the kernel
+reads; compiled code reads the same fields through `args_type`. Every field is 8 bytes wide. Sizes
+and strides count elements, addresses bytes. A field that is not set is 0, and an absent tensor has
+address 0.
 """
 
-(
-    # address of the cell's step or derivative: a C function whose one argument is an int64
-    ROW_FUNCTION,
-    # T, B, input width, H, O
-    STEPS, BATCH, INPUTS, UNITS, OUTPUTS,
-    # H rounded up to whole vectors; then, each rounded up to whole panels: a gate row
-    # (GATES * PADDED), O, the input width
-    PADDED, COLUMNS, WIDTH, WIDE,
-    # of the cell: gates; states without the emitted one; per-unit vectors; gates whose recurrent
-    # side is kept apart; 1 if every gate reads only the sum x + r
-    GATES, OTHERS, VECTORS, KEPT, SUMMED,
-    # 1 for the reverse direction; rows of a tile; steps of a chunk
-    REVERSE, TILE_ROWS, CHUNK,
-    # 1 if gate matrices are packed into panels; 1 with skip input, where x goes to each gate and
-    # there is no input matrix; 1 if the first products of a task overwrite its sums
-    PACKED, SKIP, WRITES,
-    # bytes of one team's scratch memory and of its sums
-    SCRATCH_BYTES, SUMS_BYTES,
-    # tasks that share the tiles; tasks of a team, which share each of the team's tiles; address of
-    # the barrier counters, one a team, COUNTER_STRIDE apart
-    TASKS, TEAM_SIZE, COUNTERS,
-    # dropout of the input: 1 if there is any; the key, two numbers; the last word of the counter;
-    # the smallest word that keeps a value; what kept values are multiplied by (a float64)
-    DROP, DROP_LOW, DROP_HIGH, DROP_WORD, DROP_THRESHOLD, DROP_SCALE,
-    # x (T, B, inputs) and y (T, B, outputs): address, strides of T and B; the last stride is 1
-    X, X_STEP, X_ROW, Y, Y_STEP, Y_ROW,
-    # matrices; biases [GATES, units]; per-unit vectors [VECTORS, padded]
-    W_IH, W_HH, W_HR, BIAS_X, BIAS_R, VECTORS_AT,
-    # lengths (B,) int64; rows sorted by falling length (B,) int64; reset mask (T, B), bytes
-    LENGTHS, ORDER, RESET,
-    # what backward reads: gate rows [T, B, columns]; recurrent sides kept apart
-    # [T, B, KEPT * padded]; states without the emitted one [T, B, OTHERS * padded]; outputs before
-    # the projection [T, B, padded]
-    KEPT_AT, KEPT_R, HISTORY, PROJECTED,
-    # scratch memory [teams, scratch_bytes]
-    SCRATCH,
-    # backward: the gradients of y and of x, as y and x above; 1 if dx is added to what is there
-    DY, DY_STEP, DY_ROW, DX, DX_STEP, DX_ROW, DX_ADD,
-    # sums of a team [teams, sums_bytes]: d_w_ih [columns, wide], d_w_hh [columns, width],
-    # d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [VECTORS, padded]
-    SUMS,
-    TAIL,
-) = range(61)  # fmt: skip
-# groups of states: before the first step, put in place by a reset, after the last step, after
-# every step; for backward the gradients of these four
-INITIAL, FRESH, FINAL, EVERY, D_INITIAL, D_FRESH, D_FINAL, D_EVERY = range(8)
+import ctypes
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+
+States = Sequence[int]  # an address for each state of the cell, the emitted one first
+Table = TypeVar("Table", bound="type[Args]")
+
+
+class Field(NamedTuple):
+    """A field: `place` counts 8 bytes; of an array field it counts arrays, after all numbers."""
+
+    place: int
+    kind: Any  # int, float or States
+    meaning: str
+
+
+class Args(ctypes.Structure):
+    """Arguments of a kernel, given by name.
+
+    Raises:
+        AttributeError: a name that is not in the table is set.
+    """
+
+    __slots__ = ()
+    fields: ClassVar[dict[str, Field]]
+    arrays_at: ClassVar[int]  # the place of the first array field
+
+
+def _table(cls: Table) -> Table:
+    """Makes a table of a class whose annotations are (Python type, meaning)."""
+    hints = get_type_hints(cls, include_extras=True)
+    told = {name: get_args(hints[name]) for name in cls.__annotations__}
+    numbers = [name for name, (kind, _) in told.items() if kind is not States]
+    arrays = [name for name in told if name not in numbers]
+    cls.fields = {
+        name: Field(place, *told[name]) for group in (numbers, arrays)
+        for place, name in enumerate(group)
+    }  # fmt: skip
+    cls.arrays_at = len(numbers)
+    plain: dict[Any, Any] = {int: ctypes.c_int64, float: ctypes.c_double}
+    cls._fields_ = [(name, plain[told[name][0]]) for name in numbers]
+    return cls
+
+
+@_table
+class LoopArgs(Args):
+    """Of the time loops, forward and backward, of one layer and direction."""
+
+    __slots__ = ()
+    row_function: Annotated[int, "address of the cell's step or derivative: f(int64)"]
+
+    steps: Annotated[int, "T"]
+    batch: Annotated[int, "B"]
+    inputs: Annotated[int, "width of x"]
+    units: Annotated[int, "H"]
+    outputs: Annotated[int, "O, the width of y"]
+    padded: Annotated[int, "H rounded up to whole vectors"]
+    columns: Annotated[int, "of a gate row: gates * padded, rounded up to whole panels"]
+    width: Annotated[int, "O rounded up to whole panels"]
+    wide: Annotated[int, "the input width rounded up to whole panels"]
+
+    gates: Annotated[int, "gates of the cell"]
+    states: Annotated[int, "states of the cell; the others are all but the emitted one"]
+    vectors: Annotated[int, "per-unit vectors of the cell"]
+    saved_sides: Annotated[int, "gates whose recurrent side is saved apart"]
+    summed: Annotated[int, "1: every gate reads only the sum x + r"]
+
+    reverse: Annotated[int, "1: the reverse direction"]
+    tile_rows: Annotated[int, "rows of a tile"]
+    chunk: Annotated[int, "steps whose products are computed together"]
+    packed: Annotated[int, "1: gate matrices are packed into panels"]
+    skip: Annotated[int, "1: skip input: x goes to each gate, there is no input matrix"]
+    overwrite: Annotated[int, "1: the first products of a task overwrite its sums"]
+
+    tasks: Annotated[int, "tasks that share the tiles"]
+    team_size: Annotated[int, "tasks of a team, which share each of the team's tiles"]
+    counters: Annotated[int, "int64 of 0 for each team's barrier, COUNTER_STRIDE apart"]
+    scratch: Annotated[int, "memory [teams, scratch_bytes]"]
+    scratch_bytes: Annotated[int, "of one team"]
+
+    drop: Annotated[int, "1: x has a dropout mask"]
+    drop_low: Annotated[int, "of the mask's key"]
+    drop_high: Annotated[int, "of the mask's key"]
+    drop_word: Annotated[int, "the last word of the mask's counter"]
+    drop_threshold: Annotated[int, "the smallest word whose value is not dropped"]
+    drop_scale: Annotated[float, "what values that are not dropped are multiplied by"]
+
+    x: Annotated[int, "[T, B, inputs], by strides"]
+    x_step: Annotated[int, "from a step to the next"]
+    x_row: Annotated[int, "from a row to the next"]
+    y: Annotated[int, "[T, B, outputs], by strides"]
+    y_step: Annotated[int, "from a step to the next"]
+    y_row: Annotated[int, "from a row to the next"]
+
+    w_ih: Annotated[int, "[gates * units, inputs], or panels of it"]
+    w_hh: Annotated[int, "[gates * units, outputs], or panels of it"]
+    w_hr: Annotated[int, "panels of the projection [outputs, units]"]
+    bias_x: Annotated[int, "[gates, units]"]
+    bias_r: Annotated[int, "[gates, units]"]
+    unit_vectors: Annotated[int, "[vectors, padded]"]
+
+    lengths: Annotated[int, "int64 [B]"]
+    order: Annotated[int, "int64 [B]: rows by falling length"]
+    reset: Annotated[int, "bytes [T, B]"]
+
+    saved_gates: Annotated[int, "gate rows [T, B, columns]"]
+    saved_recurrent: Annotated[int, "recurrent sides apart [T, B, saved_sides * padded]"]
+    saved_states: Annotated[int, "the other states [T, B, (states - 1) * padded]"]
+    saved_unprojected: Annotated[int, "outputs before the projection [T, B, padded]"]
+
+    dy: Annotated[int, "backward: [T, B, outputs], by strides"]
+    dy_step: Annotated[int, "from a step to the next"]
+    dy_row: Annotated[int, "from a row to the next"]
+    dx: Annotated[int, "backward: out [T, B, inputs], by strides"]
+    dx_step: Annotated[int, "from a step to the next"]
+    dx_row: Annotated[int, "from a row to the next"]
+    dx_add: Annotated[int, "1: dx is added to what is there"]
+    sums: Annotated[
+        int,
+        "backward: [teams, sums_bytes]: d_w_ih [columns, wide], d_w_hh [columns, width], d_w_hr "
+        "[outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [vectors, padded]",
+    ]
+    sums_bytes: Annotated[int, "of one team"]
+
+    initial: Annotated[States, "before the first step"]
+    reset_state: Annotated[States, "put in place by a reset"]
+    final: Annotated[States, "after the last step"]
+    all_states: Annotated[States, "after every step"]
+    d_initial: Annotated[States, "backward: the gradient of `initial`, added to"]
+    d_reset_state: Annotated[States, "backward: the gradient of `reset_state`, added to"]
+    d_final: Annotated[States, "backward: the gradient of `final`"]
+    d_all_states: Annotated[States, "backward: the gradient of `all_states`"]
+
+
+@_table
+class PackArgs(Args):
+    """Of `transpose` and `pack`, which write a matrix in panels."""
+
+    __slots__ = ()
+    tasks: Annotated[int, "tasks that share the panels"]
+    matrix: Annotated[int, "[gates * rows, columns], contiguous"]
+    gates: Annotated[int, ""]
+    rows: Annotated[int, "of a gate"]
+    padded: Annotated[int, "rows of a gate in the panels"]
+    columns: Annotated[int, ""]
+    out: Annotated[int, "the panels"]
+
+
+@_table
+class CollectArgs(Args):
+    """Of `collect`, which adds up the gradients that teams made."""
+
+    __slots__ = ()
+    tasks: Annotated[int, "tasks that share the rows"]
+    sums: Annotated[int, "[parts, gates, padded, width]"]
+    parts: Annotated[int, "teams"]
+    part: Annotated[int, "elements from one part to the next"]
+    gates: Annotated[int, ""]
+    padded: Annotated[int, "rows of a gate in the sums"]
+    rows: Annotated[int, "of a gate"]
+    width: Annotated[int, "columns of the sums"]
+    columns: Annotated[int, "of the gradient"]
+    out: Annotated[int, "[gates, rows, columns]"]
+
+
+@_table
+class RegionArgs(Args):
+    """Of `regions.share`: a kernel whose tasks the threads of a parallel region share."""
+
+    __slots__ = ()
+    kernel: Annotated[int, "address of f(args, task, running)"]
+    args: Annotated[int, "address of the kernel's arguments"]
+    tasks: Annotated[int, ""]
+    thread_number: Annotated[int, "address of omp_get_thread_num"]
+    thread_count: Annotated[int, "address of omp_get_num_threads"]
+
+
+def loop_args(states: int) -> type[LoopArgs]:
+    """The table of the loops of a cell with this number of states: its array fields are as long."""
+    array = ctypes.c_int64 * states
+    fields = [(name, array) for name, field in LoopArgs.fields.items() if field.kind is States]
+    return type("LoopArgs", (LoopArgs,), {"__slots__": (), "_fields_": fields})

@@ -38,14 +38,16 @@ _LOG2_OF_E, _LOG_2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 # log(2) in two parts; a whole number up to 2**15 times the first is exact
 _LOG_2_HIGH = np.float32(355 / 512)
 _LOG_2_LOW = np.float32(math.log(2) - 355 / 512)
-# Added to n, |n| < 2**22, rounds it to a whole number that stands in the lowest bits.
-_ROUND = np.float32(1.5 * 2**23)
-_BIASED, _BIASED_HALF, _BIASED_UP = (np.float32(1.5 * 2**23 + 127 + k) for k in (0, -1, 24))
-_DOWN = np.float32(2.0**-24)
+# added to n, |n| < 2**22, rounds it to a whole number that stands in the lowest bits
+_ROUNDS = np.float32(1.5 * 2**23)
+_TO_POWER, _TO_POWER_LESS_1, _TO_POWER_PLUS_24 = (
+    np.float32(1.5 * 2**23 + 127 + k) for k in (0, -1, 24)
+)
+_TWO_TO_MINUS_24 = np.float32(2.0**-24)
 # beyond these arguments exp is 0 or infinite, expm1 is -1, tanh is 1, x + 1 is x
-_EXP_LEAST, _EXP_MOST, _EXPM1_LEAST = np.float32(-104), np.float32(89), np.float32(-25)
-_TANH_MOST, _LOG1P_MOST = np.float32(10), np.float32(2.0**30)
-_TINY, _UP, _UP_LOG = np.float32(2.0**-126), np.float32(2.0**23), np.float32(23)
+_EXP_MIN, _EXP_MAX, _EXPM1_MIN = np.float32(-104), np.float32(89), np.float32(-25)
+_TANH_MAX, _LOG1P_MAX = np.float32(10), np.float32(2.0**30)
+_SMALLEST_NORMAL, _SCALE, _LOG2_SCALE = np.float32(2.0**-126), np.float32(2.0**23), np.float32(23)
 
 
 @intrinsic
@@ -61,7 +63,7 @@ def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Any:
     return x(x, x, x), emit
 
 
-def _of_llvm(name: str, count: int) -> Any:
+def _llvm_operation(name: str, count: int) -> Any:
     """An operation of LLVM on `count` values of one dtype, which stays it: math's give integers."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
@@ -86,20 +88,25 @@ def _of_llvm(name: str, count: int) -> Any:
 
 
 @intrinsic
-def _rest(_: Any, x: Any, y: Any) -> Any:
+def _remainder(_: Any, x: Any, y: Any) -> Any:
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         return builder.frem(*args)
 
     return x(x, y), emit
 
 
-_with_sign = _of_llvm("copysign", 2)
-_floor, _ceil, _trunc, _rint = (_of_llvm(name, 1) for name in ("floor", "ceil", "trunc", "rint"))
+_with_sign = _llvm_operation("copysign", 2)
+_floor, _ceil, _trunc, _rint = (
+    _llvm_operation(name, 1) for name in ("floor", "ceil", "trunc", "rint")
+)
 
 
 @intrinsic
 def _power_of_2(_: Any, biased: Any) -> Any:
-    """2**n from n + _BIASED: its lowest bits, moved to the exponent."""
+    """2**n from n + _TO_POWER, whose lowest bits are moved to the exponent.
+
+    From n + _TO_POWER_LESS_1 it is 2**(n - 1), from n + _TO_POWER_PLUS_24 it is 2**(n + 24).
+    """
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         bits = builder.bitcast(args[0], ir.IntType(32))
@@ -128,7 +135,7 @@ def _split(_: Any, x: Any) -> Any:
 @compiled
 def _expm1_reduced(x: Real) -> tuple[Real, Real]:
     """(n, expm1(r)) with x = n log(2) + r, |r| <= log(2) / 2."""
-    n = multiply_add(x, _LOG2_OF_E, _ROUND) - _ROUND
+    n = multiply_add(x, _LOG2_OF_E, _ROUNDS) - _ROUNDS
     r = multiply_add(n, -_LOG_2_LOW, multiply_add(n, -_LOG_2_HIGH, x))
     q = multiply_add(_EXPM1[4], r, _EXPM1[3])
     q = multiply_add(q, r, _EXPM1[2])
@@ -152,17 +159,17 @@ def _log1p_reduced(f: Real) -> Real:
 
 
 @compiled
-def _exp_down(x: Real) -> Real:
+def _exp_nonpositive(x: Real) -> Real:
     """exp(x) for x <= 0."""
-    n, p = _expm1_reduced(_EXP_LEAST if x < _EXP_LEAST else x)
-    scale = _power_of_2(n + _BIASED_UP)
-    return multiply_add(scale, p, scale) * _DOWN
+    n, p = _expm1_reduced(_EXP_MIN if x < _EXP_MIN else x)
+    scale = _power_of_2(n + _TO_POWER_PLUS_24)
+    return multiply_add(scale, p, scale) * _TWO_TO_MINUS_24
 
 
 @compiled
 def _log1p_of_exp(x: Real) -> Real:
     """log1p(exp(x)) for x <= 0."""
-    e = _exp_down(x)
+    e = _exp_nonpositive(x)
     n, _, inverse = _split(e + _ONE)
     return multiply_add(n, _LOG_2, _log1p_reduced(multiply_add(inverse, e, inverse - _ONE)))
 
@@ -170,23 +177,23 @@ def _log1p_of_exp(x: Real) -> Real:
 @compiled
 def exp_float32(x: Real) -> Real:
     """exp(x)."""
-    n, p = _expm1_reduced(_EXP_MOST if x > _EXP_MOST else _EXP_LEAST if x < _EXP_LEAST else x)
-    scale = _power_of_2(n + (_BIASED_HALF if x > _ZERO else _BIASED_UP))
-    return multiply_add(scale, p, scale) * (_TWO if x > _ZERO else _DOWN)
+    n, p = _expm1_reduced(_EXP_MAX if x > _EXP_MAX else _EXP_MIN if x < _EXP_MIN else x)
+    scale = _power_of_2(n + (_TO_POWER_LESS_1 if x > _ZERO else _TO_POWER_PLUS_24))
+    return multiply_add(scale, p, scale) * (_TWO if x > _ZERO else _TWO_TO_MINUS_24)
 
 
 @compiled
 def expm1_float32(x: Real) -> Real:
     """exp(x) - 1."""
-    n, p = _expm1_reduced(_EXP_MOST if x > _EXP_MOST else _EXPM1_LEAST if x < _EXPM1_LEAST else x)
-    scale = _power_of_2(n + _BIASED_HALF)
+    n, p = _expm1_reduced(_EXP_MAX if x > _EXP_MAX else _EXPM1_MIN if x < _EXPM1_MIN else x)
+    scale = _power_of_2(n + _TO_POWER_LESS_1)
     return multiply_add(scale, p, scale - _HALF) * _TWO
 
 
 @compiled
 def sigmoid_float32(x: Real) -> Real:
     """1 / (1 + exp(-x))."""
-    e = _exp_down(-abs(x))
+    e = _exp_nonpositive(-abs(x))
     return (e if x < _ZERO else _ONE) / (e + _ONE)
 
 
@@ -194,29 +201,36 @@ def sigmoid_float32(x: Real) -> Real:
 def tanh_float32(x: Real) -> Real:
     """expm1(2 x) / (expm1(2 x) + 2)."""
     magnitude = abs(x)
-    n, p = _expm1_reduced(_TWO * (_TANH_MOST if magnitude > _TANH_MOST else magnitude))
-    scale = _power_of_2(n + _BIASED)
+    n, p = _expm1_reduced(_TWO * (_TANH_MAX if magnitude > _TANH_MAX else magnitude))
+    scale = _power_of_2(n + _TO_POWER)
     e = multiply_add(scale, p, scale - _ONE)
     return _with_sign(e / (e + _TWO), x)
 
 
 @compiled
+def _logarithm(y: Real, x: Real, pole: Real) -> Real:
+    """The logarithm y of x, or what it is where x is inf, nan or not above the pole."""
+    y = y if x < _INFINITY else x
+    return y if x > pole else -_INFINITY if x == pole else x if math.isnan(x) else _NAN
+
+
+@compiled
 def log_float32(x: Real) -> Real:
     """log(x): -inf at 0, nan below."""
-    n, m, _ = _split(x * _UP if x < _TINY else x)
-    y = multiply_add(n - (_UP_LOG if x < _TINY else _ZERO), _LOG_2, _log1p_reduced(m - _ONE))
-    y = y if x < _INFINITY else x
-    return y if x > _ZERO else -_INFINITY if x == _ZERO else x if math.isnan(x) else _NAN
+    n, m, _ = _split(x * _SCALE if x < _SMALLEST_NORMAL else x)
+    y = multiply_add(
+        n - (_LOG2_SCALE if x < _SMALLEST_NORMAL else _ZERO), _LOG_2, _log1p_reduced(m - _ONE)
+    )
+    return _logarithm(y, x, _ZERO)
 
 
 @compiled
 def log1p_float32(x: Real) -> Real:
     """log(1 + x): -inf at -1, nan below, 0 at -0."""
     n, m, inverse = _split(x + _ONE)
-    f = multiply_add(inverse, x, inverse - _ONE) if x < _LOG1P_MOST else m - _ONE
+    f = multiply_add(inverse, x, inverse - _ONE) if x < _LOG1P_MAX else m - _ONE
     y = multiply_add(n, _LOG_2, _log1p_reduced(f))
-    y = y if x < _INFINITY else x
-    return y if x > -_ONE else -_INFINITY if x == -_ONE else x if math.isnan(x) else _NAN
+    return _logarithm(y, x, -_ONE)
 
 
 @compiled
@@ -331,7 +345,7 @@ def copysign(x: Real, y: Real) -> Real:
 @compiled
 def fmod(x: Real, y: Real) -> Real:
     """What is left of x after whole multiples of y, with the sign of x."""
-    return _rest(x, y)
+    return _remainder(x, y)
 
 
 @compiled

@@ -8,12 +8,13 @@ torch does not run on OpenMP.
 
 import ctypes
 import os
-from array import array
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from openrnn.kernels.cpu.args import Args, RegionArgs
 
 if TYPE_CHECKING:
     from openrnn.kernels.cpu.objects import CompiledFunction
@@ -61,12 +62,12 @@ def _share() -> "CompiledFunction":
     return objects.kernels(source, ["share"])[0]
 
 
-def run(kernel: "CompiledFunction", args: "array[int]", tasks: int) -> None:
+def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
     """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
     The kernel's last argument is the number of tasks that run at the same time.
     """
-    at = args.buffer_info()[0]
+    at = ctypes.addressof(args)
     if tasks == 1:
         kernel.ctypes(at, 0, 1)
         return
@@ -75,8 +76,10 @@ def run(kernel: "CompiledFunction", args: "array[int]", tasks: int) -> None:
         _run_in_pool(kernel, at, tasks)
         return
     start, number, count = runtime
-    region = array("q", (kernel.address, at, tasks, number, count))
-    start(_share().address, region.buffer_info()[0], tasks, 0)
+    region = RegionArgs(
+        kernel=kernel.address, args=at, tasks=tasks, thread_number=number, thread_count=count
+    )
+    start(_share().address, ctypes.addressof(region), tasks, 0)
 
 
 def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:

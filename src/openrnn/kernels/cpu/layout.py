@@ -31,7 +31,7 @@ class Layout:
 
     Args:
         others: the number of states without the emitted one; vectors: of per-unit parameters.
-        kept: the number of gates whose recurrent side is kept apart.
+        saved_sides: the number of gates whose recurrent side is saved apart.
         summed: every gate reads only the sum x + r.
         vector: bytes of a SIMD vector.
     """
@@ -40,7 +40,7 @@ class Layout:
     gates: int
     others: int
     vectors: int
-    kept: int
+    saved_sides: int
     summed: bool
     inputs: int
     units: int
@@ -118,12 +118,12 @@ class Layout:
         most = max(CHUNK_ELEMENTS // self.columns, LEAST_CHUNK_ROWS)
         return max(1, min(steps, most // rows))
 
-    def forward_scratch(self, rows: int, chunk: int, kept: bool) -> int:
+    def forward_scratch(self, rows: int, chunk: int, saves: bool) -> int:
         """Bytes of scratch memory of one team in the forward loop."""
         other = self.others * self.padded
         elements = 2 * rows * self.width + 3 * rows * other + 2 * self.columns
-        elements += self.kept * self.padded + rows * self.columns + rows * self.padded
-        elements += chunk * rows * self.inputs + (0 if kept else chunk * rows * self.columns)
+        elements += self.saved_sides * self.padded + rows * self.columns + rows * self.padded
+        elements += chunk * rows * self.inputs + (0 if saves else chunk * rows * self.columns)
         return _up(elements * self.size, 64) + 64
 
     def backward_scratch(self, rows: int, chunk: int) -> int:
@@ -158,16 +158,16 @@ class Layout:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Elements of a row of each tensor that backward reads; 0 where it is not kept.
+        """Elements of a row of each tensor that backward reads; 0 where none is saved.
 
         Gates, recurrent sides, states without the emitted one, outputs before the projection.
         """
         return (
-            self.columns, self.kept * self.padded, self.others * self.padded,
+            self.columns, self.saved_sides * self.padded, self.others * self.padded,
             self.padded if self.projecting else 0,
         )  # fmt: skip
 
     @cached_property
-    def kept_places(self) -> tuple[int, ...]:
+    def saved_places(self) -> tuple[int, ...]:
         """The places in `widths` that are not 0."""
         return tuple(place for place, width in enumerate(self.widths) if width)

@@ -1,12 +1,12 @@
 """Weight matrices packed into panels, and their gradients, added up from the sums of all teams."""
 
-from array import array
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from openrnn.kernels.cpu import launch, objects
+from openrnn.kernels.cpu.args import CollectArgs, PackArgs
 from openrnn.kernels.cpu.host import PANEL, SIZES
 from openrnn.kernels.cpu.layout import Layout
 
@@ -30,21 +30,21 @@ def _kernels() -> dict[str, objects.CompiledFunction]:
     return dict(zip(names, objects.kernels(source, names)))
 
 
-def _run(kernel: str, dtype: str, elements: int, *args: int) -> None:
-    tasks = launch.threads() if elements >= LEAST_ELEMENTS else 1
-    launch.run(_kernels()[f"{kernel}_{dtype}"], array("q", (tasks, *args)), tasks)
+def _tasks(elements: int) -> int:
+    return launch.threads() if elements >= LEAST_ELEMENTS else 1
+
+
+def _run(kernel: str, dtype: str, args: PackArgs | CollectArgs) -> None:
+    launch.run(_kernels()[f"{kernel}_{dtype}"], args, args.tasks)
 
 
 def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
     """Panels of the product with W (G*units, inner) transposed: inner rows, G * padded columns."""
     if w is None:
         return None
-    rows, inner = w.shape
-    out = torch.empty(_whole_panels(gates * padded, _name(w)) * inner, dtype=w.dtype)
-    _run(
-        "transpose", _name(w), w.numel(),
-        w.data_ptr(), rows // gates, gates, inner, inner, out.data_ptr(), padded,
-    )  # fmt: skip
+    dtype, inner = _name(w), w.shape[1]
+    out = torch.empty(_whole_panels(gates * padded, dtype) * inner, dtype=w.dtype)
+    _run("transpose", dtype, _pack_args(w, gates, padded, out))
     return out
 
 
@@ -52,20 +52,30 @@ def plain(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
     """Panels of the product with W (G*units, columns) itself: G * padded rows."""
     if w is None:
         return None
-    rows, columns = w.shape
-    out = torch.empty(_whole_panels(columns, _name(w)) * gates * padded, dtype=w.dtype)
-    _run(
-        "pack", _name(w), w.numel(),
-        w.data_ptr(), gates, rows // gates, padded, columns, columns, out.data_ptr(),
-    )  # fmt: skip
+    dtype, columns = _name(w), w.shape[1]
+    out = torch.empty(_whole_panels(columns, dtype) * gates * padded, dtype=w.dtype)
+    _run("pack", dtype, _pack_args(w, gates, padded, out))
     return out
+
+
+def _pack_args(w: Tensor, gates: int, padded: int, out: Tensor) -> PackArgs:
+    rows, columns = w.shape
+    return PackArgs(
+        tasks=_tasks(w.numel()),
+        matrix=w.data_ptr(),
+        gates=gates,
+        rows=rows // gates,
+        padded=padded,
+        columns=columns,
+        out=out.data_ptr(),
+    )
 
 
 def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> list[Tensor | None]:
     """The gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors that exist."""
     gates, padded, units = layout.gates, layout.padded, layout.units
     w_ih, w_hh, w_hr, bias_x, bias_r, vectors = layout.sum_offsets
-    where = [  # offset, then gates, padded, units, width, kept
+    where = [  # offset; gates, padded, rows, width, columns of `CollectArgs`
         (w_ih, gates, padded, units, layout.wide, layout.inputs),
         (w_hh, gates, padded, units, layout.width, layout.outputs),
         (bias_x, gates, padded, units, 1, 1),
@@ -75,7 +85,7 @@ def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> lis
     where += [(vectors + k * padded, 1, padded, units, 1, 1) for k in range(layout.vectors)]
     found: list[Tensor | None] = []
     taken: set[int] = set()
-    for weight, (offset, *sizes) in zip(weights, where):
+    for weight, (offset, of_gates, of_padded, rows, width, columns) in zip(weights, where):
         grad = None
         # two gradients must not share memory, even where they are equal
         bare = layout.plain and sums.shape[0] == 1 and offset not in taken
@@ -84,10 +94,19 @@ def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> lis
             grad = sums.as_strided(weight.shape, weight.stride(), offset)
         elif weight is not None:
             grad = torch.empty_like(weight)
-            start = sums.data_ptr() + offset * layout.size
-            _run(
-                "collect", layout.dtype, weight.numel() * sums.shape[0],
-                start, sums.shape[0], sums.shape[1], *sizes, grad.data_ptr(),
-            )  # fmt: skip
+            parts, part = sums.shape
+            args = CollectArgs(
+                tasks=_tasks(weight.numel() * parts),
+                sums=sums.data_ptr() + offset * layout.size,
+                parts=parts,
+                part=part,
+                gates=of_gates,
+                padded=of_padded,
+                rows=rows,
+                width=width,
+                columns=columns,
+                out=grad.data_ptr(),
+            )
+            _run("collect", layout.dtype, args)
         found.append(grad)
     return found

@@ -1,12 +1,10 @@
-"""Kernels that are the same for all cells: they pack weights, and add up gradients.
-
-The int64 array of a kernel here holds the number of tasks, then the arguments in order.
-"""
+"""Kernels that are the same for all cells: they pack weights, and add up gradients."""
 
 from typing import Any
 
 from openrnn.kernels.cpu import packing
-from openrnn.kernels.cpu.memory import float32_at, float64_at, int64_at
+from openrnn.kernels.cpu.args_type import collect_args_at, pack_args_at
+from openrnn.kernels.cpu.memory import float32_at, float64_at
 from openrnn.kernels.cpu.vectors import SIZES
 
 
@@ -17,30 +15,34 @@ def _for(dtype: str) -> tuple[Any, ...]:
     reals, size = {"float32": float32_at, "float64": float64_at}[dtype], SIZES[dtype]
 
     def transpose(args_at, task, running):
-        args = int64_at(args_at)
+        args = pack_args_at(args_at)
         pack_transposed(
-            args[1], args[2], args[3], args[4], args[5], args[6], args[7], task, args[0]
-        )
+            args.matrix, args.rows, args.gates, args.columns, args.columns, args.out, args.padded,
+            task, args.tasks,
+        )  # fmt: skip
 
     def pack(args_at, task, running):
-        args = int64_at(args_at)
-        pack_plain(args[1], args[2], args[3], args[4], args[5], args[6], args[7], task, args[0])
+        args = pack_args_at(args_at)
+        pack_plain(
+            args.matrix, args.gates, args.rows, args.padded, args.columns, args.columns, args.out,
+            task, args.tasks,
+        )  # fmt: skip
 
     def collect(args_at, task, running):
-        """out[gates, units, kept] = the sum over parts of sums[gates, padded, width]."""
-        args = int64_at(args_at)
-        tasks, sums, parts, part = args[0], args[1], args[2], args[3]
-        padded, units, width, kept, target = args[5], args[6], args[7], args[8], reals(args[9])
-        rows = args[4] * units
-        for row in range(rows * task // tasks, rows * (task + 1) // tasks):
-            start = (row // units * padded + row % units) * width
+        """out[gates, rows, columns] = the sum over parts of sums[gates, padded, width]."""
+        args = collect_args_at(args_at)
+        tasks, sums, parts, part = args.tasks, args.sums, args.parts, args.part
+        padded, rows, width, columns = args.padded, args.rows, args.width, args.columns
+        target, count = reals(args.out), args.gates * rows
+        for row in range(count * task // tasks, count * (task + 1) // tasks):
+            start = (row // rows * padded + row % rows) * width
             given = reals(sums + start * size)
-            for j in range(kept):
-                target[row * kept + j] = given[j]
+            for j in range(columns):
+                target[row * columns + j] = given[j]
             for place in range(1, parts):
                 given = reals(sums + (place * part + start) * size)
-                for j in range(kept):
-                    target[row * kept + j] += given[j]
+                for j in range(columns):
+                    target[row * columns + j] += given[j]
 
     return transpose, pack, collect
 

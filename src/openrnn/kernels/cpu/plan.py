@@ -1,10 +1,14 @@
-"""How one layer and direction runs at given sizes: threads, scratch, the first of its arguments."""
+"""How one layer and direction runs at given sizes: threads, scratch, sizes as arguments."""
 
 from dataclasses import dataclass
 
 from openrnn.kernels.cpu import launch
+from openrnn.kernels.cpu.args import LoopArgs, loop_args
 from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 from openrnn.kernels.cpu.layout import Layout
+from openrnn.memo import memo
+
+_loop_args = memo(64)(loop_args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,8 +18,8 @@ class LoopPlan:
     Args:
         tasks: threads of a run; teams: of these threads, which share a tile each; often one thread.
         scratch: bytes of all teams.
-        counters: int64 zeros behind the kernel arguments, for the barriers of teams.
-        head: the arguments of `kernels.cpu.args` from STEPS up to COUNTERS.
+        counters: int64 zeros for the barriers of teams.
+        sizes: the arguments that follow from sizes alone.
     """
 
     tasks: int
@@ -23,7 +27,11 @@ class LoopPlan:
     scratch: int
     counters: int
     packs: bool
-    head: tuple[int, ...]
+    sizes: LoopArgs
+
+    def args(self) -> LoopArgs:
+        """The arguments of a run, with nothing but sizes."""
+        return type(self.sizes).from_buffer_copy(self.sizes)
 
 
 def plan(
@@ -40,7 +48,7 @@ def plan(
     """The plan of a run of the forward loop or, for purpose "backward", of the backward loop.
 
     Args:
-        purpose: "inference", "training" (forward, which keeps what backward reads) or "backward".
+        purpose: "inference", "training" (forward, which saves activations) or "backward".
         skip: there is no input matrix; ragged: lengths are given.
     """
     backward = purpose == "backward"
@@ -56,12 +64,32 @@ def plan(
     )
     packs = launch.packs(steps, batch) or (backward and not layout.plain)
     tasks = teams * size
-    head = (
-        steps, batch, layout.inputs, layout.units, layout.outputs,
-        layout.padded, layout.columns, layout.width, layout.wide,
-        layout.gates, layout.others, layout.vectors, layout.kept, layout.summed,
-        reverse, rows, chunk, packs, skip, not ragged, room, sum(layout.sums) * layout.size, tasks,
-        size,
-    )  # fmt: skip
+    states = 1 + layout.others
+    sizes = _loop_args(states)(
+        steps=steps,
+        batch=batch,
+        inputs=layout.inputs,
+        units=layout.units,
+        outputs=layout.outputs,
+        padded=layout.padded,
+        columns=layout.columns,
+        width=layout.width,
+        wide=layout.wide,
+        gates=layout.gates,
+        states=states,
+        vectors=layout.vectors,
+        saved_sides=layout.saved_sides,
+        summed=layout.summed,
+        reverse=reverse,
+        tile_rows=rows,
+        chunk=chunk,
+        packed=packs,
+        skip=skip,
+        overwrite=not ragged,
+        tasks=tasks,
+        team_size=size,
+        scratch_bytes=room,
+        sums_bytes=sum(layout.sums) * layout.size,
+    )
     counters = teams * COUNTER_STRIDE if size > 1 else 0
-    return LoopPlan(tasks, teams, teams * room, counters, packs, head)
+    return LoopPlan(tasks, teams, teams * room, counters, packs, sizes)

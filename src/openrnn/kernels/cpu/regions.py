@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from openrnn.kernels.cpu import cell_args
-from openrnn.kernels.cpu.memory import int64_at
+from openrnn.kernels.cpu.args_type import region_args_at
 
 INT = ir.IntType(64)
 
@@ -53,12 +53,9 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
 
 
 def share(region):  # type: ignore[no-untyped-def]
-    """Runs one thread's tasks.
-
-    A region: kernel, args_at, tasks, omp_get_thread_num, omp_get_num_threads; all are int64.
-    """
-    field = int64_at(region)
+    """Runs one thread's tasks of the `RegionArgs` at an address."""
+    args = region_args_at(region)
     # the runtime may start fewer threads than were asked for
-    running: int = _ask(field[4])  # type: ignore[call-arg]  # numba's
-    for task in range(_ask(field[3]), field[2], running):
-        call(field[0], (field[1], task, running))
+    running: int = _ask(args.thread_count)  # type: ignore[call-arg]  # numba's
+    for task in range(_ask(args.thread_number), args.tasks, running):
+        call(args.kernel, (args.args, task, running))

@@ -2,7 +2,6 @@
 
 from numba import njit
 
-from openrnn.kernels.cpu import args as field
 from openrnn.kernels.cpu.host import SIZES
 from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
@@ -15,28 +14,28 @@ _WORD, _ROUNDS = WORD, ROUNDS
 @njit(nogil=True, error_model="numpy")
 def row_of(args, position):
     """The batch row at a position of the sorted order."""
-    return int64_at(args[field.ORDER])[position] if args[field.ORDER] != 0 else position
+    return int64_at(args.order)[position] if args.order != 0 else position
 
 
 @njit(nogil=True, error_model="numpy")
 def length_of(args, position):
     """The steps of the sequence at a position."""
-    if args[field.LENGTHS] == 0:
-        return args[field.STEPS]
-    return int64_at(args[field.LENGTHS])[row_of(args, position)]
+    if args.lengths == 0:
+        return args.steps
+    return int64_at(args.lengths)[row_of(args, position)]
 
 
 @njit(nogil=True, error_model="numpy")
 def time_of(args, step, length):
     """The time that a sequence reaches at a step of the recurrence."""
-    return length - 1 - step if args[field.REVERSE] != 0 else step
+    return length - 1 - step if args.reverse != 0 else step
 
 
 @njit(nogil=True, error_model="numpy")
 def slot_of(args, step):
     """The place of a step's gate rows: its time where all rows share that, else the step."""
-    if args[field.REVERSE] != 0 and args[field.LENGTHS] == 0:
-        return args[field.STEPS] - 1 - step
+    if args.reverse != 0 and args.lengths == 0:
+        return args.steps - 1 - step
     return step
 
 
@@ -46,23 +45,19 @@ def is_reset(args, step, time, row):
 
     In the reverse direction a reset at time t acts after the step at time t.
     """
-    if args[field.RESET] == 0:
+    if args.reset == 0:
         return False
-    if args[field.REVERSE] != 0:
+    if args.reverse != 0:
         if step == 0:
             return False
         time += 1
-    return bytes_at(args[field.RESET])[time * args[field.BATCH] + row] != 0
+    return bytes_at(args.reset)[time * args.batch + row] != 0
 
 
 @njit(nogil=True, error_model="numpy")
 def ends_reset(args, row):
     """Whether a reset replaces the final state: in reverse, the one at time 0."""
-    return (
-        args[field.RESET] != 0
-        and args[field.REVERSE] != 0
-        and bytes_at(args[field.RESET])[row] != 0
-    )
+    return args.reset != 0 and args.reverse != 0 and bytes_at(args.reset)[row] != 0
 
 
 @njit(nogil=True, error_model="numpy")
@@ -110,11 +105,11 @@ def _for(reals, dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def drop(target, source, count, t, b, args, scale, accumulate):
+    def drop(target, source, count, t, b, args, accumulate):
         """target (+)= source times the dropout mask of philox.py, for row (t, b)."""
         out, given = reals(target), reals(source)
-        low, high, word = args[field.DROP_LOW], args[field.DROP_HIGH], args[field.DROP_WORD]
-        threshold = args[field.DROP_THRESHOLD]
+        low, high, word = args.drop_low, args.drop_high, args.drop_word
+        threshold, scale = args.drop_threshold, args.drop_scale
         for group in range((count + 3) // 4):
             words = _words(low, high, group, b, t, word)
             for k in range(min(4, count - 4 * group)):

@@ -6,12 +6,12 @@ Only threads that run at the same time may form one; see `launch`.
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import njit, types
+from numba import int64, njit, types
 from numba.extending import intrinsic
 
 from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
 
-__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "share_of"]
+__all__ = ["COUNTER_STRIDE", "POSSIBLE", "Team", "barrier", "part_of", "share_of", "team_of"]
 
 POSSIBLE = HAS_SCHED_YIELD
 SPINS = 4000  # reads of the counter before a waiting thread yields its core
@@ -78,6 +78,29 @@ def barrier(team, phase):  # type: ignore[no-untyped-def]
         if reads > SPINS:
             _yield_core()
     return phase + 1
+
+
+@njit(forceinline=True, error_model="numpy")
+def team_of(args, task, running):  # type: ignore[no-untyped-def]
+    """Which team a task belongs to, how many teams there are, and its place in the team.
+
+    A task whose thread is not below the team's `threads` has nothing to do.
+    """
+    size = args.team_size
+    place, thread, teams = task // size, task % size, args.tasks // size
+    if running != args.tasks:
+        # threads of a team that do not run together would wait for ever: the first does it all
+        size = int64(1)
+    return place, teams, Team(thread, size, args.counters + place * COUNTER_STRIDE * 8)
+
+
+@njit(forceinline=True, error_model="numpy")
+def part_of(count, unit, team):  # type: ignore[no-untyped-def]
+    """[begin, end), a thread's part of `count`; all of it, whole units or not, if it is alone."""
+    begin, end = share_of(count, unit, team.thread, team.threads), count
+    if team.threads > 1:
+        end = share_of(count, unit, team.thread + 1, team.threads)
+    return begin, end
 
 
 @njit(nogil=True, error_model="numpy")

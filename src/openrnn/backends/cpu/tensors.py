@@ -1,0 +1,71 @@
+"""The tensors of a call as the kernels read them, and as the caller wants them back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import Call, Gradients
+from openrnn.backends.cpu.layer import compute_dtype
+
+
+def readable(call: Call, dtype: torch.dtype) -> Call:
+    """The call in the dtype that the kernels compute in, every tensor laid out as they read it."""
+
+    def plain(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor.to(dtype).contiguous() for tensor in tensors]
+
+    for tensor in (*call.states, *call.params, *call.reset_states):
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            break
+    else:
+        if call.lengths is None and call.reset is None and call.x.stride(-1) == 1:
+            return call
+    x = call.x if call.x.dtype is dtype else call.x.to(dtype)
+    return replace(
+        call, x=contiguous_rows(x), states=plain(call.states), params=plain(call.params),
+        lengths=None if call.lengths is None else call.lengths.contiguous(),
+        reset=None if call.reset is None else call.reset.contiguous(),
+        reset_states=plain(call.reset_states),
+    )  # fmt: skip
+
+
+def contiguous_rows(tensor: Tensor) -> Tensor:
+    """The tensor, copied where its last dimension is not contiguous."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+@overload
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor: ...
+@overload
+def converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None: ...
+def converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The tensor, if there is one, in a dtype."""
+    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
+
+
+def contiguous(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+    """The tensors in a dtype, each contiguous; nothing where all are absent."""
+    for tensor in tensors:
+        if tensor is not None:
+            break
+    else:
+        return []
+    found = [converted(tensor, dtype) for tensor in tensors]
+    return [None if tensor is None else tensor.contiguous() for tensor in found]
+
+
+def rows_by_length(call: Call) -> Tensor | None:
+    """The batch rows by falling length, so that those still running are the first."""
+    return None if call.lengths is None else call.lengths.argsort(stable=True, descending=True)
+
+
+def returned(gradients: Gradients, dtype: torch.dtype) -> Gradients:
+    """The gradients in the dtype of the call."""
+    if dtype is compute_dtype(dtype):
+        return gradients
+    groups = (gradients.states, gradients.params, gradients.reset_states)
+    converted_groups = ([converted(grad, dtype) for grad in group] for group in groups)
+    return Gradients(converted(gradients.x, dtype), *converted_groups)
