@@ -61,6 +61,9 @@ def object_of(source: str, names: Sequence[str]) -> bytes:
     takes = {name: _export(found[name], name, library, module) for name in names}
     library.add_ir_module(module)
     library.finalize()
+    if any("fastmath" in getattr(found[name], "targetoptions", {}) for name in names):
+        # which products are fused with a sum follows from the order of operands, settled only now
+        library._optimize_final_module()
     whole = llvm.parse_assembly(library.get_llvm_str())
     machine = llvm.Target.from_triple(whole.triple).create_target_machine(
         cpu=host.NAME, features=host.FEATURES, opt=3, reloc="default", codemodel="jitdefault",
