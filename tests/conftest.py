@@ -1,5 +1,7 @@
 """What every test runs under: poisoned memory, repeatable examples, one thread a worker."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
@@ -21,6 +23,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """Python's collector walks through all that lives, and torch's modules live for ever."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
