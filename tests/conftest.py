@@ -1,6 +1,7 @@
 """What every test runs under: poisoned memory, repeatable examples, one thread a worker."""
 
 import gc
+import os
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ settings.load_profile("ci")
 def pytest_configure(config):
     if hasattr(config, "workerinput"):  # one of several processes under xdist
         torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
 
 
 def pytest_collection_modifyitems(items):
