@@ -6,13 +6,14 @@ READY := .venv/ready
 .PHONY: setup demo test lint format fuzz clean
 setup: $(READY)
 
-# torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries
+# torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
+# --no-compile: of thousands of modules few are ever imported, and Python compiles those
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("openrnn needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all]' --group dev
 	touch $@
 
 # a byte-level LSTM on the sources of Python's standard library: under three minutes, no download

@@ -1,5 +1,8 @@
 """What every test runs under: poisoned memory, repeatable examples, one thread a worker."""
 
+import gc
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -13,6 +16,7 @@ settings.load_profile("ci")
 def pytest_configure(config):
     if hasattr(config, "workerinput"):  # one of several processes under xdist
         torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
 
 
 def pytest_collection_modifyitems(items):
@@ -21,6 +25,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """Python's collector walks through all that lives, and torch's modules live for ever."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The decorator, names, keys and pickles of cells; the equations of those that ship, once more."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -191,9 +192,8 @@ def test_a_pickled_layer_runs_in_another_process(tmp_path):
     )
     command = [sys.executable, "-c", program, str(tmp_path / "layer")]
     path = [entry for entry in sys.path if entry]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={"PYTHONPATH": ":".join(path)}
-    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(path)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) == pytest.approx(layer(x)[0].sum().item(), rel=1e-6)
 
@@ -257,7 +257,7 @@ def test_a_layer_of_a_twin_loads_where_the_cell_has_another_key(tmp_path):
     path = ":".join(["."] + [entry for entry in sys.path if entry])
     for program in save, load:
         ran = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": path},
+            [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
@@ -302,7 +302,8 @@ def processes(tmp_path_factory):
         (folder / "factory.py").write_text(FACTORY.format(body=body, clip="clip"))
         path = ":".join([".", *filter(None, sys.path)])
         return subprocess.run(
-            [sys.executable, "-B", "-c", program], cwd=folder, env={"PYTHONPATH": path},
+            [sys.executable, "-B", "-c", program],
+            cwd=folder, env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -83,14 +83,10 @@ x86 = pytest.mark.skipif(
 
 @x86
 @pytest.mark.parametrize("width", LESSER)
-def test_a_network_in_narrower_vectors(width, tmp_path):
-    program = "import test_widths as t; t.compare(); print(t.host.WIDTH, t.host.LANES)"
+def test_a_network_and_products_in_narrower_vectors(width, tmp_path):
+    program = (
+        "import test_widths as t; t.compare(); print(t.host.WIDTH, t.host.LANES);"
+        "import test_kernels as t; t.check_narrower(); print(t.LANES['float32'])"
+    )
     lanes = {"float32": width // 4, "float64": width // 8}
-    assert told(width, tmp_path, program) == f"{width} {lanes}\n"
-
-
-@x86
-@pytest.mark.parametrize("width", LESSER)
-def test_products_in_narrower_vectors(width, tmp_path):
-    program = "import test_kernels as t; t.check_narrower(); print(t.LANES['float32'])"
-    assert told(width, tmp_path, program) == f"{width // 4}\n"
+    assert told(width, tmp_path, program) == f"{width} {lanes}\n{width // 4}\n"
