@@ -205,7 +205,7 @@ def cpp_source(cell: Traced, dtype: str) -> str:
     forward, backward = cuda.examples(cell, dtype)
     constants = dict(_DEFINED.findall(forward)) | dict(_DEFINED.findall(backward))
     scaled = int(dict(_DEFINED.findall(forward))["SCALED"])
-    wanted = "GATES STATES VECTORS KEPT PLANES FACTORS NARROW BFLOAT".split()
+    wanted = "GATES STATES VECTORS ACTIVATIONS PLANES FACTORS NARROW BFLOAT".split()
     functions = [
         re.search(rf"INLINE void {name}\(.*?\n}}\n", text, re.DOTALL)
         for name, text in (("step", forward), ("factors", backward), ("derivative", backward))
@@ -218,7 +218,7 @@ def cpp_source(cell: Traced, dtype: str) -> str:
         "const float* ps, const float* ds, float* after, float* gates, float* befores, "
         "float* vectors_out) {\nfor (int at = 0; at < n; ++at) {",
         "    float x[GATES], r[GATES], s[STATES], p[VECTORS + 1], d[STATES];",
-        "    float a[STATES], kept[KEPT + 4], factor[FACTORS + 1], g[PLANES], b[STATES], "
+        "    float a[STATES], kept[ACTIVATIONS + 4], factor[FACTORS + 1], g[PLANES], b[STATES], "
         "v[VECTORS + 1];",
         "    for (int k = 0; k < GATES; ++k) x[k] = xs[k * n + at], r[k] = rs[k * n + at];",
         "    for (int k = 0; k < STATES; ++k) s[k] = ss[k * n + at], d[k] = ds[k * n + at];",
