@@ -5,8 +5,7 @@ import torch
 from cases import ON_CPU
 
 import openrnn
-from openrnn import cells, dispatch, functional, route
-from openrnn.route import How, route_for
+from openrnn import dispatch, functional, memo, route
 
 # the reference is ordinary autograd code and not behind the operator
 FAST = [name for name in ON_CPU if name != "reference"]
@@ -176,16 +175,42 @@ def test_a_graph_asks_for_the_precision_when_it_runs(monkeypatch, grad):
     assert not asked
 
 
-def test_a_graph_does_not_outlive_the_precision_it_was_chosen_for():
-    """fused has tf32 products alone; a graph names it whatever torch's setting is when it runs."""
-    spec = str(cells.lstm.spec(4, 3))
-    for backend, precision, fits in [
-        ("fused", "tf32", True), ("fused", "ieee", False), ("cudnn", "ieee", True),
-    ]:  # fmt: skip
-        how = How(spec, backend, False, False, False)
-        given = how, torch.float32, "cuda", False, False, precision
-        if fits:
-            assert route_for(*given).problem.precision == precision
-        else:
-            with pytest.raises(openrnn.NoBackendError, match="products in ieee precision, needs"):
-                route_for(*given)
+@pytest.fixture
+def tf32_alone(monkeypatch):
+    """The CPU backend takes no ieee products, as fused does not; and a way to set the precision."""
+    cpu = dispatch.BACKENDS["cpu"]
+    plain = type(cpu).refusals
+
+    def refusals(self, problem):
+        no = ["products in ieee precision"] if problem.precision == "ieee" else []
+        return plain(self, problem) + no
+
+    def set_precision(word):
+        for module in (functional, route):
+            monkeypatch.setattr(module, "precision_of", lambda *_: word)
+
+    monkeypatch.setattr(type(cpu), "refusals", refusals)
+    memo.clear()
+    set_precision("tf32")
+    yield set_precision
+    memo.clear()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_graph_does_not_outlive_the_precision_it_was_recorded_for(tf32_alone, grad):
+    """Its forward says so; a backward goes on from what forward left, whatever is set then."""
+    layer = openrnn.LSTM(5, 6, backend="cpu").requires_grad_(grad)
+    x = torch.randn(4, 3, 5, requires_grad=grad)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    y, wanted = compiled(x)[0], layer(x)[0]
+    tf32_alone("ieee")
+    if grad:
+        found = torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+        for have, want in zip(found, torch.autograd.grad(wanted.sum(), [x, *layer.parameters()])):
+            torch.testing.assert_close(have, want)
+    with pytest.raises(openrnn.NoBackendError, match="was recorded while torch's setting was tf32"):
+        compiled(x)
+    with pytest.raises(openrnn.NoBackendError, match="cpu: products in ieee precision"):
+        layer(x)
+    tf32_alone("tf32")
+    torch.testing.assert_close(compiled(x)[0], wanted)

@@ -14,6 +14,7 @@ from torch import nn
 
 import openrnn
 from openrnn import arguments, functional, ops, tensors
+from openrnn.native import device
 
 X = torch.ones(5, 3, 6)
 BACKENDS = [
@@ -191,8 +192,8 @@ def test_what_is_remembered_of_a_call_is_no_more_than_what_was_looked_at():
     layer = openrnn.LSTM(6, 4, backend="reference")
     layer(X)
     layer(torch.ones(2, 7, 6).transpose(0, 1))
-    (fits,) = arguments._seen.values()
-    assert len(fits) == 1  # T, B and the strides of x are free
+    (known,) = arguments._seen.values()
+    assert len(known.fits) == 1  # T, B and the strides of x are free
     hidden, good = layer.weight_hh_l0, layer.weight_hh_l0.data
     lazy = openrnn.LSTM(6, 4, backend="reference")
     lazy.load_state_dict(layer.state_dict())
@@ -224,6 +225,90 @@ def test_what_is_remembered_of_a_call_is_no_more_than_what_was_looked_at():
     view.untyped_storage().resize_(4 * 99)
     with pytest.raises(ValueError, match="must have memory for its shape"):
         layer(X)
+
+
+def test_many_layers_in_one_buffer_are_known(monkeypatch):
+    """A dozen of one size, whose parameters lie at other places of one storage each."""
+    arguments._seen.clear()
+    layers = [openrnn.LSTM(6, 4, backend="reference") for _ in range(12)]
+    buffer = torch.randn(sum(p.numel() for layer in layers for p in layer.parameters()))
+    parts = iter(buffer.split([p.numel() for layer in layers for p in layer.parameters()]))
+    for layer in layers:
+        for parameter in layer.parameters():
+            parameter.data = next(parts).view(parameter.shape)
+        layer(X)
+    looks, look = [], arguments._look
+    monkeypatch.setattr(arguments, "_look", lambda *given: looks.append(0) or look(*given))
+    for layer in layers:
+        layer(X)
+    assert not looks
+    buffer.untyped_storage().resize_(4 * (buffer.numel() - 1))  # of the last one's last bias
+    for layer in layers[:-1]:
+        layer(X)
+    with pytest.raises(ValueError, match="must have memory for its shape"):
+        layers[-1](X)
+
+
+def test_x_that_is_a_state_too():
+    """What is known of other calls is not pushed out by calls that cannot be known."""
+    arguments._seen.clear()
+    layer, c = openrnn.LSTM(4, 4, backend="reference"), torch.zeros(1, 3, 4)
+    for _ in range(3):
+        h = torch.randn(1, 3, 4)
+        torch.testing.assert_close(layer(h, (h, c)), layer(h.clone(), (h, c)))
+    (known,) = arguments._seen.values()
+    assert len(known.fits) == 1
+
+
+def test_templates_have_the_strides_of_new_tensors():
+    sizes = [(), (1,), (0, 3), (3, 0), (1, 1, 1), (5, 1, 1), (1, 4, 1), (2, 3), (2, 0, 3, 1)]
+    for shape in sizes:
+        made = torch.empty_like(device.template(shape, torch.bfloat16, torch.device("cpu")))
+        assert made.shape == shape
+        assert made.stride() == torch.empty(shape).stride()
+        assert made.untyped_storage().nbytes() == 2 * made.numel()
+
+
+DEFAULT_DEVICE = """
+import torch, openrnn
+from torch.nn.utils.rnn import pack_sequence
+
+# torch's own packing asks the default device for memory
+packed = pack_sequence([torch.ones(4, 6), torch.ones(2, 6)])
+
+def run():
+    for backend, cls in (("cpu", openrnn.LSTM), ("cpu", openrnn.GRU), ("reference", openrnn.LSTM)):
+        torch.manual_seed(0)
+        layer = cls(6, 4, 2, bidirectional=True, dropout=0.5, backend=backend, device="cpu")
+        for p in layer.parameters():
+            torch.nn.init.uniform_(p)
+        x = torch.linspace(-1, 1, 90, device="cpu").view(5, 3, 6).requires_grad_()
+        lengths = torch.tensor([5, 0, 3], device="cpu")
+        reset = torch.arange(15, device="cpu").view(5, 3) % 4 == 0
+        with torch.no_grad():
+            yield layer(x[:1])[0]
+        y, _ = layer(x, lengths=lengths, reset=reset)
+        yield y
+        yield from torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+        yield layer(packed)[0].data
+    yield openrnn.explain(layer, x, measure=True, schedule=True) and x
+
+wanted = list(run())
+with torch.device("meta"):
+    found = list(run())
+for have, want in zip(found, wanted, strict=True):
+    torch.testing.assert_close(have, want)
+print("equal")
+"""
+
+
+def test_a_default_device_changes_nothing(tmp_path):
+    """In a process of its own: kernels that were given other memory would end it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", DEFAULT_DEVICE], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert ran.stdout.endswith("equal\n"), ran.stderr
 
 
 def test_the_same_tensor_in_several_places():

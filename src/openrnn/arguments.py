@@ -1,6 +1,8 @@
 """The tensors of a call beside each other: dtypes, devices, shapes and memory, looked at once."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import add, ge, mul
 from typing import Any, NamedTuple
 
 import torch
@@ -31,13 +33,19 @@ def names_of(spec: Spec, params: int, states: int, resets: int) -> list[str]:
 class _Fit(NamedTuple):
     """One test of all tensors of a call in place of seven of each, made of some that passed."""
 
-    memory: tuple[int, ...]  # of the parameters: offsets in their storages, bytes of these
     check: Callable[..., bool]  # keys, type, dtype, device, requires_grad; sizes but for T and B
     grad: bool  # any requires one
 
 
+class _Known(NamedTuple):
+    """What is known of calls of one network."""
+
+    sizes: tuple[int, ...]  # of the parameters, in bytes
+    fits: tuple[_Fit, ...]
+
+
 FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
-_seen: dict[tuple[Any, ...], tuple[_Fit, ...]] = {}  # by what calls of one network have in common
+_seen: dict[tuple[Any, ...], _Known] = {}
 
 
 def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
@@ -46,8 +54,8 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
     Args:
         others: states and reset states, no tensor twice.
     """
-    fits = _seen.get(key)
-    if fits is None:
+    known = _seen.get(key)
+    if known is None or len(params) != len(known.sizes):
         return None
     tensors = (x, *params, *others)
     try:
@@ -55,19 +63,22 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
         if not _TYPES.issuperset(map(type, tensors)) or any(map(_nested, tensors)):
             return None
         # asked of every call: a storage that shrinks leaves no trace, and may stay where it was
-        memory = _memory(params)
-        if not holds(x) or not all(map(_address, params)) or not all(map(holds, others)):
+        if not holds(x) or not _hold(params, known.sizes, x.itemsize):
+            return None
+        if others and not all(map(holds, others)):
             return None
     except RuntimeError:  # one has no storage
         return None
-    for fit in fits:
-        if fit.memory == memory and fit.check(*tensors):
+    for fit in known.fits:
+        if fit.check(*tensors):
             return fit
     return None
 
 
-def _memory(params: Group) -> tuple[int, ...]:
-    return *map(_offset, params), *map(_bytes, map(_storage, params))
+def _hold(params: Group, sizes: tuple[int, ...], width: int) -> bool:
+    """Whether storages reach to the end of dense tensors of so many bytes, `width` a value."""
+    ends = map(add, sizes, map(mul, map(_offset, params), repeat(width)))
+    return all(map(ge, map(_bytes, map(_storage, params)), ends)) and all(map(_address, params))
 
 
 def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
@@ -88,14 +99,17 @@ def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> Non
     grad = any(tensor.requires_grad for tensor in every)
     if len(_seen) >= 4096:
         _seen.clear()
-    before = _seen.get(key, ())
-    _seen[key] = (_Fit(_memory(params), made.check, grad), *before[: FITS - 1])
+    before = _seen[key].fits if key in _seen else ()
+    extents = tuple(tensor.nbytes for tensor in params)
+    _seen[key] = _Known(extents, (_Fit(made.check, grad), *before[: FITS - 1]))
 
 
 def inputs(
     spec: Spec, x: Tensor, params: Group, states: Group, resets: Group, rows: int | None = None
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
     """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
+
+    The groups come back as they are, the same objects, only where nothing needed a longer look.
 
     Args:
         rows: B of a packed x (N, I).
@@ -149,7 +163,7 @@ def _look(
         for name, tensor in zip(names, (x, *rest)):
             held(name, tensor)
         # settled tensors are right, those that came instead of them may not be
-        single = len({id(tensor) for tensor in (*params, *others)}) == a + len(others)
+        single = len({id(tensor) for tensor in (x, *params, *others)}) == 1 + a + len(others)
         if single and plain(*others):
             _learn(key, x, params, others)
     return x, params, states, resets, grad, why
@@ -167,7 +181,6 @@ def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     x, states, params, lengths, reset, resets, seed = given
     rows = lengths.numel() if lengths is not None and x.dim() == 2 else None
     x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
-    # the short way gives the same list back
     if why or (weights is not params and not plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")
     if lengths is not None or reset is not None or seed is not None:

@@ -122,7 +122,7 @@ def measured(problem: Problem, backend: str, device: torch.device) -> str:
     scale = spec.hidden_size**-0.5
     weights = [scale * (2 * torch.rand(slot.shape, **kind) - 1) for slot in module_slots(spec)]
     x = torch.randn(steps, batch, spec.input_size, **kind).requires_grad_(problem.grad)
-    lengths = torch.full((batch,), steps) if problem.lengths else None
+    lengths = torch.full((batch,), steps, device="cpu") if problem.lengths else None
     reset = torch.rand(steps, batch, device=device) < 0.03 if problem.reset else None
     leaves = [tensor.requires_grad_(problem.grad) for tensor in (x, *weights)]
 

@@ -216,7 +216,7 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         )
     if crosses:
         # from pinned memory nobody waits for the stream; of our own, as the caller may refill his
-        host = torch.empty(lengths.shape, dtype=torch.int64, pin_memory=True).copy_(lengths)
+        host = torch.empty_like(lengths, device="cpu", pin_memory=True).copy_(lengths)
         there = host.to(x.device, non_blocking=True)
         remember_host(there, host)
         return there
@@ -280,7 +280,8 @@ def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:
 def packed_lengths(packed: PackedSequence) -> Tensor:
     """The lengths (B,) of packed sequences, falling, as int32 on the host."""
     sizes = packed.batch_sizes
-    return (torch.arange(int(sizes[0])) < sizes[:, None]).sum(0, dtype=torch.int32)
+    present = torch.arange(int(sizes[0]), device=sizes.device) < sizes[:, None]  # (T, B)
+    return present.sum(0, dtype=torch.int32)
 
 
 def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
@@ -289,7 +290,7 @@ def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
     # the tracer of torch.jit follows sizes and tensors; a number would be a constant of its graph
     steps: int = sizes.shape[0]
     batch: Any = sizes[0] if op.tracing() else int(sizes[0])
-    present = torch.arange(batch) < sizes[:, None]  # (T, B)
+    present = torch.arange(batch, device=sizes.device) < sizes[:, None]  # (T, B)
     rows = present.flatten().nonzero().squeeze(1).to(packed.data.device)
     data = packed.data
     flat = data.new_zeros((steps * batch, data.shape[1])).index_copy(0, rows, data)

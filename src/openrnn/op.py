@@ -19,7 +19,7 @@ from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
-from openrnn.route import How, Route, call_of, route_of
+from openrnn.route import How, Route, call_of, check_precision, route_of
 from openrnn.spec import Spec
 
 _INPUTS = (
@@ -51,8 +51,10 @@ def _forward(*args: Any) -> list[Tensor]:
     *given, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = arguments.ready(Spec.parse(spec), given)
+    route = route_of(how, inputs)
+    check_precision(route)
     with torch.no_grad():
-        return _eager(route_of(how, inputs), *inputs)
+        return _eager(route, *inputs)
 
 
 def _forward_fake(*args: Any) -> list[Tensor]:

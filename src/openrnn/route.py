@@ -23,7 +23,7 @@ class How(NamedTuple):
     grad: bool
     training: bool
     return_states: bool
-    precision: str = AS_SET  # of float32 products, for backward that of its forward
+    precision: str = AS_SET  # of float32 products; of an eager backward that of its forward
 
     def recorded(self) -> "How":
         """As a graph records it, which serves whatever precision is set when it runs."""
@@ -42,22 +42,30 @@ class Route(NamedTuple):
 def route_for(
     how: How, dtype: torch.dtype, device: str, lengths: bool, reset: bool, precision: str
 ) -> Route:
-    """The route of calls with these constants, a dtype, a type of device and masks.
-
-    Raises:
-        NoBackendError: a graph names the backend that was chosen when torch's precision setting was
-            another one, and it has no products of today's.
-    """
+    """The route of calls with these constants, a dtype, a type of device and masks."""
     spec = Spec.parse(how.spec)
     problem = request.for_backend(
         spec, dtype, device, grad=how.grad, training=how.training, lengths=lengths, reset=reset,
         return_states=how.return_states, precision=precision,
     )  # fmt: skip
-    if how.precision == AS_SET and precision == "ieee":
+    return Route(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
+
+
+def check_precision(route: Route) -> None:
+    """Raises for the forward of a graph whose backend has no products of today's precision.
+
+    The graph names the backend that was chosen while it was recorded. Its backward is not asked: it
+    goes on from what forward left.
+
+    Raises:
+        NoBackendError: torch's setting was tf32 then and is ieee now.
+    """
+    how, problem = route.how, route.problem
+    if how.precision == AS_SET and problem.precision == "ieee":
         reasons = BACKENDS[how.backend].refusals(problem)
         if reasons:
-            raise NoBackendError(str(problem), {how.backend: reasons})
-    return Route(how, problem, 1 + len(spec.states) * (2 if how.return_states else 1))
+            way = "the graph was recorded while torch's setting was tf32: record it anew, or set it"
+            raise NoBackendError(str(problem), {how.backend: [*reasons, way]})
 
 
 def route_of(how: How, inputs: Sequence[Any]) -> Route:

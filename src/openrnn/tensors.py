@@ -168,7 +168,7 @@ def readable(name: str, given: Any) -> Tensor:
     if not compiling and isinstance(given, Tensor) and plain(given):
         held(name, given)
     try:
-        tensor = torch.as_tensor(given)
+        tensor = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a Tensor, got {type(given).__name__}") from error
     if not compiling:

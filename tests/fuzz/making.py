@@ -14,7 +14,7 @@ from openrnn.cells import Cell
 from .operators import NEVER, OPERATORS
 
 NAMES = (
-    "f i o g h c n m z k j x r s d p a b w u q y e t v l after before vectors kept factor stride "
+    "f i o g h c n m z k j x r s d p a b w u q y e t v l after before vectors saved factor stride "
     "units row dx dr da exp log pow real float int const register template asm step derivative "
     "GATES STATES word wide stored INLINE math njit bias h_before h_after d_h_after rows x_1 a_f "
     "_ __ _x é ß Ω self numba reals no_overlap tanh sigmoid maximum sign sum min"

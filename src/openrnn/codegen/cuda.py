@@ -223,13 +223,13 @@ def step_function(cell: Traced, dtype: str, given: frozenset[str]) -> str:
     for place, state in enumerate(cell.states):
         lines.append(f"after[{place}] = {_value(graph.outputs[state])};")
     lines += [
-        f"kept[{place}] = {half.get(name, name)};" for place, name in enumerate(saved_names(cell))
+        f"saved[{place}] = {half.get(name, name)};" for place, name in enumerate(saved_names(cell))
     ]
     return _function(
         "new states", "step",
         ("const float (&x)[GATES]", "const float (&r)[GATES]", "const float (&before)[STATES]",
          "const float (&vectors)[VECTORS + 1]", "float (&after)[STATES]",
-         "float (&kept)[ACTIVATIONS + 4]"),
+         "float (&saved)[ACTIVATIONS + 4]"),
         lines,
     )  # fmt: skip
 
@@ -250,7 +250,7 @@ def derivative_functions(cell: Traced, dtype: str) -> str:
     early, late = derivative_parts(cell)
     early = _reading_halves(early, half)
     lines = [
-        f"const float {half.get(name, name)} = kept[{place}];"
+        f"const float {half.get(name, name)} = saved[{place}];"
         for place, name in enumerate(saved_names(cell))
     ]
     for place, name in enumerate(cell.unit_params):
@@ -260,7 +260,7 @@ def derivative_functions(cell: Traced, dtype: str) -> str:
     lines += [f"factor[{place}] = {name};" for place, name in enumerate(early.outputs)]
     factors = _function(
         "what gradients need of the step", "factors",
-        ("const float (&kept)[ACTIVATIONS + 4]", "const float (&vectors)[VECTORS + 1]",
+        ("const float (&saved)[ACTIVATIONS + 4]", "const float (&vectors)[VECTORS + 1]",
          "float (&factor)[FACTORS + 1]"),
         lines,
     )  # fmt: skip

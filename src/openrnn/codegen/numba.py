@@ -22,7 +22,7 @@ _MATH = frozenset(
 
 # the operands of the row functions, of a row; `stride` is the distance of gates and of states
 STEP_ROWS = {
-    "x": "[GATES, stride], read and kept: sums of both sides where only they matter",
+    "x": "[GATES, stride], read and saved: sums of both sides where only they matter",
     "r": "[GATES, stride], the recurrent side, where it matters apart",
     "bias": "[GATES, stride], of the input side, or of both sides where only sums matter",
     "bias_r": "[GATES, stride], of the recurrent side",
@@ -31,12 +31,12 @@ STEP_ROWS = {
     "vectors": "[VECTORS, stride]",
     "h_after": "[units], out",
     "after": "[OTHERS, stride], out",
-    "kept": "[KEPT, stride], out: recurrent sides that backward reads",
+    "saved": "[SAVED, stride], out: recurrent sides that backward reads",
 }
 DERIVATIVE_ROWS = {
     "x": "[GATES, stride]",
-    "r": "[KEPT, stride]",
-    "bias": "[GATES, stride], of both sides, where x was kept without",
+    "r": "[SAVED, stride]",
+    "bias": "[GATES, stride], of both sides, where x was saved without",
     "h_before": "[units]",
     "before": "[OTHERS, stride]",
     "vectors": "[VECTORS, stride]",
@@ -73,8 +73,8 @@ def source(cell: Traced, dtype: str) -> str:
     )
 
 
-def kept_sides(cell: Traced) -> tuple[str, ...]:
-    """The gates whose recurrent side is kept apart for backward, in order."""
+def saved_sides(cell: Traced) -> tuple[str, ...]:
+    """The gates whose recurrent side is saved apart for backward, in order."""
     return tuple(name[2:] for name in cell.saved if name.startswith("r_"))
 
 
@@ -100,7 +100,7 @@ def _step_rows(cell: Traced) -> str:
             lines.append(f"x[{at}] = x_{gate}")
     lines += _states_before(cell, graph)
     lines += map(_line, graph.nodes)
-    lines += [f"kept[{_at(k)}] = r_{gate}" for k, gate in enumerate(kept_sides(cell))]
+    lines += [f"saved[{_at(k)}] = r_{gate}" for k, gate in enumerate(saved_sides(cell))]
     for place, state in enumerate(cell.states):
         target = "h_after[j]" if place == 0 else f"after[{_at(place - 1)}]"
         lines.append(f"{target} = {_text(graph.outputs[state])}")
@@ -117,7 +117,7 @@ def _derivative_row(cell: Traced) -> str:
             if name in reads:
                 at = _at(place)
                 lines.append(f"{name} = x[{at}]" + bias.format(at=at))
-    for place, gate in enumerate(kept_sides(cell)):
+    for place, gate in enumerate(saved_sides(cell)):
         lines.append(f"r_{gate} = r[{_at(place)}]")
     lines += _states_before(cell, graph)
     for place, state in enumerate(cell.states):

@@ -117,7 +117,8 @@ class _Reader:
             raise self._error(f"no kernel knows {word} to device {made.device}")
         if not isinstance(value, str):
             exact = dtype == self.dtype
-            return value if exact else float(torch.tensor(value, dtype=torch.float64).to(dtype))
+            number = torch.tensor(value, dtype=torch.float64, device="cpu")
+            return value if exact else float(number.to(dtype))
         if dtype == torch.bool:
             return self.emit.truth(value)
         value = self.emit.real(value)

@@ -243,4 +243,4 @@ class Product:
         )  # fmt: skip
 
 
-product = memo(4096)(Product)
+product_for = memo(4096)(Product)  # one object each, as it remembers algorithms

@@ -16,8 +16,9 @@ def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     """A tensor without memory for `torch.empty_like`, with it the quickest way to fresh memory."""
     with torch.inference_mode(False):
         number = torch.empty(1, dtype=dtype, device=device)
-        # of a single element the strides are kept, of others they become contiguous
-        made = number.view(shape) if math.prod(shape) == 1 else number.expand(shape)
+        # strides of one element or none are kept, others become those of a contiguous tensor
+        count = math.prod(shape)
+        made = number.expand(shape) if count > 1 else number[:count].view(shape)
         number.untyped_storage().resize_(0)
     return made
 
@@ -44,7 +45,7 @@ class Memory:
         return torch.empty_like(found)
 
 
-memory = memo(256)(Memory)
+memory_for = memo(256)(Memory)  # one object each, as it remembers shapes
 
 
 class On:

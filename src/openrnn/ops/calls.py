@@ -71,7 +71,7 @@ class Reserve:
 
     def free(self) -> None:
         """Lets go of all tensors; `backward` is no longer possible then."""
-        self.call, self.y, self.kept, self.versions = None, torch.empty(0), [], []
+        self.call, self.y, self.kept, self.versions = None, torch.empty(0, device="cpu"), [], []
 
     def checked(self) -> Call:
         """The call, if it can still be differentiated."""

@@ -108,7 +108,7 @@ class Launches:
 
     def run(self, loop: "CompiledFunction", args: "LoopArgs", plan: "LoopPlan") -> None:
         """Runs a loop, with memory of its own beside the tensors."""
-        scratch = torch.empty(plan.scratch, dtype=torch.uint8)
+        scratch = torch.empty(plan.scratch, dtype=torch.uint8, device="cpu")
         args.scratch = scratch.data_ptr()
         if plan.counters:
             counters = (ctypes.c_int64 * plan.counters)()

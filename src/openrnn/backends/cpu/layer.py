@@ -39,13 +39,13 @@ def layer_kernels(spec: Spec, layer: int, direction: int, dtype: torch.dtype) ->
 @memo(4096)
 def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     """The sizes of a layer, the same in both directions."""
-    from openrnn.codegen.numba import all_summed, kept_sides
+    from openrnn.codegen.numba import all_summed, saved_sides
     from openrnn.kernels.cpu.layout import Layout
 
     cell = traced(spec)
     return Layout(
         str(dtype).removeprefix("torch."), len(cell.gates), len(cell.states) - 1,
-        len(cell.unit_params), len(kept_sides(cell)), all_summed(cell), spec.layer_input(layer),
+        len(cell.unit_params), len(saved_sides(cell)), all_summed(cell), spec.layer_input(layer),
         spec.hidden_size, spec.output_size,
     )  # fmt: skip
 

@@ -39,7 +39,8 @@ def new(problem: Problem, steps: int, batch: int) -> list[Tensor]:
     # parts stay unwritten where rows end early, or unpacked products skip the padding
     partly = problem.lengths or not launch.packs(steps, batch)
     make = torch.zeros if partly else torch.empty
-    return [make(shape, dtype=dtype) for shape, dtype in _shapes(problem, steps, batch)]
+    found = _shapes(problem, steps, batch)
+    return [make(shape, dtype=dtype, device="cpu") for shape, dtype in found]
 
 
 @memo(4096)

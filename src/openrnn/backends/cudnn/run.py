@@ -47,7 +47,7 @@ def math_of(dtype: torch.dtype, precision: str) -> int:
 @memo(1024)
 def _full(steps: int, batch: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.full((batch,), steps, dtype=torch.int32)
+        return torch.full((batch,), steps, dtype=torch.int32, device="cpu")
 
 
 def layout_of(x: Tensor, algorithm: str) -> int:

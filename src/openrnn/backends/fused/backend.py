@@ -31,7 +31,7 @@ from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.errors import CellError
 from openrnn.native import cublaslt, nvrtc
-from openrnn.native.device import On, memory
+from openrnn.native.device import On, memory_for
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, plan
@@ -136,7 +136,8 @@ class Fused(Backend):
         order: Tensor | None = None
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            saved = [memory(kind, x.device).empty(*shape) for shape, kind in kinds[: spec.chains]]
+            kinds = kinds[: spec.chains]
+            saved = [memory_for(kind, x.device).empty(*shape) for shape, kind in kinds]
             if call.lengths is not None:
                 order = torch.empty_like(call.lengths)
         with On(x.device.index):

@@ -81,12 +81,12 @@ class Backward(ForwardLoops):
                 self.dy = self.dx
             self.dx, self._input = None, self._input_of(layer)
         weights = self.weights(layer, direction)
-        loop = prepared.loop(weights.kernels, "backward", self.batch, self._flags)
+        loop = prepared.loop_for(weights.layer, self.batch, self._flags)
         self._chunk_states = None
         tensors = LayerTensors(self._input, self.outputs[layer], self.dy)
         self._current = LayerGradients(
             self, weights, self.chunkings[layer][direction], loop, tensors,
-            weights.kernels.wanted(self.needs),
+            weights.layer.wanted(self.needs),
         )  # fmt: skip
 
     def _input_of(self, layer: int) -> Tensor:
@@ -121,9 +121,7 @@ class Backward(ForwardLoops):
         return self._recompute_buffers
 
     def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
-        return prepared.loop(
-            weights.kernels, "forward", self.batch, self.forward_flags(False, True)
-        )
+        return prepared.loop_for(weights.layer, self.batch, self.forward_flags(False, True))
 
     def fill_flags(self, operation: FillFlags) -> None:
         if operation.backward:

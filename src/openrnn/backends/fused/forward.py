@@ -7,7 +7,7 @@ from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.backends.fused.prepared import PreparedLoop, loop
+from openrnn.backends.fused.prepared import PreparedLoop, loop_for
 from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
 
 
@@ -62,7 +62,7 @@ class Forward(ForwardLoops):
         return operation.chunk.of(self.outputs[operation.layer])
 
     def forward_loop(self, weights: Weights) -> PreparedLoop:
-        return loop(weights.kernels, "forward", self.batch, self._flags)
+        return loop_for(weights.layer, self.batch, self._flags)
 
     def loop(self, operation: Loop) -> None:
         chunk, reverse = operation.chunk, operation.direction

@@ -14,7 +14,7 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.native.device import memory
+from openrnn.native.device import memory_for
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
 
 
@@ -62,11 +62,11 @@ class ForwardLoops(Launches):
 
     def _new_inputs(self, operation: OfChunk) -> Inputs:
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
-        layer, loop, steps = weights.kernels, self.forward_loop(weights), operation.chunk.steps
+        layer, loop, steps = weights.layer, self.forward_loop(weights), operation.chunk.steps
         flags: Tensor | None = None
         if loop.own_flags:
             half = loop.config.half_operands
-            empty = memory(torch.float16, x.device).empty if half else self.empty
+            empty = memory_for(torch.float16, x.device).empty if half else self.empty
             flags = empty(steps, self.batch, layer.units)
         if not layer.skips:
             x_gates = self.empty(steps, self.batch, layer.gates * layer.units)
@@ -80,7 +80,7 @@ class ForwardLoops(Launches):
 
     def input_product(self, operation: InputProduct) -> None:
         inputs = self._inputs_of(operation)
-        layer, w_ih = inputs.weights.kernels, inputs.weights.w_ih
+        layer, w_ih = inputs.weights.layer, inputs.weights.w_ih
         if w_ih is None:
             return
         x = self.chunk_input(operation).contiguous()
@@ -117,7 +117,7 @@ class ForwardLoops(Launches):
             operation.direction, operation.chunk, self._inputs.pop(operation.place)
         )  # fmt: skip
         weights, size = inputs.weights, y.element_size()
-        layer = weights.kernels
+        layer = weights.layer
         x_step, x_row, _ = inputs.x_gates.stride()
         (lengths, order, reset), (chunk_in, chunk_out) = self.mask_addresses(chunk), chunk_states
         words = inputs.loop.args.words(

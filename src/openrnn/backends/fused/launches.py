@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call
-from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.backends.fused.layer import (
+    BackwardFlags,
+    ForwardFlags,
+    LayerKernels,
+    layer_kernels,
+)
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.native.device import memory
+from openrnn.native.device import memory_for
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
@@ -48,24 +53,24 @@ class Weights:
     """The parameters of one layer and direction in a call, as kernels and products read them.
 
     Args:
-        kernels: what no call changes of the layer and direction.
+        layer: what no call changes of the layer and direction.
 
     Attributes:
         w_ih (G*H, I), None for a skip input; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
     """
 
-    def __init__(self, call: Call, kernels: LayerKernels) -> None:
-        self.kernels = kernels
-        w_ih, w_hh, b_ih, b_hh = self.kernels.matrices
+    def __init__(self, call: Call, layer: LayerKernels) -> None:
+        self.layer = layer
+        w_ih, w_hh, b_ih, b_hh = self.layer.matrices
         params = call.params
         self.w_ih = None if w_ih is None else params[w_ih].contiguous()
         self.w_hh = params[w_hh].contiguous()
         self.b_ih = None if b_ih is None else params[b_ih].contiguous()
         self.b_hh = None if b_hh is None else params[b_hh].contiguous()
         self.unit_vectors: Tensor | None = None
-        if self.kernels.vectors:
-            places = self.kernels.unit_vectors
+        if self.layer.vectors:
+            places = self.layer.unit_vectors
             self.unit_vectors = torch.stack([params[place] for place in places])
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
@@ -77,18 +82,18 @@ class Weights:
     def recurrent(self) -> Tensor:
         """R (G*H, H) as the forward loop reads it."""
         if self._recurrent is None:
-            self._recurrent = dense(self.w_hh) if self.kernels.exact else self.w_hh
+            self._recurrent = dense(self.w_hh) if self.layer.exact else self.w_hh
         return self._recurrent
 
     @property
     def input_by_planes(self) -> Tensor:
         """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
         if self._input_by_planes is None:
-            kernels, weight = self.kernels, self.w_ih
+            layer, weight = self.layer, self.w_ih
             if weight is None:
                 raise ValueError("a skip input has no matrix")
-            as_it_is = kernels.exact and len(kernels.left_spans) == 1
-            made = weight if as_it_is else kernels.permuted(weight, kernels.left, False)
+            as_it_is = layer.exact and len(layer.left_spans) == 1
+            made = weight if as_it_is else layer.permuted(weight, layer.left, False)
             self._input_by_planes = made
         return self._input_by_planes
 
@@ -96,7 +101,7 @@ class Weights:
     def recurrent_by_planes(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
         if self._recurrent_by_planes is None:
-            self._recurrent_by_planes = self.kernels.permuted(self.w_hh, self.kernels.right, True)
+            self._recurrent_by_planes = self.layer.permuted(self.w_hh, self.layer.right, True)
         return self._recurrent_by_planes
 
 
@@ -124,7 +129,7 @@ class Launches:
         self.spec = call.problem.spec
         self.device = call.x.device.index or 0
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
-        self.empty = memory(call.x.dtype, call.x.device).empty
+        self.empty = memory_for(call.x.dtype, call.x.device).empty
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
@@ -162,18 +167,19 @@ class Launches:
             return 0, 0, address(reset)
         return lengths.lengths.data_ptr(), lengths.order.data_ptr(), address(reset)
 
-    def forward_flags(self, all_states: bool, save: bool) -> tuple[bool, ...]:
-        """The flags of the forward kernel, as `LayerKernels.forward` takes them."""
-        reset_state = bool(self.call.reset_states)
-        return self.lengths is not None, self.reset is not None, all_states, reset_state, save
+    def forward_flags(self, all_states: bool, save: bool) -> ForwardFlags:
+        """What the forward kernel does besides."""
+        masks = self.lengths is not None, self.reset is not None
+        return ForwardFlags(*masks, all_states, bool(self.call.reset_states), save)
 
-    def backward_flags(self, all_states: bool, reset_state: bool) -> tuple[bool, ...]:
-        """The flags of the backward kernel, as `LayerKernels.backward` takes them."""
-        return self.lengths is not None, self.reset is not None, all_states, reset_state
+    def backward_flags(self, all_states: bool, reset_state: bool) -> BackwardFlags:
+        """What the backward kernel does besides."""
+        masks = self.lengths is not None, self.reset is not None
+        return BackwardFlags(*masks, all_states, reset_state)
 
     def empty_float32(self, *shape: int) -> Tensor:
         """Fresh memory for values that are summed over chunks, rows or steps."""
-        return memory(torch.float32, self.call.x.device).empty(*shape)
+        return memory_for(torch.float32, self.call.x.device).empty(*shape)
 
     def chunk_states(self) -> Tensor:
         """Memory for the states between two chunks: float32 (states, B, H)."""

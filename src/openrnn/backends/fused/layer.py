@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,20 +14,47 @@ from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, PreparedArgs, ReduceBiasGradientsArgs
 from openrnn.memo import memo
 from openrnn.native import nvrtc
-from openrnn.native.device import memory
+from openrnn.native.device import memory_for
 from openrnn.params import places
 from openrnn.spec import Spec
 from openrnn.tuning import plan
 
-Flags = tuple[bool, ...]
-FORWARD = (
-    "lengths",
-    "reset",
-    "all_states",
-    "reset_state",
-    "save",
-)  # the flags of a kernel, in their order
-BACKWARD = ("lengths", "reset", "all_states", "reset_state")
+
+class ForwardFlags(NamedTuple):
+    """What a forward loop does besides; each combination is a kernel of its own."""
+
+    lengths: bool
+    reset: bool
+    all_states: bool  # writes the states of all steps
+    reset_state: bool  # reads the states that a reset puts in place
+    save: bool  # activations for backward
+
+    @property
+    def kind(self) -> str:
+        """Of the kernel."""
+        return "forward"
+
+
+class BackwardFlags(NamedTuple):
+    """What a backward loop does besides."""
+
+    lengths: bool
+    reset: bool
+    all_states: bool  # reads the gradients of the states of all steps
+    reset_state: bool  # writes the gradients of the states that a reset puts in place
+
+    @property
+    def kind(self) -> str:
+        """Of the kernel."""
+        return "backward"
+
+
+Flags = ForwardFlags | BackwardFlags
+
+
+def names_of(flags: Flags) -> tuple[str, ...]:
+    """Those that are set, in their order."""
+    return tuple(name for name, flag in zip(flags._fields, flags) if flag)
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -127,7 +155,7 @@ class LayerKernels:
         across = units if transposed else columns
         tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
-        out = memory(matrix.dtype, matrix.device).empty(*shape)
+        out = memory_for(matrix.dtype, matrix.device).empty(*shape)
         args = PermuteWeightsArgs(
             matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
             across=across, columns=columns, gates=gates, order=nibbles(order), turned=transposed,
@@ -142,14 +170,12 @@ class LayerKernels:
         of_params = (place is not None and needs.params[place] for place in self.places)
         return below, *of_params
 
-    def kernel(self, kind: str, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The kernel of a loop and its configuration; `flags` as FORWARD and BACKWARD name them."""
-        names = FORWARD if kind == "forward" else BACKWARD
-        on = tuple(name for name, flag in zip(names, flags) if flag)
-        batch_tiles = (batch + 7) // 8
+    def kernel(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        """The kernel of a loop and its configuration."""
         return kernels.kernel(
-            kind, self.cell, self.name, self.hidden, batch_tiles, on, self.device, self.spin_limit
-        )
+            flags.kind, self.cell, self.name, self.hidden, (batch + 7) // 8, names_of(flags),
+            self.device, self.spin_limit,
+        )  # fmt: skip
 
 
 layer_kernels = memo(4096)(LayerKernels)

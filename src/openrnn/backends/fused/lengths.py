@@ -19,10 +19,8 @@ class SortedLengths(NamedTuple):
     order: Tensor
 
 
-def sort_lengths(lengths: Tensor | None, order: Tensor | None) -> SortedLengths | None:
+def sort_lengths(lengths: Tensor, order: Tensor | None) -> SortedLengths:
     """The rows by falling length, equal ones in their order; `order`: memory for the result."""
-    if lengths is None:
-        return None
     lengths = lengths.contiguous()
     if order is None:
         order = torch.empty_like(lengths)

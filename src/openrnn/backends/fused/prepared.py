@@ -7,14 +7,11 @@ from openrnn.backends.fused import kernels
 from openrnn.backends.fused.layer import Flags, LayerKernels
 from openrnn.kernels.cuda.args import LOOPS, PreparedArgs
 from openrnn.memo import memo
-from openrnn.native.cublaslt import Layout, Product, product
+from openrnn.native.cublaslt import Layout, Product, product_for
 
 
 class PreparedLoop:
-    """A time loop for a batch size.
-
-    Args:
-        kind: "forward" or "backward"; flags: as `layer.FORWARD` and `layer.BACKWARD` name them.
+    """A time loop, forward or backward as `flags` say, for a batch size.
 
     Attributes:
         kernel, config: of the loop.
@@ -25,36 +22,42 @@ class PreparedLoop:
             that blocks send each other.
     """
 
-    def __init__(self, layer: LayerKernels, kind: str, batch: int, flags: Flags) -> None:
-        forward = kind == "forward"
-        self.batch, (self.kernel, self.config) = batch, layer.kernel(kind, batch, flags)
+    def __init__(self, layer: LayerKernels, batch: int, flags: Flags) -> None:
+        self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags)
         self.polls = self.config.clusters > 1
-        lengths, reset, *_ = flags
-        masks = lengths or reset
+        masks = flags.lengths or flags.reset
         self.own_flags = self.polls and (masks or not layer.exact or self.config.half_operands)
-        way = 1 if forward is (layer.direction == 0) else -1  # in time
+        forward = flags.kind == "forward"
+        back_in_time = forward == (layer.direction == 1)
+        way = -1 if back_in_time else 1
         size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden
         shared = {
             "batch": batch, "units": layer.hidden, "reverse": layer.direction,
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
-            "reset_step_bytes": way * batch, "first_row": 0, "delay": 0,
+            "reset_step_bytes": way * batch,
+            "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
         }  # fmt: skip
         if forward:
             gate = 0 if layer.skips else layer.units  # a skip input is the same for all gates
             shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
         else:
             shared["d_gates_step_bytes"] = way * batch * layer.width * size
-        self.args = PreparedArgs(LOOPS[kind], **shared)
+        self.args = PreparedArgs(LOOPS[flags.kind], **shared)
 
     def launch(self, words: list[int], launch_event: int = 0) -> None:
-        """Launches the loop with these arguments; launch_event: see `CudaKernel.launch`."""
+        """Launches the loop.
+
+        Args:
+            words: as `args` makes them; this call may change them.
+            launch_event: see `CudaKernel.launch`.
+        """
         kernels.launch(self.kernel, self.config, words, self.batch, launch_event)
 
 
-loop = memo(4096)(PreparedLoop)
+loop_for = memo(4096)(PreparedLoop)
 
 
-@memo(4096)
+@memo(1024)
 def input_product(layer: LayerKernels, inner: int, rows: int) -> Product:
     """x_gates (rows, G*units) = x (rows, inner) W_ih^T.
 
@@ -62,22 +65,22 @@ def input_product(layer: LayerKernels, inner: int, rows: int) -> Product:
     """
     width = layer.gates * layer.units
     columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
-    return product(
+    return product_for(
         layer.dtype, layer.device, (rows, columns, inner), Layout(inner),
         Layout(inner, True, columns * inner), Layout(width, False, layer.units), count=count,
     )  # fmt: skip
 
 
-@memo(4096)
+@memo(1024)
 def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
     """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih."""
-    return product(
+    return product_for(
         layer.dtype, layer.device, (rows, inner, layer.gates * layer.units),
         Layout(layer.width), Layout(inner), Layout(inner),
     )  # fmt: skip
 
 
-@memo(4096)
+@memo(1024)
 def weight_gradient(
     layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
     full: bool,
@@ -92,7 +95,7 @@ def weight_gradient(
     """
     begin, end = span
     gradients, other = strides
-    return product(
+    return product_for(
         layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
         Layout(gradients, True), Layout(other), Layout(columns), full,
     )  # fmt: skip

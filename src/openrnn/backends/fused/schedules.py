@@ -11,7 +11,13 @@ import torch
 from openrnn import schedule
 from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.layer import LayerKernels, layer_kernels
+from openrnn.backends.fused.layer import (
+    BackwardFlags,
+    ForwardFlags,
+    LayerKernels,
+    layer_kernels,
+    names_of,
+)
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
@@ -67,13 +73,14 @@ class ScheduleKey(NamedTuple):
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
     problem = key.problem
-    flags = (*key.masks, *("all_states",) * key.all_states, *("save",) * problem.grad)
     save = problem.grad and not key.recompute
-    on = (problem.lengths, problem.reset, key.all_states, key.reset_states, save)
+    on = ForwardFlags(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
+    # the model of a step knows no reset states; with recompute it is asked as if forward saved
+    flags = names_of(on._replace(reset_state=False, save=problem.grad))
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        polls = prepared.loop(here, "forward", key.batch, on).polls
+        polls = prepared.loop_for(here, key.batch, on).polls
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
@@ -84,8 +91,9 @@ def forward(key: ScheduleKey) -> Schedule:
 def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass for the gradients that are wanted."""
     problem = key.problem
-    on = (problem.lengths, problem.reset, key.all_states, any(needs.reset_states))
-    recompute = (problem.lengths, problem.reset, False, key.reset_states, True)
+    masks = problem.lengths, problem.reset
+    on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
+    recompute = ForwardFlags(*masks, False, key.reset_states, True)
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -97,9 +105,9 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         )
         columns = sum(size for size, want in wanted if want)
         polls = set[str]()
-        if prepared.loop(here, "backward", key.batch, on).polls:
+        if prepared.loop_for(here, key.batch, on).polls:
             polls.add("backward")
-        if key.recompute and prepared.loop(here, "forward", key.batch, recompute).polls:
+        if key.recompute and prepared.loop_for(here, key.batch, recompute).polls:
             polls.add("recompute")
         return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import ALIGNMENT, Launches, Weights
 from openrnn.backends.fused.lengths import masked_rows
-from openrnn.native.device import memory
+from openrnn.native.device import memory_for
 from openrnn.schedule import Chunk
 
 
@@ -53,13 +53,13 @@ class WeightGradient:
     def __init__(
         self, weights: Weights, spans: list[tuple[int, int]], columns: int, several: bool
     ) -> None:
-        self.layer, self.columns, self.spans = weights.kernels, columns, spans
+        self.layer, self.columns, self.spans = weights.layer, columns, spans
         self.full = several
         layer = self.layer
         wide = columns + missing_columns(columns, layer.dtype.itemsize)
         self.padded = wide > columns
         dtype = torch.float32 if several else layer.dtype
-        self.sum = memory(dtype, weights.w_hh.device).empty(layer.gates * layer.units, wide)
+        self.sum = memory_for(dtype, weights.w_hh.device).empty(layer.gates * layer.units, wide)
         self.written = False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
@@ -91,7 +91,7 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor) -> None:
 
     A skip input has no matrix: they are added up over the gates.
     """
-    layer = weights.kernels
+    layer = weights.layer
     if weights.w_ih is None:
         width = layer.gates * layer.units
         gates = d_gates[..., :width].unflatten(-1, (layer.gates, layer.units))
@@ -107,7 +107,7 @@ def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradien
     inputs = widened(x).contiguous()
     steps, batch, inner = inputs.shape
     other = Rows(inputs.data_ptr(), inner)
-    found.add(Rows(d_gates.data_ptr(), weights.kernels.width), other, steps * batch)
+    found.add(Rows(d_gates.data_ptr(), weights.layer.width), other, steps * batch)
 
 
 def add_recurrent(
@@ -119,7 +119,7 @@ def add_recurrent(
     Args:
         y: of all steps (T, B, D*H); d_gates: of the chunk.
     """
-    layer, call, batch = weights.kernels, launches.call, launches.batch
+    layer, call, batch = weights.layer, launches.call, launches.batch
     reverse, width = layer.direction == 1, layer.width
     offset = width - layer.gates * layer.units
     reset, steps = launches.reset, launches.steps

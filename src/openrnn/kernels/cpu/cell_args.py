@@ -11,7 +11,7 @@ rows in elements. The arguments of both functions come first.
     TAIL,
 ) = range(14)  # fmt: skip
 # forward
-BIAS_R, H_AFTER, H_AFTER_ROW, AFTER, AFTER_ROW, KEPT, KEPT_ROW = range(TAIL, TAIL + 7)
+BIAS_R, H_AFTER, H_AFTER_ROW, AFTER, AFTER_ROW, SAVED, SAVED_ROW = range(TAIL, TAIL + 7)
 # backward
 (
     D_H_AFTER, D_H_AFTER_ROW, D_AFTER, D_AFTER_ROW, DR, DR_ROW, DX, DX_ROW,

@@ -207,8 +207,8 @@ def fill_cell_args(args, tile, cell_args, bias_r):
     cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = args.width, other
     cell_args[field.VECTORS] = args.unit_vectors + mine
     cell_args[field.H_AFTER_ROW] = args.padded if args.w_hr != 0 else args.width
-    cell_args[field.AFTER_ROW], cell_args[field.KEPT] = other, tile.unwanted + mine
-    cell_args[field.KEPT_ROW] = args.saved_sides * args.padded if args.saved_recurrent != 0 else 0
+    cell_args[field.AFTER_ROW], cell_args[field.SAVED] = other, tile.unwanted + mine
+    cell_args[field.SAVED_ROW] = args.saved_sides * args.padded if args.saved_recurrent != 0 else 0
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -290,7 +290,9 @@ def forward_step(args, tile, step, live, gate, cell_args_at):
     cell_args[field.H_BEFORE], cell_args[field.BEFORE] = before + mine, others_before + mine
     cell_args[field.H_AFTER], cell_args[field.AFTER] = h + mine, others_after + mine
     if args.saved_recurrent != 0:
-        cell_args[field.KEPT] = args.saved_recurrent + row * args.saved_sides * padded * SIZE + mine
+        cell_args[field.SAVED] = (
+            args.saved_recurrent + row * args.saved_sides * padded * SIZE + mine
+        )
     call(args.row_function, (cell_args_at,))  # type: ignore[call-arg]  # numba's
     if args.w_hr != 0:
         units = args.units

@@ -43,7 +43,7 @@ def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
     if w is None:
         return None
     dtype, inner = _name(w), w.shape[1]
-    out = torch.empty(_whole_panels(gates * padded, dtype) * inner, dtype=w.dtype)
+    out = torch.empty(_whole_panels(gates * padded, dtype) * inner, dtype=w.dtype, device=w.device)
     _run("transpose", dtype, _pack_args(w, gates, padded, out))
     return out
 
@@ -53,7 +53,8 @@ def plain(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
     if w is None:
         return None
     dtype, columns = _name(w), w.shape[1]
-    out = torch.empty(_whole_panels(columns, dtype) * gates * padded, dtype=w.dtype)
+    size = _whole_panels(columns, dtype) * gates * padded
+    out = torch.empty(size, dtype=w.dtype, device=w.device)
     _run("pack", dtype, _pack_args(w, gates, padded, out))
     return out
 

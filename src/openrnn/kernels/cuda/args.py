@@ -111,6 +111,8 @@ def _table(cls: Table) -> Table:
     for name in made.__slots__:
         cuda, meaning = hints[name].__metadata__
         found.append(Field(name, cuda, meaning, get_args(hints[name])[0] is not int))
+    if sorted(found, key=lambda field: field.array) != found or sum(f.array for f in found) % 4:
+        raise TypeError(f"{cls.__name__} needs its arrays last, none or four")
     numbers = [field.name for field in found if not field.array]
     arrays = [field.name for field in found if field.array]
     made.fields = tuple(found)

@@ -99,8 +99,7 @@ struct Inputs {
     // step i of turn f, into a stage
     INLINE void copy(const BackwardArgs& args, const Place& here, const Time& time, Ring ring,
                      const SavedPlace& place, Resets (&resets)[TILES_IN_FLIGHT][SLOTS], int i,
-                      int stage,
-                     int f) {
+                     int stage, int f) {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const uint32 target = ring.target + stage + (f * SLOTS + s) * ENTRY_BYTES;
@@ -148,9 +147,9 @@ INLINE int gates_offset(const Place& here, const Slot& slot, int gate) {
 INLINE void begin_slots(const BackwardArgs& args, const Place& here, const int* rows,
                         const Time& time, int64 tiles, int later, Inputs& inputs,
                         storage_t* (&d_gates)[TILES_IN_FLIGHT][SLOTS],
-                         bool (&has_row)[TILES_IN_FLIGHT][SLOTS],
+                        bool (&has_row)[TILES_IN_FLIGHT][SLOTS],
                         int (&length)[TILES_IN_FLIGHT][SLOTS][2],
-                         Resets (&resets)[TILES_IN_FLIGHT][SLOTS]) {
+                        Resets (&resets)[TILES_IN_FLIGHT][SLOTS]) {
     #pragma unroll
     for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
