@@ -201,7 +201,7 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
         dtype=torch.float32,
         device=0,
     )
-    weights = SimpleNamespace(kernels=one, w_hh=torch.empty(0))
+    weights = SimpleNamespace(layer=one, w_hh=torch.empty(0))
     clear_caches()
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)

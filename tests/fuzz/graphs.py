@@ -116,17 +116,17 @@ def by_python(cell: Traced, given: Values, cotangents: Values) -> Values:
         "vectors": rows("p", cell.unit_params), "stride": count,
     }  # fmt: skip
     zeros = np.zeros(len(cell.gates) * count, np.float32)
-    h_after, after, kept = blank(1), blank(len(others)), blank(len(cell.gates))
+    h_after, after, saved = blank(1), blank(len(others)), blank(len(cell.gates))
     with np.errstate(all="ignore"):
         _function(source, "step_row")(
-            x=x, r=r, bias=zeros, bias_r=zeros, h_after=h_after, after=after, kept=kept, **state
+            x=x, r=r, bias=zeros, bias_r=zeros, h_after=h_after, after=after, saved=saved, **state
         )
         found = dict(zip(cell.states, [h_after, *np.split(after, max(1, len(others)))]))
         d_others = [cotangents[f"d_{name}"].flatten().numpy() for name in others]
         dr, dx, d_h, d_before = (blank(n) for n in (len(cell.gates),) * 2 + (1, len(others)))
         d_vectors = np.zeros(len(cell.unit_params) * count, np.float32)
         _function(source, "derivative_row")(
-            x=x, r=kept, bias=zeros, dr=dr, dx=dx, d_h_before=d_h, d_before=d_before,
+            x=x, r=saved, bias=zeros, dr=dr, dx=dx, d_h_before=d_h, d_before=d_before,
             d_vectors=d_vectors, d_h_after=cotangents[f"d_{first}"].flatten().numpy(),
             d_after=np.concatenate(d_others) if d_others else np.zeros(0, np.float32), **state,
         )  # fmt: skip
