@@ -29,7 +29,7 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
-from openrnn.kernels.cuda.args import LOOPS
+from openrnn.kernels.cuda.args import LOOPS, PLAIN
 from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -93,8 +93,8 @@ def without_side_stream(monkeypatch, joins):
 def launched(monkeypatch):
     """A training step without a device: what each launch was given, by kind, in order."""
 
-    def step(configs, spec, steps=3, **given):
-        found = []
+    def step(configs, spec, steps=3, unwanted=(), **given):
+        found, step.others = [], []  # launches of loops, and of kernels that no cell changes
         # of each launch of a loop: its event, words of a grid's buffer that were not filled, flags
         step.events, step.unfilled, step.asked = [], [], set()
 
@@ -105,7 +105,9 @@ def launched(monkeypatch):
                 self.kind = kind
 
             def launch(self, blocks, words, begun=0):
-                if self.kind != "plain":
+                if self.kind in PLAIN:
+                    step.others.append((self.kind, named(PLAIN[self.kind], words)))
+                else:
                     args = named(LOOPS[self.kind], words)
                     found.append((self.kind, args))
                     step.events.append(begun)
@@ -117,7 +119,7 @@ def launched(monkeypatch):
             return Kernel(kind), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
-        monkeypatch.setattr(kernels, "plain", lambda *_: Kernel("plain"))
+        monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name))
         clear_caches()
         problem = Problem(
             spec,
@@ -133,8 +135,10 @@ def launched(monkeypatch):
         out = fused.forward(call)
         shapes = fused.reserve(problem, steps, 5)
         assert [(tuple(kept.shape), kept.dtype) for kept in out.reserve] == shapes
-        needs = Needs(True, (), (True,) * len(weights), ())
-        fused.backward(call, out.y, out.reserve, Cotangents(out.y, [None, None], []), needs)
+        names = [slot.name.rpartition("_l")[0] for slot in module_slots(spec)]
+        needs = Needs(True, (), tuple(name not in unwanted for name in names), ())
+        grads = Cotangents(out.y, [None] * len(spec.states), [])
+        step.gradients = fused.backward(call, out.y, out.reserve, grads, needs).params
         clear_caches()
         return found
 
@@ -259,6 +263,20 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
     for launch, before in zip(again, [*forward[2::-1], *forward[5:2:-1]]):
         assert launch[1] == before[1]
         assert launch[4] == before[4]
+
+
+@pytest.mark.parametrize("unwanted", [(), ("p_i", "p_f", "p_o"), ("p_f", "bias_ih")], ids=str)
+def test_gradients_of_unit_vectors_have_memory_wanted_or_not(launched, unwanted):
+    """The kernel that reduces them writes every one."""
+    spec = cells.lookup("peephole_lstm").spec(64, 64)
+    launched(CLUSTERS, spec, unwanted=unwanted)
+    names = [slot.name.rpartition("_l")[0] for slot in module_slots(spec)]
+    assert {"p_i", "p_f", "p_o"} < set(names)
+    assert [grad is None for grad in launched.gradients] == [name in unwanted for name in names]
+    (args,) = [args for name, args in launched.others if name == "reduce_bias_gradients"]
+    assert args.vectors == 3
+    assert args.unit_vectors != 0
+    assert (args.input_bias == 0) == ("bias_ih" in unwanted)
 
 
 def test_memory_for_what_runs_beside_a_loop_is_taken_before_it(monkeypatch, launched, overlapped):

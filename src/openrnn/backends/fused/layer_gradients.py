@@ -107,9 +107,9 @@ class LayerGradients:
         if weights.b_hh is not None and self.wanted[4]:
             found[3] = torch.empty_like(weights.b_hh)
         vectors: Tensor | None = None
-        wanted = self.wanted[6:]  # of the unit vectors
-        if weights.unit_vectors is not None and any(wanted):
+        if weights.unit_vectors is not None:  # wanted or not, as the kernel writes all of them
             vectors = torch.empty_like(weights.unit_vectors)
+            wanted = self.wanted[6:]
             found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
         elif found[2] is None and found[3] is None:
             return

@@ -258,7 +258,7 @@ class ReduceBiasGradientsArgs(Args):
     sums: Annotated[int, "const float*", "[parts, planes + vectors, units]"]
     input_bias: Annotated[int, "storage_t*", "out [gates, hidden], or null"] = 0
     recurrent_bias: Annotated[int, "storage_t*", "out [gates, hidden], or null"] = 0
-    unit_vectors: Annotated[int, "storage_t*", "out [vectors, hidden], or null"] = 0
+    unit_vectors: Annotated[int, "storage_t*", "out [vectors, hidden]; null where vectors is 0"] = 0
     parts: Annotated[int, "int64", ""]
     planes: Annotated[int, "int64", ""]
     gates: Annotated[int, "int64", ""]
