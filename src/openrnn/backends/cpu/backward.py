@@ -39,15 +39,17 @@ class Backward(Launches):
         self.d_initial = _zeros(call.states, needs.states)
         self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
-        self._dy: Tensor | None = None  # of the current layer's output, rows contiguous
-        self._dx = converted(grads.y, dtype)  # of its input; before the first, of the call's output
+        self._dy = converted(grads.y, dtype)  # of the current layer's output
+        self._dx: Tensor | None = None  # of what it reads
         self._weights: list[Tensor | None] = []  # of the current layer and direction
         self._sums: Tensor | None = None  # of their gradients, a row for each team of threads
 
     def begin_layer(self, operation: BeginLayer) -> None:
         if operation.direction:
             return
-        self._dy = None if self._dx is None else contiguous_rows(self._dx)
+        if operation.layer < self.spec.num_layers - 1:
+            self._dy = self._dx
+        self._dy = None if self._dy is None else contiguous_rows(self._dy)
         self._dx = None
         if operation.layer or self.needs.x:
             # the loops write nothing past the end of a sequence

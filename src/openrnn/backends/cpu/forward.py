@@ -31,14 +31,13 @@ class Forward(Launches):
     ) -> None:
         super().__init__(call, order)
         self.saved, self.finals, self.all_states = saved, finals, all_states
-        self.y = call.x  # of the layer below, which the first layer has not
-        self._x = call.x  # what the current layer reads
+        self.y = self._x = call.x  # `_x`: what the current layer reads; both until the first begins
 
     def begin_layer(self, operation: BeginLayer) -> None:
         if operation.direction:
             return
         spec, layer = self.spec, operation.layer
-        self._x = self.y
+        self._x = self.y if layer else self.call.x
         if self.saved is not None and layer < spec.num_layers - 1:
             self.y = self.saved.outputs[layer]
         else:
