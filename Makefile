@@ -22,8 +22,12 @@ demo: $(READY)
 	$(BIN)/openrnn train --minutes 2.5 --out runs/demo
 	$(BIN)/openrnn sample runs/demo --prompt "class " --length 400
 
-test: lint
-	$(BIN)/pytest -n 2 --dist worksteal
+# mypy has one thread and runs beside the tests; what it says comes last
+test: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy > .venv/types & types=$$!; $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; \
+	wait $$types; types=$$?; cat .venv/types; exit $$((tests || types))
 
 # random calls and cells against the reference, e.g. make fuzz FUZZ="--seed 1 --device cuda"
 fuzz: $(READY)
