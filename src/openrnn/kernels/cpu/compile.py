@@ -125,7 +125,9 @@ def _do_less() -> None:
     template = functions.get_call_template
 
     def get_call_template(self: Any, args: Sequence[Any], kws: dict[str, Any]) -> Any:
-        # else numba compiles a function anew for each number and each truth value in the source
-        return template(self, tuple(map(types.unliteral, args)), kws)
+        # else numba compiles a function anew for each number in the source; not so truth values and
+        # strides in tuples, as products that read them at run time are slower
+        plain = (arg.literal_type if isinstance(arg, types.IntegerLiteral) else arg for arg in args)
+        return template(self, tuple(plain), kws)
 
     functions.get_call_template = get_call_template
