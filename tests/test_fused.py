@@ -526,7 +526,7 @@ def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
     source = cuda.source(trace(mixed), "bfloat16", ForwardConfig(16, 1, 2, 1, 1, 1, 0, save=True))
     assert "#define SCALED 5\n" in source
     assert "const float half_2 = r[2];" in source
-    assert "kept[2] = half_2;" in source
+    assert "saved[2] = half_2;" in source
     assert "logistic(a_1)" in source
     # a grid and wgmma halve in the step; every backward has halves
     grid = GridForwardConfig(1024, 2, 8, 8, 2, 1, 20, clusters=16, save=True)
@@ -535,7 +535,7 @@ def test_what_only_a_sigmoid_reads_is_halved_in_16_bits():
         assert "#define SCALED 0\n" in source
         assert "const float half_0 = 0.5f * r[0];" in source
     for config in (WGMMA["backward"](2), WGMMA["grid-backward"](2)):
-        assert "const float half_0 = kept[0];" in cuda.source(lstm, "float16", config)
+        assert "const float half_0 = saved[0];" in cuda.source(lstm, "float16", config)
 
 
 @compiles
