@@ -268,18 +268,18 @@ def nothing(backend: Backend, call: Call) -> Outputs:
 
 def nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
     """The gradients of the same: those of the final states reach the initial ones."""
-
-    def zeros(tensor: Tensor) -> Tensor:
-        return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-
-    def zeros_of(tensors: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-        return [zeros(tensor) if want else None for tensor, want in zip(tensors, wanted)]
-
     d_states = zeros_of(call.states, needs.states)
     for place, (state, final) in enumerate(zip(d_states, grads.finals)):
         if state is not None and final is not None:
             d_states[place] = final.clone()
-    return Gradients(
-        zeros(call.x) if needs.x else None, d_states, zeros_of(call.params, needs.params),
-        zeros_of(call.reset_states, needs.reset_states),
-    )  # fmt: skip
+    (dx,) = zeros_of([call.x], (needs.x,))
+    d_params = zeros_of(call.params, needs.params)
+    return Gradients(dx, d_states, d_params, zeros_of(call.reset_states, needs.reset_states))
+
+
+def zeros_of(tensors: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
+    """Contiguous zeros of the shapes of those that are wanted, None for the others."""
+    return [
+        torch.zeros_like(tensor, memory_format=torch.contiguous_format) if want else None
+        for tensor, want in zip(tensors, wanted)
+    ]

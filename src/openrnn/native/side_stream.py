@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from openrnn.memo import resource
+from openrnn.native.device import current_stream
 from openrnn.native.nvrtc import LaunchError
 
 DRIVER = 12030  # the first that knows CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: of CUDA 12.3
@@ -57,4 +58,4 @@ def side_stream(device: int) -> SideStream:
 
     Each stream has its own, so that one that captures a graph shares it with none that does not.
     """
-    return _beside(device, torch._C._cuda_getCurrentRawStream(device))
+    return _beside(device, current_stream(device))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import Call, Cotangents, Gradients, Needs
+from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
 from openrnn.backends.cpu.launches import Launches, addresses, padded
 from openrnn.backends.cpu.reserve import Saved
 from openrnn.backends.cpu.tensors import contiguous, contiguous_rows, converted
@@ -36,8 +36,8 @@ class Backward(Launches):
         self.outputs = [*saved.outputs, converted(y, dtype)]
         self.d_finals = contiguous(grads.finals, dtype)
         self.d_all_states = contiguous(grads.all_states, dtype)
-        self.d_initial = _zeros(call.states, needs.states)
-        self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
+        self.d_initial = zeros_of(call.states, needs.states)
+        self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
         self._dy = converted(grads.y, dtype)  # of the current layer's output
         self._dx: Tensor | None = None  # of what it reads
@@ -120,7 +120,3 @@ class Backward(Launches):
         return Gradients(
             self._dx if self.needs.x else None, self.d_initial, self.d_params, self.d_reset_states
         )
-
-
-def _zeros(states: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-    return [torch.zeros_like(state) if want else None for state, want in zip(states, wanted)]

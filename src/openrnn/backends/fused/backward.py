@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from openrnn.backends.base import Call, Cotangents, Gradients, Needs
+from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
@@ -52,8 +52,8 @@ class Backward(ForwardLoops):
         self.d_all_states = [
             None if grad is None else grad.contiguous() for grad in grads.all_states
         ]
-        self.d_initial = _zeros(call.states, needs.states)
-        self.d_reset_states = _zeros(call.reset_states, needs.reset_states)
+        self.d_initial = zeros_of(call.states, needs.states)
+        self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
         self._flags = self.backward_flags(
             any(grad is not None for grad in self.d_all_states),
@@ -193,7 +193,3 @@ class Backward(ForwardLoops):
         return Gradients(
             self.dx if self.needs.x else None, self.d_initial, self.d_params, self.d_reset_states
         )
-
-
-def _zeros(states: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-    return [state.new_zeros(state.shape) if want else None for state, want in zip(states, wanted)]

@@ -9,11 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from openrnn.native.cudnn.library import CudnnLibrary, load
-from openrnn.native.device import On
+from openrnn.native.device import On, current_stream
 
 
 class Closable(Protocol):
@@ -47,7 +46,7 @@ class Handle:
 
     def follow(self) -> int:
         """Moves the handle to torch's current stream, and returns that."""
-        stream: int = torch._C._cuda_getCurrentRawStream(self.device)
+        stream: int = current_stream(self.device)
         if stream != self.stream:
             self.library.cudnnSetStream(self.pointer, stream)
             self.stream = stream
