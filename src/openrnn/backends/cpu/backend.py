@@ -19,16 +19,13 @@ from openrnn.backends.base import (
     TensorShape,
     nothing,
     nothing_back,
-    state_shapes,
     traced,
 )
+from openrnn.backends.cpu import backward, forward, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
-from openrnn.backends.cpu import schedules, tensors
-from openrnn.backends.cpu.backward import Backward
-from openrnn.backends.cpu.forward import Forward
 from openrnn.backends.cpu.layer import compute_dtype
+from openrnn.backends.cpu.recorder import sizes_of, values
 from openrnn.errors import CellError
-from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 
 
@@ -76,26 +73,22 @@ class Cpu(Backend):
         return reserves.shapes(problem, steps, batch)
 
     def forward(self, call: Call) -> Outputs:
-        problem, spec = call.problem, call.problem.spec
-        steps, batch = call.x.shape[0], call.x.shape[1]
+        problem, steps, batch = call.problem, call.x.shape[0], call.x.shape[1]
         if steps == 0 or batch == 0:
             return nothing(self, call)
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call = tensors.readable(call, dtype)
-        finals = [call.x.new_empty(shape) for shape in state_shapes(problem, batch)]
+        order = tensors.rows_by_length(call)
+        made = forward.program(sizes_of(call)).run(call.x, values(call, order))
+        states = 1 + len(problem.spec.states)
+        y, finals, rest = made[0], made[1:states], made[states:]
         all_states: list[Tensor] = []
         if problem.return_states:
-            shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-            all_states = [call.x.new_empty(shape) for shape in shapes]
-        reserve = reserves.new(problem, steps, batch) if problem.grad else []
-        saved = reserves.by_layer(spec, reserve) if problem.grad else None
-        run = Forward(call, tensors.rows_by_length(call), saved, finals, all_states)
-        execute(schedules.forward(spec.num_layers, spec.directions, steps), run)
-        y = run.y
+            all_states, rest = rest[: states - 1], rest[states - 1 :]
         if given != dtype:
             y, finals = y.to(given), [state.to(given) for state in finals]
             all_states = [states.to(given) for states in all_states]
-        return Outputs(y, finals, all_states, reserve)
+        return Outputs(y, finals, all_states, rest)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
@@ -103,9 +96,19 @@ class Cpu(Backend):
         steps, batch = call.x.shape[0], call.x.shape[1]
         if steps == 0 or batch == 0:
             return nothing_back(call, grads, needs)
-        spec, given = call.problem.spec, call.x.dtype
-        call = tensors.readable(call, compute_dtype(given))
-        saved = reserves.by_layer(spec, reserve)
-        run = Backward(call, tensors.rows_by_length(call), y, saved, grads, needs)
-        execute(schedules.backward(spec.num_layers, spec.directions, steps), run)
-        return tensors.returned(run.gradients, given)
+        given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
+        call, grads = tensors.readable(call, dtype), tensors.readable_gradients(grads, dtype)
+        order, y = tensors.rows_by_length(call), tensors.converted(y, dtype).contiguous()
+        present = backward.Given(
+            grads.y is not None,
+            tuple([grad is not None for grad in grads.finals]),
+            tuple([grad is not None for grad in grads.all_states]),
+        )
+        found = backward.program(sizes_of(call), present, needs)
+        made = found.program.run(call.x, values(call, order) + backward.values(y, reserve, grads))
+        groups = found.states, found.params, found.reset_states
+        gradients = Gradients(
+            backward.gradient(found.x, made),
+            *([backward.gradient(place, made) for place in group] for group in groups),
+        )
+        return tensors.returned(gradients, given)

@@ -1,122 +1,231 @@
-"""The backward pass on the CPU."""
+"""The backward pass on the CPU, as a program."""
 
-import torch
+from typing import TYPE_CHECKING, NamedTuple
+
 from torch import Tensor
 
-from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
-from openrnn.backends.cpu.launches import Launches, addresses, padded
-from openrnn.backends.cpu.reserve import Saved
-from openrnn.backends.cpu.tensors import contiguous, contiguous_rows, converted
+from openrnn.backends.base import Cotangents, Needs, state_shapes
+from openrnn.backends.cpu import reserve, schedules
+from openrnn.backends.cpu.layer import LayerKernels
+from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, Value
+from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, address, empty, slots, zeros
 from openrnn.codegen import build
+from openrnn.memo import memo
+from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, FinishWeights, Loop
 
+if TYPE_CHECKING:
+    from openrnn.kernels.cpu.matrices import Gradient
 
-class Backward(Launches):
+
+class Given(NamedTuple):
+    """Which gradients reach a call: that of y, of each final state, of each state of all steps."""
+
+    y: bool
+    finals: tuple[bool, ...]
+    all_states: tuple[bool, ...]
+
+
+class View(NamedTuple):
+    """A gradient that is part of a tensor: the arguments of `as_strided`."""
+
+    place: int  # of that tensor among those that a run makes
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+Place = int | View | None  # of a gradient among the tensors that a run makes; None: not wanted
+
+
+class BackwardProgram(NamedTuple):
+    """A backward pass, and where the gradients that are wanted lie."""
+
+    program: Program
+    x: Place
+    states: list[Place]
+    params: list[Place]
+    reset_states: list[Place]
+
+
+class Backward(Recorder):
     """The operations of a backward pass.
 
     Args:
-        y: the output of the call (T, B, D*O).
-        saved: what forward saved.
-        grads: of the outputs of the call; needs: which gradients are wanted.
+        given: which gradients reach the call; needs: which are wanted.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        order: Tensor | None,
-        y: Tensor,
-        saved: Saved,
-        grads: Cotangents,
-        needs: Needs,
-    ) -> None:
-        super().__init__(call, order)
-        dtype = call.x.dtype
-        self.saved, self.needs = saved, needs
-        self.inputs = [call.x, *saved.outputs]  # of each layer
-        self.outputs = [*saved.outputs, converted(y, dtype)]
-        self.d_finals = contiguous(grads.finals, dtype)
-        self.d_all_states = contiguous(grads.all_states, dtype)
-        self.d_initial = zeros_of(call.states, needs.states)
-        self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
-        self.d_params: list[Tensor | None] = [None] * len(call.params)
-        self._dy = converted(grads.y, dtype)  # of the current layer's output
-        self._dx: Tensor | None = None  # of what it reads
-        self._weights: list[Tensor | None] = []  # of the current layer and direction
-        self._sums: Tensor | None = None  # of their gradients, a row for each team of threads
+    def __init__(self, sizes: Sizes, given: Given, needs: Needs) -> None:
+        kept = len(reserve.shapes(sizes.problem, sizes.steps, sizes.batch))
+        super().__init__(sizes, [*slots(sizes), *_slots(kept, given)])
+        spec, problem = self.spec, self.problem
+        self.given, self.needs = given, needs
+        self.saved = reserve.by_layer(spec, kept)
+        width = spec.directions * spec.output_size
+        between = [self.rows(at, width) for at in self.saved.outputs]
+        # of each layer: what it reads and writes
+        self.inputs = [Rows(Value("x"), Value("x_step"), Value("x_row")), *between]
+        self.outputs = [*between, self.rows(Value("y"), width)]
+        # gradients of what layers write: one is read while another is written
+        size = self.steps * self.batch * width * self.size
+        self._between = [self.workspace.take(size) for _ in range(min(2, spec.num_layers - 1))]
+        self._dy = Rows(Value("dy"), Value("dy_step"), Value("dy_row")) if given.y else None
+        self._dx: Rows | None = None
+        # of the current layer and direction: sums of gradients, a row for each team of threads;
+        # how those of weights, biases and unit vectors lie in a row; the workspace before it
+        self._sums: Value | None = None
+        self._gradients: list[Gradient | None] = []
+        self._mark = 0
+        self.d_x: Place = None
+        if needs.x:
+            # the loops write nothing past the end of a sequence
+            shape = self.steps, self.batch, spec.input_size
+            dx = self.make("dx", zeros if problem.lengths else empty, shape)
+            self.d_x = self.place_of(dx)
+        self.d_states = self._zeros("d_state", needs.states)
+        self.d_reset_states = self._zeros("d_reset_state", needs.reset_states)
+        self.d_params: list[Place] = [None] * len(needs.params)
+
+    def _zeros(self, name: str, wanted: tuple[bool, ...]) -> list[Place]:
+        """Gradients of states, which the loops add to."""
+        places: list[Place] = []
+        for k, (shape, want) in enumerate(zip(state_shapes(self.problem, self.batch), wanted)):
+            place = self.place_of(self.make((name, k), zeros, shape)) if want else None
+            places.append(place)
+        return places
 
     def begin_layer(self, operation: BeginLayer) -> None:
+        """The gradient of what the layer above read becomes that of what this one wrote."""
         if operation.direction:
             return
-        if operation.layer < self.spec.num_layers - 1:
+        spec, layer = self.spec, operation.layer
+        if layer < spec.num_layers - 1:
             self._dy = self._dx
-        self._dy = None if self._dy is None else contiguous_rows(self._dy)
         self._dx = None
-        if operation.layer or self.needs.x:
-            # the loops write nothing past the end of a sequence
-            make = torch.empty_like if self.call.lengths is None else torch.zeros_like
-            x = self.inputs[operation.layer]
-            self._dx = make(x, memory_format=torch.contiguous_format)
+        if layer:
+            width = spec.directions * spec.output_size
+            self._dx = self.rows(self._between[(layer - 1) % 2], width)
+            if self.problem.lengths:
+                size = self.steps * self.batch * width * self.size
+                self.operations.append(Clear(self._dx.at, size, self.places))
+        elif self.needs.x:
+            self._dx = self.rows(Value("dx"), spec.input_size)
 
     def loop(self, operation: Loop) -> None:
-        from openrnn.kernels.cpu.matrices import plain
-
-        layer, x, dx, dy = self.kernels(operation), self.inputs[operation.layer], self._dx, self._dy
-        layout, weights = layer.layout, self.weights(layer)
+        """The loop of a layer and direction, after its weights are packed."""
+        layer, self._mark = self.kernels(operation), self.workspace.mark()
         plan = self.plan(layer, operation, "backward")
-        w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = weights
-        if dx is None:
-            w_ih = None
+        loop, derivative = build.backward(layer.cell, layer.layout.dtype)
+        args = plan.args()
+        args.row_function = derivative
+        saved = self.saved.activations[layer.chain]
+        x, y = self.inputs[operation.layer], self.outputs[operation.layer]
+        read = self._packed(layer, plan.packs)
+        given = self.shared(args, layer, operation, x, y, read, saved)
+        if self._dy is not None:
+            self.set_rows(args, given, "dy", self.of_direction(operation, self._dy))
+        if self._dx is not None:
+            self.set_rows(args, given, "dx", self._dx)
+            args.dx_add = operation.direction
+        self._gradients = self._gradients_of(layer, plan.teams)
+        if self._sums is not None:
+            given["sums"] = self._sums
         needs = self.needs
+        for field, name, present in (
+            ("d_initial", "d_state", needs.states),
+            ("d_reset_state", "d_reset_state", needs.reset_states),
+            ("d_final", "d_final", self.given.finals),
+            ("d_all_states", "d_all", self.given.all_states),
+        ):
+            if any(present):
+                given[field] = self.states_of(layer, name, present)
+        self.launch(loop, args, plan, given)
+
+    def _packed(self, layer: LayerKernels, packs: bool) -> list[Value | None]:
+        """The weights as the loop reads them, None where it needs none; in the order of WEIGHTS."""
+        layout, needs = layer.layout, self.needs
+        w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
+        if self._dx is None:
+            w_ih = None
         if self.steps == 1 and not any(needs.states) and not any(needs.reset_states):
             w_hh = None  # nothing goes back beyond the first step
-        if plan.packs:
-            w_ih = plain(w_ih, layout.gates, layout.padded)
-            w_hh = plain(w_hh, layout.gates, layout.padded)
-        w_hr = plain(w_hr, 1, layout.outputs)
-        unit_vectors = padded(vectors, layout.padded)
-        sums: Tensor | None = None
-        wanted = [at is not None and needs.params[at] for at in layer.places]
-        if unit_vectors is not None or any(wanted):
-            sums = x.new_empty(plan.teams, sum(layout.sums))
-        loop, derivative = build.backward(layer.cell, layout.dtype)
-        args = plan.args()
-        y, saved = self.outputs[operation.layer], self.saved.activations[layer.chain]
-        read = w_ih, w_hh, b_ih, b_hh, w_hr, unit_vectors
-        self.fill(args, layer, operation, x, y, read, saved)
-        args.row_function = derivative
-        if dy is not None:
-            args.dy, args.dy_step, args.dy_row = self.part(operation, dy)
-        if dx is not None:
-            args.dx, args.dx_add = dx.data_ptr(), operation.direction
-            args.dx_step, args.dx_row, _ = dx.stride()
-        if sums is not None:
-            args.sums = sums.data_ptr()
-        if any(needs.states):
-            args.d_initial = addresses(layer, self.d_initial)
-        if any(needs.reset_states):
-            args.d_reset_state = addresses(layer, self.d_reset_states)
-        if self.d_finals:
-            args.d_final = addresses(layer, self.d_finals)
-        if self.d_all_states:
-            args.d_all_states = addresses(layer, self.d_all_states)
-        self.run(loop, args, plan)
-        self._weights, self._sums = weights, sums
+        if packs:
+            shape = layout.gates, layout.units, layout.padded
+            w_ih = self.panels("pack", layer, w_ih, shape, layout.inputs)
+            w_hh = self.panels("pack", layer, w_hh, shape, layout.outputs)
+        w_hr = self.panels("pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units)
+        return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
+
+    def _gradients_of(self, layer: LayerKernels, teams: int) -> "list[Gradient | None]":
+        """Where gradients of weights will lie; takes memory for the sums if any is needed."""
+        from openrnn.kernels.cpu import matrices
+
+        layout, params = layer.layout, self.needs.params
+        wanted = [place is not None and params[place] for place in layer.places]
+        found = matrices.gradients(layout, teams, wanted, self.sizes.threads)
+        size = sum(layout.sums)
+        self._sums = None
+        if any(gradient is not None and gradient.bare for gradient in found):
+            self._sums = self.make(("sums", layer.chain), empty, (teams, size))
+        elif layout.vectors or any(wanted):
+            self._sums = self.workspace.take(teams * size * self.size)
+        return found
 
     def finish_weights(self, operation: FinishWeights) -> None:
-        from openrnn.kernels.cpu.matrices import gradients
+        """The gradients of weights from the sums: parts of them, or added up by `collect`."""
+        from openrnn.kernels.cpu import matrices
 
-        if self._sums is None:
-            return
-        layer = self.kernels(operation)
-        found = gradients(layer.layout, self._sums, self._weights)
-        self._sums = None
-        for place, grad in zip(layer.places, found):
-            if place is not None and self.needs.params[place]:
-                self.d_params[place] = grad
+        layer, sums = self.kernels(operation), self._sums
+        collect = matrices.kernel("collect", layer.layout.dtype)
+        for place, gradient in zip(layer.places, self._gradients):
+            if place is None or gradient is None or sums is None:
+                continue
+            if gradient.bare:
+                made = self.place_of(sums)
+                strides = (*gradient.shape[1:], 1)
+                self.d_params[place] = View(made, gradient.shape, strides, gradient.offset)
+                continue
+            out = self.make(("d_param", place), empty, gradient.shape)
+            self.d_params[place] = self.place_of(out)
+            at = sums._replace(offset=sums.offset + gradient.offset * self.size)
+            given = {"sums": at, "out": out}
+            run = Launch(collect, gradient.args, gradient.args.tasks, given, self.places)
+            self.operations.append(run)
+        self.workspace.free(self._mark)
 
-    @property
-    def gradients(self) -> Gradients:
-        """What the call asked for."""
-        return Gradients(
-            self._dx if self.needs.x else None, self.d_initial, self.d_params, self.d_reset_states
-        )
+
+def _slots(kept: int, given: Given) -> list[Slot]:
+    """What a backward pass reads beyond the call, in the order of `values`."""
+    found: list[Slot] = ["y", *(("saved", k) for k in range(kept))]
+    found += ["dy_step", "dy_row", "dy"] if given.y else []
+    for name, present in (("d_final", given.finals), ("d_all", given.all_states)):
+        found += [(name, k) for k, there in enumerate(present) if there]
+    return found
+
+
+def values(y: Tensor, reserve: list[Tensor], grads: Cotangents) -> list[int]:
+    """Of these slots; `grads` contiguous but for y, whose rows are."""
+    found = [y.data_ptr(), *map(address, reserve)]
+    if grads.y is not None:
+        found += [*grads.y.stride()[:2], grads.y.data_ptr()]
+    every = (*grads.finals, *grads.all_states)
+    return [*found, *(grad.data_ptr() for grad in every if grad is not None)]
+
+
+def gradient(place: Place, made: list[Tensor]) -> Tensor | None:
+    """A gradient among the tensors that a run made; None where it is not wanted."""
+    if isinstance(place, View):
+        return made[place.place].as_strided(place.shape, place.strides, place.offset)
+    return None if place is None else made[place]
+
+
+@memo(4096)
+def program(sizes: Sizes, given: Given, needs: Needs) -> BackwardProgram:
+    """The backward pass of calls with these sizes; compiles kernels that there are not yet."""
+    recorder = Backward(sizes, given, needs)
+    spec = sizes.problem.spec
+    execute(schedules.backward(spec.num_layers, spec.directions, sizes.steps), recorder)
+    return BackwardProgram(
+        recorder.program(), recorder.d_x, recorder.d_states, recorder.d_params,
+        recorder.d_reset_states,
+    )  # fmt: skip

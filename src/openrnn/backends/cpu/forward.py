@@ -1,69 +1,87 @@
-"""The forward pass on the CPU."""
+"""The forward pass on the CPU, as a program."""
 
-from torch import Tensor
-
-from openrnn.backends.base import Call
-from openrnn.backends.cpu.launches import Launches, addresses, padded
-from openrnn.backends.cpu.reserve import Saved
+from openrnn.backends.base import state_shapes
+from openrnn.backends.cpu import reserve, schedules
+from openrnn.backends.cpu.program import Program, Value
+from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, empty, slots, zeros
 from openrnn.codegen import build
+from openrnn.memo import memo
+from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, Loop
 
 
-class Forward(Launches):
+class Forward(Recorder):
     """The operations of a forward pass.
 
-    Args:
-        saved: memory for what backward reads; None in inference.
-        finals, all_states: memory for the final states and those of all steps, in the order of the
-            cell's states; all_states may be empty.
-
-    Attributes:
-        y: the output of the current layer (T, B, D*O); the last layer's is that of the call.
+    It makes y, the final states, all states where they are wanted, then the reserve.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        order: Tensor | None,
-        saved: Saved | None,
-        finals: list[Tensor],
-        all_states: list[Tensor],
-    ) -> None:
-        super().__init__(call, order)
-        self.saved, self.finals, self.all_states = saved, finals, all_states
-        self.y = self._x = call.x  # `_x`: what the current layer reads; both until the first begins
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes, slots(sizes))
+        problem, spec, steps, batch = self.problem, self.spec, self.steps, self.batch
+        width = spec.directions * spec.output_size
+        self._x = self._y = Rows(Value("x"), Value("x_step"), Value("x_row"))
+        self.make("y", empty, (steps, batch, width))
+        shapes = state_shapes(problem, batch)
+        for k, shape in enumerate(shapes):
+            self.make(("final", k), empty, shape)
+        for k, (chains, rows, states) in enumerate(shapes if problem.return_states else ()):
+            self.make(("all", k), empty, (chains, steps, rows, states))
+        self.saved: reserve.Saved | None = None
+        if problem.grad:
+            kept = reserve.shapes(problem, steps, batch)
+            new = zeros if reserve.partly(problem, steps, batch) else empty
+            for k, (kept_shape, _) in enumerate(kept):
+                self.make(("saved", k), new, kept_shape)
+            self.saved = reserve.by_layer(spec, len(kept))
+        # outputs between layers that nobody keeps: one is written while another is read
+        count = 0 if problem.grad else min(2, spec.num_layers - 1)
+        size = steps * batch * width * self.size
+        self._between = [self.workspace.take(size) for _ in range(count)]
 
     def begin_layer(self, operation: BeginLayer) -> None:
+        """The output of the layer below becomes what this one reads."""
         if operation.direction:
             return
-        spec, layer = self.spec, operation.layer
-        self._x = self.y if layer else self.call.x
-        if self.saved is not None and layer < spec.num_layers - 1:
-            self.y = self.saved.outputs[layer]
+        layer = operation.layer
+        if layer:
+            self._x = self._y
+        if layer == self.spec.num_layers - 1:
+            at = Value("y")
+        elif self.saved is not None:
+            at = self.saved.outputs[layer]
         else:
-            width = spec.directions * spec.output_size
-            self.y = self.call.x.new_empty(self.steps, self.batch, width)
+            at = self._between[layer % 2]
+        self._y = self.rows(at, self.spec.directions * self.spec.output_size)
 
     def loop(self, operation: Loop) -> None:
+        """The loop of a layer and direction, after its weights are packed."""
         layer = self.kernels(operation)
-        layout = layer.layout
+        layout, mark = layer.layout, self.workspace.mark()
         saved = self.saved.activations[layer.chain] if self.saved is not None else []
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
-        if plan.packs or w_hr is not None:
-            from openrnn.kernels.cpu.matrices import transposed
-
-            if plan.packs:
-                w_ih = transposed(w_ih, layout.gates, layout.padded)
-                w_hh = transposed(w_hh, layout.gates, layout.padded)
-            w_hr = transposed(w_hr, 1, layout.width)
-        unit_vectors = padded(vectors, layout.padded)
-        loop, step = build.forward(layer.cell, layout.dtype)
+        if plan.packs:
+            shape = layout.gates, layout.units, layout.padded
+            w_ih = self.panels("transpose", layer, w_ih, shape, layout.inputs)
+            w_hh = self.panels("transpose", layer, w_hh, shape, layout.outputs)
+        shape = 1, layout.outputs, layout.width
+        w_hr = self.panels("transpose", layer, w_hr, shape, layout.units)
+        read = w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)
         args = plan.args()
-        read = w_ih, w_hh, b_ih, b_hh, w_hr, unit_vectors
-        self.fill(args, layer, operation, self._x, self.y, read, saved)
-        args.row_function = step
-        args.final = addresses(layer, self.finals)
-        if self.all_states:
-            args.all_states = addresses(layer, self.all_states)
-        self.run(loop, args, plan)
+        given = self.shared(args, layer, operation, self._x, self._y, read, saved)
+        loop, args.row_function = build.forward(layer.cell, layout.dtype)
+        given["final"] = self.states_of(layer, "final")
+        if self.problem.return_states:
+            given["all_states"] = self.states_of(layer, "all")
+        self.launch(loop, args, plan, given)
+        self.workspace.free(mark)
+
+
+@memo(4096)
+def program(sizes: Sizes) -> Program:
+    """The forward pass of calls with these sizes; compiles kernels that there are not yet."""
+    recorder = Forward(sizes)
+    spec = sizes.problem.spec
+    execute(schedules.forward(spec.num_layers, spec.directions, sizes.steps), recorder)
+    return recorder.program()

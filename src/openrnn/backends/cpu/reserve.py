@@ -5,25 +5,22 @@ It is a list, layer by layer: the saved activations of each direction, then the 
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from openrnn.backends.base import TensorShape
 from openrnn.backends.cpu.layer import compute_dtype, layout_of
+from openrnn.backends.cpu.program import Value
 from openrnn.kernels.cpu import launch
-from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 
 
 class Saved(NamedTuple):
     """A reserve, sorted."""
 
-    activations: list[list[Tensor]]  # of each layer and direction, directions of a layer together
-    outputs: list[Tensor]  # of each layer but the last (T, B, D*O)
+    activations: list[list[Value]]  # of each layer and direction, directions of a layer together
+    outputs: list[Value]  # of each layer but the last (T, B, D*O)
 
 
 def shapes(problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-    """The shape and dtype of each tensor."""
+    """The shape and dtype of each tensor; sizes may be symbolic."""
     spec, dtype = problem.spec, compute_dtype(problem.dtype)
     found: list[TensorShape] = []
     for layer in range(spec.num_layers):
@@ -34,27 +31,21 @@ def shapes(problem: Problem, steps: int, batch: int) -> list[TensorShape]:
     return found
 
 
-def new(problem: Problem, steps: int, batch: int) -> list[Tensor]:
-    """Memory for all of it."""
-    # parts stay unwritten where rows end early, or unpacked products skip the padding
-    partly = problem.lengths or not launch.packs(steps, batch)
-    make = torch.zeros if partly else torch.empty
-    found = _shapes(problem, steps, batch)
-    return [make(shape, dtype=dtype, device="cpu") for shape, dtype in found]
+def partly(problem: Problem, steps: int, batch: int) -> bool:
+    """Whether forward leaves parts unwritten, which must be zeros.
+
+    Rows may end early, and unpacked products skip the padding.
+    """
+    return problem.lengths or not launch.packs(steps, batch)
 
 
-@memo(4096)
-def _shapes(problem: Problem, steps: int, batch: int) -> list[TensorShape]:
-    """The same where no size is symbolic."""
-    return shapes(problem, steps, batch)
-
-
-def by_layer(spec: Spec, reserve: list[Tensor]) -> Saved:
-    """The tensors of a reserve, sorted."""
-    count = (len(reserve) - spec.num_layers + 1) // spec.chains  # tensors of one direction
-    width = spec.directions * count + 1  # of a layer, its output the last
-    activations: list[list[Tensor]] = []
+def by_layer(spec: Spec, count: int) -> Saved:
+    """The slots of a reserve of so many tensors, sorted; they are ("saved", place)."""
+    every = [Value(("saved", place)) for place in range(count)]
+    each = (count - spec.num_layers + 1) // spec.chains  # tensors of one direction
+    width = spec.directions * each + 1  # of a layer, its output the last
+    activations: list[list[Value]] = []
     for start in range(0, spec.num_layers * width, width):
-        for at in range(start, start + width - 1, count):
-            activations.append(reserve[at : at + count])
-    return Saved(activations, reserve[width - 1 :: width])
+        for at in range(start, start + width - 1, each):
+            activations.append(every[at : at + each])
+    return Saved(activations, every[width - 1 :: width])

@@ -7,7 +7,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import Call, Gradients
+from openrnn.backends.base import Call, Cotangents, Gradients
 from openrnn.backends.cpu.layer import compute_dtype
 
 
@@ -46,8 +46,13 @@ def converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
-def contiguous(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-    """The tensors in a dtype, each contiguous; nothing where all are absent."""
+def readable_gradients(grads: Cotangents, dtype: torch.dtype) -> Cotangents:
+    """The gradients that reach a call, as the kernels read them; nothing where all are absent."""
+    y = None if grads.y is None else contiguous_rows(converted(grads.y, dtype))
+    return Cotangents(y, _contiguous(grads.finals, dtype), _contiguous(grads.all_states, dtype))
+
+
+def _contiguous(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
     for tensor in tensors:
         if tensor is not None:
             break

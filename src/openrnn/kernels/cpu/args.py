@@ -33,6 +33,13 @@ class Args(ctypes.Structure):
     fields: ClassVar[dict[str, Field]]
     arrays_at: ClassVar[int]  # the place of the first array field
 
+    def place(self, name: str, entry: int = 0) -> int:
+        """Where a field, or an entry of an array field, lies: in units of 8 bytes."""
+        field = self.fields[name]
+        if field.kind is States:
+            return self.arrays_at + field.place * len(getattr(self, name)) + entry
+        return field.place
+
 
 def _table(cls: Table) -> Table:
     """Makes a table of a class whose annotations are (Python type, meaning)."""

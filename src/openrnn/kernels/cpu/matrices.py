@@ -1,21 +1,16 @@
 """Weight matrices packed into panels, and their gradients, added up from the sums of all teams."""
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from openrnn.kernels.cpu import launch, objects
+from openrnn.kernels.cpu import objects
 from openrnn.kernels.cpu.args import CollectArgs, PackArgs
 from openrnn.kernels.cpu.host import PANEL, SIZES
 from openrnn.kernels.cpu.layout import Layout
 
 # elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _whole_panels(columns: int, dtype: str) -> int:
@@ -30,50 +25,47 @@ def _kernels() -> dict[str, objects.CompiledFunction]:
     return dict(zip(names, objects.kernels(source, names)))
 
 
-def _tasks(elements: int) -> int:
-    return launch.threads() if elements >= LEAST_ELEMENTS else 1
+def _tasks(elements: int, threads: int) -> int:
+    return threads if elements >= LEAST_ELEMENTS else 1
 
 
-def _run(kernel: str, dtype: str, args: PackArgs | CollectArgs) -> None:
-    launch.run(_kernels()[f"{kernel}_{dtype}"], args, args.tasks)
+def kernel(name: str, dtype: str) -> objects.CompiledFunction:
+    """One of "transpose", "pack" and "collect"."""
+    return _kernels()[f"{name}_{dtype}"]
 
 
-def transposed(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
-    """Panels of the product with W (G*units, inner) transposed: inner rows, G * padded columns."""
-    if w is None:
-        return None
-    dtype, inner = _name(w), w.shape[1]
-    out = torch.empty(_whole_panels(gates * padded, dtype) * inner, dtype=w.dtype, device=w.device)
-    _run("transpose", dtype, _pack_args(w, gates, padded, out))
-    return out
+def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
+    """Elements of the panels that "transpose" or "pack" writes of a matrix (gates * rows, columns).
+
+    "transpose": of the product with its transpose, `columns` rows and gates * padded columns.
+    "pack": of the product with itself, gates * padded rows.
+    """
+    if name == "transpose":
+        return _whole_panels(gates * padded, dtype) * columns
+    return _whole_panels(columns, dtype) * gates * padded
 
 
-def plain(w: Tensor | None, gates: int, padded: int) -> Tensor | None:
-    """Panels of the product with W (G*units, columns) itself: G * padded rows."""
-    if w is None:
-        return None
-    dtype, columns = _name(w), w.shape[1]
-    size = _whole_panels(columns, dtype) * gates * padded
-    out = torch.empty(size, dtype=w.dtype, device=w.device)
-    _run("pack", dtype, _pack_args(w, gates, padded, out))
-    return out
-
-
-def _pack_args(w: Tensor, gates: int, padded: int, out: Tensor) -> PackArgs:
-    rows, columns = w.shape
+def pack_args(gates: int, rows: int, padded: int, columns: int, threads: int) -> PackArgs:
+    """Arguments of the two, but for addresses; `rows` are of a gate."""
     return PackArgs(
-        tasks=_tasks(w.numel()),
-        matrix=w.data_ptr(),
-        gates=gates,
-        rows=rows // gates,
-        padded=padded,
+        tasks=_tasks(gates * rows * columns, threads), gates=gates, rows=rows, padded=padded,
         columns=columns,
-        out=out.data_ptr(),
-    )
+    )  # fmt: skip
 
 
-def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors that exist."""
+class Gradient(NamedTuple):
+    """Where the gradient of a parameter lies in the sums of a team."""
+
+    shape: tuple[int, ...]
+    offset: int  # elements
+    bare: bool  # a view of the sums is the gradient; else `collect` makes it
+    args: CollectArgs  # of that, but for addresses
+
+
+def gradients(
+    layout: Layout, teams: int, present: Sequence[bool], threads: int
+) -> list[Gradient | None]:
+    """Of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors; None where one is not `present`."""
     gates, padded, units = layout.gates, layout.padded, layout.units
     w_ih, w_hh, w_hr, bias_x, bias_r, vectors = layout.sum_offsets
     where = [  # offset; gates, padded, rows, width, columns of `CollectArgs`
@@ -84,30 +76,20 @@ def gradients(layout: Layout, sums: Tensor, weights: list[Tensor | None]) -> lis
         (w_hr, 1, layout.outputs, layout.outputs, padded, units),
     ]
     where += [(vectors + k * padded, 1, padded, units, 1, 1) for k in range(layout.vectors)]
-    found: list[Tensor | None] = []
+    matrices = (True, True, False, False, True, *(False,) * layout.vectors)
+    found: list[Gradient | None] = []
     taken: set[int] = set()
-    for weight, (offset, of_gates, of_padded, rows, width, columns) in zip(weights, where):
-        grad = None
+    for there, matrix, (offset, of_gates, of_padded, rows, width, columns) in zip(
+        present, matrices, where
+    ):
         # two gradients must not share memory, even where they are equal
-        bare = layout.plain and sums.shape[0] == 1 and offset not in taken
+        bare = layout.plain and teams == 1 and offset not in taken
         taken.add(offset)
-        if weight is not None and bare:
-            grad = sums.as_strided(weight.shape, weight.stride(), offset)
-        elif weight is not None:
-            grad = torch.empty_like(weight)
-            parts, part = sums.shape
-            args = CollectArgs(
-                tasks=_tasks(weight.numel() * parts),
-                sums=sums.data_ptr() + offset * layout.size,
-                parts=parts,
-                part=part,
-                gates=of_gates,
-                padded=of_padded,
-                rows=rows,
-                width=width,
-                columns=columns,
-                out=grad.data_ptr(),
-            )
-            _run("collect", layout.dtype, args)
-        found.append(grad)
+        size = of_gates * rows * columns
+        args = CollectArgs(
+            tasks=_tasks(size * teams, threads), parts=teams, part=sum(layout.sums),
+            gates=of_gates, padded=of_padded, rows=rows, width=width, columns=columns,
+        )  # fmt: skip
+        shape = (of_gates * rows, columns) if matrix else (of_gates * rows,)
+        found.append(Gradient(shape, offset, bare, args) if there else None)
     return found

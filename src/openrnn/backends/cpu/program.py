@@ -1,0 +1,150 @@
+"""A pass whose sizes are known, as the launches that run it: only addresses are missing.
+
+What a call costs the host is felt at T = 1, so everything but addresses is decided once. A program
+names what it reads and writes by slots. A run gives a value for each slot: an address or a stride.
+"""
+
+import ctypes
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from openrnn.kernels.cpu import launch
+
+if TYPE_CHECKING:
+    from openrnn.kernels.cpu.args import Args
+    from openrnn.kernels.cpu.objects import CompiledFunction
+
+LINE = 64  # bytes of a cache line, where parts of the workspace begin
+
+Slot = Hashable
+
+
+class Value(NamedTuple):
+    """What a run gives for a slot, plus an offset: bytes, where it is an address."""
+
+    slot: Slot
+    offset: int = 0
+
+
+WORKSPACE = "workspace"  # the slot of which all values of a run end with one
+_address = Tensor.data_ptr
+
+
+class Launch:
+    """One run of a kernel.
+
+    Args:
+        args: its arguments, but for those of `given`.
+        given: by field those that a run gives; of an array field a sequence, None for 0.
+        places: of each slot, among the values of a run.
+        counters: how many int64 zeros its barriers need.
+    """
+
+    def __init__(
+        self,
+        kernel: "CompiledFunction",
+        args: "Args",
+        tasks: int,
+        given: Mapping[str, Value | Sequence[Value | None]],
+        places: Mapping[Slot, int],
+        counters: int = 0,
+    ) -> None:
+        words = []
+        for name, found in given.items():
+            entries = [found] if isinstance(found, Value) else found
+            words += [
+                (args.place(name, entry), places[value.slot], value.offset)
+                for entry, value in enumerate(entries)
+                if value is not None
+            ]
+        self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
+        self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
+        self._template = bytes(args)
+        self._counters: Any = ctypes.c_int64 * counters if counters else None
+        self._counters_at = args.place("counters") if counters else 0
+
+    def run(self, values: Sequence[int]) -> None:
+        """Runs it and waits; several threads may do so at a time."""
+        words = self._words.from_buffer_copy(self._template)
+        for place, slot, offset in self._given:
+            words[place] = values[slot] + offset
+        if self._counters is not None:
+            counters = self._counters()
+            words[self._counters_at] = ctypes.addressof(counters)
+        launch.run(self._kernel, words, self._tasks)
+
+
+class Clear:
+    """Writes zeros into `size` bytes."""
+
+    def __init__(self, target: Value, size: int, places: Mapping[Slot, int]) -> None:
+        self._slot, self._offset, self._size = places[target.slot], target.offset, size
+
+    def run(self, values: Sequence[int]) -> None:
+        """Writes them."""
+        ctypes.memset(values[self._slot] + self._offset, 0, self._size)
+
+
+class Copy:
+    """Copies `size` bytes."""
+
+    def __init__(self, target: Value, source: Value, size: int, places: Mapping[Slot, int]) -> None:
+        self._target, self._target_offset = places[target.slot], target.offset
+        self._source, self._source_offset = places[source.slot], source.offset
+        self._size = size
+
+    def run(self, values: Sequence[int]) -> None:
+        """Copies them."""
+        target = values[self._target] + self._target_offset
+        ctypes.memmove(target, values[self._source] + self._source_offset, self._size)
+
+
+class Workspace:
+    """Memory of a run beside its tensors, cut into parts; `size` bytes are enough for all."""
+
+    def __init__(self) -> None:
+        self.size = self._taken = 0
+
+    def take(self, size: int) -> Value:
+        """A part of so many bytes, which begins at a cache line."""
+        part = Value(WORKSPACE, self._taken)
+        self._taken += (size + LINE - 1) // LINE * LINE
+        self.size = max(self.size, self._taken)
+        return part
+
+    def mark(self) -> int:
+        """What `free` goes back to."""
+        return self._taken
+
+    def free(self, mark: int) -> None:
+        """Parts taken since may be taken again, by operations that come later."""
+        self._taken = mark
+
+
+class Made(NamedTuple):
+    """A tensor that a run makes: `new(x, shape)`, of the dtype and device of x."""
+
+    new: Callable[..., Tensor]
+    shape: tuple[int, ...]
+
+
+class Program(NamedTuple):
+    """The operations of a pass in their order, and the tensors that it makes, a workspace the last.
+
+    Args:
+        made: their slots follow those that a run gives values for.
+    """
+
+    operations: tuple[Launch | Clear | Copy, ...]
+    made: tuple[Made, ...]
+
+    def run(self, x: Tensor, values: list[int]) -> list[Tensor]:
+        """Runs all of it; the tensors that it made, without the workspace."""
+        made = [new(x, shape) for new, shape in self.made]
+        values += map(_address, made)
+        for operation in self.operations:
+            operation.run(values)
+        made.pop()
+        return made

@@ -1,0 +1,287 @@
+"""What the two passes share: writing the operations of a schedule down as a program."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from openrnn import philox
+from openrnn.backends.base import Call, state_shapes
+from openrnn.backends.cpu.layer import LayerKernels, compute_dtype, layer_kernels, loop_plan
+from openrnn.backends.cpu.program import (
+    WORKSPACE,
+    Clear,
+    Copy,
+    Launch,
+    Made,
+    Program,
+    Slot,
+    Value,
+    Workspace,
+)
+from openrnn.kernels.cpu import launch
+from openrnn.params import module_slots
+from openrnn.schedule.operations import FinishWeights, Loop
+from openrnn.spec import Problem
+
+if TYPE_CHECKING:
+    from openrnn.kernels.cpu.args import LoopArgs
+    from openrnn.kernels.cpu.objects import CompiledFunction
+    from openrnn.kernels.cpu.plan import LoopPlan
+
+empty: Any = Tensor.new_empty
+zeros: Any = Tensor.new_zeros
+
+address = Tensor.data_ptr
+
+# fields of `LoopArgs`: the weights in order, then what the layout's `widths` are of
+WEIGHTS = "w_ih", "w_hh", "bias_x", "bias_r", "w_hr", "unit_vectors"
+SAVED = "saved_gates", "saved_recurrent", "saved_states", "saved_unprojected"
+
+
+class Sizes(NamedTuple):
+    """What a program follows from.
+
+    Args:
+        threads: how many the call may use.
+        states, resets: initial states, and states that resets put in place, are given.
+    """
+
+    problem: Problem
+    steps: int
+    batch: int
+    threads: int
+    states: bool
+    resets: bool
+
+
+def sizes_of(call: Call) -> Sizes:
+    """Of a call as `tensors.readable` makes it, with as many threads as torch's operators use."""
+    x = call.x
+    return Sizes(
+        call.problem, x.shape[0], x.shape[1], launch.threads(), bool(call.states),
+        bool(call.reset_states),
+    )  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """A tensor (T, B, width): its address, and elements from a step, and a row, to the next."""
+
+    at: Value
+    step: int | Value
+    row: int | Value
+
+    def part(self, offset: int) -> "Rows":
+        """The columns from so many bytes on."""
+        return self._replace(at=self.at._replace(offset=self.at.offset + offset))
+
+
+def slots(sizes: Sizes) -> list[Slot]:
+    """What both passes read of a call, in the order of `values`."""
+    problem, spec = sizes.problem, sizes.problem.spec
+    params, states = range(len(module_slots(spec))), range(len(spec.states))
+    found: list[Slot] = ["x_step", "x_row", "x", *(("param", k) for k in params)]
+    found += [("state", k) for k in states] if sizes.states else []
+    found += [("reset_state", k) for k in states] if sizes.resets else []
+    found += ["lengths", "order"] if problem.lengths else []
+    found += ["reset"] if problem.reset else []
+    return [*found, "drop_low", "drop_high", "drop_word"] if problem.drops else found
+
+
+class Recorder:
+    """Has a method for each verb of the CPU's schedules, which writes launches down.
+
+    Args:
+        given: what runs give values for, in their order; those of tensors that they make follow,
+            and the workspace is the last.
+    """
+
+    def __init__(self, sizes: Sizes, given: Sequence[Slot]) -> None:
+        problem = sizes.problem
+        self.sizes, self.problem, self.spec = sizes, problem, problem.spec
+        self.steps, self.batch = sizes.steps, sizes.batch
+        self.dtype = compute_dtype(problem.dtype)
+        self.size = self.dtype.itemsize
+        self.places: dict[Slot, int] = {slot: place for place, slot in enumerate(given)}
+        self._given = len(given)
+        self.places[WORKSPACE] = -1
+        self.workspace = Workspace()
+        self.made: list[Made] = []
+        self.operations: list[Launch | Clear | Copy] = []
+
+    def side_stream(self) -> AbstractContextManager[object]:
+        """Nothing: operations run one after the other, on all threads."""
+        return nullcontext()
+
+    def abandon(self) -> None:
+        """Nothing runs while operations are written down."""
+
+    def make(self, slot: Slot, new: Callable[..., Tensor], shape: tuple[int, ...]) -> Value:
+        """A tensor that each run makes, as `Made` says."""
+        self.places[slot] = len(self.places) - 1  # without the workspace
+        self.made.append(Made(new, shape))
+        return Value(slot)
+
+    def place_of(self, made: Value) -> int:
+        """The place of a tensor among those that a run makes."""
+        return self.places[made.slot] - self._given
+
+    def program(self) -> Program:
+        """What was written down."""
+        workspace = Made(empty, (-(-self.workspace.size // self.size),))
+        return Program(tuple(self.operations), (*self.made, workspace))
+
+    def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:
+        """The layer and direction of an operation."""
+        return layer_kernels(self.spec, operation.layer, operation.direction, self.dtype)
+
+    def weights(self, layer: LayerKernels) -> list[Value | None]:
+        """w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors; None where one is absent."""
+        return [None if place is None else Value(("param", place)) for place in layer.places]
+
+    def plan(self, layer: LayerKernels, operation: Loop, purpose: str) -> "LoopPlan":
+        """How a loop runs; for `purpose` see `kernels.cpu.plan`."""
+        problem = self.problem
+        return loop_plan(
+            layer.layout, purpose, self.steps, self.batch, self.sizes.threads,
+            operation.direction == 1, layer.places[0] is None, problem.lengths, problem.reset,
+        )  # fmt: skip
+
+    def rows(self, at: Value, width: int) -> Rows:
+        """A contiguous tensor (T, B, width)."""
+        return Rows(at, self.batch * width, width)
+
+    def of_direction(self, operation: Loop, rows: Rows) -> Rows:
+        """A direction's part of (T, B, D*O)."""
+        return rows.part(operation.direction * self.spec.output_size * self.size)
+
+    def states_of(
+        self, layer: LayerKernels, name: str, present: Sequence[bool] = ()
+    ) -> list[Value | None]:
+        """Where this layer and direction lies in each of the states (L*D, ...); None if absent.
+
+        Args:
+            name: of their slots; "all" and "d_all" are of all steps, (L*D, T, ...).
+        """
+        wide = self.steps if name in ("all", "d_all") else 1
+        shapes = state_shapes(self.problem, self.batch * wide)
+        return [
+            Value((name, k), layer.chain * rows * width * self.size) if there else None
+            for k, ((_, rows, width), there) in enumerate(
+                zip(shapes, present or (True,) * len(shapes))
+            )
+        ]
+
+    def panels(
+        self, kernel: str, layer: LayerKernels, weight: Value | None, shape: tuple[int, int, int],
+        columns: int,
+    ) -> Value | None:  # fmt: skip
+        """A weight matrix in panels, written by "transpose" or "pack" of `kernels.cpu.matrices`.
+
+        Args:
+            shape: gates, rows of a gate, rows of a gate in the panels.
+        """
+        if weight is None:
+            return None
+        from openrnn.kernels.cpu import matrices
+
+        gates, rows, padded = shape
+        dtype = layer.layout.dtype
+        size = matrices.panels(kernel, dtype, gates, padded, columns)
+        out = self.workspace.take(size * self.size)
+        args = matrices.pack_args(gates, rows, padded, columns, self.sizes.threads)
+        given = {"matrix": weight, "out": out}
+        run = matrices.kernel(kernel, dtype)
+        self.operations.append(Launch(run, args, args.tasks, given, self.places))
+        return out
+
+    def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
+        """Per-unit vectors as rows (vectors, padded), the padding zero; None where none are."""
+        units, padded = layer.layout.units * self.size, layer.layout.padded * self.size
+        if not vectors:
+            return None
+        out = self.workspace.take(len(vectors) * padded)
+        self.operations.append(Clear(out, len(vectors) * padded, self.places))
+        for k, vector in enumerate(vectors):
+            if vector is not None:
+                target = out._replace(offset=out.offset + k * padded)
+                self.operations.append(Copy(target, vector, units, self.places))
+        return out
+
+    def shared(
+        self, args: "LoopArgs", layer: LayerKernels, operation: Loop, x: Rows, y: Rows,
+        weights: Sequence[Value | None], saved: Sequence[Value],
+    ) -> dict[str, Value | Sequence[Value | None]]:  # fmt: skip
+        """The arguments that both loops take: sets those that are known, returns the others.
+
+        Args:
+            x: what the layer reads (T, B, I); y: its output (T, B, D*O).
+            weights: in the order of `WEIGHTS`, as the kernel reads them.
+            saved: memory for saved activations, or these; empty in inference.
+        """
+        problem = self.problem
+        given: dict[str, Value | Sequence[Value | None]] = {}
+        self.set_rows(args, given, "x", x)
+        self.set_rows(args, given, "y", self.of_direction(operation, y))
+        given |= {name: weight for name, weight in zip(WEIGHTS, weights) if weight is not None}
+        given |= {SAVED[place]: at for place, at in zip(layer.layout.saved_places, saved)}
+        if problem.lengths:
+            given |= {"lengths": Value("lengths"), "order": Value("order")}
+        if problem.reset:
+            given["reset"] = Value("reset")
+        if self.sizes.states:
+            given["initial"] = self.states_of(layer, "state")
+        if self.sizes.resets:
+            given["reset_state"] = self.states_of(layer, "reset_state")
+        if operation.layer and problem.drops:
+            p = self.spec.dropout
+            args.drop, args.drop_threshold = 1, philox.threshold(p)
+            args.drop_scale = philox.scale(p)
+            # of the output of the layer below
+            given["drop_word"] = Value("drop_word", operation.layer - 1)
+            given |= {name: Value(name) for name in ("drop_low", "drop_high")}
+        return given
+
+    def set_rows(
+        self,
+        args: "LoopArgs",
+        given: dict[str, Value | Sequence[Value | None]],
+        name: str,
+        rows: Rows,
+    ) -> None:
+        """The address and strides of a tensor (T, B, width)."""
+        given[name] = rows.at
+        for field, stride in ((f"{name}_step", rows.step), (f"{name}_row", rows.row)):
+            if isinstance(stride, Value):
+                given[field] = stride
+            else:
+                setattr(args, field, stride)
+
+    def launch(
+        self,
+        loop: "CompiledFunction",
+        args: "LoopArgs",
+        plan: "LoopPlan",
+        given: dict[str, Value | Sequence[Value | None]],
+    ) -> None:
+        """A loop, with scratch memory of its own."""
+        given["scratch"] = self.workspace.take(plan.scratch)
+        self.operations.append(Launch(loop, args, plan.tasks, given, self.places, plan.counters))
+
+
+def values(call: Call, order: Tensor | None) -> list[int]:
+    """Of the slots that `slots` names.
+
+    Args:
+        call: as `tensors.readable` makes it.
+        order: the batch rows by falling length, where there are lengths.
+    """
+    x = call.x
+    found = [*x.stride()[:2]]
+    found += map(address, (x, *call.params, *call.states, *call.reset_states))
+    found += [each.data_ptr() for each in (call.lengths, order, call.reset) if each is not None]
+    if call.problem.drops and call.seed is not None:
+        low, high, offset = philox.split(call.seed)
+        found += [low, high, (256 * offset) & philox.WORD]  # a layer adds its number
+    return found
