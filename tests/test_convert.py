@@ -563,15 +563,15 @@ def test_a_backend_survives_there_and_back(kind):
     model = nn.ModuleList(
         getattr(openrnn, kind)(3, 4, backend=name) for name in ("reference", "auto")
     )
-    before = [dict(vars(module)) for module in model]
+    before = [module.__getstate__() for module in model]
     done = quietly(model, to="torch")
     assert all(type(module) is getattr(nn, kind) for module in model)
     assert not any(hasattr(module, "backend") for module in model)
     again = done.revert()
     assert [module.backend for module in model] == ["reference", "auto"]
     for module, old in zip(model, before):
-        assert vars(module).keys() == old.keys()
-        assert repr(vars(module)) == repr(old)
+        assert module.__getstate__().keys() == old.keys()
+        assert repr(module.__getstate__()) == repr(old)
     again.revert().revert()
     assert [module.backend for module in model] == ["reference", "auto"]
     model = nn.ModuleList([getattr(nn, kind)(3, 4)])

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import openrnn
-from openrnn import arguments, functional, ops, tensors
-from openrnn.native import device
+from openrnn import arguments, functional, memory, ops, tensors
 
 X = torch.ones(5, 3, 6)
 BACKENDS = [
@@ -263,7 +262,7 @@ def test_x_that_is_a_state_too():
 def test_templates_have_the_strides_of_new_tensors():
     sizes = [(), (1,), (0, 3), (3, 0), (1, 1, 1), (5, 1, 1), (1, 4, 1), (2, 3), (2, 0, 3, 1)]
     for shape in sizes:
-        made = torch.empty_like(device.template(shape, torch.bfloat16, torch.device("cpu")))
+        made = torch.empty_like(memory.template(shape, torch.bfloat16, torch.device("cpu")))
         assert made.shape == shape
         assert made.stride() == torch.empty(shape).stride()
         assert made.untyped_storage().nbytes() == 2 * made.numel()

@@ -4,17 +4,17 @@ Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
-from openrnn.backends.base import Call, Outputs, remember_host
+from openrnn.backends.base import Call, Outputs, Repeat, remember_host
 from openrnn.memo import memo
 from openrnn.request import Request
-from openrnn.route import How, Route, route_for
+from openrnn.route import How, Route, call_of, route_for
 from openrnn.spec import Spec, precision_of
 
 States = tuple[Tensor, ...]
@@ -129,6 +129,39 @@ def recurrent(
     count = len(spec.states)
     all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), all_states
+
+
+class Plain(NamedTuple):
+    """A call of `recurrent` with no more than states."""
+
+    spec: Spec
+    x: Tensor
+    params: Sequence[Tensor]
+    states: Sequence[Tensor]
+    training: bool
+    backend: str
+
+
+def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+    """What runs a call that has been run, and calls like it, with no new look at the tensors.
+
+    None where its backend has none, or where the call draws dropout masks.
+
+    Args:
+        call: it records no gradient, is under no transform, and its tensors have memory of their
+            own.
+        shapes: of y and the final states as they are to be returned, contiguous.
+    """
+    spec, x = call.spec, call.x
+    if spec.drops(call.training):
+        return None
+    asked = Request(
+        spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type),
+        batch=request.size_class(x),
+    )  # fmt: skip
+    route = _route(call.backend, asked)
+    inputs = (x, call.states, call.params, None, None, (), None)
+    return dispatch.BACKENDS[route.how.backend].repeat(call_of(route, inputs), shapes)
 
 
 def _masks(

@@ -117,18 +117,24 @@ def settle(names: Iterable[str], tensors: Group) -> tuple[list[Tensor], str]:
 
 def holds(tensor: Tensor) -> bool:
     """Whether the storage of a plain tensor has all of its elements."""
-    reach: int = tensor.nbytes
-    if not reach:
+    end = extent(tensor)
+    if not end:
         return True
     if not tensor.data_ptr():  # the storage is that of a tensor without memory
         return False
-    if not tensor.is_contiguous():
-        last: Any = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
-        reach = (1 + last) * tensor.itemsize
     begin: Any = tensor.storage_offset()
     if begin:
-        reach += begin * tensor.itemsize
-    return tensor.untyped_storage().nbytes() >= reach
+        end += begin * tensor.itemsize
+    return tensor.untyped_storage().nbytes() >= end
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from the first element of a plain tensor to the end of the last."""
+    size: int = tensor.nbytes
+    if size and not tensor.is_contiguous():
+        last: Any = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+        size = (1 + last) * tensor.itemsize
+    return size
 
 
 def held(name: str, tensor: Tensor) -> None:

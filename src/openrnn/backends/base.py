@@ -1,5 +1,6 @@
 """What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
+
+# y and final states from x, parameters and states alike those of an earlier call; None where they
+# turn out to have no memory, or something that the earlier call followed from has changed
+Repeat = Callable[[Sequence[Tensor]], list[Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,15 @@ class Backend:
     def forward(self, call: Call) -> Outputs:
         """Runs the call; keeps a reserve only where `call.problem.grad`."""
         raise NotImplementedError
+
+    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+        """What runs this call, without gradients, and those of tensors that are alike; or None.
+
+        Args:
+            call: without lengths, resets and dropout.
+            shapes: of y and the final states as it returns them, contiguous.
+        """
+        return None
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

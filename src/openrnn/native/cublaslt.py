@@ -13,7 +13,8 @@ import torch
 
 from openrnn.errors import LibraryError
 from openrnn.memo import memo, resource
-from openrnn.native.device import current_stream, template
+from openrnn.memory import template
+from openrnn.native.device import current_stream
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
 SIGNATURES = {

@@ -1,152 +1,27 @@
-"""What all layers share: parameters under torch's names, and the way to `functional`."""
+"""What all layers share: the way of a call from a user to `functional`."""
 
-import copy
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import cells, dispatch, functional, params, tensors
-from openrnn.cells import Cell
-from openrnn.nn import autocast, checks, flat, foreign
-from openrnn.spec import Spec, clip_bounds
+from openrnn import functional, tensors
+from openrnn.nn import autocast, checks, foreign
+from openrnn.nn.network import Network
 
+is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
 
 
-class Layer(nn.Module):
+class Layer(Network):
     """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
 
     `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,
     generator=None, padding_value=0.0)`; the faces say what each returns.
     """
-
-    cell: Cell
-    bias: bool
-    batch_first: bool
-    dropout: float
-    backend: str
-
-    def __init__(
-        self,
-        cell: Cell,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        backend: str = "auto",
-        bias_mode: str | None = None,
-        input_mode: str = "linear",
-        cell_clip: float | tuple[float, float] | None = None,
-        precision: str | None = None,
-        algorithm: str = "auto",
-        reset_dropout_state: bool = False,
-        recompute: str = "none",
-    ) -> None:
-        super().__init__()
-        checks.torch_arguments(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size
-        )
-        dispatch.check_name(backend)
-        self.cell = cell
-        self.bias_mode = checks.bias_mode(bias, bias_mode)
-        self.bias = self.bias_mode != "none"
-        self.batch_first, self.bidirectional = batch_first, bool(bidirectional)
-        self.dropout = float(dropout)
-        self.backend = backend
-        self._spec = cell.spec(
-            input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
-            bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
-            dropout=self.dropout, cell_clip=clip_bounds(cell_clip),
-            precision=precision or "default", algorithm=algorithm,
-            reset_dropout_state=reset_dropout_state, recompute=recompute,
-        )  # fmt: skip
-        cells.check(self._spec)
-        self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
-        self.num_layers, self.proj_size = self._spec.num_layers, self._spec.proj_size
-        slots = params.module_slots(self._spec)
-        self._names = [slot.name for slot in slots]
-        for slot in slots:
-            parameter = torch.empty(slot.shape, device=device, dtype=dtype)
-            self.register_parameter(slot.name, nn.Parameter(parameter))
-        self.flatten_parameters()
-        self.reset_parameters()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
-        # in another process the same cell may have another key
-        self._spec = self._spec.with_(cell=self.cell.key)
-
-    @property
-    def spec(self) -> Spec:
-        """What this network is; follows `dropout`, the one attribute that may be changed later."""
-        if self._spec.dropout != self.dropout:
-            self._spec = self._spec.with_(dropout=float(self.dropout))
-        return self._spec
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        foreign.refuse_script(self)
-
-    def reset_parameters(self) -> None:
-        """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-
-    @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The parameters of each layer and direction, in torch's order."""
-        rows: list[list[Tensor]] = [[] for _ in range(self._spec.chains)]
-        for slot in params.module_slots(self._spec):
-            rows[slot.chain].append(getattr(self, slot.name))
-        return rows
-
-    def flatten_parameters(self) -> None:
-        """Lays parameters on a CUDA device side by side, where cuDNN reads them without a copy.
-
-        Never needed: it is done when a layer is made, moved, converted or deep-copied, and layers
-        whose parameters lie elsewhere work as well.
-        """
-        own: dict[str, Any] = self._parameters
-        if flat.addresses([own.get(name) for name in self._names]):
-            flat.lay(self._spec, own)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "Layer":
-        own: dict[str, Any] = self._parameters
-        before = {name: flat.addresses([own.get(name)]) for name in self._names}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
-        # what stays where it was may be shared, as by processes that train together
-        if all(flat.addresses([own.get(name)]) != there for name, there in before.items()):
-            self.flatten_parameters()
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Layer":
-        made = self.__new__(type(self))
-        memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__dict__, memo))
-        made.flatten_parameters()
-        return made
-
-    def weights(self) -> list[Tensor]:
-        """The parameters in the order of `openrnn.params.module_slots`, as they are now."""
-        if torch.compiler.is_compiling():
-            return [getattr(self, name) for name in self._names]
-        own: dict[str, Any] = self._parameters
-        try:
-            return [own[name] for name in self._names]
-        except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
-            return [getattr(self, name) for name in self._names]
 
     def forward(
         self,
@@ -161,26 +36,47 @@ class Layer(nn.Module):
         padding_value: float = 0.0,
     ) -> Any:
         """Runs the layer; see the class for shapes."""
+        options = lengths, reset, reset_state, generator, return_states, padding_value
+        bare = lengths is None and reset is None and reset_state is None and generator is None
+        if not bare or return_states or padding_value or is_compiling():
+            return self._forward(input, hx, *options)
+        found = self._repeats.run(self, "forward", input, hx)
+        if found is None:
+            return self._forward(input, hx, *options, repeats=True)
+        y, *finals = found
+        y = y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y
+        return y, self._give(tuple(finals))
+
+    def _forward(
+        self,
+        given: Tensor | PackedSequence,
+        hx: Any,
+        lengths: Tensor | None,
+        reset: Tensor | None,
+        reset_state: Any,
+        generator: torch.Generator | None,
+        return_states: bool,
+        padding_value: float,
+        repeats: bool = False,
+    ) -> Any:
+        """Any call; `repeats`: nothing but its tensors decides it, so that it may be remembered."""
         checks.reset_state_alone(reset, reset_state)
-        if isinstance(input, PackedSequence):
+        if isinstance(given, PackedSequence):
             if lengths is not None or reset is not None or return_states or padding_value:
                 raise ValueError(
                     "a PackedSequence takes no lengths, reset, return_states or padding_value: "
                     "pass the padded tensor with lengths instead"
                 )
-            return self._forward_packed(input, hx, generator)
-        if not isinstance(input, Tensor):
+            return self._forward_packed(given, hx, generator)
+        if not isinstance(given, Tensor):
             return foreign.call(
-                self, input, hx=hx, lengths=lengths, reset=reset, reset_state=reset_state,
+                self, given, hx=hx, lengths=lengths, reset=reset, reset_state=reset_state,
                 return_states=return_states or None, generator=generator,
                 padding_value=padding_value or None,
             )  # fmt: skip
-        checks.dense("input", input)
-        name, dims = type(self).__name__, input.dim()
-        if dims not in (2, 3):
-            got = f"{dims}D tensor" if name == "RNN" else f"{dims}D"  # torch's two spellings
-            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {got} instead")
-        batched = dims == 3
+        checks.dense("input", given)
+        checks.input_dims(type(self).__name__, given)
+        batched, input = given.dim() == 3, given
         if not batched:
             if lengths is not None:
                 raise ValueError("lengths need a batch: input is 2-D (steps, features)")
@@ -202,7 +98,9 @@ class Layer(nn.Module):
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)
             all_states = tuple(states.squeeze(2) for states in all_states)
-        elif self.batch_first:
+        if repeats:
+            self._remember("forward", (given, hx), (input, states), (y, *finals))
+        if batched and self.batch_first:
             y = y.transpose(0, 1)
             all_states = tuple(states.transpose(1, 2) for states in all_states)
         if return_states:
@@ -233,6 +131,12 @@ class Layer(nn.Module):
             >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
             True
         """
+        repeats = reset is None and reset_state is None and not is_compiling()
+        if repeats:
+            found = self._repeats.run(self, "step", x_t, state)
+            if found is not None:
+                y_t, *states = found
+                return y_t, self._give(tuple(states))
         checks.reset_state_alone(reset, reset_state)
         if self.bidirectional:
             raise ValueError(
@@ -246,13 +150,40 @@ class Layer(nn.Module):
         batched = x_t.dim() == 2
         input = tensors.unsqueezed("x_t", x_t, *((0,) if batched else (0, 0)))
         self._check_input(input)
-        states = self._states(state, input.shape[1], 3 if batched else 2)
+        initial = self._states(state, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
         mask = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
-        y, finals, _ = self._run(input, states, None, mask, reset_states, False, None)
+        y, finals, _ = self._run(input, initial, None, mask, reset_states, False, None)
+        y = y[0] if batched else y[0, 0]
         if not batched:
-            return y[0, 0], self._give(tuple(state.squeeze(1) for state in finals))
-        return y[0], self._give(finals)
+            finals = tuple(state.squeeze(1) for state in finals)
+        if repeats:
+            self._remember("step", (x_t, state), (input, initial), (y, *finals))
+        return y, self._give(finals)
+
+    def _remember(
+        self,
+        kind: str,
+        given: tuple[Tensor, Any],
+        taken: tuple[Tensor, list[Tensor] | None],
+        results: Sequence[Tensor],
+    ) -> None:
+        """Remembers a call of forward or step.
+
+        Args:
+            given: its input and states; taken: the same, time-major and 3-D.
+            results: y, time-major, and the final states.
+        """
+        own: dict[str, Any] = self._parameters
+        weights = [own[name] for name in self._names if name in own]
+        if getattr(self.weights, "__func__", None) is Layer.weights and len(weights) == len(
+            self._names
+        ):
+            x, states = taken
+            call = functional.Plain(
+                self.spec, x, weights, states or (), self.training, self.backend
+            )
+            self._repeats.remember(self, kind, given, call, results)
 
     def _forward_packed(
         self, packed: PackedSequence, hx: Any, generator: torch.Generator | None
@@ -373,27 +304,3 @@ class Layer(nn.Module):
             tensors.viewed("reset_state", state, partial(torch.broadcast_to, size=shape))
             for state, shape in zip(states, wanted)
         ]
-
-    def extra_repr(self) -> str:
-        """The arguments that differ from their defaults, as torch prints them."""
-        words = [f"{self.input_size}, {self.hidden_size}"]
-        defaults: dict[str, object] = {
-            "proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0,
-            "bidirectional": False, "backend": "auto",
-        }  # fmt: skip
-        for name, default in defaults.items():
-            if getattr(self, name) != default:
-                words.append(f"{name}={getattr(self, name)}")
-        if self.bias_mode not in ("double", "none"):
-            words.append(f"bias_mode={self.bias_mode!r}")
-        for name, plain in (
-            ("input_mode", "linear"),
-            ("cell_clip", None),
-            ("precision", "default"),
-            ("algorithm", "auto"),
-            ("reset_dropout_state", False),
-            ("recompute", "none"),
-        ):
-            if getattr(self._spec, name) != plain:
-                words.append(f"{name}={getattr(self._spec, name)!r}")
-        return ", ".join(words)

@@ -1,6 +1,7 @@
 """One-step modules with the names of `torch.nn.LSTMCell`, `GRUCell` and `RNNCell`."""
 
 import math
+from collections.abc import Sequence
 from inspect import Signature, signature
 from typing import Any, NoReturn
 
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
+from openrnn.nn.repeats import Repeats
 
 
 class CellModule(nn.Module):
     """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+
+    dropout = 0.0  # as `Repeats` asks it of layers, too
 
     def __init__(
         self,
@@ -41,7 +45,15 @@ class CellModule(nn.Module):
         if not bias:
             self.register_parameter("bias_ih", None)
             self.register_parameter("bias_hh", None)
+        self._repeats = Repeats()
         self.reset_parameters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
+        self._repeats = Repeats()
 
     def reset_parameters(self) -> None:
         """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
@@ -60,6 +72,13 @@ class CellModule(nn.Module):
         if getattr(self, "nonlinearity", "tanh") != "tanh":
             words.append(f"nonlinearity={getattr(self, 'nonlinearity')}")  # noqa: B009
         return ", ".join(words)
+
+    def _repeated(self, input: Any, hx: Any) -> Sequence[Tensor] | None:
+        """The next states of a step like an earlier one; None if it is not known to be one."""
+        if torch.compiler.is_compiling():
+            return None
+        found = self._repeats.run(self, "step", input, hx)
+        return found and found[1:]
 
     def _step(self, input: Tensor, hx: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
         name = type(self).__name__
@@ -94,15 +113,19 @@ class CellModule(nn.Module):
                     )
             states = [tensors.unsqueezed("hx", state, *places) for state in hx]
         x = tensors.unsqueezed("input", input, *places)
-        weights = [getattr(self, name) for name in self._names]
+        weights = given = [getattr(self, name) for name in self._names]
         dtype = autocast.wanted(x.device)
         if dtype is not None:
             x, *weights = autocast.cast((x, *weights), dtype)
             states = states and autocast.cast(states, dtype)
-        _, finals, _ = functional.recurrent(
+        y, finals, _ = functional.recurrent(
             self._spec, x, weights, states, training=self.training, backend=self.backend
         )
-        return tuple(state[0] if batched else state[0, 0] for state in finals)
+        after = tuple(state[0] if batched else state[0, 0] for state in finals)
+        if not torch.compiler.is_compiling():
+            call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
+            self._repeats.remember(self, "step", (input, hx), call, (y, *after))
+        return after
 
 
 class LSTMCell(CellModule):
@@ -125,6 +148,10 @@ class LSTMCell(CellModule):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """(h', c') after one step."""
+        states = self._repeated(input, hx)
+        if states is not None:
+            h, c = states
+            return h, c
         if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: tuple[Tensor, Tensor] = foreign.call(self, input, hx=hx)
             return found
@@ -146,6 +173,9 @@ class GRUCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
+        states = self._repeated(input, hx)
+        if states is not None:
+            return states[0]
         if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: Tensor = foreign.call(self, input, hx=hx)
             return found
@@ -182,6 +212,9 @@ class RNNCell(CellModule):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
+        states = self._repeated(input, hx)
+        if states is not None:
+            return states[0]
         if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
             found: Tensor = foreign.call(self, input, hx=hx)
             return found

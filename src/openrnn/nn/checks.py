@@ -105,6 +105,14 @@ def sizes(input_size: object, hidden_size: object) -> None:
             raise ValueError(f"{name} must be greater than zero")
 
 
+def input_dims(name: str, given: Tensor) -> None:
+    """Raises unless a layer's input is 2-D or 3-D, in torch's two spellings."""
+    dims = given.dim()
+    if dims not in (2, 3):
+        got = f"{dims}D tensor" if name == "RNN" else f"{dims}D"
+        raise ValueError(f"{name}: Expected input to be 2D or 3D, got {got} instead")
+
+
 def cell_states(name: str, names: Sequence[str], hx: object) -> None:
     """Raises unless a one-step module gets as many states as its cell has, all of them tensors."""
     if len(names) == 1:

@@ -3,6 +3,7 @@
 float16 and bfloat16 are computed in float32 and rounded at the end.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -16,6 +17,7 @@ from openrnn.backends.base import (
     Gradients,
     Needs,
     Outputs,
+    Repeat,
     TensorShape,
     nothing,
     nothing_back,
@@ -79,7 +81,7 @@ class Cpu(Backend):
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call = tensors.readable(call, dtype)
         order = tensors.rows_by_length(call)
-        made = forward.program(sizes_of(call)).run(call.x, values(call, order))
+        made = forward.program(sizes_of(call)).run(values(call, order))
         states = 1 + len(problem.spec.states)
         y, finals, rest = made[0], made[1:states], made[states:]
         all_states: list[Tensor] = []
@@ -89,6 +91,12 @@ class Cpu(Backend):
             y, finals = y.to(given), [state.to(given) for state in finals]
             all_states = [states.to(given) for states in all_states]
         return Outputs(y, finals, all_states, rest)
+
+    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+        dtype, empty = call.x.dtype, 0 in call.x.shape
+        if empty or dtype is not compute_dtype(dtype) or tensors.readable(call, dtype) is not call:
+            return None
+        return forward.Again(call, shapes)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
@@ -105,7 +113,7 @@ class Cpu(Backend):
             tuple([grad is not None for grad in grads.all_states]),
         )
         found = backward.program(sizes_of(call), present, needs)
-        made = found.program.run(call.x, values(call, order) + backward.values(y, reserve, grads))
+        made = found.program.run(values(call, order) + backward.values(y, reserve, grads))
         groups = found.states, found.params, found.reset_states
         gradients = Gradients(
             backward.gradient(found.x, made),

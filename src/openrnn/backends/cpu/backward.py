@@ -8,7 +8,7 @@ from openrnn.backends.base import Cotangents, Needs, state_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
 from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, Value
-from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, address, empty, slots, zeros
+from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, address, slots
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
@@ -80,7 +80,7 @@ class Backward(Recorder):
         if needs.x:
             # the loops write nothing past the end of a sequence
             shape = self.steps, self.batch, spec.input_size
-            dx = self.make("dx", zeros if problem.lengths else empty, shape)
+            dx = self.make("dx", shape, zeros=problem.lengths)
             self.d_x = self.place_of(dx)
         self.d_states = self._zeros("d_state", needs.states)
         self.d_reset_states = self._zeros("d_reset_state", needs.reset_states)
@@ -90,7 +90,7 @@ class Backward(Recorder):
         """Gradients of states, which the loops add to."""
         places: list[Place] = []
         for k, (shape, want) in enumerate(zip(state_shapes(self.problem, self.batch), wanted)):
-            place = self.place_of(self.make((name, k), zeros, shape)) if want else None
+            place = self.place_of(self.make((name, k), shape, zeros=True)) if want else None
             places.append(place)
         return places
 
@@ -166,7 +166,7 @@ class Backward(Recorder):
         size = sum(layout.sums)
         self._sums = None
         if any(gradient is not None and gradient.bare for gradient in found):
-            self._sums = self.make(("sums", layer.chain), empty, (teams, size))
+            self._sums = self.make(("sums", layer.chain), (teams, size))
         elif layout.vectors or any(wanted):
             self._sums = self.workspace.take(teams * size * self.size)
         return found
@@ -185,7 +185,7 @@ class Backward(Recorder):
                 strides = (*gradient.shape[1:], 1)
                 self.d_params[place] = View(made, gradient.shape, strides, gradient.offset)
                 continue
-            out = self.make(("d_param", place), empty, gradient.shape)
+            out = self.make(("d_param", place), gradient.shape)
             self.d_params[place] = self.place_of(out)
             at = sums._replace(offset=sums.offset + gradient.offset * self.size)
             given = {"sums": at, "out": out}

@@ -1,11 +1,25 @@
 """The forward pass on the CPU, as a program."""
 
-from openrnn.backends.base import state_shapes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import Call, state_shapes
 from openrnn.backends.cpu import reserve, schedules
-from openrnn.backends.cpu.program import Program, Value
-from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, empty, slots, zeros
+from openrnn.backends.cpu.program import Made, Program, Value
+from openrnn.backends.cpu.recorder import (
+    Recorder,
+    Rows,
+    Sizes,
+    address,
+    sizes_of,
+    slots,
+)
 from openrnn.codegen import build
+from openrnn.kernels.cpu import launch
 from openrnn.memo import memo
+from openrnn.memory import template
 from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, Loop
 
@@ -21,18 +35,18 @@ class Forward(Recorder):
         problem, spec, steps, batch = self.problem, self.spec, self.steps, self.batch
         width = spec.directions * spec.output_size
         self._x = self._y = Rows(Value("x"), Value("x_step"), Value("x_row"))
-        self.make("y", empty, (steps, batch, width))
+        self.make("y", (steps, batch, width))
         shapes = state_shapes(problem, batch)
         for k, shape in enumerate(shapes):
-            self.make(("final", k), empty, shape)
+            self.make(("final", k), shape)
         for k, (chains, rows, states) in enumerate(shapes if problem.return_states else ()):
-            self.make(("all", k), empty, (chains, steps, rows, states))
+            self.make(("all", k), (chains, steps, rows, states))
         self.saved: reserve.Saved | None = None
         if problem.grad:
             kept = reserve.shapes(problem, steps, batch)
-            new = zeros if reserve.partly(problem, steps, batch) else empty
+            partly = reserve.partly(problem, steps, batch)
             for k, (kept_shape, _) in enumerate(kept):
-                self.make(("saved", k), new, kept_shape)
+                self.make(("saved", k), kept_shape, zeros=partly)
             self.saved = reserve.by_layer(spec, len(kept))
         # outputs between layers that nobody keeps: one is written while another is read
         count = 0 if problem.grad else min(2, spec.num_layers - 1)
@@ -85,3 +99,22 @@ def program(sizes: Sizes) -> Program:
     spec = sizes.problem.spec
     execute(schedules.forward(spec.num_layers, spec.directions, sizes.steps), recorder)
     return recorder.program()
+
+
+class Again:
+    """Runs calls alike: a `Repeat`."""
+
+    def __init__(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> None:
+        sizes = sizes_of(call)
+        found = program(sizes)
+        dtype, device = call.x.dtype, call.x.device
+        results = [Made(torch.empty_like, template(shape, dtype, device)) for shape in shapes]
+        self._program = found._replace(made=(*results, *found.made[len(results) :]))
+        self._strides, self._threads = call.x.stride()[:2], sizes.threads
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states, of x, parameters and states."""
+        addresses = [*map(address, tensors)]
+        if not all(addresses) or launch.threads() != self._threads:
+            return None
+        return self._program.run([*self._strides, *addresses])

@@ -124,10 +124,15 @@ class Workspace:
 
 
 class Made(NamedTuple):
-    """A tensor that a run makes: `new(x, shape)`, of the dtype and device of x."""
+    """A tensor that a run makes.
 
-    new: Callable[..., Tensor]
-    shape: tuple[int, ...]
+    Args:
+        like: `torch.empty_like` or `torch.zeros_like`.
+        template: a tensor of its shape, without memory.
+    """
+
+    like: Callable[[Tensor], Tensor]
+    template: Tensor
 
 
 class Program(NamedTuple):
@@ -140,9 +145,9 @@ class Program(NamedTuple):
     operations: tuple[Launch | Clear | Copy, ...]
     made: tuple[Made, ...]
 
-    def run(self, x: Tensor, values: list[int]) -> list[Tensor]:
+    def run(self, values: list[int]) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace."""
-        made = [new(x, shape) for new, shape in self.made]
+        made = [like(template) for like, template in self.made]
         values += map(_address, made)
         for operation in self.operations:
             operation.run(values)

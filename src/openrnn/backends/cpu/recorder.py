@@ -1,9 +1,10 @@
 """What the two passes share: writing the operations of a schedule down as a program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from openrnn import philox
@@ -21,6 +22,7 @@ from openrnn.backends.cpu.program import (
     Workspace,
 )
 from openrnn.kernels.cpu import launch
+from openrnn.memory import template
 from openrnn.params import module_slots
 from openrnn.schedule.operations import FinishWeights, Loop
 from openrnn.spec import Problem
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
     from openrnn.kernels.cpu.objects import CompiledFunction
     from openrnn.kernels.cpu.plan import LoopPlan
 
-empty: Any = Tensor.new_empty
-zeros: Any = Tensor.new_zeros
+CPU = torch.device("cpu")
 
 address = Tensor.data_ptr
 
@@ -117,11 +118,15 @@ class Recorder:
     def abandon(self) -> None:
         """Nothing runs while operations are written down."""
 
-    def make(self, slot: Slot, new: Callable[..., Tensor], shape: tuple[int, ...]) -> Value:
-        """A tensor that each run makes, as `Made` says."""
+    def make(self, slot: Slot, shape: tuple[int, ...], zeros: bool = False) -> Value:
+        """A tensor that each run makes, of any values or of zeros."""
         self.places[slot] = len(self.places) - 1  # without the workspace
-        self.made.append(Made(new, shape))
+        self.made.append(self._made(shape, zeros))
         return Value(slot)
+
+    def _made(self, shape: tuple[int, ...], zeros: bool = False) -> Made:
+        like = torch.zeros_like if zeros else torch.empty_like
+        return Made(like, template(shape, self.dtype, CPU))
 
     def place_of(self, made: Value) -> int:
         """The place of a tensor among those that a run makes."""
@@ -129,7 +134,7 @@ class Recorder:
 
     def program(self) -> Program:
         """What was written down."""
-        workspace = Made(empty, (-(-self.workspace.size // self.size),))
+        workspace = self._made((-(-self.workspace.size // self.size),))
         return Program(tuple(self.operations), (*self.made, workspace))
 
     def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:

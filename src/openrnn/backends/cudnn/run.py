@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from openrnn.memo import memo
+from openrnn.memory import template
 from openrnn.native.cudnn.descriptors import (
     BATCH_MAJOR,
     DEFAULT_MATH,
@@ -20,7 +21,7 @@ from openrnn.native.cudnn.descriptors import (
     space_bytes,
 )
 from openrnn.native.cudnn.handles import Handle
-from openrnn.native.device import On, template
+from openrnn.native.device import On
 from openrnn.params import size
 
 LONGEST = 65535  # steps that a data descriptor takes

@@ -30,8 +30,9 @@ from openrnn.backends.fused.forward import Forward
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.errors import CellError
+from openrnn.memory import memory_for
 from openrnn.native import cublaslt, nvrtc
-from openrnn.native.device import On, memory_for
+from openrnn.native.device import On
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, plan

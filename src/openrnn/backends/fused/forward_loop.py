@@ -14,7 +14,7 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.native.device import memory_for
+from openrnn.memory import memory_for
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
 
 

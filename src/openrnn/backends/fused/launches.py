@@ -16,7 +16,7 @@ from openrnn.backends.fused.layer import (
     layer_kernels,
 )
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.native.device import memory_for
+from openrnn.memory import memory_for
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide

@@ -13,8 +13,8 @@ from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, PreparedArgs, ReduceBiasGradientsArgs
 from openrnn.memo import memo
+from openrnn.memory import memory_for
 from openrnn.native import nvrtc
-from openrnn.native.device import memory_for
 from openrnn.params import places
 from openrnn.spec import Spec
 from openrnn.tuning import plan

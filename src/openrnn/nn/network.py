@@ -1,0 +1,172 @@
+"""A network as a module: parameters under torch's names, where they lie, what a copy takes."""
+
+import copy
+import math
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from openrnn import cells, dispatch, params
+from openrnn.cells import Cell
+from openrnn.nn import checks, flat, foreign
+from openrnn.nn.repeats import Repeats
+from openrnn.spec import Spec, clip_bounds
+
+
+class Network(nn.Module):
+    """The module of a network: its spec, its parameters and their memory. `Layer` has the calls."""
+
+    cell: Cell
+    bias: bool
+    batch_first: bool
+    dropout: float
+    backend: str
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str = "auto",
+        bias_mode: str | None = None,
+        input_mode: str = "linear",
+        cell_clip: float | tuple[float, float] | None = None,
+        precision: str | None = None,
+        algorithm: str = "auto",
+        reset_dropout_state: bool = False,
+        recompute: str = "none",
+    ) -> None:
+        super().__init__()
+        checks.torch_arguments(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size
+        )
+        dispatch.check_name(backend)
+        self.cell = cell
+        self.bias_mode = checks.bias_mode(bias, bias_mode)
+        self.bias = self.bias_mode != "none"
+        self.batch_first, self.bidirectional = batch_first, bool(bidirectional)
+        self.dropout = float(dropout)
+        self.backend = backend
+        self._spec = cell.spec(
+            input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional,
+            bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
+            dropout=self.dropout, cell_clip=clip_bounds(cell_clip),
+            precision=precision or "default", algorithm=algorithm,
+            reset_dropout_state=reset_dropout_state, recompute=recompute,
+        )  # fmt: skip
+        cells.check(self._spec)
+        self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
+        self.num_layers, self.proj_size = self._spec.num_layers, self._spec.proj_size
+        slots = params.module_slots(self._spec)
+        self._names = [slot.name for slot in slots]
+        self._repeats = Repeats()
+        for slot in slots:
+            parameter = torch.empty(slot.shape, device=device, dtype=dtype)
+            self.register_parameter(slot.name, nn.Parameter(parameter))
+        self.flatten_parameters()
+        self.reset_parameters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
+        self._repeats = Repeats()
+        # in another process the same cell may have another key
+        self._spec = self._spec.with_(cell=self.cell.key)
+
+    @property
+    def spec(self) -> Spec:
+        """What this network is; follows `dropout`, the one attribute that may be changed later."""
+        if self._spec.dropout != self.dropout:
+            self._spec = self._spec.with_(dropout=float(self.dropout))
+        return self._spec
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        foreign.refuse_script(self)
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each layer and direction, in torch's order."""
+        rows: list[list[Tensor]] = [[] for _ in range(self._spec.chains)]
+        for slot in params.module_slots(self._spec):
+            rows[slot.chain].append(getattr(self, slot.name))
+        return rows
+
+    def flatten_parameters(self) -> None:
+        """Lays parameters on a CUDA device side by side, where cuDNN reads them without a copy.
+
+        Never needed: it is done when a layer is made, moved, converted or deep-copied, and layers
+        whose parameters lie elsewhere work as well.
+        """
+        own: dict[str, Any] = self._parameters
+        if flat.addresses([own.get(name) for name in self._names]):
+            flat.lay(self._spec, own)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Network":
+        own: dict[str, Any] = self._parameters
+        before = {name: flat.addresses([own.get(name)]) for name in self._names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+        # what stays where it was may be shared, as by processes that train together
+        if all(flat.addresses([own.get(name)]) != there for name, there in before.items()):
+            self.flatten_parameters()
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
+        made = self.__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(
+            copy.deepcopy(Network.__getstate__(self), memo)
+        )  # parametrized ones differ
+        made.flatten_parameters()
+        return made
+
+    def weights(self) -> list[Tensor]:
+        """The parameters in the order of `openrnn.params.module_slots`, as they are now."""
+        if torch.compiler.is_compiling():
+            return [getattr(self, name) for name in self._names]
+        own: dict[str, Any] = self._parameters
+        try:
+            return [own[name] for name in self._names]
+        except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
+            return [getattr(self, name) for name in self._names]
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from their defaults, as torch prints them."""
+        words = [f"{self.input_size}, {self.hidden_size}"]
+        defaults: dict[str, object] = {
+            "proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0,
+            "bidirectional": False, "backend": "auto",
+        }  # fmt: skip
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                words.append(f"{name}={getattr(self, name)}")
+        if self.bias_mode not in ("double", "none"):
+            words.append(f"bias_mode={self.bias_mode!r}")
+        for name, plain in (
+            ("input_mode", "linear"),
+            ("cell_clip", None),
+            ("precision", "default"),
+            ("algorithm", "auto"),
+            ("reset_dropout_state", False),
+            ("recompute", "none"),
+        ):
+            if getattr(self._spec, name) != plain:
+                words.append(f"{name}={getattr(self._spec, name)!r}")
+        return ", ".join(words)

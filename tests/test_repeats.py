@@ -1,0 +1,327 @@
+"""Calls that a module remembers: what they return, and all that must end the memory of them."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import openrnn
+from openrnn.nn import repeats
+
+T, B, H = 3, 2, 16
+WIDTH = 5  # of x
+
+
+def layer(**options):
+    torch.manual_seed(0)
+    return openrnn.LSTM(WIDTH, H, 2, bidirectional=True, **options).eval()
+
+
+def inputs(module, batched=True):
+    x = torch.randn(*((T, B, WIDTH) if batched else (T, WIDTH)))
+    hx = tuple(torch.randn(*((4, B, H) if batched else (4, H))) for _ in range(2))
+    return (x.transpose(0, 1) if batched and module.batch_first else x), hx
+
+
+def flat(found):
+    y, states = found
+    return [y, *(states if isinstance(states, tuple) else (states,))]
+
+
+class Watch(TorchDispatchMode):
+    """Counts our forward operators."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += function is torch.ops.openrnn.forward.default
+        return function(*args, **kwargs or {})
+
+
+@pytest.fixture
+def hits(monkeypatch):
+    """How many calls were repeated from memory."""
+    count = [0]
+    run = repeats.Repeats.run
+
+    def counted(self, *args):
+        found = run(self, *args)
+        count[0] += found is not None
+        return found
+
+    monkeypatch.setattr(repeats.Repeats, "run", counted)
+    return count
+
+
+def remembered(module, x, hx):
+    """The module after it has come to remember this call."""
+    with torch.no_grad():
+        for _ in range(2):
+            module(x, hx)
+    return module
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_layer_returns_the_same(hits, batched, batch_first, given):
+    module = layer(batch_first=batch_first)
+    x, hx = inputs(module, batched)
+    hx = hx if given else None
+    with torch.no_grad():
+        first, _, third = (flat(module(x, hx)) for _ in range(3))
+    assert hits == [1]
+    for a, b in zip(first, third):
+        assert torch.equal(a, b)
+        assert a.shape == b.shape
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_step_returns_the_same(hits, batched):
+    module = openrnn.GRU(WIDTH, H, 2)
+    x, hx = (
+        torch.randn(*((B, WIDTH) if batched else (WIDTH,))),
+        torch.randn(*((2, B, H), (2, H))[not batched]),
+    )
+    with torch.no_grad():
+        first, _, third = (flat(module.step(x, hx)) for _ in range(3))
+        assert hits == [1]
+        module(
+            x.reshape(-1, *((1, WIDTH) if batched else (WIDTH,))), None
+        )  # of the same sizes or not
+    for a, b in zip(first, third):
+        assert torch.equal(a, b)
+        assert a.shape == b.shape
+
+
+@pytest.mark.parametrize("kind", [openrnn.LSTMCell, openrnn.GRUCell, openrnn.RNNCell])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_one_step_module_returns_the_same(hits, kind, batched):
+    module, lead = kind(WIDTH, H), (B,) if batched else ()
+    x, h = torch.randn(*lead, WIDTH), torch.randn(*lead, H)
+    hx = (h, torch.randn(*lead, H)) if kind is openrnn.LSTMCell else h
+    with torch.no_grad():
+        first, _, third = (module(x, hx) for _ in range(3))
+    assert hits == [1]
+    for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (first, third))):
+        assert torch.equal(a, b)
+        assert a.shape == b.shape
+
+
+def test_it_reads_what_is_there_now(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+        x, hx = x + 1, tuple(state - 1 for state in hx)
+        found = flat(module(x, hx))
+        wanted = flat(copy.deepcopy(module)(x, hx))
+        module.weight_hh_l0 = nn.Parameter(module.weight_hh_l0 + 1)
+        replaced = flat(module(x, hx))
+        wanted_then = flat(copy.deepcopy(module)(x, hx))
+    assert hits == [2]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(replaced, wanted_then))
+    assert not torch.equal(found[0], replaced[0])
+
+
+def test_a_gradient_is_recorded_where_one_is_wanted(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    y, _ = module(x, hx)
+    y.sum().backward()
+    assert module.weight_hh_l0.grad is not None
+    module.requires_grad_(False)
+    with torch.no_grad():
+        module(x, hx), module(x, hx)
+    assert not module(x, hx)[0].requires_grad
+    before = hits[0]
+    assert before
+    x.requires_grad_()
+    assert module(x, hx)[0].requires_grad
+    assert hits == [before]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
+def test_autocast_and_modes_are_seen(hits):
+    module = layer()
+    x, hx = inputs(module)
+    with torch.no_grad():
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                assert module(x, hx)[0].dtype == torch.bfloat16
+        remembered(module, x, hx)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert module(x, hx)[0].dtype == torch.bfloat16
+        assert hits == [0]
+        with Watch() as watch:
+            for _ in range(3):
+                module(x, hx)
+        assert watch.calls == 3
+        assert hits == [0]
+        _, tangent = torch.func.jvp(lambda x: module(x, hx)[0], (x,), (torch.ones_like(x),))
+        assert tangent.abs().sum() > 0
+        many = torch.vmap(lambda x: module(x, hx)[0])(torch.stack([x, x]))
+        assert torch.allclose(many[1], module(x, hx)[0], atol=1e-5)
+    assert hits == [1]
+    with torch.inference_mode():
+        assert module(x, hx)[0].is_inference()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
+def test_forward_mode_is_seen():
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = torch.autograd.forward_ad.unpack_dual(module(dual, hx)[0]).tangent
+    assert tangent is not None
+
+
+def test_other_settings_are_other_calls(hits):
+    module = layer(dropout=0.5)
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    with torch.no_grad():
+        plain = module(x, hx)[0]
+        assert hits == [1]
+        module.train()
+        for _ in range(3):
+            assert not torch.equal(module(x, hx)[0], plain)
+        module.dropout = 0.0
+        for _ in range(3):
+            assert torch.equal(module(x, hx)[0], plain)
+        assert hits == [2]
+        module.dropout = 0.9
+        assert not torch.equal(module(x, hx)[0], plain)
+        module.eval()
+        module.dropout, module.backend = 0.5, "reference"
+        assert torch.allclose(module(x, hx)[0], plain, atol=1e-5)
+        assert hits == [2]
+        module.backend = "nothing"
+        with pytest.raises(ValueError, match="nothing"):
+            module(x, hx)
+
+
+def test_another_number_of_threads(hits):
+    module = openrnn.LSTM(64, 512)  # threads share its steps
+    x, before = torch.randn(4, 1, 64), torch.get_num_threads()
+    remembered(module, x, None)
+    wanted = flat(module(x))
+    try:
+        with torch.no_grad():
+            for threads in (1, 2, 3, 1, 2, 3):
+                torch.set_num_threads(threads)
+                for _ in range(2):
+                    assert torch.allclose(flat(module(x))[0], wanted[0], atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+    assert hits[0] >= 6
+
+
+def test_memory_that_shrank_is_seen(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    with torch.no_grad():
+        module(x, hx)
+        assert hits == [1]
+        for shrunk, name in ((x, "x"), (module.weight_ih_l1, "weight_ih_l1"), (hx[1], "c_0")):
+            storage, size = shrunk.untyped_storage(), shrunk.nbytes
+            for left in (size - 4, 0):
+                storage.resize_(left)
+                with pytest.raises(ValueError, match=f"{name} must have memory"):
+                    module(x, hx)
+            storage.resize_(size)
+    assert hits == [1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_states_of_other_kinds_end_as_ever():
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    nested = torch.nested.nested_tensor([torch.zeros(B, H)] * 4)
+    with torch.no_grad():
+        for odd in (
+            nested,
+            torch.zeros(4, B, H).to_sparse(),
+            torch.zeros(4, B, H, dtype=torch.float64),
+        ):
+            with pytest.raises(ValueError, match=r"dense|dtype"):
+                module(x, (odd, hx[1]))
+        with pytest.raises(ValueError, match="dense"):
+            module(torch.nested.nested_tensor([torch.zeros(B, WIDTH)] * T), hx)
+        with pytest.raises(RuntimeError):
+            module(x, (hx[0][:, :1], hx[1]))
+        neg = torch._neg_view(hx[0])
+        assert torch.allclose(module(x, (neg, hx[1]))[0], module(x, (-hx[0], hx[1]))[0])
+
+
+def test_parameters_that_are_computed(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    with torch.no_grad():
+        plain = module(x, hx)[0]
+        register_parametrization(module, "weight_ih_l0", Double())
+        for _ in range(3):
+            assert not torch.equal(module(x, hx)[0], plain)
+    assert hits == [1]
+
+
+def test_functional_call_uses_its_own(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    others = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
+    with torch.no_grad():
+        for _ in range(3):
+            y, _ = torch.func.functional_call(module, others, (x, (hx[0] * 0, hx[1] * 0)))
+            assert not y.any()
+        assert module(x, hx)[0].any()
+    assert hits[0] >= 1
+
+
+def test_it_is_no_part_of_a_module_s_state(hits):
+    module = layer()
+    x, hx = inputs(module)
+    remembered(module, x, hx)
+    assert "_repeats" not in module.__getstate__()
+    cell = openrnn.GRUCell(WIDTH, H)
+    cell_x = torch.randn(B, WIDTH)
+    with torch.no_grad():
+        cell(cell_x), cell(cell_x)
+        for original, given in ((module, (x, hx)), (cell, (cell_x,))):
+            wanted = original(*given)
+            wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+            for made in (
+                copy.deepcopy(original), copy.copy(original), pickle.loads(pickle.dumps(original)),
+            ):  # fmt: skip
+                for _ in range(3):
+                    y = made(*given)
+                    assert torch.equal(y[0] if isinstance(y, tuple) else y, wanted)
+    assert hits == [2 * (1 + 3)]
+
+
+def test_sizes_that_come_once_are_not_kept():
+    module = openrnn.RNN(WIDTH, H)
+    with torch.no_grad():
+        for steps in range(1, 2 * repeats.KEYS):
+            module(torch.randn(steps % 7 + 1, steps, WIDTH))
+    assert len(module._repeats._known) <= repeats.KEYS
+    assert not any(module._repeats._known.values())
