@@ -2,6 +2,7 @@
 
 from openrnn import cells as cells
 from openrnn import codegen as codegen
+from openrnn import onnx as onnx
 from openrnn import ops as ops
 from openrnn import params as params
 from openrnn.backends.fused.ahead import compile_kernels as compile_kernels

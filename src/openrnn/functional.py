@@ -123,7 +123,7 @@ def recurrent(
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
     inputs = (x, given, params, lengths, reset, resets, seed)
-    if how.backend == "reference":
+    if how.backend == "reference" and not _exports():
         return _by_reference(spec, how, inputs, "" if route is None else opaque, backend)
     out = op.recorded(how, *inputs) if route is None else op.run(route, *inputs)
     count = len(spec.states)
@@ -162,6 +162,11 @@ def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
     route = _route(call.backend, asked)
     inputs = (x, call.states, call.params, None, None, (), None)
     return dispatch.BACKENDS[route.how.backend].repeat(call_of(route, inputs), shapes)
+
+
+def _exports() -> bool:
+    """Whether a graph is recorded in which a loop over steps would have a fixed T."""
+    return torch.compiler.is_exporting() and not request.transformed()
 
 
 def _masks(

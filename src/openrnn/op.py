@@ -57,7 +57,8 @@ def _forward(*args: Any) -> list[Tensor]:
         return _eager(route, *inputs)
 
 
-def _forward_fake(*args: Any) -> list[Tensor]:
+def forward_fake(*args: Any) -> list[Tensor]:
+    """What forward returns, by its shapes: y, final states, all states, reserve."""
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
@@ -340,5 +341,5 @@ for _device in ("CPU", "CUDA"):
     _LIBRARY.impl("backward", partial(_apart, _backward), _device)
 _LIBRARY.impl("forward", _autograd, "Autograd")
 _LIBRARY.impl("backward", _backward_autograd, "Autograd")
-torch.library.register_fake("openrnn::forward", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake("openrnn::forward", forward_fake, lib=_LIBRARY)
 torch.library.register_fake("openrnn::backward", _backward_fake, lib=_LIBRARY)

@@ -30,7 +30,7 @@ from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-def _stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
+def stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
     """One step of one chain: (x-side pre-activations (B, G*H), states) -> new states."""
     clip, gates = clip_of(spec), len(spec.gates)
 
@@ -55,7 +55,7 @@ def _stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
     return step
 
 
-def _input_side(spec: Spec, weights: Chain, x: Tensor) -> Tensor:
+def input_side(spec: Spec, weights: Chain, x: Tensor) -> Tensor:
     """The x-side pre-activations of all steps: (T, B, G*H)."""
     if weights.w_ih is not None:
         return linear(x, weights.w_ih, weights.b_ih)
@@ -84,15 +84,15 @@ def _run_chain(
         if boundary is not None and active is not None:
             boundary = boundary & active
         if boundary is not None and not reverse:
-            states = _choose(boundary, reset_states, states)
+            states = choose(boundary, reset_states, states)
         new = step(x_gates[t], states)
         if active is not None:
             after.append(tuple(torch.where(active, state, 0) for state in new))
-            new = _choose(active, new, states)
+            new = choose(active, new, states)
         else:
             after.append(new)
         if boundary is not None and reverse:
-            new = _choose(boundary, reset_states, new)
+            new = choose(boundary, reset_states, new)
         states = new
     if reverse:
         after.reverse()
@@ -103,7 +103,8 @@ def _run_chain(
     return states, all_states
 
 
-def _choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensor by tensor, `a` where the mask is set and `b` elsewhere."""
     return tuple(torch.where(where, first, second) for first, second in zip(a, b))
 
 
@@ -126,7 +127,7 @@ def run(call: Call) -> Outputs:
             chain = layer * spec.directions + direction
             weights = layers[chain]
             last, of_steps = _run_chain(
-                call, _stepper(spec, cell, weights), _input_side(spec, weights, x), chain,
+                call, stepper(spec, cell, weights), input_side(spec, weights, x), chain,
                 reverse=direction == 1,
             )  # fmt: skip
             finals.append(last)
