@@ -33,19 +33,20 @@ Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 def stepper(spec: Spec, cell: Cell, weights: Chain) -> Step:
     """One step of one chain: (x-side pre-activations (B, G*H), states) -> new states."""
     clip, gates = clip_of(spec), len(spec.gates)
+    rows = [spec.hidden_size] * gates  # of sizes, because ONNX has that since opset 13
 
     def step(x_gates: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = x_gates.chunk(gates, -1)
+        x = x_gates.split(rows, -1)
         r: object
         if cell.dependent_product:
-            matrices = dict(zip(spec.gates, weights.w_hh.chunk(gates)))
-            parts = weights.b_hh.chunk(gates) if weights.b_hh is not None else (None,) * gates
+            matrices = dict(zip(spec.gates, weights.w_hh.split(rows)))
+            parts = weights.b_hh.split(rows) if weights.b_hh is not None else (None,) * gates
             biases = dict(zip(spec.gates, parts))
 
             def r(gate: str, h: Tensor) -> Tensor:
                 return linear(h, matrices[gate], biases[gate])
         else:
-            r = linear(states[0], weights.w_hh, weights.b_hh).chunk(gates, -1)
+            r = linear(states[0], weights.w_hh, weights.b_hh).split(rows, -1)
         emitted, *others = cell.step(x, r, states, weights.unit, clip)
         if weights.w_hr is not None:
             emitted = linear(emitted, weights.w_hr)

@@ -6,9 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from openrnn import reference
+from openrnn import fresh, reference
 from openrnn.backends.base import Call
-from openrnn.cells import lookup
+from openrnn.cells import Cell, lookup
+from openrnn.codegen.check import SHAPE, examples, names_of, step_of
+from openrnn.errors import CellError
 from openrnn.params import Chain
 
 
@@ -22,7 +24,11 @@ def scan(
     Args:
         chains: the layer's tensors, forward before reverse.
         first: the place of the first of them among all chains of the network.
+
+    Raises:
+        CellError: the cell holds a tensor.
     """
+    _check(lookup(call.problem.spec.cell))
     found = [
         _chain(call, weights, first + direction, x, reverse=direction == 1)
         for direction, weights in enumerate(chains)
@@ -31,6 +37,23 @@ def scan(
     every = [torch.stack(parts) for parts in zip(*(steps for _, steps in found))]
     emitted = [steps[0] for _, steps in found]
     return torch.cat(emitted, dim=-1) if len(emitted) > 1 else emitted[0], finals, every
+
+
+def _check(cell: Cell) -> None:
+    """Raises CellError for a cell with a tensor of its own: torch's exporter loses its values."""
+    if not cell.dependent_product and fresh.run(_holds_tensor, cell):
+        raise CellError(
+            f"cell '{cell.name}' reads a tensor that is none of x, r, s and p: ONNX takes numbers, "
+            "and vectors named in params="
+        )
+
+
+def _holds_tensor(cell: Cell) -> bool:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = examples(len(names_of(cell)), SHAPE, torch.float32)
+    traced = make_fx(step_of(cell, None))(*given)
+    return any(node.op == "get_attr" for node in traced.graph.nodes)
 
 
 def _chain(

@@ -1,0 +1,164 @@
+"""ONNX out: every cell and option of a call, run by ONNX Runtime beside ours."""
+
+import pytest
+import torch
+from cases import CELLS
+from onnx_models import MARKS, assert_close, both, kinds
+from torch import nn
+
+import openrnn
+
+pytestmark = MARKS
+
+
+@openrnn.cell(gates="a b", states="h k", params="p_a", name="own")
+def own(x, r, s, p):
+    """Passes a state on as it is, branches, and has a vector."""
+    k = torch.where(x.a > r.a, torch.erf(x.b + p.p_a), torch.nn.functional.softplus(r.b) - s.k)
+    return torch.tanh(k), s.h
+
+
+def cell_part(cell):
+    """Both directions with lengths and initial states."""
+    states = len(cell.states)
+    return (
+        lambda: openrnn.Recurrent(cell, 4, 4, bidirectional=True),
+        lambda layer, x, lengths, h, c, **_: layer(x, (h, c, h, c)[:states], lengths=lengths),
+    )
+
+
+@pytest.fixture(scope="module")
+def cells_run(one_thread):
+    return both({name: cell_part(cell) for name, cell in CELLS.items()})
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell(cells_run, cell):
+    """Lengths, 0 among them, nan in the padding, both directions, initial states."""
+    _, found, wanted = cells_run
+    assert_close(found[cell], wanted[cell])
+
+
+def test_which_cells_are_nodes(cells_run):
+    """One node for both directions of the seven that ONNX has, a Scan a direction for the others."""
+    counts = kinds(cells_run[0])
+    assert {kind: counts[kind] for kind in ("LSTM", "GRU", "RNN", "Scan", "Loop")} == {
+        "LSTM": 3, "GRU": 2, "RNN": 2, "Scan": 2 * (len(CELLS) - 7), "Loop": 0,
+    }  # fmt: skip
+
+
+def plain(layer, x, **_):
+    return layer(x)
+
+
+def layers(make, **options):
+    return lambda: make(4, 4, **options)
+
+
+NODES = {
+    **{
+        f"{make.__name__}-{mode}": (layers(make, bias_mode=mode, num_layers=layers_), plain)
+        for make in (openrnn.LSTM, openrnn.GRU, openrnn.RNN)
+        for mode, layers_ in (("double", 3), ("input", 1), ("recurrent", 1), ("none", 1))
+    },
+    "deep": (
+        layers(openrnn.LSTM, num_layers=3, bidirectional=True, dropout=0.5),
+        lambda layer, x, lengths, h, c, **_: layer(
+            x, (h.repeat(3, 1, 1), c.repeat(3, 1, 1)), lengths=lengths
+        ),
+    ),
+    "relu": (layers(openrnn.RNN, nonlinearity="relu", bidirectional=True), plain),
+    "skip": (layers(openrnn.LSTM, input_mode="skip", num_layers=2), plain),
+    "skip-coupled": (
+        lambda: openrnn.Recurrent(openrnn.cells.coupled_lstm, 4, 4, input_mode="skip"),
+        plain,
+    ),
+    "batch-first": (
+        layers(openrnn.GRU, batch_first=True, bidirectional=True),
+        lambda layer, x, lengths, **_: layer(x.transpose(0, 1), lengths=lengths),
+    ),
+    "unbatched": (layers(openrnn.GRU, num_layers=2), lambda layer, x, **_: layer(x[:, 0])),
+    "all-states": (
+        layers(openrnn.GRU, num_layers=2, bidirectional=True),
+        lambda layer, x, lengths, **_: layer(x, lengths=lengths, return_states=True),
+    ),
+    "padding-value": (
+        layers(openrnn.LSTM),
+        lambda layer, x, lengths, **_: layer(x, lengths=lengths, padding_value=2.5),
+    ),
+    "inside": (
+        lambda: nn.ModuleList([nn.Embedding(9, 4), openrnn.LSTM(4, 4), nn.Linear(4, 2)]),
+        lambda parts, lengths, **_: parts[2](parts[1](parts[0](lengths[:, None] % 9))[0]),
+    ),
+    "LSTMCell": (layers(openrnn.LSTMCell), lambda cell, x, h, c, **_: cell(x[0], (h[0], c[0]))),
+    "GRUCell": (layers(openrnn.GRUCell), lambda cell, x, **_: cell(x[0])),
+    "RNNCell": (layers(openrnn.RNNCell), lambda cell, x, h, **_: cell(x[0, 0], h[0, 0])),
+}
+
+
+@pytest.fixture(scope="module")
+def nodes_run(one_thread):
+    return both(NODES, fill=False)
+
+
+@pytest.mark.parametrize("part", NODES)
+def test_nodes(nodes_run, part):
+    _, found, wanted = nodes_run
+    assert_close(found[part], wanted[part])
+
+
+def test_nodes_are_nodes(nodes_run):
+    assert not {"Scan", "Loop"} & kinds(nodes_run[0]).keys()
+
+
+def everything(layer, x, lengths, reset, h, c, **_):
+    h, c = (state[: layer.spec.chains] for state in (h, c))
+    width = layer.spec.output_size
+    return layer(
+        x, (h[..., :width], c), lengths=lengths, reset=reset,
+        reset_state=(h[:, :1, :width] + 1, c[:, :1] + 2), return_states=True,
+    )  # fmt: skip
+
+
+SCANS = {
+    "clip": (
+        layers(openrnn.LSTM, cell_clip=(-0.1, 0.2), num_layers=2),
+        lambda layer, x, h, c, **_: layer(x, (h, 9 * c)),
+    ),
+    "projection": (lambda: openrnn.LSTM(4, 5, proj_size=3, bidirectional=True), plain),
+    "everything": (
+        lambda: openrnn.LSTM(4, 4, proj_size=3, bidirectional=True, cell_clip=0.5), everything,
+    ),
+    "peepholes": (
+        lambda: openrnn.Recurrent(openrnn.cells.peephole_lstm, 4, 4, bidirectional=True),
+        everything,
+    ),
+    "all-states": (
+        layers(openrnn.LSTM, num_layers=2),
+        lambda layer, x, lengths, **_: layer(x, lengths=lengths, return_states=True),
+    ),
+    "reset-before": (
+        lambda: openrnn.Recurrent(openrnn.cells.gru_reset_before, 4, 4, bidirectional=True),
+        lambda layer, x, reset, **_: layer(x, reset=reset),
+    ),
+    "own": (lambda: openrnn.Recurrent(own, 4, 4, input_mode="skip", bias_mode="input"), plain),
+    "step": (
+        lambda: openrnn.Recurrent(openrnn.cells.mgu, 4, 4),
+        lambda layer, x, reset, h, **_: layer.step(x[0], (h[:1],), reset=reset[0]),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scans_run(one_thread):
+    return both(SCANS, fill=False)
+
+
+@pytest.mark.parametrize("part", SCANS)
+def test_scans(scans_run, part):
+    _, found, wanted = scans_run
+    assert_close(found[part], wanted[part])
+
+
+def test_scans_are_scans(scans_run):
+    assert not {"LSTM", "GRU", "RNN", "Loop"} & kinds(scans_run[0]).keys()

@@ -1,0 +1,141 @@
+"""ONNX out: opsets, dtypes, programs exported before, large weights, and what is refused."""
+
+from collections import Counter
+
+import pytest
+import torch
+from onnx_models import (
+    MARKS,
+    SIZES,
+    Parts,
+    assert_close,
+    both,
+    drawn,
+    export,
+    kinds,
+    onnx,
+    onnxruntime,
+    run,
+    session,
+)
+
+import openrnn
+from openrnn import cells
+
+pytestmark = MARKS
+
+NEWEST = min(onnx.defs.onnx_opset_version(), 26)  # onnxruntime 1.31 runs no later one
+
+
+def lengths_too(layer, x, lengths, **_):
+    return layer(x, lengths=lengths)
+
+
+def layers(cell=cells.lstm):
+    return lambda: openrnn.Recurrent(cell, 4, 4, bidirectional=True)
+
+
+SMALL = {"node": (layers(), lengths_too), "scan": (layers(cells.mgu), lengths_too)}
+
+
+@pytest.mark.parametrize("opset", [16, 18, 22, NEWEST])
+def test_opsets(opset):
+    """Below 18 by onnx's converter, which torch's exporter calls."""
+    model = Parts(SMALL).eval()
+    program = export(model, drawn(5, 3), opset_version=opset)
+    assert program.model.opset_imports[""] == opset
+    inputs = drawn(8, 4)
+    with torch.no_grad():
+        wanted = model(**inputs)
+    assert_close(run(session(program), inputs, wanted), wanted)
+
+
+@pytest.mark.parametrize("opset", [14, 15])
+def test_old_opsets_of_fixed_sizes(opset):
+    """onnx's converter has no way below 16 for Identity, and none below 15 for Shape."""
+    model = Parts({"node": (layers(), lambda layer, x, **_: layer(x))}).eval()
+    inputs = drawn(5, 3)
+    program = export(model, inputs, sizes=None, opset_version=opset)
+    assert program.model.opset_imports[""] == opset
+    with torch.no_grad():
+        wanted = model(**inputs)
+    assert_close(run(session(program), inputs, wanted), wanted)
+
+
+def test_float64_is_a_scan():
+    """ONNX Runtime has no LSTM of it."""
+    program, found, wanted = both(SMALL, torch.float64)
+    assert_close(found, wanted, torch.float64)
+    assert kinds(program)["Scan"] == 4
+
+
+def test_float16():
+    """A node and a Scan; ours computes in float32 and rounds at the end."""
+    _, found, wanted = both(SMALL, torch.float16)
+    assert_close(found, wanted, torch.float16)
+
+
+def test_bfloat16_passes_the_checker():
+    """Its LSTM comes with opset 22 and its products with no version of ONNX Runtime on a CPU."""
+    model = Parts(SMALL).eval().to(torch.bfloat16)
+    program = export(model, drawn(5, 3, torch.bfloat16))
+    assert kinds(program)["Scan"] == 4
+    assert program.model.graph.outputs[0].dtype.name == "BFLOAT16"
+
+
+@pytest.mark.parametrize("how", ["as it is", "decomposed", "by our table"])
+def test_a_program_exported_before(how):
+    model, inputs = Parts(SMALL | {"before": (layers(cells.gru_reset_before), lengths_too)}), drawn(8, 4)
+    model.eval()
+    sizes = {name: {d: torch.export.Dim(of[d]) for d in of} for name, of in SIZES.items()}
+    exported = torch.export.export(model, (), drawn(5, 3), dynamic_shapes=sizes)
+    names = [str(node.target) for node in exported.graph.nodes]
+    assert names.count("openrnn.forward.default") == 3
+    if how == "decomposed":
+        exported = exported.run_decompositions()
+        names = [str(node.target) for node in exported.graph.nodes]
+        assert names.count("openrnn.forward.default") == 3
+    elif how == "by our table":
+        exported = exported.run_decompositions(openrnn.onnx.decompositions())
+        assert "openrnn.forward.default" not in [str(node.target) for node in exported.graph.nodes]
+    program = torch.onnx.export(exported, dynamo=True, verbose=False)
+    with torch.no_grad():
+        wanted = model(**inputs)
+    assert_close(run(session(program), inputs, wanted), wanted)
+
+
+def test_large_weights_are_constants_when_they_run(tmp_path):
+    """torch's exporter folds up to 8192 numbers, onnxscript when asked, ONNX Runtime all."""
+    parts = {"node": (lambda: openrnn.LSTM(4, 100, bidirectional=True), lambda m, x, **_: m(x))}
+    program = export(Parts(parts).eval(), drawn(5, 3))
+    path = tmp_path / "optimized.onnx"
+    basic = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session(program, optimized_model_filepath=str(path), graph_optimization_level=basic)
+    wanted = Counter(LSTM=1, Gather=2, Concat=1)
+    assert Counter(node.op_type for node in onnx.load(path).graph.node) == wanted
+
+    from onnxscript import optimizer
+
+    optimizer.optimize(program.model, input_size_limit=10**9, output_size_limit=10**9)
+    assert kinds(program) == wanted
+
+
+def test_dropout_is_refused():
+    model = Parts({"layer": (lambda: openrnn.GRU(4, 4, 2, dropout=0.5), lambda m, x, **_: m(x))})
+    with (
+        pytest.warns(UserWarning, match="training mode"),
+        pytest.raises(Exception, match=r"call model.eval\(\) before torch.onnx.export"),
+    ):
+        export(model, drawn(5, 3))
+
+
+def test_a_cell_with_a_tensor_is_refused():
+    half = torch.tensor(0.5)
+
+    @openrnn.cell(gates="a")
+    def tensors(x, r, s):
+        return torch.tanh(x.a + r.a) * half
+
+    model = Parts({"layer": (layers(tensors), lambda m, x, **_: m(x))}).eval()
+    with pytest.raises(Exception, match="cell 'tensors' reads a tensor that is none of x, r, s"):
+        export(model, drawn(5, 3))
