@@ -87,6 +87,25 @@ def test_outputs_are_counted_alike():
     assert counts == [5, 5]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_the_reference_runs_is_one_operator(strict):
+    """Its loop over steps would have a fixed T."""
+    layer = openrnn.Recurrent(openrnn.cells.gru_reset_before, 3, 4)
+    sizes = {0: torch.export.Dim("T"), 1: torch.export.Dim("B")}
+    x = torch.randn(5, 2, 3)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=(sizes,), strict=strict)
+    names = [str(node.target) for node in exported.graph.nodes]
+    assert names.count("openrnn.forward.default") == 1
+    graph, x = exported.module(), torch.randn(7, 3, 3)
+    graph(x)[0].square().sum().backward()
+    found = [parameter.grad.clone() for parameter in graph.parameters()]
+    layer.zero_grad()
+    y, _ = layer(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(graph(x)[0], y)
+    torch.testing.assert_close(found, [parameter.grad for parameter in layer.parameters()])
+
+
 class Packing(nn.Module):
     """Packs inside, as users do."""
 

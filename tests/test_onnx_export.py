@@ -85,7 +85,10 @@ def test_bfloat16_passes_the_checker():
 
 @pytest.mark.parametrize("how", ["as it is", "decomposed", "by our table"])
 def test_a_program_exported_before(how):
-    model, inputs = Parts(SMALL | {"before": (layers(cells.gru_reset_before), lengths_too)}), drawn(8, 4)
+    model, inputs = (
+        Parts(SMALL | {"before": (layers(cells.gru_reset_before), lengths_too)}),
+        drawn(8, 4),
+    )
     model.eval()
     sizes = {name: {d: torch.export.Dim(of[d]) for d in of} for name, of in SIZES.items()}
     exported = torch.export.export(model, (), drawn(5, 3), dynamic_shapes=sizes)

@@ -169,6 +169,9 @@ def _exports() -> bool:
     return torch.compiler.is_exporting() and not request.transformed()
 
 
+_exports._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _backend_in_graph
+
+
 def _masks(
     x: Tensor, lengths: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, str]:
