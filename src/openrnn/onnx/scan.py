@@ -105,7 +105,7 @@ def _masks(call: Call) -> dict[str, Tensor]:
         found["active"] = (steps < call.lengths)[..., None]
     if call.reset is not None:
         reset = call.reset[..., None]
-        found["boundary"] = reset & found["active"] if found else reset.clone()
+        found["boundary"] = reset & found["active"] if found else reset
     return found
 
 
