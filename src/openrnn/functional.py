@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
-from openrnn.backends.base import Call, Outputs, Repeat, remember_host
+from openrnn.backends.base import Backend, Call, Outputs, Repeat, remember_host
 from openrnn.memo import memo
 from openrnn.request import Request
 from openrnn.route import How, Route, call_of, route_for
@@ -152,16 +152,35 @@ def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
             own.
         shapes: of y and the final states as they are to be returned, contiguous.
     """
-    spec, x = call.spec, call.x
-    if spec.drops(call.training):
+    if call.spec.drops(call.training):
         return None
+    backend, made = _taken(call)
+    return backend.repeat(made, shapes)
+
+
+def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+    """What runs the call again and again with other x; None as for `repeat`.
+
+    Args:
+        call: as `repeat` takes it, with states.
+        results: y and the final states, which each run writes.
+    """
+    if call.spec.drops(call.training):
+        return None
+    backend, made = _taken(call)
+    return backend.bind(made, results)
+
+
+def _taken(call: Plain) -> tuple[Backend, Call]:
+    """The backend that takes the call, and the call as it does."""
+    spec, x = call.spec, call.x
     asked = Request(
         spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type),
         batch=request.size_class(x),
     )  # fmt: skip
     route = _route(call.backend, asked)
     inputs = (x, call.states, call.params, None, None, (), None)
-    return dispatch.BACKENDS[route.how.backend].repeat(call_of(route, inputs), shapes)
+    return dispatch.BACKENDS[route.how.backend], call_of(route, inputs)
 
 
 def _exports() -> bool:

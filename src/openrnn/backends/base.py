@@ -213,6 +213,15 @@ class Backend:
         """
         return None
 
+    def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+        """What runs this call again and again, each time with another x of its strides; or None.
+
+        Args:
+            call: as `repeat` takes it, with states; its other tensors are read where they lie.
+            results: y and the final states, which each run writes.
+        """
+        return None
+
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:

@@ -8,3 +8,4 @@ from openrnn.nn.layers import GRU as GRU
 from openrnn.nn.layers import LSTM as LSTM
 from openrnn.nn.layers import RNN as RNN
 from openrnn.nn.layers import Recurrent as Recurrent
+from openrnn.nn.stepper import Stepper as Stepper

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from openrnn import functional, tensors
 from openrnn.nn import autocast, checks, foreign
 from openrnn.nn.network import Network
+from openrnn.nn.stepper import Stepper
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -160,6 +161,14 @@ class Layer(Network):
         if repeats:
             self._remember("step", (x_t, state), (input, initial), (y, *finals))
         return y, self._give(finals)
+
+    def stepper(self, batch: int | None = None) -> Stepper:
+        """Steps with states kept inside, which cost the host less than `step`; see `Stepper`.
+
+        Args:
+            batch: B of the steps; None: they take (I,).
+        """
+        return Stepper(self, batch)
 
     def _remember(
         self,

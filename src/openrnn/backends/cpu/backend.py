@@ -3,7 +3,7 @@
 float16 and bfloat16 are computed in float32 and rounded at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -93,10 +93,10 @@ class Cpu(Backend):
         return Outputs(y, finals, all_states, rest)
 
     def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
-        dtype, empty = call.x.dtype, 0 in call.x.shape
-        if empty or dtype is not compute_dtype(dtype) or tensors.readable(call, dtype) is not call:
-            return None
-        return forward.Again(call, shapes)
+        return forward.Again(call, shapes) if tensors.is_readable(call) else None
+
+    def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+        return forward.bound(call, results) if tensors.is_readable(call) else None
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

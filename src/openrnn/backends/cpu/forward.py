@@ -1,13 +1,13 @@
 """The forward pass on the CPU, as a program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, state_shapes
 from openrnn.backends.cpu import reserve, schedules
-from openrnn.backends.cpu.program import Made, Program, Value
+from openrnn.backends.cpu.program import BoundProgram, Made, Program, Value
 from openrnn.backends.cpu.recorder import (
     Recorder,
     Rows,
@@ -15,6 +15,7 @@ from openrnn.backends.cpu.recorder import (
     address,
     sizes_of,
     slots,
+    values,
 )
 from openrnn.codegen import build
 from openrnn.kernels.cpu import launch
@@ -118,3 +119,19 @@ class Again:
         if not all(addresses) or launch.threads() != self._threads:
             return None
         return self._program.run([*self._strides, *addresses])
+
+
+def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+    """Runs the call into these tensors again and again, each time with another x of its strides.
+
+    None where they have no memory.
+
+    Args:
+        results: y and the final states.
+    """
+    if not all(map(address, (*call.params, *call.states, *results))):
+        return None
+    sizes = sizes_of(call)
+    free = slots(sizes).index("x")
+    run = BoundProgram(program(sizes), values(call, None), free, results).run
+    return lambda x: run(address(x))

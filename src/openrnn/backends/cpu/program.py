@@ -30,6 +30,7 @@ class Value(NamedTuple):
 
 WORKSPACE = "workspace"  # the slot of which all values of a run end with one
 _address = Tensor.data_ptr
+Run = Callable[[int], None]
 
 
 class Launch:
@@ -75,8 +76,46 @@ class Launch:
             words[self._counters_at] = ctypes.addressof(counters)
         launch.run(self._kernel, words, self._tasks)
 
+    def bound(self, values: Sequence[int], free: int) -> Run:
+        """Runs it with these values and another for the slot at the place `free`.
 
-class Clear:
+        One thread at a time may.
+        """
+        kernel, tasks, words = (
+            self._kernel,
+            self._tasks,
+            self._words.from_buffer_copy(self._template),
+        )
+        for place, slot, offset in self._given:
+            words[place] = values[slot] + offset
+        holes = [(place, offset) for place, slot, offset in self._given if slot == free]
+        counters = (ctypes.c_char * 0)() if self._counters is None else self._counters()
+        size = ctypes.sizeof(counters)
+        if size:
+            words[self._counters_at] = ctypes.addressof(counters)
+
+        def run(value: int) -> None:
+            for place, offset in holes:
+                words[place] = value + offset
+            if size:
+                ctypes.memset(counters, 0, size)
+            launch.run(kernel, words, tasks)
+
+        return run
+
+
+class _Fixed:
+    """An operation that reads nothing but weights."""
+
+    def run(self, values: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def bound(self, values: Sequence[int], free: int) -> Run:
+        """Runs it with these values."""
+        return lambda value: self.run(values)
+
+
+class Clear(_Fixed):
     """Writes zeros into `size` bytes."""
 
     def __init__(self, target: Value, size: int, places: Mapping[Slot, int]) -> None:
@@ -87,7 +126,7 @@ class Clear:
         ctypes.memset(values[self._slot] + self._offset, 0, self._size)
 
 
-class Copy:
+class Copy(_Fixed):
     """Copies `size` bytes."""
 
     def __init__(self, target: Value, source: Value, size: int, places: Mapping[Slot, int]) -> None:
@@ -153,3 +192,25 @@ class Program(NamedTuple):
             operation.run(values)
         made.pop()
         return made
+
+
+class BoundProgram:
+    """A program whose values are fixed but for one; one thread at a time may run it.
+
+    Args:
+        values: of the slots that a run gives; free: the place of the one that each run gives.
+        results: stand for the tensors that a run makes; the workspace is made here, once.
+    """
+
+    def __init__(
+        self, program: Program, values: list[int], free: int, results: Sequence[Tensor]
+    ) -> None:
+        workspace = program.made[-1]
+        self._memory = (*results, workspace.like(workspace.template))
+        every = [*values, *map(_address, self._memory)]
+        self._runs = [operation.bound(every, free) for operation in program.operations]
+
+    def run(self, value: int) -> None:
+        """Runs all of it."""
+        for run in self._runs:
+            run(value)

@@ -32,6 +32,14 @@ def readable(call: Call, dtype: torch.dtype) -> Call:
     )  # fmt: skip
 
 
+def is_readable(call: Call) -> bool:
+    """Whether the kernels read these tensors as they are, and there is something to do."""
+    dtype = call.x.dtype
+    if dtype is not compute_dtype(dtype) or 0 in call.x.shape:
+        return False
+    return readable(call, dtype) is call
+
+
 def contiguous_rows(tensor: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -1,0 +1,176 @@
+"""A layer that steps through time with states of its own, for loops of policies and samplers."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from openrnn import functional, tensors
+from openrnn.nn.alike import Alike, guardable, unseen
+from openrnn.op import watched
+from openrnn.request import transformed
+
+_address = Tensor.data_ptr
+
+if TYPE_CHECKING:
+    from openrnn.nn.base import Layer
+
+
+class Stepper:
+    """What `Layer.stepper` returns: `stepper(x_t)` is one step from the states that it keeps.
+
+        y_t, s_t = layer.step(x_t, s_{t-1})
+
+    It records no gradient. It reads the layer's parameters as they are at each step. The result is
+    always the same tensor, which the next step overwrites. One thread at a time may call it.
+
+    Where the cpu backend runs the layer in float32 or float64, a step allocates nothing: its
+    kernels are bound to the memory of the parameters, the states and the result. Elsewhere each
+    step is a call of `Layer.step` whose results are copied into that memory.
+
+    Args:
+        layer: with one direction.
+        batch: B; None: x_t is (I,), and y_t (O,).
+
+    Raises:
+        ValueError: the layer is bidirectional, or batch is no number from 1.
+
+    Example:
+        >>> import torch, openrnn
+        >>> lstm, x = openrnn.LSTM(3, 4), torch.randn(6, 2, 3)
+        >>> stepper = lstm.stepper(2)
+        >>> y = [stepper(x_t).clone() for x_t in x]
+        >>> torch.allclose(lstm(x)[0], torch.stack(y), atol=1e-6)
+        True
+    """
+
+    def __init__(self, layer: "Layer", batch: int | None = None) -> None:
+        if layer.bidirectional:
+            raise ValueError(
+                "stepper needs one direction: a reverse one would have to start at the end"
+            )
+        if batch is not None and (type(batch) is not int or batch < 1):
+            raise ValueError(f"batch must be a number from 1, or None for no batch, got {batch!r}")
+        self._layer, self._batch = layer, batch
+        self._turn = 0  # the half of the states that the next step reads; it writes the other
+        self._make_room(layer.weights()[0])
+        # steps bound to memory: for tensors like these, of settings and parameters in these places
+        self._alike: Alike | None = None
+        self._place: tuple[Any, ...] = ()
+        self._runs: list[Callable[[Tensor], None]] = []  # by turn
+
+    def __call__(self, x_t: Tensor) -> Tensor:
+        """The output of the next step.
+
+        Shapes:
+            x_t (B, I), or (I,) without a batch -> y_t (B, O) or (O,), overwritten by the next step
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as `Layer.step`.
+        """
+        every = x_t, *self._parameters()
+        if (
+            self._alike is None
+            or torch.compiler.is_compiling()
+            or unseen()
+            or not guardable(every)
+            or not self._alike(every)
+            or self._place != self._place_of(every)
+        ):
+            return self._step(x_t)
+        self._runs[self._turn](x_t)
+        self._turn ^= 1
+        return self._y
+
+    @property
+    def state(self) -> Any:
+        """A copy of the states, as `Layer.step` returns them; set them as it takes them."""
+        return self._layer._give(tuple(state.clone() for state in self._halves[self._turn]))
+
+    @state.setter
+    def state(self, hx: Any) -> None:
+        batched = self._batch is not None
+        found = self._layer._states(hx, self._batch or 1, 3 if batched else 2)
+        with torch.no_grad():
+            for place, state in enumerate(self._halves[self._turn]):
+                if found is None:
+                    state.zero_()
+                else:
+                    state.copy_(found[place] if batched else found[place].squeeze(1))
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Puts zeros in place of the states, of all sequences or of those in a mask (B,).
+
+        Raises:
+            ValueError: the mask has another shape.
+        """
+        if mask is not None and (self._batch is None or mask.shape != (self._batch,)):
+            wanted = "None, as there is no batch" if self._batch is None else f"({self._batch},)"
+            raise ValueError(f"mask must have shape {wanted}, got {tuple(mask.shape)}")
+        with torch.no_grad():
+            for state in self._halves[self._turn]:
+                if mask is None:
+                    state.zero_()
+                else:
+                    state.masked_fill_(mask.to(state.device, torch.bool)[:, None], 0)
+
+    def _parameters(self) -> list[Any]:
+        own: dict[str, Any] = self._layer._parameters
+        return [own.get(name) for name in self._layer._names]
+
+    def _place_of(self, every: Sequence[Tensor]) -> tuple[Any, ...]:
+        """What steps are bound to beside x: where parameters lie, settings, threads."""
+        layer = self._layer
+        settings = layer.training, layer.dropout, layer.backend, torch.get_num_threads()
+        return (*settings, *map(_address, every[1:]))
+
+    def _make_room(self, like: Tensor) -> None:
+        """Memory for states and result, of the dtype and device of the parameters."""
+        spec, lead = self._layer.spec, () if self._batch is None else (self._batch,)
+        with torch.inference_mode(False):
+            self._halves = [
+                [like.new_zeros((spec.num_layers, *lead, width)) for width in spec.state_sizes]
+                for _ in range(2)
+            ]
+            self._y = like.new_empty((*lead, spec.output_size))
+
+    def _step(self, x_t: Tensor) -> Tensor:
+        """A step as `Layer.step` does it; then the next ones are bound, if they can be."""
+        layer, before = self._layer, self._halves[self._turn]
+        first = layer.weights()[0]
+        with torch.no_grad():
+            if first.dtype != self._y.dtype or first.device != self._y.device:
+                self._make_room(first)
+                for state, old in zip(self._halves[self._turn], before):
+                    state.copy_(old)
+                before = self._halves[self._turn]
+            y, after = layer.step(x_t, tuple(before) if len(before) > 1 else before[0])
+            finals = (after,) if isinstance(after, Tensor) else after
+            for state, new in zip((*self._halves[1 - self._turn], self._y), (*finals, y)):
+                state.copy_(new)
+        self._turn ^= 1
+        if not torch.compiler.is_compiling():
+            self._bind(x_t)
+        return self._y
+
+    def _bind(self, x_t: Tensor) -> None:
+        """Binds steps like the one that was made, if its backend can."""
+        layer, every = self._layer, (x_t, *self._parameters())
+        self._alike = None
+        if not guardable(every) or not tensors.plain(*every):
+            return
+        if unseen() or watched(x_t) or transformed() or torch._C._is_any_autocast_enabled():
+            return
+        batched = self._batch is not None
+        x = x_t[None] if batched else x_t[None, None]
+        runs = []
+        for turn in (0, 1):
+            states = [state if batched else state[:, None] for state in self._halves[turn]]
+            call = functional.Plain(layer.spec, x, every[1:], states, layer.training, layer.backend)
+            run = functional.bind(call, (self._y, *self._halves[1 - turn]))
+            if run is None:
+                return
+            runs.append(run)
+        self._alike, self._runs = Alike(every, records=False), runs
+        self._place = self._place_of(every)

@@ -1,0 +1,196 @@
+"""Steps with states kept inside equal steps whose states are carried by hand."""
+
+import pytest
+import torch
+
+import openrnn
+
+INPUTS, UNITS = 5, 16
+KINDS = {
+    "lstm": lambda **options: openrnn.LSTM(INPUTS, UNITS, 3, **options),
+    "gru": lambda **options: openrnn.GRU(INPUTS, UNITS, **options),
+    "projected": lambda **options: openrnn.LSTM(INPUTS, UNITS, 2, proj_size=3, **options),
+    "peephole_lstm": lambda **options: openrnn.Recurrent(
+        openrnn.cells.peephole_lstm, INPUTS, UNITS, 2, **options
+    ),
+}
+BACKENDS = ["auto", "reference"]
+
+
+def by_hand(layer, x, state=None):
+    """The outputs and states of steps along the first dimension of x."""
+    outputs = []
+    with torch.no_grad():
+        for x_t in x:
+            y, state = layer.step(x_t, state)
+            outputs.append(y)
+    return torch.stack(outputs), state
+
+
+def flat(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
+def close(a, b):
+    return all(torch.allclose(left, right, atol=1e-6) for left, right in zip(flat(a), flat(b)))
+
+
+def is_bound(stepper):
+    return stepper._alike is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("batch", [None, 1, 3, 60])
+def test_steps_are_those_of_step(kind, backend, batch):
+    layer = KINDS[kind](backend=backend)
+    x = torch.randn(7, *(() if batch is None else (batch,)), INPUTS)
+    stepper = layer.stepper(batch)
+    found = torch.stack([stepper(x_t).clone() for x_t in x])
+    wanted, state = by_hand(layer, x)
+    assert is_bound(stepper) == (backend == "auto")
+    assert close(found, wanted)
+    assert close(stepper.state, state)
+    assert not found.requires_grad
+
+
+def test_a_step_writes_the_same_tensor():
+    layer = openrnn.GRU(INPUTS, UNITS)
+    stepper = layer.stepper(2)
+    results = [stepper(torch.randn(2, INPUTS)) for _ in range(4)]
+    assert len({result.data_ptr() for result in results}) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_states_are_set_and_cleared(kind, backend):
+    layer, x = KINDS[kind](backend=backend), torch.randn(3, 4, INPUTS)
+    stepper = layer.stepper(4)
+    _, state = by_hand(layer, x)
+    for x_t in x:
+        stepper(x_t)
+    stepper.state = state
+    assert close(stepper(x[0]), by_hand(layer, x[:1], state)[0][0])
+    kept = stepper.state
+    mask = torch.tensor([True, False, False, True])
+    stepper.reset(mask)
+    cut = tuple(each * ~mask[:, None] for each in flat(kept))
+    assert close(stepper.state, cut)
+    cut = cut if isinstance(kept, tuple) else cut[0]
+    assert close(stepper(x[1]), by_hand(layer, x[1:2], cut)[0][0])
+    for clear in (stepper.reset, lambda: setattr(stepper, "state", None)):
+        clear()
+        assert close(stepper(x[2]), by_hand(layer, x[2:])[0][0])
+
+
+def test_parameters_are_read_as_they_are_now():
+    layer, x = openrnn.LSTM(INPUTS, UNITS), torch.randn(2, 1, INPUTS)
+    stepper = layer.stepper(1)
+
+    def same():
+        stepper.reset()
+        return close(stepper(x[0]), by_hand(layer, x[:1])[0][0])
+
+    assert same()
+    assert same()
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(2), layer.bias_ih_l0.add_(1)
+    assert same()
+    layer.weight_ih_l0 = torch.nn.Parameter(torch.randn(4 * UNITS, INPUTS))
+    assert same()
+    layer.load_state_dict({k: v + 1 for k, v in layer.state_dict().items()}, assign=True)
+    assert same()
+    assert is_bound(stepper)
+    layer.double()
+    x = x.double()
+    assert same()
+    assert stepper(x[0]).dtype == torch.float64
+    layer.to(torch.bfloat16)
+    x = x.to(torch.bfloat16)
+    stepper.reset()
+    assert torch.allclose(stepper(x[0]), by_hand(layer, x[:1])[0][0], atol=1e-2)
+
+
+def test_settings_are_read_as_they_are_now():
+    layer = openrnn.LSTM(INPUTS, UNITS, 2, dropout=0.5).eval()
+    stepper, x = layer.stepper(8), torch.randn(8, INPUTS)
+
+    def result():
+        stepper.reset()
+        return stepper(x).clone()
+
+    plain = result()
+    assert torch.equal(result(), plain)
+    layer.train()
+    assert not torch.equal(result(), plain)
+    layer.dropout = 0.0
+    assert torch.equal(result(), plain)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.allclose(result(), plain, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
+    result()
+    assert is_bound(stepper)
+    layer.backend = "reference"
+    assert torch.allclose(result(), plain, atol=1e-6)
+    assert not is_bound(stepper)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_a_step(threads):
+    layer, before = openrnn.LSTM(64, 512), torch.get_num_threads()
+    x = torch.randn(20, 1, 64)
+    try:
+        torch.set_num_threads(threads)
+        stepper = layer.stepper(1)
+        found = torch.stack([stepper(x_t).clone() for x_t in x])
+        assert torch.allclose(found, by_hand(layer, x)[0], atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_modes_around_a_step():
+    layer, x = openrnn.LSTM(INPUTS, UNITS), torch.randn(3, 1, INPUTS)
+    stepper = layer.stepper(1)
+    with torch.inference_mode():
+        first = stepper(x[0]).clone()
+    second = stepper(x[1]).clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        third = stepper(x[2]).clone()
+    wanted = by_hand(layer, x)[0]
+    assert close(torch.stack([first, second]), wanted[:2])
+    assert torch.allclose(third, wanted[2], atol=1e-2)
+    assert third.dtype == torch.float32
+
+
+def test_bad_input_is_refused_bound_or_not():
+    layer = openrnn.LSTM(INPUTS, UNITS)
+    stepper = layer.stepper(2)
+    for _ in range(3):
+        for wrong in (torch.zeros(3, INPUTS), torch.zeros(2, 4), torch.zeros(2, 2, INPUTS)):
+            with pytest.raises((ValueError, RuntimeError), match=r"[Ee]xpect|must|needs"):
+                stepper(wrong)
+        with pytest.raises(TypeError, match="x_t"):
+            stepper([1.0])
+        with pytest.raises(ValueError, match="dtype"):
+            stepper(torch.zeros(2, INPUTS, dtype=torch.float64))
+        stepper(torch.zeros(2, INPUTS))
+    layer.weight_hh_l0.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="memory"):
+        stepper(torch.zeros(2, INPUTS))
+
+
+def test_what_no_stepper_can_be_made_of():
+    with pytest.raises(ValueError, match="one direction"):
+        openrnn.LSTM(3, 4, bidirectional=True).stepper(1)
+    for batch in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="batch must be"):
+            openrnn.LSTM(3, 4).stepper(batch)
+    stepper = openrnn.LSTM(3, 4).stepper()
+    with pytest.raises(ValueError, match="no batch"):
+        stepper.reset(torch.tensor([True]))
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        openrnn.LSTM(3, 4).stepper(2).reset(torch.tensor([True]))
