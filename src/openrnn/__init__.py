@@ -8,6 +8,8 @@ from openrnn import params as params
 from openrnn.backends.fused.ahead import compile_kernels as compile_kernels
 from openrnn.cells import cell as cell
 from openrnn.convert import convert as convert
+from openrnn.convert import from_weights as from_weights
+from openrnn.convert import to_weights as to_weights
 from openrnn.errors import CellError as CellError
 from openrnn.errors import LibraryError as LibraryError
 from openrnn.errors import NoBackendError as NoBackendError

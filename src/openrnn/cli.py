@@ -1,4 +1,4 @@
-"""The command `openrnn`: train, sample, info, explain, bench."""
+"""The command `openrnn`: train, sample, info, explain, convert, bench, soak, tune."""
 
 import io
 import sys
@@ -18,6 +18,7 @@ from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Options, device_of
 from openrnn.bench.soak import Soak
 from openrnn.bench.soak import execute as run_soak
+from openrnn.convert import command as conversion
 from openrnn.errors import OpenRNNError
 from openrnn.explain import explain as explain_problem
 from openrnn.info import report
@@ -192,6 +193,37 @@ def explain(
     elif table.chosen is None:
         typer.echo("no backend takes this")
     return 0 if there or table.chosen else 1
+
+
+@app.command()
+def convert(
+    given: Annotated[Path, typer.Argument(help="file to read", metavar="IN")],
+    out: Annotated[Path, typer.Argument(help="file to write", metavar="OUT")],
+    *,
+    source: Annotated[str, typer.Option("--from", help=conversion.NAMES)],
+    target: Annotated[str, typer.Option("--to", help="as --from")],
+    cell: Annotated[str | None, _option("key of our cell, if the arrays fit several")] = None,
+    prefix: Annotated[str, typer.Option(help="only arrays whose names begin so")] = "",
+    bidirectional: Annotated[
+        bool | None, typer.Option(help="if neither names nor shapes say it", show_default=False)
+    ] = None,
+    hidden: Annotated[int | None, _option("units of a layer, of a flat buffer")] = None,
+    layers: Annotated[int, typer.Option(help="layers of a flat buffer")] = 1,
+    proj: Annotated[int, typer.Option(help="width of its projection, or 0")] = 0,
+    sum_biases: Annotated[bool, typer.Option("--sum-biases", help="two biases into one")] = False,
+    heads: Annotated[int, typer.Option(help="to write, of xlstm and flashrnn")] = 1,
+) -> int:
+    """Turn a file of one library's weights into one of another's.
+
+    By the ending of its name, IN is .safetensors, .npz, .pt, .h5 or .keras, OUT one of the first
+    three.
+    """
+    asked = conversion.Options(
+        source, target, cell, prefix, bidirectional, hidden, layers, proj, sum_biases, heads
+    )
+    with refusing():
+        typer.echo(conversion.execute(given, out, asked))
+    return 0
 
 
 @app.command()

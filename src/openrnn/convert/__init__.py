@@ -1,5 +1,7 @@
-"""From the modules of `torch.nn` to ours and back."""
+"""From the modules of `torch.nn` to ours and back, and from the weights of other libraries."""
 
 from openrnn.convert.swap import Conversion as Conversion
 from openrnn.convert.swap import ConversionRow as ConversionRow
 from openrnn.convert.swap import convert as convert
+from openrnn.convert.weights import from_weights as from_weights
+from openrnn.convert.weights import to_weights as to_weights

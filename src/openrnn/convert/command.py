@@ -1,0 +1,46 @@
+"""`openrnn convert`: a file of one library's weights into one of another's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from openrnn.convert import files
+from openrnn.convert.libraries import LIBRARIES, library
+from openrnn.convert.weights import from_weights, tensors
+
+NAMES = ", ".join(LIBRARIES)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks: as the arguments of `from_weights` and `to_weights`."""
+
+    source: str
+    target: str
+    cell: str | None = None
+    prefix: str = ""
+    bidirectional: bool | None = None
+    hidden_size: int | None = None
+    num_layers: int = 1
+    proj_size: int = 0
+    sum_biases: bool = False
+    heads: int = 1
+
+
+def execute(given: Path, out: Path, asked: Options) -> str:
+    """Converts a file; returns what it was and what was written, in one line.
+
+    Raises:
+        ValueError: the file is not of the library, or the target cannot hold it.
+        OSError: a file cannot be read or written.
+    """
+    library("--from", asked.source), library("--to", asked.target)
+    files.check_written(out)
+    arrays, cell = files.read(given)
+    layer = from_weights(
+        arrays, asked.source, cell=asked.cell or cell, prefix=asked.prefix,
+        bidirectional=asked.bidirectional, hidden_size=asked.hidden_size,
+        num_layers=asked.num_layers, proj_size=asked.proj_size,
+    )  # fmt: skip
+    made = tensors(layer, asked.target, asked.sum_biases, asked.heads)
+    files.write(out, made)
+    return f"{layer}: {len(made)} arrays of {asked.target} in {out}"

@@ -1,0 +1,144 @@
+"""Weights in files: what is read and written, by the ending of a file's name."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from openrnn.convert.arrays import Arrays, as_numpy, flatten, ordered
+from openrnn.convert.keras import cell_of
+
+WRITES = (".safetensors", ".npz", ".pt", ".pth")
+# Keras numbers the variables of a cell
+VARIABLES = {"vars/0": "kernel", "vars/1": "recurrent_kernel", "vars/2": "bias"}
+
+
+def read(path: Path) -> tuple[Arrays, str | None]:
+    """The arrays of a file in the order of their names; and our cell, where the file says it.
+
+    Names are sorted with numbers by their size, forward before backward. A checkpoint of torch is
+    read with `weights_only=True`.
+
+    Raises:
+        ValueError: the file is damaged, of an ending that is not known, or says that its layers do
+            what ours cannot; or h5py is missing.
+        OSError: it cannot be read.
+    """
+    for ending, reader in READERS.items():
+        if path.name.endswith(ending):
+            path.stat()  # what is not there is not damaged
+            try:
+                found, cell = reader(path)
+            except ImportError:
+                raise ValueError(f"{ending} is read by h5py: pip install h5py") from None
+            return ordered(found), cell
+    raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
+
+
+def check_written(path: Path) -> None:
+    """Raises ValueError where nothing is written under such a name."""
+    if path.suffix not in WRITES:
+        raise ValueError(f"{path} must end in one of {', '.join(WRITES)}")
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes arrays under their names.
+
+    Raises:
+        ValueError: the ending is not known.
+        OSError: it cannot be written.
+    """
+    check_written(path)
+    if path.suffix == ".safetensors":
+        from safetensors.torch import save
+
+        path.write_bytes(save(dict(tensors)))
+    elif path.suffix == ".npz":
+        with path.open("wb") as file:
+            np.savez(file, **{name: as_numpy(tensor) for name, tensor in tensors.items()})
+    else:
+        torch.save(dict(tensors), path)
+
+
+def _safetensors(path: Path) -> tuple[Arrays, None]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(path.read_bytes()), None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no file of safetensors: {error}") from None
+
+
+def _npz(path: Path) -> tuple[Arrays, None]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return flatten({name: file[name] for name in file.files}), None
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is no file of numpy's arrays: {error}") from None
+
+
+def _torch(path: Path) -> tuple[Arrays, None]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zipfile or torch, of many kinds
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is no checkpoint of tensors alone: {reason}") from None
+    return flatten(_tensors(found)), None
+
+
+def _tensors(found: Any) -> Any:
+    """A checkpoint's mappings with nothing but tensors in them."""
+    if not isinstance(found, Mapping):
+        return {}
+    inner = {name: value if isinstance(value, Tensor) else _tensors(value)
+             for name, value in found.items()}  # fmt: skip
+    return {name: value for name, value in inner.items() if isinstance(value, Tensor) or value}
+
+
+def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, str | None]:
+    import h5py
+
+    found: dict[str, Any] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype.kind == "f":
+            head, _, tail = name.rpartition("vars/")
+            short = VARIABLES.get(f"vars/{tail}") if tail else None
+            found[f"{head}{short}" if short else name] = item[()]
+
+    try:
+        with h5py.File(data or path, "r") as file:
+            file.visititems(visit)
+            text = file.attrs.get("model_config")
+    except OSError as error:
+        raise ValueError(f"{path} is no file of HDF5: {error}") from None
+    return flatten(found), None if text is None else cell_of(json.loads(text))
+
+
+def _keras(path: Path) -> tuple[Arrays, str | None]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            weights = io.BytesIO(archive.read("model.weights.h5"))
+            config = json.loads(archive.read("config.json"))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is no model of Keras 3: {error}") from None
+    cell = cell_of(config)
+    return _hdf5(path, weights)[0], cell
+
+
+READERS: dict[str, Callable[[Path], tuple[Arrays, str | None]]] = {
+    ".safetensors": _safetensors,
+    ".npz": _npz,
+    ".pt": _torch,
+    ".pth": _torch,
+    ".h5": _hdf5,
+    ".hdf5": _hdf5,
+    ".keras": _keras,
+}

@@ -1,0 +1,44 @@
+"""Networks in one flat buffer, whose length is all that says their sizes."""
+
+from torch import Tensor
+
+from openrnn import cells, params
+from openrnn.convert.layouts import Library
+from openrnn.convert.libraries import layouts
+from openrnn.spec import Spec
+
+NAME = "params"
+
+
+def spec_of(
+    library: Library,
+    buffer: Tensor,
+    cell: str | None,
+    hidden_size: int | None,
+    num_layers: int,
+    bidirectional: bool,
+    proj_size: int,
+) -> Spec:
+    """The network with these units and layers whose buffer has this length.
+
+    Raises:
+        ValueError: none has, or it is not said how many units it has.
+    """
+    fits = layouts(library, cell)
+    if hidden_size is None or len(fits) > 1:
+        raise ValueError(
+            f"the length of a flat buffer of {library.name} does not say its sizes: needs cell=, "
+            f"hidden_size= and, where not 1, num_layers= and bidirectional="
+        )
+    known = cells.lookup(fits[0].cell)
+    options = {"num_layers": num_layers, "bidirectional": bidirectional, "proj_size": proj_size}
+    least = known.spec(1, hidden_size, **options)
+    cells.check(least)
+    rest = params.size(least) - least.directions * len(known.gates) * hidden_size
+    inputs, over = divmod(buffer.numel() - rest, params.size(least) - rest)
+    if buffer.dim() != 1 or inputs < 1 or over:
+        raise ValueError(
+            f"{NAME} must be a vector of {rest} + {params.size(least) - rest} * I numbers, got "
+            f"shape {tuple(buffer.shape)}"
+        )
+    return known.spec(inputs, hidden_size, **options)

@@ -1,0 +1,56 @@
+"""What the configuration of a Keras model says of its recurrent layers, and what ours cannot do."""
+
+from collections.abc import Iterator
+from typing import Any
+
+KINDS = ("LSTM", "GRU", "SimpleRNN")
+# what a layer may say, if it says anything: all else changes what it computes
+EXACT = {"recurrent_activation": ("sigmoid",), "go_backwards": (False,), "merge_mode": ("concat",)}
+ACTIVATIONS = {"LSTM": ("tanh",), "GRU": ("tanh",), "SimpleRNN": ("tanh", "relu")}
+
+
+def cell_of(config: Any) -> str | None:
+    """The key of our cell of every recurrent layer; None where there are none or several.
+
+    Raises:
+        ValueError: a layer does what ours cannot, as `go_backwards`.
+    """
+    found = {_cell(kind, own) for kind, own in _layers(config)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _layers(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Class and settings of each recurrent layer; of a Bidirectional one its forward layer."""
+    if isinstance(config, list):
+        for inner in config:
+            yield from _layers(inner)
+    if not isinstance(config, dict):
+        return
+    kind, own = config.get("class_name"), config.get("config")
+    if kind in KINDS and isinstance(own, dict):
+        yield kind, own
+    elif kind == "Bidirectional" and isinstance(own, dict):
+        for _, inner in _layers(own.get("layer")):
+            yield _, {**inner, "merge_mode": own.get("merge_mode", "concat")}
+    else:
+        for inner in config.values():
+            yield from _layers(inner)
+
+
+def _cell(kind: str, own: dict[str, Any]) -> str:
+    name = own.get("name", kind)
+    for setting, valid in {**EXACT, "activation": ACTIVATIONS[kind]}.items():
+        value = own.get(setting, valid[0])
+        if value not in valid:
+            raise ValueError(
+                f"{kind} {name} has {setting}={value!r}, our layers have {_words(valid)}"
+            )
+    if kind == "LSTM":
+        return "lstm"
+    if kind == "GRU":
+        return "gru" if own.get("reset_after", False) else "gru_reset_before"
+    return f"rnn_{own.get('activation', 'tanh')}"
+
+
+def _words(valid: tuple[object, ...]) -> str:
+    return " or ".join(map(repr, valid))
