@@ -45,7 +45,7 @@ def as_tensor(name: str, array: Any) -> Tensor:
 
 
 def _kind(array: object, found: Any) -> str:
-    return type(array).__name__ if found.dtype == object else str(found.dtype)
+    return type(array).__name__ if found.dtype.kind in "OSUV" else str(found.dtype)
 
 
 def under(arrays: Arrays, prefix: str) -> Arrays:

@@ -16,7 +16,11 @@ from openrnn.convert.keras import cell_of
 
 WRITES = (".safetensors", ".npz", ".pt", ".pth")
 # Keras numbers the variables of a cell
-VARIABLES = {"vars/0": "kernel", "vars/1": "recurrent_kernel", "vars/2": "bias"}
+VARIABLES = {
+    "cell/vars/0": "cell/kernel",
+    "cell/vars/1": "cell/recurrent_kernel",
+    "cell/vars/2": "cell/bias",
+}
 
 
 def read(path: Path) -> tuple[Arrays, str | None]:
@@ -36,7 +40,9 @@ def read(path: Path) -> tuple[Arrays, str | None]:
             try:
                 found, cell = reader(path)
             except ImportError:
-                raise ValueError(f"{ending} is read by h5py: pip install h5py") from None
+                raise ValueError(
+                    f"{path} is read by the package h5py, which is not here: pip install h5py"
+                ) from None
             return ordered(found), cell
     raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
 
@@ -78,9 +84,11 @@ def _safetensors(path: Path) -> tuple[Arrays, None]:
 
 def _npz(path: Path) -> tuple[Arrays, None]:
     try:
+        with zipfile.ZipFile(path):  # numpy reads other files under this name, too
+            pass
         with np.load(path, allow_pickle=False) as file:
             return flatten({name: file[name] for name in file.files}), None
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} is no file of numpy's arrays: {error}") from None
 
 
@@ -109,9 +117,10 @@ def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, str | None]:
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset) and item.dtype.kind == "f":
-            head, _, tail = name.rpartition("vars/")
-            short = VARIABLES.get(f"vars/{tail}") if tail else None
-            found[f"{head}{short}" if short else name] = item[()]
+            for numbered, called in VARIABLES.items():
+                if name.endswith(numbered):
+                    name = name.removesuffix(numbered) + called
+            found[name] = item[()]
 
     try:
         with h5py.File(data or path, "r") as file:
@@ -127,9 +136,11 @@ def _keras(path: Path) -> tuple[Arrays, str | None]:
         with zipfile.ZipFile(path) as archive:
             weights = io.BytesIO(archive.read("model.weights.h5"))
             config = json.loads(archive.read("config.json"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        cell = cell_of(config)
+    except RecursionError:
+        raise ValueError(f"{path} is no model of Keras 3: it is nested too deeply") from None
+    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no model of Keras 3: {error}") from None
-    cell = cell_of(config)
     return _hdf5(path, weights)[0], cell
 
 

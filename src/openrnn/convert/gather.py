@@ -31,7 +31,7 @@ def candidates(
         yield _by_pattern(library, layout, arrays)
     elif library.lists:
         yield _by_lists(layout, arrays), None
-    elif all(name.isdigit() for name in arrays):
+    elif all(name.replace("/", "").isdigit() for name in arrays):
         yield from ((chains, None) for chains in _by_order(layout, list(arrays.values())))
     else:
         yield _by_prefix(layout, arrays)

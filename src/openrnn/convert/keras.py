@@ -42,9 +42,7 @@ def _cell(kind: str, own: dict[str, Any]) -> str:
     for setting, valid in {**EXACT, "activation": ACTIVATIONS[kind]}.items():
         value = own.get(setting, valid[0])
         if value not in valid:
-            raise ValueError(
-                f"{kind} {name} has {setting}={value!r}, our layers have {_words(valid)}"
-            )
+            raise ValueError(f"{kind} {name} has {setting}={value!r}, ours only {_words(valid)}")
     if kind == "LSTM":
         return "lstm"
     if kind == "GRU":

@@ -75,7 +75,7 @@ def from_weights(
         spec = flat.spec_of(found, buffer, cell, hidden_size, num_layers, both, proj_size)
         return _layer(spec, buffer.dtype, params.unpack(spec, buffer), options)
     if hidden_size is not None or num_layers != 1 or proj_size:
-        raise TypeError(f"sizes follow from the arrays of {source}, they must not be given")
+        raise ValueError(f"sizes follow from the arrays of {source}, they must not be given")
     network = recognise(found, given, cell, bidirectional)
     tensors = tensors_of(network.spec, network.chains)
     return _layer(network.spec, network.dtype, tensors, options)

@@ -9,11 +9,12 @@ flashrnn 1.0.8; the second with mxnet 1.9.1 and numpy 1.23.5. Both need safetens
 
 A file has x (T, B, I) and, for each case, CASE:w:NAME for the arrays as the library names them,
 CASE:y (T, B, D*H), where the library gives them CASE:h and CASE:c, (L*D, B, H), and CASE:x where it
-is another.
+is another. gru_both.keras is the model of that case in Keras, as Keras saved it.
 """
 
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,20 @@ def _keras_like(keras, named, names):
             weights = {named(weight): weight.numpy() for weight in model.weights}
             y = time_major(model(time_major(X)))
             made |= case(name + "_both" * both, weights, y=y)
+            if name == "gru" and keras.__name__ == "keras":
+                save(model)
     return made, layers
+
+
+def save(model):
+    """The file that Keras writes, compressed."""
+    place = Path(__file__).with_name("gru_both.keras")
+    model.save(place)
+    with zipfile.ZipFile(place) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
 
 
 def keras():

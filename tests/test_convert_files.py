@@ -1,0 +1,199 @@
+"""Weights in files, and `openrnn convert`."""
+
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import openrnn
+from openrnn import cli
+from openrnn.convert import files, keras
+from openrnn.convert.arrays import ordered
+
+DATA = Path(__file__).with_name("data") / "convert"
+
+
+def weights():
+    return {name: tensor.detach() for name, tensor in torch.nn.GRU(3, 4, 2).state_dict().items()}
+
+
+def as_npz(path, tensors):
+    np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+
+
+def as_checkpoint(path, tensors):
+    """As trainers save one: a model's tensors beside much else."""
+    torch.save({"epoch": 3, "model": tensors, "notes": ["one"]}, path)
+
+
+def read(path):
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path)
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [(".safetensors", lambda path, tensors: save_file(tensors, path)), (".npz", as_npz),
+     (".pt", lambda path, tensors: torch.save(tensors, path)), (".pth", as_checkpoint)],
+)  # fmt: skip
+def test_the_command_converts_files_both_ways(tmp_path, capsys, ending, write):
+    given = weights()
+    write(tmp_path / f"a{ending}", given)
+    there = tmp_path / f"b{ending}"
+    command = ["convert", str(tmp_path / f"a{ending}"), str(there)]
+    assert cli.main([*command, "--from", "torch", "--to", "keras"]) == 0
+    assert capsys.readouterr().out == (f"GRU(3, 4, num_layers=2): 6 arrays of keras in {there}\n")
+    kernel = read(there)["layer1/kernel"]
+    gates = [given["weight_ih_l1"][rows].T for rows in (slice(4, 8), slice(0, 4), slice(8, 12))]
+    assert torch.equal(kernel, torch.cat(gates, dim=1))
+    back = tmp_path / f"c{ending}"
+    assert cli.main(["convert", str(there), str(back), "--from", "keras", "--to", "torch"]) == 0
+    made = read(back)
+    assert made.keys() == given.keys()
+    assert all(torch.equal(made[name], given[name]) for name in given)
+
+
+def test_bfloat16_in_files(tmp_path):
+    given = {name: tensor.bfloat16() for name, tensor in weights().items()}
+    files.write(tmp_path / "a.safetensors", given)
+    found, cell = files.read(tmp_path / "a.safetensors")
+    assert cell is None
+    assert all(torch.equal(found[name], given[name]) for name in given)
+
+
+def test_options_of_the_command(tmp_path, capsys):
+    layer = openrnn.LSTM(3, 4, 2, bidirectional=True)
+    buffer = openrnn.params.pack(layer.spec, [*layer.parameters()]).detach()
+    save_file({"params": buffer}, tmp_path / "a.safetensors")
+    sizes = "--cell lstm --hidden 4 --layers 2 --bidirectional".split()
+    command = ["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]
+    assert cli.main([*command, "--from", "cudnn", "--to", "torch", *sizes]) == 0
+    made = load_file(tmp_path / "b.safetensors")
+    assert all(torch.equal(made[name], tensor) for name, tensor in layer.state_dict().items())
+    capsys.readouterr()
+    assert cli.main([*command, "--from", "cudnn", "--to", "keras", *sizes]) == 2
+    assert "sum_biases=True" in capsys.readouterr().err
+    assert cli.main([*command, "--from", "cudnn", "--to", "keras", *sizes, "--sum-biases"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "more", "text"),
+    [
+        ("a.npz", "b.npz", "--from torch --to caffe", "--to must be one of openrnn, torch, "),
+        ("a.npz", "b.onnx", "--from torch --to keras", "b.onnx must end in one of .safetensors, "),
+        ("a.bin", "b.npz", "--from torch --to keras", "a.bin must end in one of .safetensors, "),
+        ("none.npz", "b.npz", "--from torch --to keras", "none.npz: No such file or directory"),
+        ("bad.npz", "b.npz", "--from torch --to keras", "bad.npz is no file of numpy's arrays"),
+        ("bad.pt", "b.npz", "--from torch --to keras", "bad.pt is no checkpoint of tensors alone"),
+        ("bad.safetensors", "b.npz", "--from torch --to keras",
+         "bad.safetensors is no file of safetensors"),
+        ("bad.keras", "b.npz", "--from keras --to torch", "bad.keras is no model of Keras 3"),
+        ("words.npz", "b.npz", "--from torch --to keras", "words.npz is no file of numpy's"),
+        ("one.npz", "b.npz", "--from torch --to keras", "one.npz is no file of numpy's arrays"),
+        ("deep.keras", "b.npz", "--from keras --to torch", "it is nested too deeply"),
+        ("a.npz", "b.npz", "--from torch --to keras --layers 2", "must not be given"),
+        ("a.npz", "b.npz", "--from torch --to keras --prefix x", "begins with 'x'"),
+        ("a.npz", "b.npz", "--from torch --to xlstm", "xlstm has no cell 'gru', it has slstm"),
+    ],
+)  # fmt: skip
+def test_what_the_command_refuses(tmp_path, capsys, given, out, more, text):
+    as_npz(tmp_path / "a.npz", weights())
+    for name in ("bad.npz", "bad.pt", "bad.safetensors", "bad.keras"):
+        (tmp_path / name).write_bytes(b"not what its name says")
+    np.savez(tmp_path / "words.npz", a=np.array(["words"]))
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+    with zipfile.ZipFile(tmp_path / "deep.keras", "w") as archive:
+        archive.writestr("model.weights.h5", b"")
+        archive.writestr("config.json", "[" * 100_000 + "]" * 100_000)
+    command = ["convert", str(tmp_path / given), str(tmp_path / out), *more.split()]
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert re.search(re.escape(text), said)
+    assert said.count("\n") == 1
+    assert not (tmp_path / out).exists()
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
+    class Hostile:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    torch.save({"weight_ih_l0": Hostile()}, tmp_path / "a.pt")
+    command = ["convert", str(tmp_path / "a.pt"), str(tmp_path / "b.npz")]
+    assert cli.main([*command, "--from", "torch", "--to", "keras"]) == 2
+    assert "is no checkpoint of tensors alone" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_keras_model(tmp_path, capsys):
+    """The file that Keras saved, whole and its weights alone; a cell of its own is left out."""
+    pytest.importorskip("h5py", reason="h5py reads these files; the extra hdf5 has it")
+    model = DATA / "gru_both.keras"
+    alone = tmp_path / "model.weights.h5"
+    with zipfile.ZipFile(model) as archive:
+        alone.write_bytes(archive.read("model.weights.h5"))
+    want = {
+        name.removeprefix("gru_both:w:"): tensor
+        for name, tensor in load_file(DATA / "keras.safetensors").items()
+        if name.startswith("gru_both:w:")
+    }
+    layer = openrnn.from_weights(ordered(want), "keras")
+    for given in (model, alone):
+        command = [
+            "convert",
+            str(given),
+            str(tmp_path / "b.pt"),
+            "--from",
+            "keras",
+            "--to",
+            "torch",
+        ]
+        assert cli.main(command) == 0
+        made = torch.load(tmp_path / "b.pt")
+        assert all(torch.equal(made[name], tensor) for name, tensor in layer.state_dict().items())
+
+
+def test_without_h5py(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    command = ["convert", str(DATA / "gru_both.keras"), str(tmp_path / "b.pt")]
+    assert cli.main([*command, "--from", "keras", "--to", "torch"]) == 2
+    assert "is read by the package h5py, which is not here" in capsys.readouterr().err
+
+
+def config(kind, **own):
+    return {"class_name": kind, "config": {"name": "a", **own}}
+
+
+def test_what_a_keras_model_says_of_its_layers():
+    with zipfile.ZipFile(DATA / "gru_both.keras") as archive:
+        real = json.loads(archive.read("config.json"))
+    assert keras.cell_of(real) == "gru"
+    assert keras.cell_of([config("GRU", reset_after=False)]) == "gru_reset_before"
+    assert keras.cell_of({"layers": [config("SimpleRNN", activation="relu")]}) == "rnn_relu"
+    assert keras.cell_of([config("LSTM"), config("GRU")]) is None
+    assert keras.cell_of([config("Dense")]) is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (config("LSTM", go_backwards=True), "LSTM a has go_backwards=True, ours only False"),
+        (config("LSTM", activation="relu"), "LSTM a has activation='relu', ours only 'tanh'"),
+        (config("GRU", recurrent_activation="hard_sigmoid"), "recurrent_activation='hard_sigmoid'"),
+        (config("SimpleRNN", activation="gelu"), "ours only 'tanh' or 'relu'"),
+        (config("Bidirectional", merge_mode="sum", layer=config("LSTM")), "merge_mode='sum'"),
+        (config("Bidirectional", layer=config("LSTM", activation="relu")), "activation='relu'"),
+    ],
+)
+def test_keras_layers_that_compute_something_else(layer, text):
+    with pytest.raises(ValueError, match=text):
+        keras.cell_of({"config": {"layers": [config("Dense"), layer]}})
