@@ -108,6 +108,8 @@ def test_every_bit_comes_back(library, case):
 def test_each_library_of_the_rows_is_tested():
     tested = {source_of(*key) for key in CASES}
     assert tested | {"openrnn", "torch", "cudnn", "tf_canonical", "haste"} == set(LIBRARIES)
+    page = (DATA.parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in LIBRARIES)
 
 
 # libraries that are here: torch itself, our own state dicts, our own buffers
@@ -330,6 +332,24 @@ def test_what_shapes_leave_open_is_asked_for():
         from_weights(kernels(gates=3)[:2], "keras")
 
 
+@pytest.mark.parametrize("source", ["equinox", "onnx"])
+def test_a_list_of_mappings(source):
+    """Of layers that the library keeps one by one."""
+    first, second = openrnn.GRU(3, 4, bidirectional=source == "onnx"), openrnn.GRU(4, 4)
+    if source == "onnx":
+        second = openrnn.GRU(8, 4, bidirectional=True)
+    else:  # equinox has a second bias of n alone
+        for layer in (first, second):
+            torch.nn.init.zeros_(layer.bias_hh_l0)
+    parts = [to_weights(layer, source) for layer in (first, second)]
+    layer = from_weights(parts, source, cell="gru")
+    assert layer.num_layers == 2
+    for name, tensor in second.state_dict().items():
+        same_bits([layer.state_dict()[name.replace("_l0", "_l1")]], [tensor])
+    made = to_weights(layer, source)
+    same_bits(made.values(), [*parts[0].values(), *parts[1].values()])
+
+
 def test_layers_that_are_not_recurrent_are_left():
     arrays = dict(zip(("m/lstm/kernel:0", "m/lstm/recurrent_kernel:0", "m/lstm/bias:0"), kernels()))
     dense = {"m/dense/kernel:0": drawn(4, 2), "m/dense/bias:0": drawn(2)}
@@ -426,6 +446,8 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
          "params must be a vector of 96 + 16 * I numbers, got shape (100,)"),
         ("cudnn", drawn(129), {"cell": "lstm", "hidden_size": 4},
          "params must be a vector of 96 + 16 * I numbers, got shape (129,)"),
+        ("cudnn", np.ones(112, int), {"cell": "lstm", "hidden_size": 4},
+         "params must be real numbers, got torch.int64"),
         ("keras", {"a0": dict(zip(GOOD, kernels())), "a1": dict(zip(GOOD, kernels(4)[:2]))},
          {"cell": "lstm"}, "some layers and directions have biases, others have none"),
         ("tf_canonical", ([drawn(4, 3)], [drawn(4)]), {"cell": "lstm"},

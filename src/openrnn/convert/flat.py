@@ -30,6 +30,8 @@ def spec_of(
             f"the length of a flat buffer of {library.name} does not say its sizes: needs cell=, "
             f"hidden_size= and, where not 1, num_layers= and bidirectional="
         )
+    if not buffer.is_floating_point():
+        raise ValueError(f"{NAME} must be real numbers, got {buffer.dtype}")
     known = cells.lookup(fits[0].cell)
     options = {"num_layers": num_layers, "bidirectional": bidirectional, "proj_size": proj_size}
     least = known.spec(1, hidden_size, **options)

@@ -53,16 +53,16 @@ def _keras_like(keras, named, names):
     made = {}
     for name in names:
         kind = kinds[name]
-        depth = 1 if name in KERAS[3:] else 2
-        for both in (False, True) if name == "lstm" else (name != "rnn_tanh",):
-            stack = [layers.Bidirectional(kind()) if both else kind() for _ in range(depth)]
-            model = keras.Sequential([keras.Input((None, INPUT)), *stack])
-            model.set_weights([draw(*array.shape) for array in model.get_weights()])
-            weights = {named(weight): weight.numpy() for weight in model.weights}
-            y = time_major(model(time_major(X)))
-            made |= case(name + "_both" * both, weights, y=y)
-            if name == "gru" and keras.__name__ == "keras":
-                save(model)
+        depth = 1 if name in KERAS[3:] or keras.__name__ == "tf_keras" else 2
+        both = name != "rnn_tanh"
+        stack = [layers.Bidirectional(kind()) if both else kind() for _ in range(depth)]
+        model = keras.Sequential([keras.Input((None, INPUT)), *stack])
+        model.set_weights([draw(*array.shape) for array in model.get_weights()])
+        weights = {named(weight): weight.numpy() for weight in model.weights}
+        y = time_major(model(time_major(X)))
+        made |= case(name + "_both" * both, weights, y=y)
+        if name == "gru" and keras.__name__ == "keras":
+            save(model)
     return made, layers
 
 
@@ -93,7 +93,7 @@ def keras():
 def tf_keras():
     import tf_keras
 
-    return _keras_like(tf_keras, lambda weight: weight.name, KERAS[1:3])[0]
+    return _keras_like(tf_keras, lambda weight: weight.name, KERAS[:3])[0]
 
 
 def tensorflow():
@@ -122,15 +122,15 @@ def flax():
         ("gru", linen.GRUCell),
         ("rnn_tanh", linen.SimpleCell),
     ):
-        for both in (False, True) if name == "gru" else (name == "lstm",):
-            net = linen.RNN(kind(HIDDEN))
-            if both:
-                net = linen.Bidirectional(net, linen.RNN(kind(HIDDEN)))
-            tree = net.init(jax.random.PRNGKey(0), time_major(X))
-            tree = jax.tree_util.tree_map(lambda leaf: draw(*leaf.shape), tree)
-            weights = {"/".join(k): v for k, v in flax.traverse_util.flatten_dict(tree).items()}
-            y = time_major(net.apply(tree, time_major(X)))
-            made |= case(name + "_both" * both, weights, y=y)
+        both = name in ("lstm", "gru")
+        net = linen.RNN(kind(HIDDEN))
+        if both:
+            net = linen.Bidirectional(net, linen.RNN(kind(HIDDEN)))
+        tree = net.init(jax.random.PRNGKey(0), time_major(X))
+        tree = jax.tree_util.tree_map(lambda leaf: draw(*leaf.shape), tree)
+        weights = {"/".join(k): v for k, v in flax.traverse_util.flatten_dict(tree).items()}
+        y = time_major(net.apply(tree, time_major(X)))
+        made |= case(name + "_both" * both, weights, y=y)
     for name, kind in (
         ("nnx_lstm", nnx.OptimizedLSTMCell),
         ("nnx_lstm_plain", nnx.LSTMCell),
@@ -296,7 +296,7 @@ def mxnet():
     rnn = mx.gluon.rnn
     kinds = {
         "lstm": lambda **more: rnn.LSTM(HIDDEN, 2, input_size=INPUT, **more),
-        "gru": lambda **more: rnn.GRU(HIDDEN, 2, input_size=INPUT, **more),
+        "gru": lambda **more: rnn.GRU(HIDDEN, 1, input_size=INPUT, **more),
         "rnn_relu": lambda **more: rnn.RNN(HIDDEN, 1, "relu", input_size=INPUT, **more),
         "rnn_tanh": lambda **more: rnn.RNN(HIDDEN, 2, "tanh", input_size=INPUT, **more),
         "projected": lambda **more: rnn.LSTM(
@@ -304,34 +304,32 @@ def mxnet():
         ),
     }
     for name, kind in kinds.items():
-        for both in (name[:3] != "rnn",):
-            layer = kind(bidirectional=both)
-            layer.initialize()
-            for parameter in layer.collect_params().values():
-                parameter.set_data(mx.nd.array(draw(*parameter.shape)))
-            weights = {k: v.data().asnumpy() for k, v in layer.collect_params().items()}
-            made |= case(
-                "gluon_" + name + "_both" * both, weights, y=layer(mx.nd.array(X)).asnumpy()
-            )
+        both = name[:3] != "rnn"
+        layer = kind(bidirectional=both)
+        layer.initialize()
+        for parameter in layer.collect_params().values():
+            parameter.set_data(mx.nd.array(draw(*parameter.shape)))
+        weights = {k: v.data().asnumpy() for k, v in layer.collect_params().items()}
+        made |= case("gluon_" + name + "_both" * both, weights, y=layer(mx.nd.array(X)).asnumpy())
     for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        for both in (mode == "lstm",):
-            depth = 2 if mode == "rnn_relu" else 1
-            cell = mx.rnn.FusedRNNCell(HIDDEN, depth, mode, bidirectional=both, prefix=f"{mode}_")
-            size = mx.sym.RNN(
-                mx.sym.var("x"), mx.sym.var("w"), mx.sym.var("h"),
-                *([mx.sym.var("c")] if mode == "lstm" else []), state_size=HIDDEN, num_layers=depth,
-                bidirectional=both, mode=mode,
-            ).infer_shape(x=X.shape)[0][1][0]  # fmt: skip
-            flat = mx.nd.array(draw(size))
-            state = mx.nd.zeros((depth * (1 + both), BATCH, HIDDEN))
-            states = [state, state] if mode == "lstm" else [state]
-            y = mx.nd.RNN(mx.nd.array(X), flat, *states, state_size=HIDDEN, num_layers=depth,
-                          bidirectional=both, mode=mode)  # fmt: skip
-            made |= case(f"fused_{mode}" + "_both" * both, {"parameters": flat.asnumpy()},
-                         y=y.asnumpy())  # fmt: skip
-            gates = cell.unpack_weights({f"{mode}_parameters": flat})
-            weights = {key: value.asnumpy() for key, value in gates.items()}
-            made |= case(f"cells_{mode}" + "_both" * both, weights, y=y.asnumpy())
+        both = mode == "lstm"
+        depth = 2 if mode == "rnn_relu" else 1
+        cell = mx.rnn.FusedRNNCell(HIDDEN, depth, mode, bidirectional=both, prefix=f"{mode}_")
+        size = mx.sym.RNN(
+            mx.sym.var("x"), mx.sym.var("w"), mx.sym.var("h"),
+            *([mx.sym.var("c")] if mode == "lstm" else []), state_size=HIDDEN, num_layers=depth,
+            bidirectional=both, mode=mode,
+        ).infer_shape(x=X.shape)[0][1][0]  # fmt: skip
+        flat = mx.nd.array(draw(size))
+        state = mx.nd.zeros((depth * (1 + both), BATCH, HIDDEN))
+        states = [state, state] if mode == "lstm" else [state]
+        y = mx.nd.RNN(mx.nd.array(X), flat, *states, state_size=HIDDEN, num_layers=depth,
+                      bidirectional=both, mode=mode)  # fmt: skip
+        made |= case(f"fused_{mode}" + "_both" * both, {"parameters": flat.asnumpy()},
+                     y=y.asnumpy())  # fmt: skip
+        gates = cell.unpack_weights({f"{mode}_parameters": flat})
+        weights = {key: value.asnumpy() for key, value in gates.items()}
+        made |= case(f"cells_{mode}" + "_both" * both, weights, y=y.asnumpy())
     return made
 
 
