@@ -84,6 +84,20 @@ def test_options_of_the_command(tmp_path, capsys):
     assert cli.main([*command, "--from", "cudnn", "--to", "keras", *sizes, "--sum-biases"]) == 0
 
 
+def test_names_of_a_file_must_say_the_order_of_layers(tmp_path, capsys):
+    """A file is no sequence: its layers `second` and `first` would be taken by the alphabet."""
+    made = openrnn.to_weights(openrnn.LSTM(4, 4, bias_mode="input"), "keras")
+    given = {f"{name}/{key}": torch.tensor(array) for name in ("second", "first")
+             for key, array in made.items()}  # fmt: skip
+    save_file(given, tmp_path / "a.safetensors")
+    command = ["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "b.npz")]
+    command += ["--from", "keras", "--to", "torch", "--no-bidirectional"]
+    assert cli.main(command) == 2
+    assert "do not say which layer is before which" in capsys.readouterr().err
+    assert cli.main([*command, "--prefix", "second"]) == 0
+    assert openrnn.from_weights(given, "keras", bidirectional=False).num_layers == 2
+
+
 @pytest.mark.parametrize(
     ("given", "out", "more", "text"),
     [

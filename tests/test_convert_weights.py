@@ -350,6 +350,16 @@ def test_a_list_of_mappings(source):
     same_bits(made.values(), [*parts[0].values(), *parts[1].values()])
 
 
+def test_a_list_with_biases_or_without():
+    """With H = 2 the bias (2, 3H) of a GRU has the shape of its matrices."""
+    arrays = [drawn(2, 6) for _ in range(6)]
+    with pytest.raises(ValueError, match="the list may have biases or none"):
+        from_weights(arrays, "keras", cell="gru", bidirectional=False)
+    names = ("kernel", "recurrent_kernel", "bias")
+    named = [dict(zip(names, arrays[:3])), dict(zip(names, arrays[3:]))]
+    assert from_weights(named, "keras", bidirectional=False).num_layers == 2
+
+
 def test_layers_that_are_not_recurrent_are_left():
     arrays = dict(zip(("m/lstm/kernel:0", "m/lstm/recurrent_kernel:0", "m/lstm/bias:0"), kernels()))
     dense = {"m/dense/kernel:0": drawn(4, 2), "m/dense/bias:0": drawn(2)}
@@ -422,7 +432,7 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
         ("keras", GOOD | {"bias": drawn(12)}, {"cell": "lstm"},
          "bias must have shape (16,), got (12,)"),
         ("keras", GOOD | {"kernel": drawn(16)}, {"cell": "lstm"},
-         "kernel must have 2 axes, got shape (16,)"),
+         "kernel must have 2 axes and not be empty, got shape (16,)"),
         ("keras", GOOD | {"kernel": GOOD["kernel"].astype("f")}, {"cell": "lstm"},
          "recurrent_kernel must be of one type of real numbers with the others, "
          "got torch.float64 beside torch.float32"),
@@ -452,6 +462,14 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
          {"cell": "lstm"}, "some layers and directions have biases, others have none"),
         ("tf_canonical", ([drawn(4, 3)], [drawn(4)]), {"cell": "lstm"},
          "needs 8 weights and biases of each layer and direction, got 1 weights and 1 biases"),
+        ("xlstm", {**dict.fromkeys([f"{gate}gate.weight" for gate in "ifzo"], drawn(1, 4, 4)),
+                   "slstm_cell._recurrent_kernel_": np.ones((0, 16, 4)),
+                   "slstm_cell._bias_": drawn(16)}, {},
+         "slstm_cell._recurrent_kernel_ must have 3 axes and not be empty, got shape (0, 16, 4)"),
+        ("torch", {**TORCH, "weight_hr_l0": drawn(4)}, {"cell": "lstm"},
+         "weight_hr must have 2 axes and not be empty, got shape (4,)"),
+        ("tf_cell", {"kernel": drawn(3, 16), "bias": drawn(16)}, {"cell": "lstm"},
+         "input_size must not be negative, got -1"),
         ("equinox", [GOOD, GOOD], {}, "weight_hh is not there"),
     ],
 )  # fmt: skip

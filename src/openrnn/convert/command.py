@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openrnn.convert import files
+from openrnn.convert.flat import FlatSizes
 from openrnn.convert.libraries import LIBRARIES, library
-from openrnn.convert.weights import from_weights, tensors
+from openrnn.convert.weights import read, tensors
 
 NAMES = ", ".join(LIBRARIES)
 
@@ -36,10 +37,12 @@ def execute(given: Path, out: Path, asked: Options) -> str:
     library("--from", asked.source), library("--to", asked.target)
     files.check_written(out)
     arrays, cell = files.read(given)
-    layer = from_weights(
-        arrays, asked.source, cell=asked.cell or cell, prefix=asked.prefix,
-        bidirectional=asked.bidirectional, hidden_size=asked.hidden_size,
-        num_layers=asked.num_layers, proj_size=asked.proj_size,
+    sizes = FlatSizes(
+        asked.hidden_size, asked.num_layers, bool(asked.bidirectional), asked.proj_size
+    )
+    layer = read(
+        arrays, asked.source, sizes, asked.cell or cell, asked.prefix, asked.bidirectional, {},
+        in_order=False,
     )  # fmt: skip
     made = tensors(layer, asked.target, asked.sum_biases, asked.heads)
     files.write(out, made)

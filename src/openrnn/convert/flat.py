@@ -1,5 +1,7 @@
 """Networks in one flat buffer, whose length is all that says their sizes."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from openrnn import cells, params
@@ -10,21 +12,24 @@ from openrnn.spec import Spec
 NAME = "params"
 
 
-def spec_of(
-    library: Library,
-    buffer: Tensor,
-    cell: str | None,
-    hidden_size: int | None,
-    num_layers: int,
-    bidirectional: bool,
-    proj_size: int,
-) -> Spec:
+@dataclass(frozen=True)
+class FlatSizes:
+    """What the length of a flat buffer does not say."""
+
+    hidden_size: int | None = None
+    num_layers: int = 1
+    bidirectional: bool = False
+    proj_size: int = 0
+
+
+def spec_of(library: Library, buffer: Tensor, cell: str | None, sizes: FlatSizes) -> Spec:
     """The network with these units and layers whose buffer has this length.
 
     Raises:
         ValueError: none has, or it is not said how many units it has.
     """
     fits = layouts(library, cell)
+    hidden_size = sizes.hidden_size
     if hidden_size is None or len(fits) > 1:
         raise ValueError(
             f"the length of a flat buffer of {library.name} does not say its sizes: needs cell=, "
@@ -33,7 +38,10 @@ def spec_of(
     if not buffer.is_floating_point():
         raise ValueError(f"{NAME} must be real numbers, got {buffer.dtype}")
     known = cells.lookup(fits[0].cell)
-    options = {"num_layers": num_layers, "bidirectional": bidirectional, "proj_size": proj_size}
+    options = {
+        "num_layers": sizes.num_layers, "bidirectional": sizes.bidirectional,
+        "proj_size": sizes.proj_size,
+    }  # fmt: skip
     least = known.spec(1, hidden_size, **options)
     cells.check(least)
     rest = params.size(least) - least.directions * len(known.gates) * hidden_size

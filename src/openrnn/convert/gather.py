@@ -18,7 +18,7 @@ class NamesError(ValueError):
 
 
 def candidates(
-    library: Library, layout: Layout, arrays: Arrays
+    library: Library, layout: Layout, arrays: Arrays, in_order: bool
 ) -> Iterator[tuple[list[Chain], int | None]]:
     """Each way to sort arrays into layers and directions; and D, where names say it.
 
@@ -34,7 +34,7 @@ def candidates(
     elif all(name.replace("/", "").isdigit() for name in arrays):
         yield from ((chains, None) for chains in _by_order(layout, list(arrays.values())))
     else:
-        yield _by_prefix(layout, arrays)
+        yield _by_prefix(layout, arrays, in_order)
 
 
 def named(
@@ -165,7 +165,7 @@ def _by_order(layout: Layout, arrays: list[Tensor]) -> Iterator[list[Chain]]:
         raise NamesError(f"needs {order} of each layer and direction, got {len(arrays)} arrays")
 
 
-def _by_prefix(layout: Layout, arrays: Arrays) -> tuple[list[Chain], int | None]:
+def _by_prefix(layout: Layout, arrays: Arrays, in_order: bool) -> tuple[list[Chain], int | None]:
     words = {array.name for array in layout.arrays}
     key = _recurrent(layout).name
     groups: dict[str, Arrays] = {}
@@ -184,7 +184,7 @@ def _by_prefix(layout: Layout, arrays: Arrays) -> tuple[list[Chain], int | None]
             known = _plain(name).removeprefix(before) in chain or name.startswith((*inner,))
             if name.startswith(before) and not known:
                 raise NamesError(f"{name} is no array of {', '.join(sorted(words))}")
-    return _by_direction(groups)
+    return _by_direction(groups, in_order)
 
 
 def _plain(name: str) -> str:
@@ -192,10 +192,16 @@ def _plain(name: str) -> str:
     return re.sub(r":\d+$", "", name)
 
 
-def _by_direction(groups: dict[str, Arrays]) -> tuple[list[Chain], int | None]:
+def _by_direction(groups: dict[str, Arrays], in_order: bool) -> tuple[list[Chain], int | None]:
     """Layers in their order, forward before reverse, where names say what is reverse."""
-    if len({re.sub(r"_?\d+", "", REVERSE.sub("", FORWARD.sub("", name))) for name in groups}) == 1:
+    words = {re.sub(r"_?\d+", "", REVERSE.sub("", FORWARD.sub("", name))) for name in groups}
+    if len(words) == 1:
         groups = {name: groups[name] for name in sorted(groups, key=by_number)}
+    elif not in_order:
+        raise ValueError(
+            f"the names do not say which layer is before which, take one by its prefix: "
+            f"{listed(groups)}"
+        )
     reverse = [name for name in groups if REVERSE.search(name)]
     if not reverse:
         return [*groups.items()], None

@@ -1,4 +1,4 @@
-"""How each library keeps the arrays of one layer and direction: rows of data, no code.
+"""How each library keeps the arrays of one layer and direction: rows of data.
 
 A row of an array says which `sides` it holds, of which `gates` in which order, along which `axes`:
 
@@ -27,10 +27,11 @@ class Array:
     @property
     def keys(self) -> list[list[tuple[str, str]]]:
         """The blocks it holds, side by side and gate by gate; a gate may name its own side."""
-        return [
-            [(*gate.split(":"),) if ":" in gate else (side, gate) for gate in self.gates or ("",)]  # type: ignore[misc]
-            for side in self.sides
-        ]
+        found = []
+        for side in self.sides:
+            named = [gate.rpartition(":") for gate in self.gates or ("",)]
+            found.append([(other or side, gate) for other, _, gate in named])
+        return found
 
     @property
     def bias(self) -> bool:
@@ -38,7 +39,7 @@ class Array:
 
     @property
     def optional(self) -> bool:
-        """Whether a network may lack it: a projection, or vectors that default to zero."""
+        """Whether a network may lack it: a projection."""
         return self.sides[0] == "P"
 
 

@@ -25,29 +25,35 @@ class Network:
 
 
 def recognise(
-    library: Library, arrays: Arrays, cell: str | None, bidirectional: bool | None
+    library: Library,
+    arrays: Arrays,
+    cell: str | None,
+    bidirectional: bool | None,
+    in_order: bool = True,
 ) -> Network:
-    """The one network that the arrays fit.
+    """The one network that the arrays fit; `in_order` where layers stand as they follow.
 
     Raises:
         ValueError: they fit none, or several.
     """
-    found: dict[str, Network] = {}
+    found: list[Network] = []
     refusals: dict[str, ValueError] = {}
     for layout in layouts(library, cell):
         try:
-            for chains, directions in gather.candidates(library, layout, arrays):
+            for chains, directions in gather.candidates(library, layout, arrays, in_order):
                 try:
-                    network = _network(library, layout, chains, directions, bidirectional)
-                    found[layout.cell] = network
+                    found.append(_network(library, layout, chains, directions, bidirectional))
                 except ValueError as error:
                     refusals.setdefault(layout.cell, error)
         except NamesError as error:
             refusals.setdefault(layout.cell, error)
     if len(found) == 1:
-        return next(iter(found.values()))
+        return found[0]
     if found:
-        raise ValueError(f"the arrays fit several cells, say which by cell=: {', '.join(found)}")
+        fits = [network.spec.cell for network in found]
+        if len(set(fits)) < len(fits):
+            raise ValueError("the list may have biases or none, give a mapping with names")
+        raise ValueError(f"the arrays fit several cells, say which by cell=: {', '.join(fits)}")
     # names that fit are nearer to what was meant than names that do not
     near = {key: error for key, error in refusals.items() if not isinstance(error, NamesError)}
     told = {key: str(error) for key, error in (near or refusals).items()}
@@ -70,7 +76,7 @@ def _network(
         ValueError: an array has another shape or dtype than the others ask for.
     """
     if library.stacked:
-        chains, named = _unstacked(layout, chains)
+        chains, named = _unstacked(chains)
     before, first = chains[0]
     sizes = measure(layout, first, before)
     directions = _directions(layout, chains, sizes, named, bidirectional)
@@ -96,7 +102,7 @@ def _network(
     return Network(spec.with_(bias_mode=mode_of(blocks)), dtype, blocks)
 
 
-def _unstacked(layout: Layout, chains: list[Chain]) -> tuple[list[Chain], int]:
+def _unstacked(chains: list[Chain]) -> tuple[list[Chain], int]:
     """Chains of one direction each, from arrays that hold both along their first axis."""
     made: list[Chain] = []
     counts = set()

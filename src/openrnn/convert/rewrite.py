@@ -134,6 +134,7 @@ def measure(layout: Layout, arrays: Mapping[str, Tensor], label: str = "") -> Si
             hidden, heads = _hidden(array, arrays[array.name], label)
     for array in present:
         if array.sides == ("P",):
+            _dims(array, arrays[array.name], label)
             proj = arrays[array.name].shape[0]
     for array in present:
         if array.sides[0] == "W":
@@ -152,7 +153,7 @@ def _hidden(array: Array, tensor: Tensor, label: str) -> tuple[int, int]:
     heads = tensor.shape[axes.index("n")] if "n" in axes else 1
     place = next(place for place, letters in enumerate(axes) if "o" in letters)
     fixed = len(array.gates) if "g" in axes[place] else 1
-    if tensor.shape[place] % fixed or not tensor.shape[place]:
+    if tensor.shape[place] % fixed:
         raise ValueError(
             f"{label}{array.name} must have {fixed} * H {_axis(place)}, got {tuple(tensor.shape)}"
         )
@@ -170,9 +171,10 @@ def _axis(place: int) -> str:
 
 def _dims(array: Array, tensor: Tensor, label: str) -> None:
     wanted = len(groups(array.axes))
-    if tensor.dim() != wanted:
+    if tensor.dim() != wanted or not tensor.numel():
         raise ValueError(
-            f"{label}{array.name} must have {wanted} axes, got shape {tuple(tensor.shape)}"
+            f"{label}{array.name} must have {wanted} axes and not be empty, got shape "
+            f"{tuple(tensor.shape)}"
         )
 
 

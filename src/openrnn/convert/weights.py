@@ -8,9 +8,10 @@ from torch import Tensor
 from openrnn import cells, params
 from openrnn import nn as ours
 from openrnn.convert import flat
-from openrnn.convert.arrays import as_numpy, flatten, single, under
+from openrnn.convert.arrays import Arrays, as_numpy, flatten, single, under
 from openrnn.convert.biases import fit
 from openrnn.convert.blocks import blocks_of, tensors_of
+from openrnn.convert.flat import FlatSizes
 from openrnn.convert.gather import named
 from openrnn.convert.layouts import Layout, Library
 from openrnn.convert.libraries import check_heads, layout_for, library
@@ -65,18 +66,31 @@ def from_weights(
         >>> from_weights(keras, "keras")
         LSTM(3, 4, bias_mode='input')
     """
+    sizes = FlatSizes(hidden_size, num_layers, bool(bidirectional), proj_size)
+    return read(flatten(arrays), source, sizes, cell, prefix, bidirectional, options)
+
+
+def read(
+    arrays: Arrays,
+    source: str,
+    sizes: FlatSizes,
+    cell: str | None,
+    prefix: str,
+    bidirectional: bool | None,
+    options: dict[str, Any],
+    in_order: bool = True,
+) -> ours.Layer:
+    """`from_weights` of a flat mapping, which may be sorted by name instead of by layers."""
     found = library("source", source)
-    given = flatten(arrays)
     if prefix:
-        given = under(given, prefix)
+        arrays = under(arrays, prefix)
     if found.flat:
-        buffer = single(given)
-        both = bool(bidirectional)
-        spec = flat.spec_of(found, buffer, cell, hidden_size, num_layers, both, proj_size)
+        buffer = single(arrays)
+        spec = flat.spec_of(found, buffer, cell, sizes)
         return _layer(spec, buffer.dtype, params.unpack(spec, buffer), options)
-    if hidden_size is not None or num_layers != 1 or proj_size:
+    if (sizes.hidden_size, sizes.num_layers, sizes.proj_size) != (None, 1, 0):
         raise ValueError(f"sizes follow from the arrays of {source}, they must not be given")
-    network = recognise(found, given, cell, bidirectional)
+    network = recognise(found, arrays, cell, bidirectional, in_order)
     tensors = tensors_of(network.spec, network.chains)
     return _layer(network.spec, network.dtype, tensors, options)
 
