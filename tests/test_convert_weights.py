@@ -189,6 +189,13 @@ def loop(step, x, width=4):
     return np.array(out)
 
 
+SCOPES = {
+    cell: f"rnn/multi_rnn_cell/cell_0/{scope}_cell/"
+    for cell, scope in (("gru", "cudnn_compatible_gru"), ("rnn_tanh", "basic_rnn"),
+                        ("rnn_relu", "basic_rnn"))
+}  # fmt: skip
+
+
 def haste_lstm(w):
     def step(x, h, c):
         v = x @ w["kernel"] + h @ w["recurrent_kernel"] + w["bias"]
@@ -259,8 +266,22 @@ def test_formulas(source, cell, formula, shapes):
     y, _ = layer(torch.from_numpy(x))
     np.testing.assert_allclose(y.detach(), loop(formula(weights), x), rtol=0, atol=1e-12)
     made = to_weights(layer, source)
-    assert list(made) == list(weights)
+    assert [name.removeprefix(SCOPES.get(cell, "")) for name in made] == list(weights)
     same_bits(made.values(), weights.values())
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_names_of_checkpoints_of_tensorflow(both):
+    """Those of its CudnnLSTM, under which its cells find them."""
+    layer = openrnn.LSTM(3, 4, 12, bidirectional=both, bias_mode="input")
+    made = to_weights(layer, "tf_cell")
+    cell = "cudnn_compatible_lstm_cell/kernel"
+    name = f"stack_bidirectional_rnn/cell_11/bidirectional_rnn/bw/{cell}"
+    last = name if both else f"rnn/multi_rnn_cell/cell_11/{cell}"
+    assert made[last].shape == (12 if both else 8, 16)
+    again = from_weights({name: made[name] for name in sorted(made)}, "tf_cell", cell="lstm")
+    assert again.spec == layer.spec
+    same_bits(again.state_dict().values(), layer.state_dict().values())
 
 
 # biases

@@ -49,11 +49,21 @@ def named(
     per = 1 if library.stacked else spec.directions
     for place, chain in enumerate(chains):
         layer, direction = divmod(place, per)
-        before = "" if spec.num_layers == 1 else f"layer{layer}/"
-        before += ("forward/", "backward/")[direction] if per == 2 else ""
+        before = _before(library, layout, spec, layer, direction)
         for name, tensor in chain.items():
             full = _name(library, name, layer, direction) if library.names else before + name
             yield full, tensor
+
+
+def _before(library: Library, layout: Layout, spec: Spec, layer: int, direction: int) -> str:
+    """What stands before names that are the same in each layer and direction."""
+    if library.prefixes:
+        pattern = library.prefixes[spec.bidirectional] + layout.scope
+        return pattern.format(layer=layer, direction=library.directions[direction])
+    before = "" if spec.num_layers == 1 else f"layer{layer}/"
+    if spec.bidirectional and not library.stacked:
+        before += ("forward/", "backward/")[direction]
+    return before
 
 
 def _name(library: Library, array: str, layer: int, direction: int) -> str:

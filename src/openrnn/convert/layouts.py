@@ -51,11 +51,13 @@ class Layout:
         cell: the key of our cell that computes the same.
         arrays: in the order of the library.
         biases: "optional": all arrays of biases or none; "each" may be missing; "always" there.
+        scope: what stands before each name where the library's prefixes are written.
     """
 
     cell: str
     arrays: tuple[Array, ...]
     biases: str = "always"
+    scope: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Library:
         names: a pattern of {array}, {layer} and {direction} (one of `directions`); where empty,
             arrays of one layer and direction share a prefix, or come in the order of the layout.
         directions: the words for forward and reverse in a pattern.
+        prefixes: patterns of {layer} and {direction}, written before names where there is one
+            direction, and where there are two.
         stacked: both directions of a layer lie along a first axis of each array.
         lists: two lists, weights and biases, go through all layers and directions.
         flat: one buffer holds a network, in the layout of `openrnn.params`.
@@ -77,6 +81,7 @@ class Library:
     layouts: tuple[Layout, ...]
     names: str = ""
     directions: tuple[str, str] = ("", "_reverse")
+    prefixes: tuple[str, ...] = ()
     stacked: bool = False
     lists: bool = False
     flat: bool = False
@@ -223,20 +228,23 @@ ROWS = (
     _flat("mxnet_fused", *GATES),  # `parameters` of MXNet's RNN operator
     _flat("jax", "lstm"),  # `weights` of jax.experimental.rnn
     Library("tf_canonical", tuple(map(_canonical, GATES)), lists=True, clips=True),
-    # checkpoints of CudnnCompatible cells, RNNCell and LSTMBlockCell: W above R
+    # checkpoints of CudnnLSTM and its like, of CudnnCompatible cells and LSTMBlockCell: W above R
     Library("tf_cell", (
         Layout("lstm", (
             row("kernel", "W R", "i g f o", "d (g o)"), row("bias", "bW", "i g f o", "(g o)"),
-        )),
+        ), scope="cudnn_compatible_lstm_cell/"),
         Layout("gru", (
             row("gates/kernel", "W R", "r z", "d (g o)"), row("gates/bias", "bW", "r z", "(g o)"),
             row("candidate/input_projection/kernel", "W", "n", "d o"),
             row("candidate/input_projection/bias", "bW", "n", "o"),
             row("candidate/hidden_projection/kernel", "R", "n", "d o"),
             row("candidate/hidden_projection/bias", "bR", "n", "o"),
-        )),
-        *(Layout(cell, (row("kernel", "W R", "h", "d o"), row("bias", "bW", "h", "o")))
-          for cell in ELMAN),
+        ), scope="cudnn_compatible_gru_cell/"),
+        *(Layout(cell, (row("kernel", "W R", "h", "d o"), row("bias", "bW", "h", "o")),
+                 scope="basic_rnn_cell/") for cell in ELMAN),
+    ), directions=("fw", "bw"), prefixes=(
+        "rnn/multi_rnn_cell/cell_{layer}/",
+        "stack_bidirectional_rnn/cell_{layer}/bidirectional_rnn/{direction}/",
     )),
     Library("flax", (
         _flax("lstm", "i f g o", "h{}/bias bR o i f g o"),
