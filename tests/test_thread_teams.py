@@ -24,13 +24,13 @@ def threads():
     torch.set_num_threads(before)
 
 
-def layout(hidden, vector=WIDTH):
-    return Layout("float32", 4, 1, 0, 0, True, hidden, hidden, hidden, vector)
+def layout(hidden, vector=WIDTH, outputs=None):
+    return Layout("float32", 4, 1, 0, 0, True, hidden, hidden, outputs or hidden, vector)
 
 
-def call(layer, x, lengths=None):
+def call(layer, x, lengths=None, **options):
     leaf = x.detach().requires_grad_()
-    y, final = layer(leaf, lengths=lengths)
+    y, final, *_ = layer(leaf, lengths=lengths, **options)
     final = final if isinstance(final, tuple) else (final,)
     generator = torch.Generator().manual_seed(1)
     total = sum(
@@ -70,6 +70,57 @@ def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths)
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
     for have, again in zip(call(layer, x, ends), together):
         assert torch.equal(have, again)
+
+
+FEATURES = {
+    "resets": {"reset": True},
+    "reset states": {"reset": True, "states": True},
+    "resets and lengths": {"reset": True, "states": True, "lengths": True},
+    "skip": {"input_mode": "skip"},
+    "skip and lengths": {"input_mode": "skip", "lengths": True},
+    "projection": {"proj_size": 70},
+    "wide projection": {"proj_size": 250, "lengths": True},
+    "projection and resets": {"proj_size": 70, "reset": True},
+    "odd": {"hidden": 650 if WIDTH == 64 else 301},
+    "all": {"input_mode": "skip", "proj_size": 90, "reset": True, "states": True, "lengths": True},
+}
+
+
+@shared
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("count", "batch"), [(2, 1), (5, 2), (8, 3)])
+def test_any_step_is_shared(threads, feature, count, batch):
+    """What threads share, as one thread computes it; twice, as races come and go."""
+    torch.manual_seed(0)
+    about = dict(FEATURES[feature])
+    hidden, steps = about.pop("hidden", 256), 6
+    masks = [about.pop(name, False) for name in ("reset", "states", "lengths")]
+    inputs = hidden if "input_mode" in about else 24
+    layer = openrnn.LSTM(inputs, hidden, 2, bidirectional=True, backend="cpu", **about)
+    outputs = layer.spec.output_size
+    reset, lengths, options = torch.rand(steps, batch) < 0.4, torch.tensor([6, 0, 3])[:batch], {}
+    reset[0], reset[-1] = True, True  # the last of the reverse direction
+    if masks[0]:
+        options["reset"] = reset
+    if masks[1]:
+        options["reset_state"] = (torch.randn(4, batch, outputs), torch.randn(4, batch, hidden))
+    sizes = layout(hidden, outputs=outputs)
+    assert sizes.shares
+    assert sizes.team_size(batch, sizes.tile_rows(batch, count, True), count) > 1
+    x, ends = torch.randn(steps, batch, inputs), lengths if masks[2] else None
+    threads(1)
+    alone = call(layer, x, ends, **options)
+    threads(count)
+    for _ in range(2):
+        together = call(layer, x, ends, **options)
+        for have, want in zip(together[:3], alone[:3]):
+            assert torch.equal(have, want)
+        for have, want in zip(together[3:], alone[3:]):
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+    reference = openrnn.LSTM(inputs, hidden, 2, bidirectional=True, backend="reference", **about)
+    reference.load_state_dict(layer.state_dict())
+    for have, want in zip(together, call(reference, x, ends, **options)):
+        torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-4 * want.abs().max().item())
 
 
 @shared
@@ -142,13 +193,13 @@ def test_several_threads_call_at_once(threads):
 
 @pytest.mark.parametrize(
     ("vector", "whole", "split", "parts"),
-    [(64, 250, 650, 16), (32, 650, 644, 32), (16, 253, 650, 43)],
+    [(64, 650, 230, 16), (32, 130, 116, 32), (16, 70, 60, 43)],
 )
 def test_who_shares_a_tile(vector, whole, split, parts):
     """Vectors of AVX-512, AVX2 and SSE, whatever this machine has."""
-    assert layout(whole, vector).shares(True)
-    assert not layout(split, vector).shares(True)  # its padded units are no whole panels
-    assert not layout(256, vector).shares(False)
+    assert layout(whole, vector).shares
+    assert layout(split, vector, outputs=3).shares
+    assert not layout(split, vector).shares  # its padded units are no whole panels
     assert layout(64, vector).team_size(1, 1, 8) == 1  # a step is too short for a barrier after it
     assert layout(256, vector).team_size(1, 1, 2) == 2
     # a part has a panel at least, and work enough
@@ -165,13 +216,14 @@ def test_who_shares_a_tile(vector, whole, split, parts):
 def test_sizes_are_whole_vectors_and_panels(vector, dtype, units, outputs):
     found = Layout(dtype, 3, 1, 0, 1, False, 7, units, outputs, vector)
     lanes, panel = vector // SIZES[dtype], 2 * vector // SIZES[dtype]
-    assert found.padded >= units > found.padded - (panel if outputs < units else lanes)
-    assert found.padded % (panel if outputs < units else lanes) == 0
+    whole = panel if outputs < units or units >= 8 * panel else lanes
+    assert found.padded >= units > found.padded - whole
+    assert found.padded % whole == 0
     assert found.columns >= 3 * found.padded > found.columns - panel
     assert {found.columns % panel, found.width % panel, found.wide % panel} == {0}
     parts = found.team_size(1, 1, 64)
     starts = [team.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
-    assert found.shares(True) == (outputs == units and starts[-1] == found.padded)
+    assert found.shares == (starts[-1] == found.padded)
 
 
 def test_the_width_of_features():

@@ -150,7 +150,7 @@ class Recorder:
         problem = self.problem
         return loop_plan(
             layer.layout, purpose, self.steps, self.batch, self.sizes.threads,
-            operation.direction == 1, layer.places[0] is None, problem.lengths, problem.reset,
+            operation.direction == 1, layer.places[0] is None, problem.lengths,
         )  # fmt: skip
 
     def rows(self, at: Value, width: int) -> Rows:

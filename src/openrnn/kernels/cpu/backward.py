@@ -111,7 +111,8 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     outer_product((begin, end), count, dr, (tile.h_rows, width), d_w_hh, accumulate)
     if args.w_hr != 0:
         dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
-        outer_product((int64(0), outputs), count, dh, m, d_w_hr, accumulate)
+        part = (outputs * thread // threads, outputs * (thread + 1) // threads)
+        outer_product(part, count, dh, m, d_w_hr, accumulate)
     column_sums(d_bias_x, tile.dx_gates, (count, columns), tile.spare, (begin, ends))
     if args.summed == 0:
         d_bias_r = d_bias_x + columns * SIZE
@@ -140,7 +141,7 @@ def input_gradients(args, tile, team, count):
     first = count * team.thread // team.threads
     last = count * (team.thread + 1) // team.threads
     if args.skip != 0:
-        for i in range(count):
+        for i in range(first, last):
             gate, target = tile.dx_gates + i * columns * SIZE, tile.x_rows + i * wide * SIZE
             copy(target, gate, units, wide)
             for g in range(1, args.gates):
@@ -302,7 +303,9 @@ def clear_padding(args, tile, step, live, filled):
 def carry_back(args, tile, team, step, live, filled):
     """Adds the recurrent product to the gradient of the state before a step."""
     width, gates = args.width, args.gates * args.padded
-    begin, end = (tile.begin, tile.end) if team.threads > 1 else (0, width)  # padded is width then
+    begin, end = part_of(width, PANEL, team)
+    if begin == end:
+        return
     weight, inner, panel = gate_matrix(args, args.w_hh, width)
     a = (tile.dr + filled * args.columns * SIZE, args.columns, 1)
     b = (weight + begin // PANEL * panel * SIZE, inner, panel)
@@ -349,10 +352,12 @@ def backward_tile(args, tile, team, accumulate, phase):
         for i in range(team.thread, live, team.threads):
             gather_row(args, tile, step, i, filled)
         if args.w_hr != 0:
-            outputs, padded = args.outputs, args.padded
+            phase = barrier(team, phase)  # each thread's units need all columns of y
+            outputs, padded, begin = args.outputs, args.padded, tile.begin
             a = (tile.d_hidden + (step & 1) * tile.rows * width * SIZE, width, 1)
-            b = (args.w_hr, PANEL, PANEL * outputs)
-            product((live, outputs, padded), a, b, (tile.dm, padded), False)
+            b = (args.w_hr + begin * outputs * SIZE, PANEL, PANEL * outputs)
+            target = (tile.dm + begin * SIZE, padded)
+            product((live, outputs, tile.end - begin), a, b, target, False)
         phase = barrier(team, phase)
         run_cell(args, tile, step, live, filled, cell_args_at)
         if tile.end == args.padded:  # the last thread has the padding

@@ -33,6 +33,8 @@ class Tile(NamedTuple):
     rows: int
     begin: int  # this thread's units: [begin, end)
     end: int
+    first: int  # this thread's columns of y: [first, last), its units unless there is a projection
+    last: int
     hidden: int  # [2, rows, width]: the emitted state, by steps in turn
     others: int  # [2, rows, other]: the other states, unless there is a history
     entry: int  # [rows, other]: states put in place before the first step
@@ -50,6 +52,10 @@ def tile_of(args, start, rows, scratch, team):
     """A tile whose rows lie in this scratch."""
     padded, columns, other = args.padded, args.columns, (args.states - 1) * args.padded
     begin, end = part_of(padded, PANEL, team)
+    first, last = begin, min(end, args.outputs)
+    if args.w_hr != 0:
+        first, last = part_of(args.width, PANEL, team)
+        last = min(last, args.outputs)
     hidden = scratch
     others = hidden + 2 * rows * args.width * SIZE
     entry = others + 2 * rows * other * SIZE
@@ -62,8 +68,8 @@ def tile_of(args, start, rows, scratch, team):
     if args.saved_gates != 0:
         gates, gates_step = args.saved_gates + start * columns * SIZE, args.batch * columns
     return Tile(
-        start, rows, begin, end, hidden, others, entry, bias, unwanted, r, emitted, x_rows, gates,
-        gates_step,
+        start, rows, begin, end, first, last, hidden, others, entry, bias, unwanted, r, emitted,
+        x_rows, gates, gates_step,
     )  # fmt: skip
 
 
@@ -105,9 +111,10 @@ def gather_inputs(args, tile, step, live, slot, gates):
         else:
             copy(target, source, inputs, inputs)
         if args.skip != 0:
-            gate = gates + (slot * tile.gates_step + i * args.columns) * SIZE
+            gate = gates + (slot * tile.gates_step + i * args.columns + tile.begin) * SIZE
+            source, count = target + tile.begin * SIZE, min(tile.end, units) - tile.begin
             for g in range(args.gates):
-                copy(gate + g * padded * SIZE, target, units, padded)
+                copy(gate + g * padded * SIZE, source, count, tile.end - tile.begin)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -147,17 +154,30 @@ def input_side(args, tile, first, last, live, base, gates):
 
 @njit(forceinline=True, error_model="numpy")
 def store(args, tile, group, offset, hidden, others):
-    """Writes this thread's units of a row's states, at a row offset of their tensors."""
+    """Writes this thread's part of a row's states, at a row offset of their tensors."""
     outputs, units, padded, begin = args.outputs, args.units, args.padded, tile.begin
     at = int64_at(group)
     if at[0] != 0:
-        target, count = at[0] + (offset * outputs + begin) * SIZE, min(tile.end, outputs) - begin
-        copy(target, hidden + begin * SIZE, count, count)
+        target, count = at[0] + (offset * outputs + tile.first) * SIZE, tile.last - tile.first
+        copy(target, hidden + tile.first * SIZE, count, count)
     for k in range(args.states - 1):
         if at[1 + k] != 0:
             count = min(tile.end, units) - begin
             target = at[1 + k] + (offset * units + begin) * SIZE
             copy(target, others + (k * padded + begin) * SIZE, count, count)
+
+
+@njit(nogil=True, error_model="numpy")
+def store_reset(args, tile, b):
+    """Writes what a reset after the last step puts in place of this thread's final states."""
+    to, given = int64_at(args.final), int64_at(args.reset_state)
+    for k in range(args.states):
+        size, first, last = args.outputs, tile.first, tile.last
+        if k > 0:
+            size, first, last = args.units, tile.begin, min(tile.end, args.units)
+        at = (b * size + first) * SIZE
+        if to[k] != 0:
+            copy(to[k] + at, given[k] + at if given[k] != 0 else 0, last - first, last - first)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -241,10 +261,10 @@ def load_before(args, tile, step, live, hidden, others):
 
 
 @njit(forceinline=True, error_model="numpy")
-def store_after(args, tile, step, live, before, after, others):
+def store_after(args, tile, step, live, after, others):
     """Writes a step's output, and its states where they are wanted."""
-    width, outputs, other = args.width, args.outputs, (args.states - 1) * args.padded
-    mine, count = tile.begin * SIZE, min(tile.end, outputs) - tile.begin
+    width, other = args.width, (args.states - 1) * args.padded
+    mine, count = tile.first * SIZE, tile.last - tile.first
     for i in range(live):
         b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
         t = time_of(args, step, length)
@@ -254,14 +274,17 @@ def store_after(args, tile, step, live, before, after, others):
         store(args, tile, args.all_states, t * args.batch + b, hidden, rest)
         if step == length - 1:
             if ends_reset(args, b):
-                hidden, rest = before + i * width * SIZE, tile.entry + i * other * SIZE
-                load(args, args.reset_state, b, hidden, rest)
-            store(args, tile, args.final, b, hidden, rest)
+                store_reset(args, tile, b)
+            else:
+                store(args, tile, args.final, b, hidden, rest)
 
 
 @njit(forceinline=True, error_model="numpy")
-def forward_step(args, tile, step, live, gate, cell_args_at):
-    """One step of the live rows: recurrent product, cell, projection, results."""
+def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
+    """One step of the live rows: recurrent product, cell, projection, results.
+
+    Returns the barrier's next phase.
+    """
     width, columns, padded = args.width, args.columns, args.padded
     cell_args, summed, mine = int64_at(cell_args_at), args.summed != 0, tile.begin * SIZE
     before = tile.hidden + ((step + 1) & 1) * tile.rows * width * SIZE
@@ -295,10 +318,15 @@ def forward_step(args, tile, step, live, gate, cell_args_at):
         )
     call(args.row_function, (cell_args_at,))  # type: ignore[call-arg]  # numba's
     if args.w_hr != 0:
-        units = args.units
-        b = (args.w_hr, PANEL, PANEL * units)
-        product((live, units, width), (h, padded, 1), b, (after, width), False)
-    store_after(args, tile, step, live, before, after, others_after)
+        phase = barrier(team, phase)  # each thread's columns of y need all units
+        units, first, last = args.units, tile.first, tile.last
+        if last > first:
+            b = (args.w_hr + first * units * SIZE, PANEL, PANEL * units)
+            target = (after + first * SIZE, width)
+            shape = (live, units, (last - first + PANEL - 1) // PANEL * PANEL)
+            product(shape, (h, padded, 1), b, target, False)
+    store_after(args, tile, step, live, after, others_after)
+    return phase
 
 
 @njit(nogil=True, error_model="numpy")
@@ -324,7 +352,7 @@ def forward_tile(args, tile, team, phase):
             if live == 0:
                 break
             gate = gates + (slot_of(args, step) - base) * tile.gates_step * SIZE
-            forward_step(args, tile, step, live, gate, cell_args_at)
+            phase = forward_step(args, tile, team, step, live, gate, cell_args_at, phase)
             phase = barrier(team, phase)
     return phase
 

@@ -19,6 +19,8 @@ STRIP_ROWS = 40
 # multiply-adds of a call, and of a step, that are worth another thread
 LEAST_WORK = 400_000
 LEAST_SHARE = 24_000
+# panels of units from which on they are worth padding to a whole number
+PANELS_TO_SHARE = 8
 
 
 def _up(size: int, multiple: int) -> int:
@@ -63,8 +65,8 @@ class Layout:
 
     @cached_property
     def padded(self) -> int:
-        """H rounded up to whole vectors; to whole panels where there is a projection."""
-        if self.projecting:
+        """H rounded up to whole vectors; to whole panels where threads are to share them."""
+        if self.projecting or self.units >= PANELS_TO_SHARE * self.panel:
             return _up(self.units, self.panel)
         return _up(self.units, lanes_of(self.dtype, self.vector))
 
@@ -97,9 +99,10 @@ class Layout:
         tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, most_tiles)
         return (batch + tiles - 1) // tiles
 
-    def shares(self, free: bool) -> bool:
-        """Whether threads may share a tile; `free`: nothing in the call forbids it."""
-        return free and not self.projecting and self.padded % self.panel == 0
+    @cached_property
+    def shares(self) -> bool:
+        """Whether threads may share a tile: each takes whole panels."""
+        return self.padded % self.panel == 0
 
     def team_size(self, batch: int, rows: int, threads: int) -> int:
         """How many threads share each tile, where they may share one."""

@@ -43,7 +43,6 @@ def plan(
     reverse: bool,
     skip: bool,
     ragged: bool,
-    resets: bool,
 ) -> LoopPlan:
     """The plan of a run of the forward loop or, for purpose "backward", of the backward loop.
 
@@ -52,7 +51,7 @@ def plan(
         skip: there is no input matrix; ragged: lengths are given.
     """
     backward = purpose == "backward"
-    shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares(not (skip or resets))
+    shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares
     rows = layout.tile_rows(batch, threads, shares)
     chunk = layout.chunk(steps, rows)
     teams = layout.tasks(steps, batch, rows, threads)
