@@ -425,11 +425,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-rank, place, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, place, backends = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
 x = torch.load(f"{place}/x")[:, rank * 2 : rank * 2 + 2]
 found = []
-for lengths in torch.load(f"{place}/lengths")[:, rank * 2 : rank * 2 + 2]:
+each = torch.load(f"{place}/lengths")[:, rank * 2 : rank * 2 + 2]
+for backend, lengths in ((backend, lengths) for backend in backends for lengths in each):
     torch.manual_seed(rank)
     model = openrnn.LSTM(3, 4, 2, bidirectional=True, dtype=torch.float64, backend=backend)
     parallel = DistributedDataParallel(model)
@@ -444,7 +445,7 @@ os._exit(0)  # gloo's own end aborts at times, with torch.nn's layers too
 """
 
 
-def test_data_parallel(backend, tmp_path):
+def test_data_parallel(tmp_path):
     """pytorch#37079, #36268: two processes average to the gradient of the whole batch.
 
     A rank whose rows are all empty still has a gradient, zero, for every parameter: nothing hangs.
@@ -455,7 +456,7 @@ def test_data_parallel(backend, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", DDP, str(rank), str(tmp_path), backend],
+            [sys.executable, "-W", "ignore", "-c", DDP, str(rank), str(tmp_path), *ON_CPU],
             env=environment,
         )
         for rank in range(2)
@@ -465,8 +466,9 @@ def test_data_parallel(backend, tmp_path):
     finally:
         for rank in ranks:
             rank.kill()
-    each = [torch.load(tmp_path / f"rank{rank}") for rank in range(2)]
-    for lengths, first, second in zip(cases, *each, strict=True):
+    found = [torch.load(tmp_path / f"rank{rank}") for rank in range(2)]
+    calls = [(backend, lengths) for backend in ON_CPU for lengths in cases]
+    for (backend, lengths), first, second in zip(calls, *found, strict=True):
         alone = openrnn.LSTM(3, 4, 2, bidirectional=True, dtype=F64, backend=backend)
         alone.load_state_dict(first["weights"])
         alone(x, lengths=lengths)[0].square().mean().backward()

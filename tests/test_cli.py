@@ -174,7 +174,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
         ("--resume {trained} --hidden 13", "has --hidden 12, got --hidden 13"),
         ("--resume {trained} --corpus {tmp}/file", "not the one that the run"),
         ("--batch 100000", "the corpus has"),
-        ("--hidden 3000000", "the memory is too small: try a smaller --batch, --bptt or --hidden"),
+        ("--hidden 300000", "the memory is too small: try a smaller --batch, --bptt or --hidden"),
         ("--hidden 2147483647", "the memory is too small"),
         ("--hidden 2147483648", "hidden must be less than 2**31"),
         ("--corpus /dev/zero", "is neither a file nor a folder"),
