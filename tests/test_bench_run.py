@@ -23,6 +23,7 @@ from openrnn.bench.engines.base import Ready
 from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.nn import Torch
+from openrnn.bench.engines.onnxruntime import OnnxRuntime
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.measure import measure
@@ -30,7 +31,7 @@ from openrnn.bench.ratios import Pair
 from openrnn.bench.record import files_of, read
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.task import Task
-from openrnn.errors import OpenRNNError
+from openrnn.errors import NoBackendError, OpenRNNError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,6 +157,20 @@ def test_every_peer_computes_the_row(row, peers):
         assert ran == {"openrnn", *peers}
     assert {one.chosen for one in found if one.engine == "openrnn"} == {"reference"}
     assert not [one for one in found if one.status in ("wrong", "failed")]
+
+
+@pytest.mark.parametrize("row", [TINY, BenchRow("gru", "gru", 4, 3, 2, 6, 2, bidirectional=True)])
+def test_onnx_runtime_computes_the_row_and_no_gradients(row):
+    engine = OnnxRuntime()
+    if engine.refuses(Task(row, "float32", "cpu")):
+        pytest.skip(engine.refuses(Task(row, "float32", "cpu")))
+    found = by_engine(measure(row, "float32", "cpu", [Ours("cpu"), engine], QUICK), "forward")
+    assert {one.status for one in found.values()} == {"ok"}
+    ready = next(engine.candidates(Task(row, "float32", "cpu")))
+    with pytest.raises(NoBackendError, match="no gradients"):
+        ready.run("training")
+    assert "lengths" in engine.refuses(Task(replace(row, lengths=True), "float32", "cpu"))
+    assert "float64" in engine.refuses(Task(row, "float64", "cpu"))
 
 
 def test_a_step_is_compiled():

@@ -12,7 +12,7 @@ import torch
 from openrnn import dispatch
 from openrnn.bench import gpu
 
-PACKAGES = ("openrnn", "numba", "cuda-core", "flashrnn", "torchrl")
+PACKAGES = ("openrnn", "numba", "cuda-core", "flashrnn", "torchrl", "onnxruntime")
 QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
 
 

@@ -137,7 +137,8 @@ def _cudnn() -> Iterable[BenchRow]:
 def _cpu() -> Iterable[BenchRow]:
     """Sizes at which different things bind a CPU: the call, units of a step, the products."""
     sizes = [(8192, 1, 1, 18), (2048, 16, 1, 18), (60, 64, 10, 10), (1, 1, 64, 64),
-             (1, 16, 256, 256), (60, 64, 128, 128), (128, 32, 256, 256), (35, 20, 650, 650),
+             (1, 1, 640, 640), (1, 16, 256, 256), (60, 64, 128, 128), (128, 32, 256, 256),
+             (100, 1, 256, 256), (100, 1, 650, 650), (35, 20, 650, 650),
              (32, 32, 512, 512)]  # fmt: skip
     for (steps, batch, inputs, hidden), cell in product(sizes, ("lstm", "gru")):
         yield BenchRow(f"{cell}-{hidden}-b{batch}-t{steps}", cell, steps, batch, inputs, hidden)
@@ -229,7 +230,7 @@ class Defaults:
 DEFAULTS = {
     "fused": Defaults(("torch", "graph", "cudnn-graph"), (BF16, FP16, "tf32"), "fused"),
     "cudnn": Defaults(("torch", *ONE_ALGORITHM), (FP16, BF16, "tf32", "float32"), "cudnn"),
-    "cpu": Defaults(("torch",)),
+    "cpu": Defaults(("torch", "onnxruntime")),
     "cells": Defaults((*USERS, "recompute"), (BF16,)),
     "host": Defaults(("torch",), (BF16, "tf32")),
     "precision": Defaults(("torch",)),

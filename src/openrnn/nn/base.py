@@ -183,11 +183,11 @@ class Layer(Network):
             given: its input and states; taken: the same, time-major and 3-D.
             results: y, time-major, and the final states.
         """
+        if results[0].requires_grad or getattr(self.weights, "__func__", None) is not Layer.weights:
+            return
         own: dict[str, Any] = self._parameters
         weights = [own[name] for name in self._names if name in own]
-        if getattr(self.weights, "__func__", None) is Layer.weights and len(weights) == len(
-            self._names
-        ):
+        if len(weights) == len(self._names):
             x, states = taken
             call = functional.Plain(
                 self.spec, x, weights, states or (), self.training, self.backend

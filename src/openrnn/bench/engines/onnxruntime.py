@@ -1,0 +1,89 @@
+"""ONNX Runtime on a CPU: the row's layer as a user deploys it, by `torch.onnx.export`."""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn.bench.engines.base import Engine, Ready, hx_of
+from openrnn.bench.modes import MODES
+from openrnn.bench.task import Task, layer_of, products
+from openrnn.errors import NoBackendError
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+class OnnxRuntime(Engine):
+    """A session with as many threads as torch uses; inputs and outputs are torch's memory."""
+
+    name, title = "onnxruntime", "ONNX Runtime"
+
+    def concerns(self, task: Task) -> bool:
+        return task.device == "cpu" and any(not MODES[mode].gradients for mode in task.row.modes)
+
+    def refuses(self, task: Task) -> str | None:
+        absent = [package for package in PACKAGES if find_spec(package) is None]
+        if absent:
+            return f"the package {absent[0]} is not installed"
+        if task.row.resets or task.row.lengths:
+            return "it is called without lengths and resets here"
+        if task.precision != "float32":
+            return f"it is called in float32 here, not {task.precision}"
+        return None
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        yield _Inference(task, _session(task))
+
+
+class _Inference(Ready):
+    """A session, which computes no gradients."""
+
+    def __init__(self, task: Task, session: Any) -> None:
+        names = [each.name for each in session.get_inputs()]
+        given = dict(zip(names, (tensor.numpy() for tensor in (task.x, *task.states))))
+        output = session.get_outputs()[0].name
+
+        def call() -> Tensor:
+            return torch.from_numpy(session.run([output], given)[0])
+
+        super().__init__(task, call, {})
+
+    def run(self, mode: str) -> list[Tensor]:
+        if MODES[mode].gradients:
+            raise NoBackendError(str(self.task.row), {"onnxruntime": ["it computes no gradients"]})
+        return super().run(mode)
+
+
+def _session(task: Task) -> Any:
+    runtime: Any = import_module("onnxruntime")
+    layer = layer_of(task.row)
+    layer.load_state_dict(task.weights)
+    given = (task.x, hx_of(task.states)) if task.states else (task.x,)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    # torch's exporter raises where cuDNN's settings of convolutions and networks differ
+    with tempfile.TemporaryDirectory() as folder, products("tf32"), _silent():
+        path = Path(folder) / "row.onnx"
+        torch.onnx.export(layer.eval(), given, path, dynamo=True, verbose=False)
+        return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what torch's exporter says of itself: absent packages, its own old habits."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
