@@ -28,6 +28,7 @@ _INPUTS = (
 )
 _LISTS = (1, 2, 5)  # which of the inputs are lists of tensors
 _LIBRARY = torch.library.Library("openrnn", "DEF")
+ON_EXPORT: list[Callable[[], None]] = []  # called while `torch.onnx.export` records `forward`
 _LIBRARY.define(
     f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states, "
     "str precision) -> Tensor[]"
@@ -59,6 +60,9 @@ def _forward(*args: Any) -> list[Tensor]:
 
 def forward_fake(*args: Any) -> list[Tensor]:
     """What forward returns, by its shapes: y, final states, all states, reserve."""
+    if torch.onnx.is_in_onnx_export():
+        for told in ON_EXPORT:
+            told()
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
