@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
-from openrnn.backends.base import Backend, Call, Outputs, Repeat, remember_host
+from openrnn.backends.base import Call, Outputs, RecordedRepeat, Repeat, remember_host
 from openrnn.memo import memo
 from openrnn.request import Request
 from openrnn.route import How, Route, call_of, route_for
@@ -154,8 +154,23 @@ def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
     """
     if call.spec.drops(call.training):
         return None
-    backend, made = _taken(call)
-    return backend.repeat(made, shapes)
+    route, made = _taken(call)
+    return dispatch.BACKENDS[route.how.backend].repeat(made, shapes)
+
+
+def repeat_recorded(
+    call: Plain, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
+) -> tuple[Route, RecordedRepeat] | None:
+    """The same for a call that records gradients; its route, too.
+
+    Args:
+        given: the shapes of x and the states as the caller has them, of the same order of elements.
+    """
+    if call.spec.drops(call.training):
+        return None
+    route, made = _taken(call, grad=True)
+    run = dispatch.BACKENDS[route.how.backend].repeat_recorded(made, shapes, given)
+    return None if run is None else (route, run)
 
 
 def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -167,20 +182,19 @@ def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
     """
     if call.spec.drops(call.training):
         return None
-    backend, made = _taken(call)
-    return backend.bind(made, results)
+    route, made = _taken(call)
+    return dispatch.BACKENDS[route.how.backend].bind(made, results)
 
 
-def _taken(call: Plain) -> tuple[Backend, Call]:
-    """The backend that takes the call, and the call as it does."""
+def _taken(call: Plain, grad: bool = False) -> tuple[Route, Call]:
+    """How the call runs, and the call as its backend takes it."""
     spec, x = call.spec, call.x
     asked = Request(
-        spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type),
+        spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad,
         batch=request.size_class(x),
     )  # fmt: skip
     route = _route(call.backend, asked)
-    inputs = (x, call.states, call.params, None, None, (), None)
-    return dispatch.BACKENDS[route.how.backend], call_of(route, inputs)
+    return route, call_of(route, (x, call.states, call.params, None, None, (), None))
 
 
 def _exports() -> bool:

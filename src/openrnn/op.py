@@ -152,7 +152,6 @@ class Recurrence(torch.autograd.Function):
         end = 1 + states + params
         total = end + 3 + resets
         inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
-        visible, plain = checks.gradients(grads[: route.visible])
         flags = ctx.needs_input_grad[2:]
         needs = Needs(
             flags[0],
@@ -160,12 +159,28 @@ class Recurrence(torch.autograd.Function):
             flags[1 + states : end],
             flags[end + 2 : end + 2 + resets],
         )
-        odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
-        if torch.is_grad_enabled() or odd:
-            found = _differentiated(route, inputs, visible, needs)
-        else:
-            found = _fast_backward(route, inputs, y, list(reserve), visible, needs)
+        found = gradients(route, inputs, y, reserve, grads[: route.visible], needs)
         return (None, None, *found[:end], None, None, *found[end:], None)
+
+
+def gradients(
+    route: Route,
+    inputs: Sequence[Any],
+    y: Tensor,
+    reserve: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: Needs,
+) -> list[Tensor | None]:
+    """The gradients of a call of `recurrence` that are needed, in the order of its tensors.
+
+    Args:
+        grads: of y, the final states, and all states where they were asked for.
+    """
+    visible, plain = checks.gradients(grads)
+    odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
+    if torch.is_grad_enabled() or odd:
+        return _differentiated(route, inputs, visible, needs)
+    return _fast_backward(route, inputs, y, list(reserve), visible, needs)
 
 
 def _differentiated(
@@ -197,6 +212,8 @@ def _fast_backward(
         return _eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
     run: Any = torch.ops.openrnn.backward
     how, wanted = route.how, needs.flat
+    shapes = _visible_shapes(route, inputs)  # the operator takes no None
+    grads = [y.new_zeros(shape) if g is None else g for g, shape in zip(grads, shapes)]
     found = iter(
         run(
             *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
@@ -204,6 +221,16 @@ def _fast_backward(
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
+
+
+def _visible_shapes(route: Route, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Of y, the final states, and all states where they were asked for."""
+    x, lengths, spec = inputs[0], inputs[3], route.problem.spec
+    steps, batch = x.shape[0], x.shape[1] if x.dim() == 3 else lengths.shape[0]
+    finals = state_shapes(route.problem, batch)
+    every = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
+    y = (*x.shape[:-1], spec.directions * spec.output_size)
+    return [y, *finals, *(every if route.how.return_states else ())]
 
 
 def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,30 @@ TensorShape = tuple[tuple[int, ...], torch.dtype]
 # y and final states from x, parameters and states alike those of an earlier call; None where they
 # turn out to have no memory, or something that the earlier call followed from has changed
 Repeat = Callable[[Sequence[Tensor]], list[Tensor] | None]
+
+
+class RecordedRepeat(Protocol):
+    """A call that autograd records, and its backward pass, for tensors alike those of another."""
+
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether x, parameters and states have memory, and what the call followed from holds."""
+
+    def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """Y, the final states and the reserve, of those that are ready."""
+
+    def backward(
+        self,
+        every: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needs: tuple[bool, ...],
+    ) -> list[Tensor | None]:
+        """The gradients of x, parameters and states that are needed, as `every` has them.
+
+        Args:
+            outputs: y and the reserve, as forward returned them.
+            grads: of y and the final states.
+        """
 
 
 @dataclass(frozen=True)
@@ -210,6 +234,17 @@ class Backend:
         Args:
             call: without lengths, resets and dropout.
             shapes: of y and the final states as it returns them, contiguous.
+        """
+        return None
+
+    def repeat_recorded(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
+    ) -> RecordedRepeat | None:
+        """The same for calls that record gradients.
+
+        Args:
+            given: the shapes of x and the states as the caller has them, of the same order of
+                elements as in `call`.
         """
         return None
 

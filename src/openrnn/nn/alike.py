@@ -39,22 +39,26 @@ class Alike:
 
     Args:
         every: the tensors of that call, all plain.
-        records: in grad mode the call records a gradient if one of them requires it.
+        records: whether the call records a gradient; None if it never does.
     """
 
-    def __init__(self, every: Sequence[Tensor], records: bool = True) -> None:
-        self._count, self._check = len(every), _guard(every)
-        self._grad = records and any(tensor.requires_grad for tensor in every)
+    def __init__(self, every: Sequence[Tensor], records: bool | None = None) -> None:
+        self._count, self._check, self._records = len(every), _guard(every), records
+        self._grad = records is not None and any(tensor.requires_grad for tensor in every)
         # bytes of an element, and from the first to the end of the last
         self._widths = [tensor.itemsize for tensor in every]
         self._extents = [*map(tensors.extent, every)]
         self._held: tuple[int, ...] = ()  # sizes of storages and offsets in them, last seen
 
     def __call__(self, every: Sequence[Tensor]) -> bool:
-        """Whether they are, and the call records no gradient; of tensors that are `guardable`."""
-        if len(every) != self._count or not self._check(*every):
+        """Whether they are, and the call records a gradient as that did; for `guardable` ones."""
+        if self._grad and torch.is_grad_enabled() != self._records:
             return False
-        return not (self._grad and torch.is_grad_enabled()) and self._holds(every)
+        return self.same(every)
+
+    def same(self, every: Sequence[Tensor]) -> bool:
+        """Whether they are, whatever the call records."""
+        return len(every) == self._count and self._check(*every) and self._holds(every)
 
     def _holds(self, every: Sequence[Tensor]) -> bool:
         """Whether storages have all elements: they may shrink, and no guard sees it."""

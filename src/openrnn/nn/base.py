@@ -183,7 +183,7 @@ class Layer(Network):
             given: its input and states; taken: the same, time-major and 3-D.
             results: y, time-major, and the final states.
         """
-        if results[0].requires_grad or getattr(self.weights, "__func__", None) is not Layer.weights:
+        if getattr(self.weights, "__func__", None) is not Layer.weights:
             return
         own: dict[str, Any] = self._parameters
         weights = [own[name] for name in self._names if name in own]

@@ -1,7 +1,7 @@
 """Calls that repeat: where a call is like an earlier one, only its memory is looked at again.
 
-At T = 1 the checks and choices of a call cost more than its step. So a module remembers calls that
-record no gradient, from the second of a kind on.
+At T = 1 the checks and choices of a call cost more than its step. So a module remembers calls, from
+the second of a kind on.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from openrnn import functional, op, request, tensors
 from openrnn.backends.base import Repeat
 from openrnn.nn.alike import Alike, guardable, unseen
+from openrnn.nn.recorded import Recorded
 
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: with states or without, in inference mode or not
@@ -73,15 +74,14 @@ class Repeats:
         """Remembers a call that came to a good end.
 
         Only from the second of a kind on, as sizes that come once are not worth it, and only one
-        that recorded no gradient and that no mode watched or changed.
+        that no mode watched or changed.
 
         Args:
             given: x and hx as the module got them; call: the same as `functional` got it.
             results: y, time-major, and the final states as the module returns them.
         """
         x, hx = given
-        # training comes here at each call, so this is asked first
-        if results[0].requires_grad or _is_any_autocast_enabled() or op.watched(x):
+        if _is_any_autocast_enabled() or op.watched(x):
             return
         key = _key(module, kind, x)
         if key not in self._known:
@@ -94,8 +94,23 @@ class Repeats:
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every) and not request.transformed():
-            run = functional.repeat(call, [tuple(result.shape) for result in results])
-            self._known[key] = None if run is None else ((Alike(every), run), *before)
+            found = _again(every, call, results)
+            self._known[key] = None if found is None else (found, *before)
+
+
+def _again(
+    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor]
+) -> tuple[Alike, Repeat] | None:
+    """A call to be made again; None where its backend cannot."""
+    records = results[0].requires_grad
+    alike = Alike(every, records)
+    if records:
+        try:
+            return alike, Recorded(alike, every, call, results)
+        except LookupError:
+            return None
+    run = functional.repeat(call, [tuple(result.shape) for result in results])
+    return None if run is None else (alike, run)
 
 
 def _key(module: Module, kind: str, x: Tensor) -> Key:

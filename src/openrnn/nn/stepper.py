@@ -172,5 +172,5 @@ class Stepper:
             if run is None:
                 return
             runs.append(run)
-        self._alike, self._runs = Alike(every, records=False), runs
+        self._alike, self._runs = Alike(every), runs
         self._place = self._place_of(every)

@@ -17,6 +17,7 @@ from openrnn.backends.base import (
     Gradients,
     Needs,
     Outputs,
+    RecordedRepeat,
     Repeat,
     TensorShape,
     nothing,
@@ -25,6 +26,7 @@ from openrnn.backends.base import (
 )
 from openrnn.backends.cpu import backward, forward, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
+from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
 from openrnn.backends.cpu.recorder import sizes_of, values
 from openrnn.errors import CellError
@@ -93,7 +95,12 @@ class Cpu(Backend):
         return Outputs(y, finals, all_states, rest)
 
     def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
-        return forward.Again(call, shapes) if tensors.is_readable(call) else None
+        return Again(call, shapes) if tensors.is_readable(call) else None
+
+    def repeat_recorded(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
+    ) -> RecordedRepeat | None:
+        return AgainRecorded(call, shapes, given) if tensors.is_readable(call) else None
 
     def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
         return forward.bound(call, results) if tensors.is_readable(call) else None
@@ -107,6 +114,7 @@ class Cpu(Backend):
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call, grads = tensors.readable(call, dtype), tensors.readable_gradients(grads, dtype)
         order, y = tensors.rows_by_length(call), tensors.converted(y, dtype).contiguous()
+        reserve = [each.contiguous() for each in reserve]  # a hook of saved tensors may turn them
         present = backward.Given(
             grads.y is not None,
             tuple([grad is not None for grad in grads.finals]),

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, state_shapes
 from openrnn.backends.cpu import reserve, schedules
-from openrnn.backends.cpu.program import BoundProgram, Made, Program, Value
+from openrnn.backends.cpu.program import BoundProgram, Program, Value
 from openrnn.backends.cpu.recorder import (
     Recorder,
     Rows,
@@ -18,9 +17,7 @@ from openrnn.backends.cpu.recorder import (
     values,
 )
 from openrnn.codegen import build
-from openrnn.kernels.cpu import launch
 from openrnn.memo import memo
-from openrnn.memory import template
 from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, Loop
 
@@ -100,25 +97,6 @@ def program(sizes: Sizes) -> Program:
     spec = sizes.problem.spec
     execute(schedules.forward(spec.num_layers, spec.directions, sizes.steps), recorder)
     return recorder.program()
-
-
-class Again:
-    """Runs calls alike: a `Repeat`."""
-
-    def __init__(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> None:
-        sizes = sizes_of(call)
-        found = program(sizes)
-        dtype, device = call.x.dtype, call.x.device
-        results = [Made(torch.empty_like, template(shape, dtype, device)) for shape in shapes]
-        self._program = found._replace(made=(*results, *found.made[len(results) :]))
-        self._strides, self._threads = call.x.stride()[:2], sizes.threads
-
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, of x, parameters and states."""
-        addresses = [*map(address, tensors)]
-        if not all(addresses) or launch.threads() != self._threads:
-            return None
-        return self._program.run([*self._strides, *addresses])
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:

@@ -1,0 +1,87 @@
+"""Calls whose sizes and strides are those of an earlier one: programs with new addresses."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from openrnn.backends.base import Call, Needs
+from openrnn.backends.cpu import backward as backwards
+from openrnn.backends.cpu import forward as forwards
+from openrnn.backends.cpu.program import Made, Program
+from openrnn.backends.cpu.recorder import address, sizes_of
+from openrnn.kernels.cpu import launch
+from openrnn.memory import template
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Again:
+    """A forward pass, whose results have the shapes of the caller: a `Repeat`."""
+
+    def __init__(self, call: Call, shapes: Shapes) -> None:
+        self.sizes = sizes_of(call)
+        self.dtype, self.device = call.x.dtype, call.x.device
+        self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
+        self.strides = call.x.stride()[:2]
+
+    def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
+        """The program with other shapes for some of the tensors that it makes, by place."""
+        made = list(program.made)
+        for place, shape in shapes.items():
+            made[place] = Made(made[place].like, template(shape, self.dtype, self.device))
+        return program._replace(made=tuple(made))
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states, of x, parameters and states."""
+        return self.forward(every) if self.ready(every) else None
+
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether they have memory, and the program is for as many threads as there are now."""
+        return all(map(address, every)) and launch.threads() == self.sizes.threads
+
+    def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """Y, the final states, and a reserve if gradients are recorded."""
+        return self._program.run([*self.strides, *map(address, every)])
+
+
+class AgainRecorded(Again):
+    """Both passes of a call that autograd records: a `RecordedRepeat`."""
+
+    def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
+        super().__init__(call, shapes)
+        self._params, self._given = len(call.params), given
+        self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
+        self._known: dict[Any, backwards.BackwardProgram] = {}
+
+    def backward(
+        self,
+        every: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needs: tuple[bool, ...],
+    ) -> list[Tensor | None]:
+        """The gradients that are needed of x, parameters and states."""
+        found = [None if grad is None else grad.contiguous() for grad in grads]
+        outputs = [each.contiguous() for each in outputs]  # a hook of saved tensors may turn them
+        key = needs, *[grad is not None for grad in found]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._backward(needs, key[1:])
+        values = [*self.strides, *map(address, every), *map(address, outputs)]
+        dy, *d_finals = found
+        if dy is not None:
+            values += [self._rows, self._rows // self.sizes.batch, dy.data_ptr()]
+        values += [grad.data_ptr() for grad in d_finals if grad is not None]
+        made = known.program.run(values)
+        places = (known.x, *known.params, *known.states)
+        return [backwards.gradient(place, made) for place in places]
+
+    def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
+        params, states = needs[1 : 1 + self._params], needs[1 + self._params :]
+        asked = Needs(needs[0], states, params, ())
+        finals = given[1:] if any(given[1:]) else ()
+        made = backwards.program(self.sizes, backwards.Given(given[0], finals, ()), asked)
+        places = dict(zip((made.x, *made.states), self._given))
+        shapes = {place: shape for place, shape in places.items() if isinstance(place, int)}
+        return made._replace(program=self.shaped(made.program, shapes))

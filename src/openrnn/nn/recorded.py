@@ -1,0 +1,125 @@
+"""Calls that repeat and that autograd records: one node, of tensors as the caller has them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrnn import functional, op, tensors
+from openrnn.backends.base import Needs
+from openrnn.nn.alike import Alike, guardable
+
+
+class Recorded:
+    """Makes a call again that recorded gradients: a `Repeat`.
+
+    Args:
+        alike: whether tensors are like those of that call.
+        every: those: x, parameters, states, as the caller had them.
+        call: the same call as `functional` got it.
+        results: y, time-major, and the final states, as the caller got them.
+
+    Raises:
+        LookupError: the backend that runs the call cannot repeat it.
+    """
+
+    def __init__(
+        self,
+        alike: Alike,
+        every: Sequence[Tensor],
+        call: functional.Plain,
+        results: Sequence[Tensor],
+    ) -> None:
+        self.alike, self.visible, self._first = alike, len(results), 1 + len(call.params)
+        # only a batch-first x has its elements in another order than time-major
+        self._turned = every[0].dim() == 3 and every[0].shape != call.x.shape
+        self._x, self._states = call.x.shape, [state.shape for state in call.states]
+        steps, batch = call.x.shape[:2]
+        ends = [(call.spec.chains, batch, width) for width in call.spec.state_sizes]
+        self._results = [(steps, batch, results[0].shape[-1]), *ends]
+        x = call.x if self._turned else every[0]
+        given = [tuple(tensor.shape) for tensor in (x, *every[self._first :])]
+        found = functional.repeat_recorded(call, [tuple(each.shape) for each in results], given)
+        if found is None:
+            raise LookupError
+        self.route, self.run = found
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states."""
+        return list(_apply(self, *every)) if self.run.ready(every) else None
+
+    def backward(
+        self,
+        every: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needs: tuple[bool, ...],
+    ) -> list[Tensor | None]:
+        """The gradients of `every`; `outputs` are y and the reserve."""
+        given, plain = tensors.gradients(grads)
+        if (
+            not plain
+            or torch.is_grad_enabled()
+            or not tensors.plain(*outputs)
+            or not guardable(every)
+            or not self.alike.same(every)  # modes are seen, too
+            or not self.run.ready(every)
+        ):
+            return self._differentiated(every, outputs, grads, needs)
+        found = self.run.backward(every, outputs, given, needs)
+        if self._turned and found[0] is not None:
+            found[0] = found[0].transpose(0, 1)
+        return found
+
+    def _differentiated(
+        self,
+        every: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needs: tuple[bool, ...],
+    ) -> list[Tensor | None]:
+        """The same as any other call has them: second derivatives, odd and watched tensors."""
+        x, count = every[0], self._first
+        params, states = list(every[1:count]), every[count:]
+        inputs: tuple[Any, ...] = (
+            x.transpose(0, 1) if self._turned else x.reshape(self._x),
+            [state.reshape(shape) for state, shape in zip(states, self._states)],
+            params, None, None, [], None,
+        )  # fmt: skip
+        shaped = [
+            None if grad is None else grad.reshape(shape)
+            for grad, shape in zip(grads, self._results)
+        ]
+        y, *reserve = outputs
+        wanted = Needs(needs[0], needs[count:], needs[1:count], ())
+        y = y.reshape(self._results[0])
+        dx, *rest = op.gradients(self.route, inputs, y, reserve, shaped, wanted)
+        d_states, d_params = rest[: len(states)], rest[len(states) :]
+        if dx is not None:
+            dx = dx.transpose(0, 1) if self._turned else dx.reshape(x.shape)
+        back = [
+            None if grad is None else grad.reshape(state.shape)
+            for grad, state in zip(d_states, states)
+        ]
+        return [dx, *d_params, *back]
+
+
+class _Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Recorded, *every: Tensor) -> tuple[Tensor, ...]:
+        made = call.run.forward(every)
+        ctx.call = call
+        ctx.save_for_backward(*every, made[0], *made[call.visible :])
+        ctx.set_materialize_grads(False)
+        return tuple(made[: call.visible])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        count = len(needs)
+        return (None, *ctx.call.backward(saved[:count], saved[count:], grads, needs))
+
+
+# what `Function.apply` adds is of use to the transforms of torch.func alone, and costs 4 us
+_apply: Any = super(torch.autograd.Function, _Repeated).apply

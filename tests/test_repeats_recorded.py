@@ -1,0 +1,228 @@
+"""Calls that repeat and record gradients: the same gradients as a call that is made in full."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import openrnn
+from openrnn.nn import recorded, repeats
+
+T, B, H = 3, 2, 16
+WIDTH = 5  # of x
+
+
+def layer(**options):
+    torch.manual_seed(0)
+    return openrnn.LSTM(WIDTH, H, 2, bidirectional=True, dtype=torch.float64, **options).eval()
+
+
+def drawn(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def flat(found):
+    return [each for part in found for each in (part if isinstance(part, tuple) else (part,))]
+
+
+KINDS = {
+    "layer": (layer, (T, B, WIDTH), (4, B, H)),
+    "batch first": (lambda: layer(batch_first=True), (B, T, WIDTH), (4, B, H)),
+    "unbatched": (layer, (T, WIDTH), (4, H)),
+    "one step": (layer, (1, B, WIDTH), (4, B, H)),
+    "cell": (lambda: openrnn.LSTMCell(WIDTH, H, dtype=torch.float64), (B, WIDTH), (B, H)),
+    "cell unbatched": (lambda: openrnn.LSTMCell(WIDTH, H, dtype=torch.float64), (WIDTH,), (H,)),
+}
+RESULTS = {"all": slice(None), "y": slice(0, 1), "final": slice(1, None)}
+
+
+@pytest.fixture
+def hits(monkeypatch):
+    """How many backward passes ran from memory, and how many in full after all."""
+    count = {"memory": 0, "full": 0}
+    both = {"memory": recorded.Recorded.backward, "full": recorded.Recorded._differentiated}
+
+    def counting(name):
+        def counted(self, *args):
+            count[name] += 1
+            return both[name](self, *args)
+
+        return counted
+
+    monkeypatch.setattr(recorded.Recorded, "backward", counting("memory"))
+    monkeypatch.setattr(recorded.Recorded, "_differentiated", counting("full"))
+    return count
+
+
+def gradients(module, x, hx, of=slice(None), **options):
+    """Results, and gradients of x, states and parameters."""
+    results = flat(module(x, hx))
+    leaves = [x, *(hx or ()), *module.parameters()]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    generator = torch.Generator().manual_seed(1)
+    wanted = [each for each in results[of] if each.requires_grad]
+    weights = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in wanted]
+    found = torch.autograd.grad(wanted, leaves, weights, allow_unused=True, **options)
+    return [*results, *found]
+
+
+def same(a, b, exact=True):
+    for left, right in zip(a, b, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None:
+            assert left.shape == right.shape
+            close = torch.equal if exact else torch.allclose
+            assert close(left, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", RESULTS)
+@pytest.mark.parametrize("given", [True, False])
+def test_gradients_are_the_same(hits, kind, of, given):
+    make, x, states = KINDS[kind]
+    module, x = make(), drawn(*x)
+    hx = (drawn(*states), drawn(*states)) if given else None
+    of = RESULTS[of]
+    first, _, third = (gradients(module, x, hx, of) for _ in range(3))
+    assert hits == {"memory": 1, "full": 0}
+    same(first, third)
+
+
+@pytest.mark.parametrize("frozen", ["x", "parameters", "one", "states"])
+def test_what_needs_none_has_none(hits, frozen):
+    module, x, hx = layer(), drawn(T, B, WIDTH), (drawn(4, B, H), drawn(4, B, H))
+    if frozen == "x":
+        x.requires_grad_(False)
+    if frozen == "parameters":
+        module.requires_grad_(False)
+    if frozen == "one":
+        module.weight_hh_l1.requires_grad_(False)
+    if frozen == "states":
+        hx = tuple(state.detach() for state in hx)
+    first, _, third = (gradients(module, x, hx) for _ in range(3))
+    assert hits == {"memory": 1, "full": 0}
+    same(first, third)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_and_many_at_once(hits, kind):
+    make, x, states = KINDS[kind]
+    module, x = make(), drawn(*x)
+    hx = (drawn(*states), drawn(*states))
+
+    def second():
+        leaves = [x, *hx, *module.parameters()]
+        found = torch.autograd.grad(sum(each.sum() for each in flat(module(x, hx))), leaves,
+                                    create_graph=True)  # fmt: skip
+        return torch.autograd.grad(sum(each.square().sum() for each in found), leaves)
+
+    def jacobian():
+        y = flat(module(x, hx))[0].flatten()[:4]
+        return torch.autograd.grad(y, [x, *hx], torch.eye(4, dtype=y.dtype), is_grads_batched=True,
+                                   allow_unused=True)  # fmt: skip
+
+    wanted = second(), jacobian()
+    gradients(module, x, hx), gradients(module, x, hx)
+    hits["memory"] = 0
+    same(wanted[0], second(), exact=False)
+    same(wanted[1], jacobian(), exact=False)
+    assert hits["memory"] == hits["full"] >= 2
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_around_a_backward_pass(hits):
+    module, x = layer(), drawn(T, B, WIDTH)
+    wanted = gradients(module, x, None)
+    gradients(module, x, None)
+
+    class Watch(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += function is torch.ops.openrnn.backward.default
+            return function(*args, **kwargs or {})
+
+    leaves = [x, *module.parameters()]
+    y = module(x)[0]
+    twice = [torch.autograd.grad(y.sum(), leaves, retain_graph=True) for _ in range(2)]
+    same(*twice)
+    same(twice[0][:1], torch.autograd.grad(y.sum(), leaves[:1], retain_graph=True))
+    same(twice[0][2:], torch.autograd.grad(y.sum(), leaves[2:], retain_graph=True))
+    assert hits.pop("memory") == 4
+    assert not hits["full"]
+    hits["memory"] = 0
+    with Watch() as watch:
+        same(twice[0], torch.autograd.grad(y.sum(), leaves, retain_graph=True))
+    assert (watch.calls, hits["full"]) == (1, 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        same(twice[0], torch.autograd.grad(y.sum(), leaves, retain_graph=True), exact=False)
+    finally:
+        torch.set_num_threads(before)
+    assert hits["full"] == 2
+    for turns in (lambda t: t.dim() > 1, lambda t: t.dim() > 1 and not t.requires_grad):
+        unpacked = partial(lambda turns, t: t.mT.contiguous().mT if turns(t) else t, turns)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, unpacked):
+            same(wanted, gradients(module, x, None))
+    with torch.autograd.detect_anomaly():
+        same(wanted, gradients(module, x, None))
+    for reentrant in (True, False):
+        again = checkpoint(lambda x: module(x)[0], x, use_reentrant=reentrant)
+        again.sum().backward()
+        same([x.grad], twice[0][:1])
+        x.grad = None
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), leaves)
+
+
+def test_memory_that_shrank_since_is_seen(hits):
+    module, x = layer(), drawn(T, B, WIDTH)
+    for _ in range(2):
+        gradients(module, x, None)
+    y = module(x)[0]
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="x must have memory"):
+        y.sum().backward()
+    assert hits["memory"] == 1
+
+
+def test_inference_and_training_in_turn(hits):
+    """A call that records is not answered by one that does not, nor the other way round."""
+    module, x = layer(), drawn(T, B, WIDTH)
+    runs = []
+    for _ in range(4):
+        with torch.no_grad():
+            assert not module(x)[0].requires_grad
+        assert not module.requires_grad_(False)(x.detach())[0].requires_grad
+        module.requires_grad_(True)
+        runs.append(gradients(module, x, None))
+    assert hits["memory"] >= 2
+    same(runs[0], runs[-1])
+
+
+@pytest.mark.parametrize("kind", [openrnn.GRU, openrnn.RNN])
+def test_a_model_is_trained_as_without_memory(monkeypatch, kind):
+    torch.manual_seed(0)
+    module = kind(WIDTH, H, 2)
+    other = copy.deepcopy(module)
+    monkeypatch.setattr(other._repeats, "remember", lambda *_: None)
+    data = torch.randn(8, T, B, WIDTH)
+    for net in (module, other):
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        for x in data:
+            optimizer.zero_grad()
+            y, state = net(x)
+            y, _ = net(x, state.detach())
+            y.square().mean().backward()
+            optimizer.step()
+    assert any(isinstance(run, recorded.Recorded)
+               for known in module._repeats._known.values() for _, run in known)  # fmt: skip
+    assert not other._repeats._known
+    same(module.parameters(), other.parameters())
+    assert repeats.CALLS >= 2
