@@ -485,7 +485,8 @@ def specs(draw: Any, cell: Cell, sizes: tuple[int, ...] = ODD, clip: bool = True
     layers = draw(st.sampled_from((1, 2, 3)))
     spec = cell.spec(
         hidden if skip else draw(st.sampled_from(sizes)), hidden, num_layers=layers,
-        bidirectional=draw(st.booleans()), bias_mode=draw(st.sampled_from(BIAS_MODES)),
+        **draw(st.sampled_from(({}, {"bidirectional": True}, {"reverse": True}))),
+        bias_mode=draw(st.sampled_from(BIAS_MODES)),
         input_mode="skip" if skip else "linear",
         dropout=draw(st.sampled_from((0.0, 0.3, 1.0))) if layers > 1 else 0.0,
         cell_clip=CLIP if clip and cell.takes_clip and draw(st.booleans()) else None,
@@ -534,6 +535,7 @@ def _corners() -> dict[str, Case]:
     deep = cells.lstm.spec(3, 4, num_layers=2, bidirectional=True, dropout=0.3)
     plain = cells.lstm.spec(5, 7)
     full = Case(deep, torch.float32, 5, 7, "some", "some", True, True, True, True, "batch_first")
+    back = deep.with_(bidirectional=False, reverse=True)
     return {
         "ones": Case(ones, steps=1, batch=1),
         "ones_with_everything": replace(full, spec=ones.with_(num_layers=2), steps=1, batch=1),
@@ -544,6 +546,11 @@ def _corners() -> dict[str, Case]:
         "everything": full,
         "everything_float64": replace(full, dtype=torch.float64),
         "everything_bfloat16": replace(full, dtype=torch.bfloat16),
+        "reverse": replace(full, spec=back),
+        "reverse_float64": replace(full, spec=back, dtype=torch.float64),
+        "reverse_without_lengths": replace(full, spec=back, lengths=None, reset="first"),
+        "reverse_no_steps": replace(full, spec=back, steps=0),
+        "reverse_lengths_zero": replace(full, spec=back, lengths="zeros", reset="all"),
         "all_lengths_zero": replace(full, lengths="zeros"),
         "lengths_without_states": Case(deep, lengths="some", return_states=True),
         "all_reset": replace(full, reset="all", lengths=None),
@@ -573,6 +580,6 @@ def with_cell(case: Case, cell: Cell) -> Case:
     old = case.spec
     spec = cell.spec(
         old.input_size, old.hidden_size, num_layers=old.num_layers, dropout=old.dropout,
-        bidirectional=old.bidirectional, bias_mode=old.bias_mode,
+        bidirectional=old.bidirectional, bias_mode=old.bias_mode, reverse=old.reverse,
     )  # fmt: skip
     return replace(case, spec=spec)

@@ -67,6 +67,10 @@ NODES = {
             x, (torch.cat([h, 2 * h, -h]), torch.cat([c, -c, 2 * c])), lengths=lengths
         ),
     ),
+    "reverse": (
+        layers(openrnn.LSTM, num_layers=2, reverse=True),
+        lambda layer, x, lengths, h, c, **_: layer(x, (h, c), lengths=lengths),
+    ),
     "relu": (layers(openrnn.RNN, nonlinearity="relu", bidirectional=True), plain),
     "skip": (layers(openrnn.LSTM, input_mode="skip", num_layers=2), plain),
     "skip-coupled": (
@@ -111,6 +115,12 @@ def test_nodes_are_nodes(nodes_run):
     assert not {"Scan", "Loop"} & kinds(nodes_run[0]).keys()
 
 
+def test_a_reverse_layer_is_a_node_of_that_direction(nodes_run):
+    """Of all the parts one has it, and two layers."""
+    found = [node.attributes.get("direction") for node in nodes_run[0].model.graph]
+    assert [one.value for one in found if one is not None].count("reverse") == 2
+
+
 def everything(layer, x, lengths, reset, h, c, **_):
     h, c = (state[: layer.spec.chains] for state in (h, c))
     width = layer.spec.output_size
@@ -137,6 +147,7 @@ SCANS = {
         layers(openrnn.LSTM, num_layers=2),
         lambda layer, x, lengths, **_: layer(x, lengths=lengths, return_states=True),
     ),
+    "reverse": (lambda: openrnn.LSTM(4, 4, num_layers=2, reverse=True), everything),
     "reset-before": (
         lambda: openrnn.Recurrent(openrnn.cells.gru_reset_before, 4, 4, bidirectional=True),
         lambda layer, x, reset, **_: layer(x, reset=reset),

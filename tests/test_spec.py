@@ -32,7 +32,7 @@ def specs(draw):
         draw(st.sampled_from((int, np.int64)))(hidden),
         unit_params=tuple(draw(st.lists(NAMES, max_size=3))),
         num_layers=draw(st.integers(1, 99)),
-        bidirectional=draw(st.sampled_from((False, True, 0, 1))),
+        **draw(st.sampled_from(({"bidirectional": 0}, {"bidirectional": True}, {"reverse": 1}))),
         bias_mode=draw(st.sampled_from(BIAS_MODES)),
         input_mode=mode,
         proj_size=draw(st.integers(0, hidden - 1)),
@@ -60,7 +60,7 @@ def test_every_field_is_in_the_text():
         "unit_params": ("p",), "num_layers": 2, "bidirectional": True, "bias_mode": "none",
         "input_mode": "skip", "proj_size": 1, "dropout": 0.1, "cell_clip": (-1.0, 1.0),
         "precision": "tf32", "algorithm": "standard", "reset_dropout_state": True,
-        "recompute": "gates",
+        "recompute": "gates", "reverse": True,
     }  # fmt: skip
     assert others.keys() == {field.name for field in fields(Spec) if field.init}
     for name, value in others.items():
@@ -89,6 +89,7 @@ def test_the_text_has_what_differs_from_the_defaults():
         ({"input_mode": "auto"}, "input_mode must be one of .*'skip'.*, got 'auto'"),
         ({"precision": "tf16"}, "precision must be one of .*'ieee'.*, got 'tf16'"),
         ({"input_mode": "skip"}, "needs input_size == hidden_size, got 3 and 4"),
+        ({"bidirectional": True, "reverse": True}, "one direction, needs bidirectional=False"),
         ({"cell_clip": (1.0, -1.0)}, r"low <= high, neither nan, got \(1.0, -1.0\)"),
         ({"cell_clip": (math.nan, 1.0)}, "low <= high, neither nan"),
         ({"cell_clip": (0.0, math.nan)}, "low <= high, neither nan"),

@@ -138,6 +138,8 @@ def described(table: Table, *more: str) -> Table:
         if row.chosen:
             backend = BACKENDS[row.backend]
             lines = (*backend.describe(table.problem), *more)
+            if table.problem.spec.reverse and not backend.reverses:
+                lines = (*lines, "sequences are turned before it and y after it: it runs forward")
             asks = table.problem.grad and table.problem.spec.recompute != "none"
             if asks and not backend.recomputes:
                 lines = (*lines, "recompute without effect: it keeps all that backward reads")

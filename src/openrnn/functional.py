@@ -119,7 +119,7 @@ def recurrent(
         )  # fmt: skip
         route = _route(backend, asked)
         how = route.how
-        if x.dim() == 2 and not dispatch.BACKENDS[how.backend].packed:
+        if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[how.backend].packed):
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
     seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
     inputs = (x, given, params, lengths, reset, resets, seed)
@@ -145,14 +145,14 @@ class Plain(NamedTuple):
 def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
     """What runs a call that has been run, and calls like it, with no new look at the tensors.
 
-    None where its backend has none, or where the call draws dropout masks.
+    None where its backend has none, and where the call draws dropout masks or turns sequences.
 
     Args:
         call: it records no gradient, is under no transform, and its tensors have memory of their
             own.
         shapes: of y and the final states as they are to be returned, contiguous.
     """
-    if call.spec.drops(call.training):
+    if call.spec.drops(call.training) or call.spec.reverse:
         return None
     route, made = _taken(call)
     return dispatch.BACKENDS[route.how.backend].repeat(made, shapes)
@@ -330,7 +330,7 @@ def takes_packed(
     inputs = (x, *params, *(states or ()))
     if torch.compiler.is_compiling() or not x.is_cuda or op.watched(*inputs):
         return False
-    if not tensors.plain(*inputs):
+    if spec.reverse or not tensors.plain(*inputs):
         return False
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import arguments
+from openrnn import arguments, turned
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
@@ -45,7 +45,7 @@ def _flat(out: Outputs) -> list[Tensor]:
 
 def _eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(BACKENDS[route.how.backend].forward(call_of(route, inputs)))
+    return _flat(turned.forward(BACKENDS[route.how.backend], call_of(route, inputs)))
 
 
 def _forward(*args: Any) -> list[Tensor]:
@@ -109,7 +109,7 @@ def _eager_backward(
     call = call_of(route, arguments.ready(route.problem.spec, inputs))
     call.last = last
     backend = BACKENDS[route.how.backend]
-    return backend.backward(call, y, reserve, _cotangents(call, grads), needs).flat
+    return turned.backward(backend, call, y, reserve, _cotangents(call, grads), needs).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:

@@ -26,6 +26,7 @@ from openrnn.cells import Cell, clip_of, lookup
 from openrnn.memo import memo
 from openrnn.params import Chain, chains
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
+from openrnn.turned import turn
 
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -129,7 +130,7 @@ def run(call: Call) -> Outputs:
             weights = layers[chain]
             last, of_steps = _run_chain(
                 call, stepper(spec, cell, weights), input_side(spec, weights, x), chain,
-                reverse=direction == 1,
+                reverse=direction == 1 or spec.reverse,
             )  # fmt: skip
             finals.append(last)
             history.append(of_steps)
@@ -138,7 +139,8 @@ def run(call: Call) -> Outputs:
         if call.problem.drops and layer < spec.num_layers - 1:
             if call.seed is None:
                 raise ValueError("dropout needs a seed")
-            x = x * philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
+            mask = philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
+            x = x * (turn(mask, call.lengths) if spec.reverse else mask)
     all_states = (
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
@@ -204,6 +206,7 @@ class Reference(Backend):
     """Plain torch operators, step by step: takes everything, fuses nothing."""
 
     name = "reference"
+    reverses = True
     can = Capabilities(
         devices=frozenset({"cpu", "cuda", "meta", "mps", "xpu"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),

@@ -68,6 +68,7 @@ class Spec:
         input_size, hidden_size: I and H; one-step modules take 0, as torch's do.
         gates, states, unit_params: the cell's names; the first state is the one emitted.
         bias_mode: which bias vectors exist: "double" (both), "input", "recurrent", "none".
+        reverse: each layer runs from the end of a sequence to its start, in this direction alone.
         input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
         proj_size: P, or 0 for no projection.
         dropout: the probability to drop an output between layers, in training.
@@ -103,6 +104,7 @@ class Spec:
     algorithm: str = "auto"
     reset_dropout_state: bool = False
     recompute: str = "none"
+    reverse: bool = False
     # set once, because a compiler that traces a call reads them and cannot trace a cache
     text: str = field(init=False, repr=False, compare=False)
     directions: int = field(init=False, repr=False, compare=False)
@@ -118,6 +120,7 @@ class Spec:
         # one spelling of each value, because the text must name it: True for 1, floats for numbers
         object.__setattr__(self, "bidirectional", bool(self.bidirectional))
         object.__setattr__(self, "reset_dropout_state", bool(self.reset_dropout_state))
+        object.__setattr__(self, "reverse", bool(self.reverse))
         object.__setattr__(self, "dropout", number("dropout", self.dropout))
         for name in ("input_size", "hidden_size", "num_layers", "proj_size"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
@@ -129,6 +132,8 @@ class Spec:
         for name in ("input_size", "hidden_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.bidirectional and self.reverse:
+            raise ValueError("reverse is one direction, needs bidirectional=False, got True")
         if self.num_layers <= 0:
             raise ValueError(f"num_layers must be greater than zero, got {self.num_layers}")
         if self.proj_size and not 0 < self.proj_size < self.hidden_size:
@@ -138,15 +143,7 @@ class Spec:
             )
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout must be a probability in [0, 1], got {self.dropout}")
-        for name, valid in (
-            ("bias_mode", BIAS_MODES),
-            ("input_mode", INPUT_MODES),
-            ("precision", PRECISIONS),
-            ("algorithm", ALGORITHMS),
-            ("recompute", RECOMPUTE),
-        ):
-            if getattr(self, name) not in valid:
-                raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
+        self._check_words()
         if self.input_mode == "skip" and self.input_size != self.hidden_size:
             raise ValueError(
                 f"input_mode 'skip' adds x to every gate and needs input_size == hidden_size, "
@@ -160,6 +157,17 @@ class Spec:
         widths = (self.output_size,) + (self.hidden_size,) * (len(self.states) - 1)
         object.__setattr__(self, "state_sizes", widths)
         object.__setattr__(self, "text", self._text())
+
+    def _check_words(self) -> None:
+        for name, valid in (
+            ("bias_mode", BIAS_MODES),
+            ("input_mode", INPUT_MODES),
+            ("precision", PRECISIONS),
+            ("algorithm", ALGORITHMS),
+            ("recompute", RECOMPUTE),
+        ):
+            if getattr(self, name) not in valid:
+                raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
 
     @property
     def empty(self) -> bool:
@@ -222,7 +230,7 @@ def _parse(text: str) -> Spec:
             values[name] = (float(low), float(high))
         elif name == "dropout":
             values[name] = float(word)
-        elif name in ("bidirectional", "reset_dropout_state"):
+        elif name in ("bidirectional", "reset_dropout_state", "reverse"):
             values[name] = word == "True"
         elif name in ("cell", "bias_mode", "input_mode", "precision", "algorithm", "recompute"):
             values[name] = word

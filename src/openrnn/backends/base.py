@@ -158,6 +158,7 @@ class Backend:
     can: Capabilities
     packed = False  # it takes packed sequences (N, I) as they are, without padding
     recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
+    reverses = False  # it runs reverse layers itself; else `turned` makes forward ones of them
     own_masks = False  # its dropout masks are not those of philox.py, so nothing can repeat them
 
     def absent(self) -> str | None:

@@ -75,6 +75,7 @@ class Library:
         lists: two lists, weights and biases, go through all layers and directions.
         flat: one buffer holds a network, in the layout of `openrnn.params`.
         clips: it can bound the cell state, as `cell_clip`.
+        reverses: it has layers with the reverse direction alone; no array says so.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Library:
     lists: bool = False
     flat: bool = False
     clips: bool = False
+    reverses: bool = False
 
 
 def row(name: str, sides: str, gates: str, axes: str) -> Array:
@@ -222,7 +224,7 @@ ROWS = (
         _kernels("gru", "z r n", row("bias", "bW bR", "z r n", "s (g o)")),  # reset_after=True
         _kernels("gru_reset_before", "z r n", row("bias", "bW", "z r n", "(g o)")),
         *(_kernels(cell, "h", row("bias", "bW", "h", "(g o)")) for cell in ELMAN),
-    )),
+    ), reverses=True),
     # the weight space of cuDNN, the opaque params of TensorFlow's CudnnRNN
     _flat("cudnn", *GATES),
     _flat("mxnet_fused", *GATES),  # `parameters` of MXNet's RNN operator
@@ -250,13 +252,14 @@ ROWS = (
         _flax("lstm", "i f g o", "h{}/bias bR o i f g o"),
         _flax("gru", "r z n", "i{}/bias bW o r z n, h{}/bias bR o n"),
         _gate_by_gate("rnn_tanh", "i/kernel W d_o h", "h/kernel R d_o h", "i/bias bW o h"),
-    )),
-    Library("nnx_plain", (_flax("lstm", "i f g o", "h{}/bias bR o i f g o", f="f_"),)),
+    ), reverses=True),
+    Library("nnx_plain", (_flax("lstm", "i f g o", "h{}/bias bR o i f g o", f="f_"),),
+            reverses=True),
     Library("nnx", (
         _dense("lstm", "i f g o", "bR"),
         _dense("gru", "r z n", "bW"),
         _dense("rnn_tanh", "h", "bW"),
-    )),
+    ), reverses=True),
     Library("equinox", (
         _equinox("lstm", row("bias", "bW", "i f g o", "(g o)")),
         _equinox("gru", row("bias", "bW", "r z n", "(g o)"), row("bias_n", "bR", "n", "o")),
@@ -268,7 +271,7 @@ ROWS = (
         _onnx("gru_reset_before", "z r n"),  # linear_before_reset=0, the default
         _onnx("rnn_tanh", "h"),
         _onnx("rnn_relu", "h"),
-    ), stacked=True),
+    ), stacked=True, reverses=True),
     Library("gluon", tuple(_pair(cell, SIDES) for cell in GATES), names=MXNET,
             directions=MXNET_SIDES, clips=True),
     Library("mxnet", (

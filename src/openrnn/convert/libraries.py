@@ -16,7 +16,7 @@ def _own(cell: cells.Cell) -> Layout:
 
 
 _CELLS = tuple(cell for cell in vars(cells).values() if isinstance(cell, cells.Cell))
-OPENRNN = Library("openrnn", tuple(map(_own, _CELLS)), names=PATTERN, clips=True)
+OPENRNN = Library("openrnn", tuple(map(_own, _CELLS)), names=PATTERN, clips=True, reverses=True)
 LIBRARIES = {library.name: library for library in (OPENRNN, *ROWS)}
 
 
@@ -57,6 +57,8 @@ def layout_for(library: Library, spec: Spec) -> Layout:
         raise ValueError(f"{library.name} needs input_mode 'linear', got {spec.input_mode!r}")
     if spec.cell_clip is not None and not library.clips:
         raise ValueError(f"{library.name} bounds no cell state, got cell_clip {spec.cell_clip}")
+    if spec.reverse and not library.reverses:
+        raise ValueError(f"{library.name} has no reverse direction alone, got reverse True")
     return layout
 
 

@@ -123,7 +123,7 @@ class Layer(Network):
             reset_state as `forward` takes it -> y_t (B, O) or (O,), the next state
 
         Raises:
-            ValueError: the layer is bidirectional, or x_t is not 1-D or 2-D.
+            ValueError: the layer has a reverse direction, or x_t is not 1-D or 2-D.
 
         Example:
             >>> import torch, openrnn
@@ -139,9 +139,9 @@ class Layer(Network):
                 y_t, *states = found
                 return y_t, self._give(tuple(states))
         checks.reset_state_alone(reset, reset_state)
-        if self.bidirectional:
+        if self.bidirectional or self._spec.reverse:
             raise ValueError(
-                "step needs one direction: a reverse one would have to start at the end"
+                "step needs one direction, forward: a reverse one would have to start at the end"
             )
         if not isinstance(x_t, Tensor):
             raise TypeError(f"step needs x_t as a Tensor, got {type(x_t).__name__}")

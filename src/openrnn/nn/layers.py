@@ -21,6 +21,8 @@ EXTRAS = """
         reset_dropout_state: cuDNN's dropout starts anew from a fresh seed at each call.
         recompute: "none", or "gates": backward computes gates again instead of keeping them, to
             save memory (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says).
+        reverse: the layers run from the end of each sequence, its true end with lengths, to its
+            start, as the reverse direction of a bidirectional layer does; y stays in input order.
 
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final

@@ -45,6 +45,7 @@ class Network(nn.Module):
         algorithm: str = "auto",
         reset_dropout_state: bool = False,
         recompute: str = "none",
+        reverse: bool = False,
     ) -> None:
         super().__init__()
         checks.torch_arguments(
@@ -62,7 +63,7 @@ class Network(nn.Module):
             bias_mode=self.bias_mode, input_mode=input_mode, proj_size=proj_size,
             dropout=self.dropout, cell_clip=clip_bounds(cell_clip),
             precision=precision or "default", algorithm=algorithm,
-            reset_dropout_state=reset_dropout_state, recompute=recompute,
+            reset_dropout_state=reset_dropout_state, recompute=recompute, reverse=reverse,
         )  # fmt: skip
         cells.check(self._spec)
         self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
@@ -166,6 +167,7 @@ class Network(nn.Module):
             ("algorithm", "auto"),
             ("reset_dropout_state", False),
             ("recompute", "none"),
+            ("reverse", False),
         ):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")

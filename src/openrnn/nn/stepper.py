@@ -30,11 +30,11 @@ class Stepper:
     step is a call of `Layer.step` whose results are copied into that memory.
 
     Args:
-        layer: with one direction.
+        layer: with the forward direction alone.
         batch: B; None: x_t is (I,), and y_t (O,).
 
     Raises:
-        ValueError: the layer is bidirectional, or batch is no number from 1.
+        ValueError: the layer has a reverse direction, or batch is no number from 1.
 
     Example:
         >>> import torch, openrnn
@@ -46,9 +46,9 @@ class Stepper:
     """
 
     def __init__(self, layer: "Layer", batch: int | None = None) -> None:
-        if layer.bidirectional:
+        if layer.bidirectional or layer.spec.reverse:
             raise ValueError(
-                "stepper needs one direction: a reverse one would have to start at the end"
+                "stepper needs one direction, forward: a reverse one would have to start at the end"
             )
         if batch is not None and (type(batch) is not int or batch < 1):
             raise ValueError(f"batch must be a number from 1, or None for no batch, got {batch!r}")

@@ -94,8 +94,8 @@ def node(
 
 def _attributes(spec: Spec, form: _Form) -> dict[str, Any]:
     found: dict[str, Any] = {"hidden_size": spec.hidden_size, **form.attributes}
-    if spec.bidirectional:
-        found["direction"] = "bidirectional"
+    if spec.directions == 2 or spec.reverse:
+        found["direction"] = "reverse" if spec.reverse else "bidirectional"
     if form.activation:
         found["activations"] = [form.activation] * spec.directions
     return found

@@ -30,7 +30,7 @@ def scan(
     """
     _check(lookup(call.problem.spec.cell))
     found = [
-        _chain(call, weights, first + direction, x, reverse=direction == 1)
+        _chain(call, weights, first + direction, x, direction == 1 or call.problem.spec.reverse)
         for direction, weights in enumerate(chains)
     ]
     finals = [torch.stack(parts) for parts in zip(*(ends for ends, _ in found))]

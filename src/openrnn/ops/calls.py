@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from openrnn import arguments, cells, dispatch, functional, philox, request, tensors
+from openrnn import arguments, cells, dispatch, functional, philox, request, tensors, turned
 from openrnn.backends.base import Call
 from openrnn.params import check, module_slots, size, unpack
 from openrnn.spec import Spec, precision_of
@@ -342,7 +343,8 @@ def forward(
             seed_given=seed is not None,
         )
         with uncast(x.device):
-            out = functional.by_operators(call, dispatch.BACKENDS[name].forward)
+            run = partial(turned.forward, dispatch.BACKENDS[name])
+            out = functional.by_operators(call, run)
     y, all_states = out.y, out.all_states
     reserve = None
     if is_training:

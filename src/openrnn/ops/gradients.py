@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from openrnn import arguments, tensors
+from openrnn import arguments, tensors, turned
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs
 from openrnn.dispatch import BACKENDS
 from openrnn.ops.calls import Reserve, by_state, like, state_names, uncast
@@ -87,8 +87,8 @@ def backward(
         if reserve.backend != "reference":
             call, cotangents = _readable(reserve, call, cotangents)
         with uncast(call.x.device):
-            found = BACKENDS[reserve.backend].backward(
-                call, reserve.y, reserve.kept, cotangents, needs
+            found = turned.backward(
+                BACKENDS[reserve.backend], call, reserve.y, reserve.kept, cotangents, needs
             )
     with torch.no_grad(), uncast(call.x.device):
         fresh = _by_name(found, spec, reserve.time_major)

@@ -23,7 +23,7 @@ INPUT_MODES = {
     "skip_input": "skip",
     "auto_select": "auto",
 }
-DIRECTIONS = {"unidirectional": False, "bidirectional": True}
+DIRECTIONS = ("unidirectional", "bidirectional", "reverse")
 
 
 def _one_of(name: str, value: object, valid: Sequence[str]) -> None:
@@ -54,7 +54,8 @@ def spec(
         rnn_mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
         input_mode: "linear", "skip" (x is added to every gate of layer 0, without a matrix) or
             "auto": skip where input_size == num_units. TensorFlow's spellings are taken too.
-        direction: "unidirectional" or "bidirectional".
+        direction: "unidirectional", "bidirectional", or "reverse": each layer runs from the end of
+            a sequence to its start.
         bias_mode: "double", "input", "recurrent" or "none".
         num_proj: P of an LSTM's projection; 0 or, as in cuDNN, num_units means none.
         cell_clip: bounds, or one symmetric bound, of an LSTM's cell state.
@@ -75,7 +76,7 @@ def spec(
     """
     _one_of("rnn_mode", rnn_mode, tuple(MODES))
     _one_of("input_mode", input_mode, tuple(INPUT_MODES))
-    _one_of("direction", direction, tuple(DIRECTIONS))
+    _one_of("direction", direction, DIRECTIONS)
     skips = INPUT_MODES[input_mode]
     if skips == "auto":
         skips = "skip" if input_size == num_units else "linear"
@@ -84,7 +85,8 @@ def spec(
     if num_proj and rnn_mode != "lstm":
         raise ValueError(f"num_proj needs rnn_mode 'lstm', got {rnn_mode!r}")
     made = MODES[rnn_mode].spec(
-        input_size, num_units, num_layers=num_layers, bidirectional=DIRECTIONS[direction],
+        input_size, num_units, num_layers=num_layers,
+        bidirectional=direction == "bidirectional", reverse=direction == "reverse",
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=dropout,
         cell_clip=clip_bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
