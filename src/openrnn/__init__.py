@@ -22,6 +22,7 @@ from openrnn.nn import GRUCell as GRUCell
 from openrnn.nn import LSTMCell as LSTMCell
 from openrnn.nn import Recurrent as Recurrent
 from openrnn.nn import RNNCell as RNNCell
+from openrnn.onnx.read import from_onnx as from_onnx
 from openrnn.spec import Problem as Problem
 from openrnn.spec import Spec as Spec
 

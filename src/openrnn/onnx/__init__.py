@@ -1,4 +1,4 @@
-"""ONNX out: what `torch.onnx.export(model, args, dynamo=True)` makes of our layers.
+"""ONNX out and in; of out: what `torch.onnx.export(model, args, dynamo=True)` makes of our layers.
 
 Nothing has to be imported or passed. torch's exporter replaces an operator that ONNX lacks by its
 decomposition, and `openrnn::forward` has one while an export records it: for each layer an ONNX
