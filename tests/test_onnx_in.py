@@ -347,9 +347,9 @@ def nested(model):
     )
 
 
-def computed(model, operator, domain=""):
-    """W made from the initializer of that name by an operator."""
-    node = onnx.helper.make_node(operator, ["W"], ["V"], domain=domain)
+def computed(model, operator, domain="", inputs=("W",)):
+    """W made by an operator from the initializer of that name."""
+    node = onnx.helper.make_node(operator, inputs, ["V"], domain=domain)
     model.graph.node[0].input[1] = "V"
     model.graph.node.insert(0, node)
 
@@ -365,6 +365,9 @@ GRAPHS = {
         0
     ].input.__setitem__(1, "X"),
     "LSTM node 'n': W must be a constant, got 'V', which": lambda m: computed(m, "Bernoulli"),
+    "LSTM node 'n': W must be a constant, got 'V', which is": lambda m: computed(
+        m, "RandomNormal", inputs=()
+    ),
     "LSTM node 'n': V cannot be computed by Wonder": lambda m: computed(m, "Wonder", "mine"),
     "LSTM node 'n': needs R, got none": lambda m: m.graph.node[0].input.__setitem__(2, ""),
     "LSTM node 'n' stands inside If node 'maybe'": nested,
