@@ -86,7 +86,10 @@ def made(plan: Plan, backend: str, dtype: torch.dtype) -> Any:
     if plan.face.startswith("ops"):
         if plan.argument.partition("=")[0] in ("batch_first", "backend", "bias", "dtype"):
             raise Unfit("a spec has no such argument")
-        options["direction"] = "bidirectional" if options.pop("bidirectional") else "unidirectional"
+        both, reverse = options.pop("bidirectional"), options.pop("reverse", False)
+        options["direction"] = (
+            "bidirectional" if both else "reverse" if reverse else "unidirectional"
+        )
         input_size, hidden, options = _formed(plan, options)
         options["num_proj"] = options.pop("proj_size", 0)
         if "bidirectional" in options:
@@ -128,7 +131,7 @@ def twin(plan: Plan, dtype: torch.dtype) -> nn.Module | None:
         return None
     if mode == "none":
         options["bias"] = False
-    beyond = {"input_mode", "cell_clip"} & options.keys()
+    beyond = {"input_mode", "cell_clip", "reverse"} & options.keys()
     if beyond or plan.lengths or plan.reset or plan.return_states or plan.drops:
         return None
     if plan.way in ("step", "twice", "batched_grads", "ensemble", "vmap", "jvp", "dual"):

@@ -199,7 +199,10 @@ def _options(dice: random.Random, plan: Plan, small: bool) -> None:
         return
     layers = dice.choice((1, 1, 1, 2, 3))
     options["num_layers"] = layers
-    options["bidirectional"] = dice.random() < 0.3
+    way = dice.random()
+    options["bidirectional"] = way < 0.3
+    if way > 0.85:
+        options["reverse"] = True
     if layers > 1 and dice.random() < 0.4:
         options["dropout"] = dice.choice((0.3, 0.5, 1.0))
         if plan.device == "cuda":  # cuDNN's masks are its own
@@ -240,6 +243,7 @@ def _asked(dice: random.Random, plan: Plan) -> None:
         plan.rank = 2 if dice.random() < 0.15 else 3
     if plan.way == "step":
         plan.options["bidirectional"] = dice.random() < 0.03
+        plan.options.pop("reverse", None)
         plan.steps = 1
     if plan.way == "packed":
         plan.rank = 3
