@@ -65,11 +65,14 @@ def turn(given: Tensor, lengths: Tensor | None, dim: int = 0) -> Tensor:
     """
     if lengths is None:
         return given.flip(dim)
-    steps = torch.arange(given.shape[dim], device=given.device)[:, None]
-    lengths = lengths.to(given.device)
+    sizes = given.shape[dim : dim + 2]
+    steps, rows = (torch.arange(size, device=given.device) for size in sizes)
+    steps, lengths = steps[:, None], lengths.to(given.device)
     places = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
-    shape = [1] * dim + [*places.shape] + [1] * (given.dim() - dim - 2)
-    return given.gather(dim, places.view(shape).expand_as(given))
+    # whole rows of (T*B, ...): `gather` reads an index for each number
+    places = (places * sizes[1] + rows).flatten()
+    found = given.flatten(dim, dim + 1).index_select(dim, places)
+    return found.view(*given.shape)
 
 
 def _turns(backend: Backend, call: Call) -> bool:
