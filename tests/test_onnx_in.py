@@ -212,6 +212,9 @@ def test_names():
     again.name = ""
     first.graph.node[1].CopyFrom(again)
     assert [*openrnn.from_onnx(first)] == ["mine", "last"]
+    first.graph.node[1].output[1] = "mine"
+    with pytest.raises(ValueError, match="RNN node 'mine': needs a name of its own"):
+        openrnn.from_onnx(first)
 
 
 class Several(nn.Module):

@@ -80,10 +80,13 @@ def from_onnx(model: Any) -> dict[str, Imported]:
     if not nodes:
         raise ValueError("the model must have an LSTM, GRU or RNN node, got none")
     constants, names = Constants(proto), Counter(node.name for node in nodes)
-    found = {}
+    found: dict[str, Imported] = {}
     for node in nodes:
         alone = node.name and names[node.name] == 1
-        found[node.name if alone else _first_output(node)] = _imported(node, constants)
+        key = node.name if alone else _first_output(node)
+        if key in found:
+            raise ValueError(f"{_label(node)}: needs a name of its own, got that of another node")
+        found[key] = _imported(node, constants)
     return found
 
 
