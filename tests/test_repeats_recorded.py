@@ -91,6 +91,13 @@ def test_gradients_are_the_same(hits, kind, of, given):
     same(first, third)
 
 
+def test_a_reverse_layer_is_turned_at_each_call(hits):
+    module, x = openrnn.LSTM(WIDTH, H, reverse=True, dtype=torch.float64), drawn(T, B, WIDTH)
+    first, _, third = (gradients(module, x, None) for _ in range(3))
+    assert hits["memory"] == 0
+    same(first, third)
+
+
 @pytest.mark.parametrize("frozen", ["x", "parameters", "one", "states"])
 def test_what_needs_none_has_none(hits, frozen):
     module, x, hx = layer(), drawn(T, B, WIDTH), (drawn(4, B, H), drawn(4, B, H))

@@ -166,7 +166,7 @@ def repeat_recorded(
     Args:
         given: the shapes of x and the states as the caller has them, of the same order of elements.
     """
-    if call.spec.drops(call.training):
+    if call.spec.drops(call.training) or call.spec.reverse:
         return None
     route, made = _taken(call, grad=True)
     run = dispatch.BACKENDS[route.how.backend].repeat_recorded(made, shapes, given)
