@@ -9,26 +9,24 @@ from torch.nn.utils import parametrize
 
 from openrnn import dispatch
 from openrnn import nn as ours
-from openrnn.nn.cells import CellModule
+from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.spec import Spec
 
-TWINS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: ours.LSTM,
-    nn.GRU: ours.GRU,
-    nn.RNN: ours.RNN,
-    nn.LSTMCell: ours.LSTMCell,
-    nn.GRUCell: ours.GRUCell,
-    nn.RNNCell: ours.RNNCell,
-}
-DIRECTIONS = {"openrnn": TWINS, "torch": {ours: theirs for theirs, ours in TWINS.items()}}
-OURS = (ours.Layer, CellModule)
-THEIRS = (nn.RNNBase, nn.RNNCellBase)
+TARGETS = ("openrnn", "torch")
 # what torch can be told as well; dropout is the module's own attribute
 SHARED = {
     "cell", "gates", "states", "input_size", "hidden_size", "num_layers", "bidirectional",
     "bias_mode", "proj_size", "dropout",
 }  # fmt: skip
 NAMES = {face.__name__ for face in TWINS}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of new modules of ours."""
+
+    backend: str = "auto"
+    subclass: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,17 @@ class Conversion:
     model: nn.Module
     to: str
     rows: tuple[ConversionRow, ...]
-    _swapped: tuple[tuple[nn.Module, dict[str, Any]], ...] = field(repr=False)
+    _swapped: tuple[tuple[nn.Module, Options], ...] = field(repr=False)
 
     def revert(self) -> "Conversion":
         """Turns what was swapped back, with the parameters as they are now; prints nothing.
 
-        Modules of ours get back the backend that they had.
+        Modules of ours get back the backend and the class that they had.
         """
         back = "torch" if self.to == "openrnn" else "openrnn"
-        return _convert(self.model, back, {}, {id(module): had for module, had in self._swapped})
+        return _convert(
+            self.model, back, Options(), {id(module): had for module, had in self._swapped}
+        )
 
     def __repr__(self) -> str:
         return f"<openrnn.convert.Conversion: {self._title()}>"
@@ -79,7 +79,12 @@ class Conversion:
 
 
 def convert(
-    model: nn.Module, *, to: str = "openrnn", backend: str = "auto", quiet: bool = False
+    model: nn.Module,
+    *,
+    to: str = "openrnn",
+    backend: str = "auto",
+    subclass: bool = False,
+    quiet: bool = False,
 ) -> Conversion:
     """Turns every LSTM, GRU, RNN and cell of `torch.nn` in a model into ours; prints what it did.
 
@@ -88,11 +93,13 @@ def convert(
     from elsewhere and a model that is itself an `nn.LSTM` need no care, and the state dict stays.
     What cannot be turned exactly is left, with the reason in its row.
 
-    `isinstance(module, nn.LSTM)` is no longer true of a turned module.
+    `isinstance(module, nn.LSTM)` is no longer true of a turned module, but with subclass=True.
 
     Args:
         to: "torch" turns ours into those of `torch.nn`; so does `revert()` of the result.
         backend: of the new modules, as in `openrnn.LSTM`.
+        subclass: the new modules are also of torch's class, for libraries that ask for it;
+            `torch.compile` breaks its graph at them, as it does at torch's own.
         quiet: do not print.
 
     Raises:
@@ -109,10 +116,10 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {_given(model)}")
-    if to not in DIRECTIONS:
-        raise ValueError(f"to must be one of {', '.join(DIRECTIONS)}, got {to!r}")
+    if to not in TARGETS:
+        raise ValueError(f"to must be one of {', '.join(TARGETS)}, got {to!r}")
     dispatch.check_name(backend)
-    done = _convert(model, to, {"backend": backend} if to == "openrnn" else {})
+    done = _convert(model, to, Options(backend, subclass))
     if not quiet:
         print(done)
     return done
@@ -121,13 +128,13 @@ def convert(
 def _convert(
     model: nn.Module,
     to: str,
-    options: dict[str, Any],
-    only: dict[int, dict[str, Any]] | None = None,
+    options: Options,
+    only: dict[int, Options] | None = None,
 ) -> Conversion:
     """Turns all recurrent modules, or those whose ids are given, with options of their own."""
     rows: list[ConversionRow] = []
     first: dict[int, ConversionRow] = {}
-    swapped: list[tuple[nn.Module, dict[str, Any]]] = []
+    swapped: list[tuple[nn.Module, Options]] = []
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if not _recurrent(module) or (only is not None and id(module) not in only):
             continue
@@ -136,10 +143,12 @@ def _convert(
             note = f"{known.note} (the same module as {known.path})"
             rows.append(ConversionRow(path, known.kind, known.swapped, note))
             continue
-        had = {"backend": module.backend} if to == "torch" and isinstance(module, OURS) else {}
+        had = options
+        if isinstance(module, OURS):
+            had = Options(module.backend, isinstance(module, THEIRS))
         chosen = options if only is None else only[id(module)]
-        kind, reason = _name(type(module)), _turn(module, to, chosen)
-        note = f"left: {reason}" if reason else f"now {_name(type(module))}"
+        kind, reason = label(type(module)), _turn(module, to, chosen)
+        note = f"left: {reason}" if reason else f"now {label(type(module))}"
         first[id(module)] = ConversionRow(path, kind, not reason, note)
         rows.append(first[id(module)])
         if not reason:
@@ -166,35 +175,25 @@ def _given(model: object) -> str:
     return f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
 
 
-def _name(kind: type) -> str:
-    """The name by which users know a class."""
-    for package, faces in (("torch.nn", TWINS), ("openrnn", TWINS.values())):
-        if kind in faces:
-            return f"{package}.{kind.__name__}"
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _turn(module: nn.Module, to: str, options: dict[str, Any]) -> str | None:
+def _turn(module: nn.Module, to: str, options: Options) -> str | None:
     """Turns one module; or leaves it and says why."""
     reason = _foreign(module)
     if reason is not None:
         return reason
     kind = parametrize.type_before_parametrizations(module)
-    twins = DIRECTIONS[to]
-    if kind in twins.values():
-        return f"of {to} already"
-    if kind not in twins:
-        base = next((twin for twin in twins if issubclass(kind, twin)), None)
-        if base is None:
-            return f"{to} has no module of its kind"
-        return f"a subclass of {_name(base)}: its own code would be lost"
+    found = turn(kind, to, options.subclass)
+    if isinstance(found, str):
+        return found
     reason = _inexact(module) if to == "torch" else None
     if reason is not None:
         return reason
-    twin, own = _twin(twins[kind], module, options), set(vars(_twin(kind, module, {})))
+    twin, own = _twin(found.new, module), set(vars(_twin(found.old, module)))
+    if to == "openrnn":
+        twin.backend = options.backend  # type: ignore[assignment]  # no module
     reason = _misfit(module, twin) or _clash(module, twin, own)
     if reason is not None:
         return reason
+    object.__setattr__(twin, "__class__", found.kind)
     _parametrize(twin, module)
     _become(module, twin, own)
     return None
@@ -212,9 +211,9 @@ def _inexact(module: Any) -> str | None:
     return None
 
 
-def _twin(face: type[nn.Module], module: Any, options: dict[str, Any]) -> nn.Module:
+def _twin(face: type[nn.Module], module: Any) -> nn.Module:
     """A module of another class with the sizes of this one, without memory."""
-    options = {"bias": module.bias, "device": "meta", **options}
+    options = {"bias": module.bias, "device": "meta"}
     if hasattr(module, "nonlinearity"):
         options["nonlinearity"] = module.nonlinearity
     if hasattr(module, "num_layers"):

@@ -10,14 +10,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, tensors
 from openrnn.nn import autocast, checks, foreign
-from openrnn.nn.network import Network
 from openrnn.nn.stepper import Stepper
+from openrnn.nn.torch_names import TorchNames
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
 
 
-class Layer(Network):
+class Layer(TorchNames):
     """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
 
     `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,

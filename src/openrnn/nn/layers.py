@@ -70,6 +70,12 @@ class LSTM(Layer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(cells.lstm, *args, **kwargs)
 
+    def get_expected_cell_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[int, int, int]:
+        """(L*D, B, H), the shape of c for an input, as `torch.nn.LSTM` says it."""
+        return self._spec.chains, self._batch(input, batch_sizes), self.hidden_size
+
 
 class GRU(_OneState):
     """A stack of gated recurrent unit layers: `torch.nn.GRU`, run by the first backend that can.

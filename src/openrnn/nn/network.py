@@ -102,14 +102,6 @@ class Network(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The parameters of each layer and direction, in torch's order."""
-        rows: list[list[Tensor]] = [[] for _ in range(self._spec.chains)]
-        for slot in params.module_slots(self._spec):
-            rows[slot.chain].append(getattr(self, slot.name))
-        return rows
-
     def flatten_parameters(self) -> None:
         """Lays parameters on a CUDA device side by side, where cuDNN reads them without a copy.
 

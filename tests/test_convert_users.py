@@ -1,0 +1,251 @@
+"""Converted modules inside the code of others: what libraries ask of torch's layers and classes."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from test_convert import LAYERS, flat, quietly, run, same, x_of
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import openrnn
+from openrnn.nn.subclasses import SUBCLASSES, _OnlyModule
+
+STACKS = [name for name in LAYERS if "cell" not in name]
+
+
+# the names of torch's layers
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_weights_have_the_names_and_the_order_of_torch(kind):
+    plain = LAYERS[kind]()
+    module = LAYERS[kind]()
+    want = list(module._flat_weights)
+    quietly(module)
+    assert all(a is b for a, b in zip(module._flat_weights, want, strict=True))
+    assert module._flat_weights_names == plain._flat_weights_names
+    assert module._all_weights == plain._all_weights
+    assert [[id(p) for p in row] for row in module.all_weights] == [
+        [id(getattr(module, name)) for name in row] for row in plain._all_weights
+    ]
+    assert module.mode == plain.mode
+    assert module._weights_have_changed() is False
+    module._init_flat_weights(), module._update_flat_weights()
+    assert all(a is b for a, b in zip(module._flat_weights, want, strict=True))
+
+
+def test_flat_weights_are_those_that_a_call_reads():
+    module = openrnn.LSTM(3, 4)
+    parametrizations.weight_norm(module, "weight_hh_l0")
+    with torch.no_grad():
+        module.parametrizations.weight_hh_l0.original0.mul_(2)
+    same(module._flat_weights[1], module.weight_hh_l0)
+    module = openrnn.LSTM(3, 4)
+    module.weight_hh_l0 = nn.Parameter(torch.zeros(16, 4))
+    assert module._flat_weights[1] is module.weight_hh_l0
+
+
+def test_flat_weights_may_be_set_to_what_they_are():
+    """Code that tells torch's layers of new weights does so; other weights would not be read."""
+    module = openrnn.GRU(3, 4)
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+    before = module._flat_weights
+    for wrong in (before[:-1], [torch.zeros_like(before[0]), *before[1:]]):
+        with pytest.raises(AttributeError, match="set weight_ih_l0, weight_hh_l0, "):
+            module._flat_weights = wrong
+    assert all(a is b for a, b in zip(module._flat_weights, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_expected_sizes_and_permutations_are_those_of_torch(kind):
+    plain, module = LAYERS[kind](), quietly(LAYERS[kind]()).model
+    names = ["get_expected_hidden_size"] + ["get_expected_cell_size"] * isinstance(plain, nn.LSTM)
+    packed = torch.zeros(9, 3), torch.tensor([4, 3, 2])
+    for name in names:
+        for given in ((torch.zeros(6, 4, 3), None), packed):
+            assert getattr(module, name)(*given) == getattr(plain, name)(*given)
+    states = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    hx = states if isinstance(plain, nn.LSTM) else states[0]
+    order = torch.tensor([2, 0, 1])
+    found, want = module.permute_hidden(hx, order), plain.permute_hidden(hx, order)
+    assert type(found) is type(want)
+    same(flat(found), flat(want), rtol=0, atol=0)
+    assert module.permute_hidden(hx, None) is hx
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_checks_of_arguments_are_those_of_torch(kind):
+    plain, module = LAYERS[kind](), quietly(LAYERS[kind]()).model
+    x = torch.zeros(6, 4, 3)
+    h = torch.zeros(plain.get_expected_hidden_size(x, None))
+    wide = torch.zeros(*h.shape[:2], 7)
+    lstm = isinstance(plain, nn.LSTM)
+    hx, bad = ((h, h.new_zeros(*h.shape[:2], 5)), (h, wide)) if lstm else (h, wide)
+    module.check_forward_args(x, hx, None)
+    module.check_hidden_size(h, tuple(h.shape))
+    for name, given in {
+        "check_input": [(x[0], None), (x, torch.tensor([6])), (x[..., :2], None)],
+        "check_forward_args": [(x, bad, None), (x[..., :2], hx, None)],
+        "check_hidden_size": [(wide, tuple(h.shape))],
+    }.items():
+        for args in given:
+            with pytest.raises(RuntimeError) as want:
+                getattr(plain, name)(*args)
+            with pytest.raises(RuntimeError) as found:
+                getattr(module, name)(*args)
+            assert str(found.value) == str(want.value)
+
+
+# subclass=True
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_subclass_is_both_and_runs_ours(kind):
+    module = LAYERS[kind](dtype=torch.float64).eval()
+    face, text, keys = type(module), repr(module), list(module.state_dict())
+    x, parameters = x_of(module), list(module.parameters())
+    want = run(module, x)
+    done = quietly(module, subclass=True)
+    twin = getattr(openrnn, face.__name__)
+    assert isinstance(module, face)
+    assert isinstance(module, twin)
+    assert type(module).forward is twin.forward
+    assert repr(module) == text
+    assert list(module.state_dict()) == keys
+    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
+    same(run(module, x), want)
+    assert done.rows[0].note == f"now openrnn.nn.subclasses.{face.__name__}"
+    done.revert()
+    assert type(module) is face
+    assert all(torch.equal(a, b) for a, b in zip(run(module, x), want))
+    quietly(module, subclass=True, backend="reference")
+    quietly(module, to="torch").revert()
+    assert type(module) is SUBCLASSES[face]
+    assert module.backend == "reference"
+    assert quietly(module).rows[0].note == "left: of openrnn already"
+    quietly(module, to="torch")
+    assert type(module) is face
+
+
+@pytest.mark.parametrize("face", SUBCLASSES, ids=lambda face: face.__name__)
+def test_a_subclass_inherits_no_code_of_torchs_layers(face):
+    """Of torch's class it has the name, and what every module does."""
+    made, theirs = SUBCLASSES[face], face.__mro__[: face.__mro__.index(nn.Module)]
+    own = {
+        name
+        for kind in theirs
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) or isinstance(value, property)
+    }
+    assert {"forward", "reset_parameters"} <= own
+    order = made.__mro__
+    behind = order[order.index(_OnlyModule) :]  # where ours ask `super()`, but for two names
+    for name in own:
+        passed_on = hasattr(nn.Module, name) and name not in ("forward", "__getstate__")
+        searched = behind if passed_on else order
+        home = next(kind for kind in searched if name in vars(kind))
+        assert home not in theirs, name
+
+
+@pytest.mark.parametrize("kind", ["lstm_everything", "gru_no_bias", "rnn_relu", "lstm_cell"])
+def test_a_subclass_may_be_copied_saved_cast_and_loaded(kind):
+    module, other = LAYERS[kind]().eval(), LAYERS[kind](dtype=torch.float64).eval()
+    quietly(module, subclass=True)
+    module.double()
+    module.load_state_dict(other.state_dict())
+    x = x_of(other)
+    same(run(module, x), run(other, x))
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    for twin in (
+        copy.copy(module),
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(buffer, weights_only=False),
+    ):
+        assert type(twin) is type(module)
+        same(run(twin, x), run(module, x), rtol=0, atol=0)
+
+
+def test_a_subclass_trains_with_parametrized_weights():
+    module = nn.LSTM(3, 4).double()
+    parametrizations.weight_norm(module, "weight_hh_l0")
+    x = x_of(module)
+    want = run(module, x)
+    done = quietly(module, subclass=True)
+    assert isinstance(module, (nn.LSTM, openrnn.LSTM))
+    same(run(module, x), want)
+    done.revert()
+    same(run(module, x), want, rtol=0, atol=0)
+
+
+def test_a_subclass_can_be_made_directly():
+    for face, kind in SUBCLASSES.items():
+        module = kind(3, 4, bias=False)
+        assert isinstance(module, face)
+        assert module(torch.ones(5, 3))[0].shape[-1] == 4
+
+
+@torch.no_grad()
+def test_a_compiler_breaks_its_graph_at_a_subclass():
+    """As at torch's own layers; the numbers are the same."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 4))
+    quietly(model, subclass=True)
+    x = torch.randn(5, 2, 3)
+    torch._dynamo.reset()
+    same(torch.compile(model, backend="eager")(x), model(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="RNN, GRU, or LSTM"):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+
+
+class Agent(nn.Module):
+    """Does with its layer what TorchRL's LSTMModule does.
+
+    It packs where isinstance says that the layer is torch's and gives a mask where not, and walks
+    over the weights of each layer by the names that torch's layers keep.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, 2, batch_first=True)
+
+    def forward(self, x, lengths):
+        if not isinstance(self.lstm, nn.LSTM):
+            return self.lstm(x, mask=torch.arange(x.shape[1]) < lengths[:, None])
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        y, states = self.lstm(packed)
+        return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0], states
+
+    def scan(self, x):
+        for layer in range(self.lstm.num_layers):
+            names = self.lstm._all_weights[layer]
+            w_ih, w_hh, b_ih, b_hh = (getattr(self.lstm, name) for name in names)
+            h = c = x.new_zeros(x.shape[0], self.lstm.hidden_size)
+            steps = []
+            for x_t in x.unbind(1):
+                i, f, g, o = (x_t @ w_ih.T + b_ih + h @ w_hh.T + b_hh).chunk(4, -1)
+                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+                h = o.sigmoid() * c.tanh()
+                steps.append(h)
+            x = torch.stack(steps, 1)
+        return x
+
+
+def test_what_torchrl_does():
+    agent, x, lengths = Agent().double(), torch.randn(3, 6, 3).double(), torch.tensor([4, 6, 1])
+    want = agent(x, lengths)
+    done = quietly(agent)
+    with pytest.raises(TypeError, match="mask"):
+        agent(x, lengths)
+    done.revert()
+    quietly(agent, subclass=True)
+    same(flat(agent(x, lengths)), flat(want))
+    same(agent.scan(x), agent.lstm(x)[0])
