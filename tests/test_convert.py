@@ -414,7 +414,7 @@ def test_a_parametrization_can_be_removed_afterwards():
 
 class Mine(nn.LSTM):
     def forward(self, x):
-        return super().forward(x)[0]
+        return x
 
 
 def replaced(module):
@@ -444,7 +444,15 @@ def buffered(module):
 
 
 LEFT = {
-    "subclass": (lambda: Mine(3, 4), "a subclass of torch.nn.LSTM: its own code would be lost"),
+    "subclass": (
+        lambda: Mine(3, 4),
+        "Mine.forward does not call super().forward: derive the class from openrnn.LSTM in place "
+        "of torch.nn.LSTM, or write its loop as an openrnn.cell",
+    ),
+    "child": (
+        lambda: with_attribute(nn.GRU(3, 4), "cell", nn.Linear(4, 4)),
+        "its attribute cell has another meaning there",
+    ),
     "replaced": (lambda: replaced(nn.LSTM(3, 4)), "its method forward was replaced"),
     "base": (lambda: nn.RNNBase("LSTM", 3, 4), "openrnn has no module of its kind"),
     "property": (

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+from abc import ABC, abstractmethod
 
 import pytest
 import torch
@@ -249,3 +250,177 @@ def test_what_torchrl_does():
     quietly(agent, subclass=True)
     same(flat(agent(x, lengths)), flat(want))
     same(agent.scan(x), agent.lstm(x)[0])
+
+
+# classes derived from torch's
+
+
+class Helper(ABC):
+    @abstractmethod
+    def start(self, x):
+        """The first states."""
+
+    def forward(self, x, lengths=None):
+        """Of padded sequences, some of them empty, as pytorch-forecasting's layers take them."""
+        if lengths is None:
+            return super().forward(x)
+        packed = pack_padded_sequence(x, lengths.clamp(min=1), enforce_sorted=False)
+        y, (h, c) = super().forward(packed, hx=self.start(x))
+        h, c = (torch.where((lengths == 0)[None, :, None], 0, state) for state in (h, c))
+        return pad_packed_sequence(y, total_length=len(x))[0], (h, c)
+
+
+class Lengths(Helper, nn.LSTM):
+    def __init__(self, *args, note, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.note = note
+        self.first = nn.Parameter(torch.ones(1))
+
+    def start(self, x):
+        h = self.first * x.new_ones(self.num_layers, x.shape[1], self.hidden_size)
+        return h, h
+
+
+class Quiet(nn.GRU):
+    """Nothing of its own but a word, and a start."""
+
+    word = "quiet"
+
+    def flatten_parameters(self):
+        """Left out, as many do."""
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        with torch.no_grad():
+            self.bias_ih_l0.zero_()
+
+    def extra_repr(self):
+        return f"{super().extra_repr()}, {self.word}"
+
+
+class Doubled(nn.GRUCell):
+    def forward(self, input, hx=None):
+        return 2 * super().forward(input, hx)
+
+
+DERIVED = {
+    "lengths": lambda: Lengths(3, 4, 2, note="mine"),
+    "quiet": lambda: Quiet(3, 4),
+    "doubled": lambda: Doubled(3, 4),
+}
+
+
+@pytest.mark.parametrize("kind", DERIVED)
+def test_methods_of_a_derived_class_stay_and_the_rest_is_ours(kind, monkeypatch):
+    module = DERIVED[kind]().double()
+    face = type(module)
+    base = next(base for base in SUBCLASSES if isinstance(module, base))
+    text, x = repr(module), torch.randn(6, 3).double() if kind == "doubled" else x_of(module)
+    unused = {"first"} & {name for name, _ in module.named_parameters()}
+    for name in unused:
+        getattr(module, name).requires_grad_(False)
+    want, parameters = run(module, x), list(module.parameters())
+    done = quietly(module)
+    ours = f"openrnn.{base.__name__}"
+    name = f"test_convert_users.{face.__name__}"
+    assert (done.rows[0].kind, done.rows[0].note) == (name, f"now {name} over {ours}")
+    assert isinstance(module, (face, getattr(openrnn, base.__name__)))
+    assert repr(module) == text
+    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
+    with monkeypatch.context() as patch:  # nothing of torch's runs
+        patch.setattr(base, "forward", None)
+        same(run(module, x), want)
+    twins = copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for twin in twins:
+        assert type(twin) is type(module)
+        same(run(twin, x), run(module, x), rtol=0, atol=0)
+    assert quietly(module).rows[0].note == "left: of openrnn already"
+    assert type(quietly(DERIVED[kind]()).model) is type(module)
+    back = done.revert()
+    assert back.rows[0].note == f"now {name}"
+    assert type(module) is face
+    same(run(module, x), want, rtol=0, atol=0)
+    quietly(quietly(module).model, to="torch")
+    assert type(module) is face
+
+
+def test_a_derived_class_gives_its_own_results():
+    module, x, lengths = (
+        Lengths(3, 4, 2, note="mine"),
+        torch.randn(5, 3, 3),
+        torch.tensor([3, 0, 5]),
+    )
+    want = module(x, lengths)
+    quietly(module)
+    same(flat(module(x, lengths)), flat(want))
+    assert module.note == "mine"
+    assert want[1][0][:, 1].eq(0).all()
+
+
+def test_an_instance_of_the_new_class_can_be_made():
+    module = quietly(Lengths(3, 4, note="")).model
+    made = type(module)(3, 4, note="too")
+    assert made.note == "too"
+    made.load_state_dict(module.state_dict())
+    x = torch.ones(2, 1, 3)
+    same(flat(made(x)), flat(module(x)))
+
+
+def derived(base, **names):
+    return type("Own", (base,), names)
+
+
+def loop(self, input, hx=None):
+    return torch.nn.LSTM.forward(self, input, hx)
+
+
+class Registered(nn.LSTM):
+    def __init_subclass__(cls, **kwargs):
+        raise RuntimeError("one is enough")
+
+
+class Meta(type):
+    pass
+
+
+class Made(nn.GRU, metaclass=Meta):
+    pass
+
+
+HINDERED = {
+    "loop": (derived(nn.LSTM, forward=loop), "Own.forward does not call super().forward: derive"),
+    "checks": (
+        derived(nn.LSTM, check_forward_args=lambda *args: None),
+        "Own defines check_forward_args, which openrnn.LSTM does not use as torch.nn.LSTM does: "
+        "derive the class from openrnn.LSTM",
+    ),
+    "states": (derived(nn.GRU, permute_hidden=lambda *args: 0), "Own defines permute_hidden, "),
+    "weights": (derived(nn.RNN, _flat_weights=[]), "Own defines _flat_weights, which openrnn.RNN"),
+    "call": (derived(nn.LSTMCell, __call__=lambda *args: 0), "Own defines __call__, which openr"),
+    "setting": (derived(nn.GRU, __setattr__=nn.GRU.__setattr__), "Own defines __setattr__, which"),
+    "ours": (derived(nn.GRU, step=1, spec=2), "Own defines spec, step, which openrnn.GRU does"),
+    "theirs": (derived(nn.GRU, _flat_weight_refs=()), "Own defines _flat_weight_refs, which"),
+    "attribute": (derived(nn.GRU, cell=1), "Own defines cell, which openrnn.GRU does"),
+    "size": (derived(nn.GRU, hidden_size=property(lambda self: 4, lambda self, value: None)),
+             "Own defines hidden_size, which"),
+    "slots": (derived(nn.GRU, __slots__=("a",)), "Own defines __slots__, which"),
+    "registered": (Registered, "Registered defines __init_subclass__, which"),
+    "metaclass": (Made, "its metaclass Meta: derive the class from openrnn.GRU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HINDERED)
+def test_classes_that_change_what_torch_does_are_left(kind):
+    face, reason = HINDERED[kind]
+    module = face(3, 4)
+    done = quietly(module)
+    assert done.rows[0].note.startswith(f"left: {reason}")
+    assert type(module) is face
+
+
+def test_a_derived_class_is_of_torch_already():
+    assert quietly(Quiet(3, 4), to="torch").rows[0].note == "left: of torch already"
+    mine = type("Mine", (openrnn.GRU,), {})(3, 4)
+    assert quietly(mine).rows[0].note == "left: of openrnn already"
+    note = quietly(mine, to="torch").rows[0].note
+    assert note == "left: a subclass of openrnn.GRU: its own code would be lost"

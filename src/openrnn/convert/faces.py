@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from openrnn import nn as ours
+from openrnn.convert.overrides import hindrance
 from openrnn.nn.cells import CellModule
-from openrnn.nn.subclasses import SUBCLASSES
+from openrnn.nn.subclasses import SUBCLASSES, derive, origin
 
 TWINS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: ours.LSTM,
@@ -50,6 +51,10 @@ def label(kind: type) -> str:
     for package, faces in (("torch.nn", TWINS), ("openrnn", TWINS.values())):
         if kind in faces:
             return f"{package}.{kind.__name__}"
+    own = origin(kind)
+    if own is not None:
+        face = next(face for face in TWINS.values() if issubclass(kind, face))
+        return f"{label(own)} over {label(face)}"
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -61,7 +66,7 @@ def _to_openrnn(kind: type[nn.Module], subclass: bool) -> Turn | str:
     base = next((base for base in TWINS if issubclass(kind, base)), None)
     if base is None:
         return "openrnn has no module of its kind"
-    return f"a subclass of {label(base)}: its own code would be lost"
+    return hindrance(kind, base) or Turn(base, TWINS[base], derive(kind))
 
 
 def _to_torch(kind: type[nn.Module]) -> Turn | str:
@@ -70,6 +75,8 @@ def _to_torch(kind: type[nn.Module]) -> Turn | str:
     for theirs, face in TWINS.items():
         if kind in (face, SUBCLASSES[theirs]):
             return Turn(face, theirs, theirs)
+        if issubclass(kind, face) and (own := origin(kind)) is not None:
+            return Turn(face, theirs, own)
         if issubclass(kind, face):
             return f"a subclass of {label(face)}: its own code would be lost"
     return "torch has no module of its kind"

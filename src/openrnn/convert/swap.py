@@ -193,9 +193,7 @@ def _turn(module: nn.Module, to: str, options: Options) -> str | None:
     reason = _misfit(module, twin) or _clash(module, twin, own)
     if reason is not None:
         return reason
-    object.__setattr__(twin, "__class__", found.kind)
-    _parametrize(twin, module)
-    _become(module, twin, own)
+    _become(module, _parametrized(_instance(found.kind, vars(twin)), module), own)
     return None
 
 
@@ -244,7 +242,7 @@ def _misfit(module: nn.Module, twin: nn.Module) -> str | None:
 def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
     """Which attribute, set from outside, would change what the old or new class does, if any."""
     kind = parametrize.type_before_parametrizations(module)
-    for name in vars(module):
+    for name in (*vars(module), *module._parameters, *module._buffers, *module._modules):
         if callable(getattr(kind, name, None)):
             return f"its method {name} was replaced"
         if name not in own and (name in vars(twin) or hasattr(type(twin), name)):
@@ -252,10 +250,17 @@ def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
     return None
 
 
-def _parametrize(twin: nn.Module, module: nn.Module) -> None:
-    """Gives the twin's class the properties that make the parametrizations of a module work."""
+def _instance(kind: type[nn.Module], state: dict[str, Any]) -> nn.Module:
+    made = kind.__new__(kind)
+    vars(made).update(state)
+    return made
+
+
+def _parametrized(twin: nn.Module, module: nn.Module) -> nn.Module:
+    """The twin, its class with the properties that make a module's parametrizations work."""
     for name in getattr(module, "parametrizations", {}):
         parametrize.register_parametrization(twin, name, nn.Identity(), unsafe=True)
+    return twin
 
 
 def _become(module: nn.Module, twin: nn.Module, own: set[str]) -> None:

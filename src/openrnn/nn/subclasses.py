@@ -4,6 +4,9 @@ For libraries that ask `isinstance(layer, torch.nn.LSTM)`, and for classes whose
 `torch.compile` breaks the graph at any instance of `torch.nn.LSTM`, `GRU` or `RNN`, so at these.
 """
 
+from types import new_class
+from typing import Any
+
 from torch import nn
 
 from openrnn.nn import cells, layers
@@ -55,3 +58,35 @@ SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.GRUCell: GRUCell,
     nn.RNNCell: RNNCell,
 }
+
+
+def derive(kind: type[nn.Module]) -> type[nn.Module]:
+    """A user's class derived from one of `torch.nn`, with our code in place of torch's.
+
+    Its methods stay in front, and what they ask `super()` for is ours.
+    """
+    face = SUBCLASSES[next(base for base in SUBCLASSES if issubclass(kind, base))]
+    for made in kind.__subclasses__():
+        if origin(made) is kind:
+            return made
+    names = {
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+        "__reduce__": _reduce, "_origin": kind,
+    }  # fmt: skip
+    return new_class(kind.__name__, (kind, face), exec_body=lambda space: space.update(names))
+
+
+def origin(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The user's class that a class was derived from, if it was."""
+    found: type[nn.Module] | None = vars(kind).get("_origin")
+    return found
+
+
+def _reduce(module: Any) -> tuple[Any, ...]:
+    """How such a module is pickled: by the class of the user, which can be imported."""
+    return _blank, (module._origin,), module.__getstate__()
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    made = derive(kind)
+    return made.__new__(made)
