@@ -200,9 +200,13 @@ def test_a_root_changes_in_place(capsys):
 def test_a_model_without_any(capsys):
     done = openrnn.convert(nn.Linear(2, 2))
     assert done.rows == ()
-    expected = "0 of 0 recurrent modules turned into those of openrnn"
-    assert capsys.readouterr().out.strip() == expected
+    assert capsys.readouterr().out.splitlines() == [
+        "0 of 0 recurrent modules turned into those of openrnn",
+        "  only modules of torch.nn are known: a loop over time written by hand becomes an "
+        "openrnn.cell in openrnn.Recurrent, see docs/convert.md",
+    ]
     assert done.revert().rows == ()
+    assert str(done.revert()) == "0 of 0 recurrent modules turned into those of torch"
 
 
 def test_a_shared_parent_is_seen_at_each_path():

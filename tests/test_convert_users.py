@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import pytest
 import torch
@@ -424,3 +425,66 @@ def test_a_derived_class_is_of_torch_already():
     assert quietly(mine).rows[0].note == "left: of openrnn already"
     note = quietly(mine, to="torch").rows[0].note
     assert note == "left: a subclass of openrnn.GRU: its own code would be lost"
+
+
+# loops written by hand
+
+
+class LiGRU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.u = nn.Linear(40, 128, bias=False), nn.Linear(64, 128, bias=False)
+
+    def forward(self, x):
+        h, steps = x.new_zeros(x.shape[0], 64), []
+        for x_t in x.unbind(1):
+            a, z = (self.w(x_t) + self.u(h)).chunk(2, 1)
+            h = z.sigmoid() * h + (1 - z.sigmoid()) * a.relu()
+            steps.append(h)
+        return torch.stack(steps, 1)
+
+
+def holding(**shapes):
+    module = nn.Module()
+    for name, shape in shapes.items():
+        module.register_parameter(name, shape and nn.Parameter(torch.zeros(shape)))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "seen"),
+    [
+        (LiGRU(), True),
+        (holding(weight_ih=(3, 12), weight_hh=(4, 12), weight_sh=(5, 4), bias=(12,)), True),
+        (holding(W_ih_0=(16, 3), W_hh_0=(16, 4), b_hh_0=(16,)), True),
+        (holding(weight_ih=(3, 12), weight_hh=(5, 12)), False),
+        (holding(weight_ih=(3, 11), weight_hh=(4, 12)), False),
+        (holding(weight_ih=None, weight_hh=(4, 12)), False),
+        (holding(ih=(3,), hh=(3,)), False),
+        (holding(w=(0, 3), u=(0, 0)), False),
+        (nn.MultiheadAttention(4, 2), False),
+        (nn.TransformerEncoderLayer(4, 2, 8), False),
+        (nn.Bilinear(3, 3, 3), False),
+        (nn.LazyLinear(3), False),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_cell_is_named(module, seen, capsys):
+    openrnn.convert(nn.ModuleDict({"mine": module, "head": nn.Linear(2, 2)}))
+    text = capsys.readouterr().out
+    assert ("written by hand (perhaps mine) becomes an openrnn.cell" in text) is seen
+    assert ("perhaps" in text) is seen
+
+
+def test_many_cells_are_counted_and_a_model_may_be_one():
+    assert "(perhaps 0, 1, 2, ...)" in str(quietly(nn.ModuleList(LiGRU() for _ in range(4))))
+    assert "(perhaps the model itself)" in str(quietly(LiGRU()))
+    assert "by hand" not in str(quietly(nn.ModuleList([LiGRU(), nn.GRU(3, 4)])))
+
+
+def test_the_recipe_of_the_page():
+    page = Path(__file__).parents[1] / "docs" / "convert.md"
+    section = page.read_text(encoding="utf-8").partition("## Loops written by hand")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    names = {"openrnn": openrnn, "torch": torch, "old": LiGRU(), "x": torch.randn(2, 7, 40)}
+    exec(code, names)
+    same(names["y"], names["old"](names["x"]))

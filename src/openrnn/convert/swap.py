@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from openrnn import dispatch
 from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
+from openrnn.convert.hints import hint
 from openrnn.spec import Spec
 
 TARGETS = ("openrnn", "torch")
@@ -74,6 +75,8 @@ class Conversion:
     def __str__(self) -> str:
         cells = [(row.path or "(the model itself)", row.kind, row.note) for row in self.rows]
         widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
+        if not self.rows and self.to == "openrnn":
+            return f"{self._title()}\n  {hint(self.model)}"
         lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
         return "\n".join([self._title(), *lines])
 
