@@ -457,6 +457,7 @@ def holding(**shapes):
         (LiGRU(), True),
         (holding(weight_ih=(3, 12), weight_hh=(4, 12), weight_sh=(5, 4), bias=(12,)), True),
         (holding(W_ih_0=(16, 3), W_hh_0=(16, 4), b_hh_0=(16,)), True),
+        (holding(W_ih=(3, 12), w_hh=(4, 12)), True),
         (holding(weight_ih=(3, 12), weight_hh=(5, 12)), False),
         (holding(weight_ih=(3, 11), weight_hh=(4, 12)), False),
         (holding(weight_ih=None, weight_hh=(4, 12)), False),

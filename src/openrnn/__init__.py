@@ -7,6 +7,7 @@ from openrnn import ops as ops
 from openrnn import params as params
 from openrnn.backends.fused.ahead import compile_kernels as compile_kernels
 from openrnn.cells import cell as cell
+from openrnn.convert import ConvertCallback as ConvertCallback
 from openrnn.convert import convert as convert
 from openrnn.convert import from_weights as from_weights
 from openrnn.convert import to_weights as to_weights

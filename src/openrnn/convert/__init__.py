@@ -1,5 +1,6 @@
 """From the modules of `torch.nn` to ours and back, and from the weights of other libraries."""
 
+from openrnn.convert.lightning import ConvertCallback as ConvertCallback
 from openrnn.convert.swap import Conversion as Conversion
 from openrnn.convert.swap import ConversionRow as ConversionRow
 from openrnn.convert.swap import convert as convert
