@@ -253,6 +253,23 @@ def test_what_torchrl_does():
     same(agent.scan(x), agent.lstm(x)[0])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("subclass", [False, True])
+def test_quantize_dynamic_needs_torchs_layers(subclass):
+    """It goes by the exact class and says nothing: the page tells users to turn back first."""
+    model = nn.ModuleDict({"rnn": nn.LSTM(3, 4), "head": nn.Linear(4, 2)})
+    quietly(model, subclass=subclass)
+    kinds = {nn.LSTM, nn.Linear}
+    made = torch.ao.quantization.quantize_dynamic(model, kinds)
+    assert type(made["rnn"]) is type(model["rnn"])
+    assert type(made["head"]) is torch.ao.nn.quantized.dynamic.Linear
+    x = torch.randn(5, 2, 3)
+    want = made["rnn"](x)[0]
+    made = torch.ao.quantization.quantize_dynamic(quietly(model, to="torch").model, kinds)
+    assert type(made["rnn"]) is torch.ao.nn.quantized.dynamic.LSTM
+    same(made["rnn"](x)[0], want, rtol=0, atol=0.05)
+
+
 # classes derived from torch's
 
 
