@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint format fuzz clean
+.PHONY: setup demo examples test lint format fuzz clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -21,6 +21,10 @@ demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/openrnn train --minutes 2.5 --out runs/demo
 	$(BIN)/openrnn sample runs/demo --prompt "class " --length 400
+
+# under a minute on a CPU, no download
+examples: $(READY)
+	for example in examples/*.py; do $(BIN)/python $$example || exit 1; done
 
 # mypy has one thread and runs beside the tests; what it says comes last
 test: $(READY)
