@@ -31,6 +31,7 @@ def flat(found):
 KINDS = {
     "layer": (layer, (T, B, WIDTH), (4, B, H)),
     "batch first": (lambda: layer(batch_first=True), (B, T, WIDTH), (4, B, H)),
+    "batch first, T as B": (lambda: layer(batch_first=True), (B, B, WIDTH), (4, B, H)),
     "unbatched": (layer, (T, WIDTH), (4, H)),
     "one step": (layer, (1, B, WIDTH), (4, B, H)),
     "cell": (lambda: openrnn.LSTMCell(WIDTH, H, dtype=torch.float64), (B, WIDTH), (B, H)),

@@ -192,7 +192,8 @@ class Layer(TorchNames):
             call = functional.Plain(
                 self.spec, x, weights, states or (), self.training, self.backend
             )
-            self._repeats.remember(self, kind, given, call, results)
+            turned = kind == "forward" and self.batch_first and given[0].dim() == 3
+            self._repeats.remember(self, kind, given, call, results, turned)
 
     def _forward_packed(
         self, packed: PackedSequence, hx: Any, generator: torch.Generator | None

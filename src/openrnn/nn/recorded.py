@@ -19,6 +19,7 @@ class Recorded:
         every: those: x, parameters, states, as the caller had them.
         call: the same call as `functional` got it.
         results: y, time-major, and the final states, as the caller got them.
+        turned: x is batch-first.
 
     Raises:
         LookupError: the backend that runs the call cannot repeat it.
@@ -30,15 +31,15 @@ class Recorded:
         every: Sequence[Tensor],
         call: functional.Plain,
         results: Sequence[Tensor],
+        turned: bool,
     ) -> None:
         self.alike, self.visible, self._first = alike, len(results), 1 + len(call.params)
-        # only a batch-first x has its elements in another order than time-major
-        self._turned = every[0].dim() == 3 and every[0].shape != call.x.shape
+        self._turned = turned  # others have their elements in the order of a time-major x
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
         steps, batch = call.x.shape[:2]
         ends = [(call.spec.chains, batch, width) for width in call.spec.state_sizes]
         self._results = [(steps, batch, results[0].shape[-1]), *ends]
-        x = call.x if self._turned else every[0]
+        x = call.x if turned else every[0]
         given = [tuple(tensor.shape) for tensor in (x, *every[self._first :])]
         found = functional.repeat_recorded(call, [tuple(each.shape) for each in results], given)
         if found is None:

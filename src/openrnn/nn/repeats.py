@@ -70,6 +70,7 @@ class Repeats:
         given: tuple[Tensor, Any],
         call: functional.Plain,
         results: Sequence[Tensor],
+        turned: bool = False,
     ) -> None:
         """Remembers a call that came to a good end.
 
@@ -79,6 +80,7 @@ class Repeats:
         Args:
             given: x and hx as the module got them; call: the same as `functional` got it.
             results: y, time-major, and the final states as the module returns them.
+            turned: x is batch-first.
         """
         x, hx = given
         if _is_any_autocast_enabled() or op.watched(x):
@@ -94,19 +96,19 @@ class Repeats:
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every) and not request.transformed():
-            found = _again(every, call, results)
+            found = _again(every, call, results, turned)
             self._known[key] = None if found is None else (found, *before)
 
 
 def _again(
-    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor]
+    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor], turned: bool
 ) -> tuple[Alike, Repeat] | None:
     """A call to be made again; None where its backend cannot."""
     records = results[0].requires_grad
     alike = Alike(every, records)
     if records:
         try:
-            return alike, Recorded(alike, every, call, results)
+            return alike, Recorded(alike, every, call, results, turned)
         except LookupError:
             return None
     run = functional.repeat(call, [tuple(result.shape) for result in results])
