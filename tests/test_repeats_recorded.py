@@ -1,7 +1,6 @@
 """Calls that repeat and record gradients: the same gradients as a call that is made in full."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -172,10 +171,9 @@ def test_around_a_backward_pass(hits):
     finally:
         torch.set_num_threads(before)
     assert hits["full"] == 2
-    for turns in (lambda t: t.dim() > 1, lambda t: t.dim() > 1 and not t.requires_grad):
-        unpacked = partial(lambda turns, t: t.mT.contiguous().mT if turns(t) else t, turns)
-        with torch.autograd.graph.saved_tensors_hooks(torch.clone, unpacked):
-            same(wanted, gradients(module, x, None))
+    unpacked = lambda t: t.mT.contiguous().mT if t.dim() > 1 else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, unpacked):
+        same(wanted, gradients(module, x, None))
     with torch.autograd.detect_anomaly():
         same(wanted, gradients(module, x, None))
     for reentrant in (True, False):
@@ -187,6 +185,21 @@ def test_around_a_backward_pass(hits):
         x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y.sum(), leaves)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_checkpoint_sees_the_same_in_both_passes(batch_first):
+    """Two calls of a size in one step: the second comes to be known before it is made again."""
+    module, data = layer(batch_first=batch_first), [drawn(T, B, WIDTH), drawn(T, B, WIDTH)]
+    for _ in range(3):
+        states = drawn(4, T if batch_first else B, H), drawn(4, T if batch_first else B, H)
+        results = [checkpoint(lambda x, *hx: module(x, hx)[0], x, *states, use_reentrant=False)
+                   for x in data]  # fmt: skip
+        found = torch.autograd.grad(sum(y.sum() for y in results), [*data, *states])
+        wanted = torch.autograd.grad(
+            sum(module(x, states)[0].sum() for x in data), [*data, *states]
+        )
+        same(wanted, found)
 
 
 def test_memory_that_shrank_since_is_seen(hits):

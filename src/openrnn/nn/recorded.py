@@ -10,6 +10,8 @@ from openrnn import functional, op, tensors
 from openrnn.backends.base import Needs
 from openrnn.nn.alike import Alike, guardable
 
+_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 class Recorded:
     """Makes a call again that recorded gradients: a `Repeat`.
@@ -47,8 +49,14 @@ class Recorded:
         self.route, self.run = found
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states."""
-        return list(_apply(self, *every)) if self.run.ready(every) else None
+        """Y and the final states; None under hooks of saved tensors.
+
+        A checkpoint compares what its two passes save, and the call may come to be remembered
+        between them.
+        """
+        if _hooks(False) is not None or not self.run.ready(every):
+            return None
+        return list(_apply(self, *every))
 
     def backward(
         self,

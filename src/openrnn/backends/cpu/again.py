@@ -63,7 +63,6 @@ class AgainRecorded(Again):
     ) -> list[Tensor | None]:
         """The gradients that are needed of x, parameters and states."""
         found = [None if grad is None else grad.contiguous() for grad in grads]
-        outputs = [each.contiguous() for each in outputs]  # a hook of saved tensors may turn them
         key = needs, *[grad is not None for grad in found]
         known = self._known.get(key)
         if known is None:
