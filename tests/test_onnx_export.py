@@ -50,6 +50,18 @@ def test_opsets(opset):
     assert_close(run(session(program), inputs, wanted), wanted)
 
 
+class Broken(torch.nn.Module):
+    """Its export fails after the layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        self.layer(x)
+        raise ValueError("no export")
+
+
 def test_the_operator_has_no_decomposition_but_while_it_is_exported(monkeypatch):
     """Inductor raises where one exists, if the environment has CI set."""
     monkeypatch.setenv("CI", "true")
@@ -58,9 +70,14 @@ def test_the_operator_has_no_decomposition_but_while_it_is_exported(monkeypatch)
     for _ in range(2):
         torch.onnx.export(model, (x,), dynamo=True, verbose=False)
         assert torch.ops.openrnn.forward.default not in torch._decomp.decomposition_table
+        with pytest.raises(Exception, match="export"):
+            torch.onnx.export(Broken(model), (x,), dynamo=True, verbose=False)
+        # as an export leaves it that ends in between
+        torch._decomp.decomposition_table[torch.ops.openrnn.forward.default] = model
         torch.compiler.reset()
         with torch.no_grad():
             assert_close(torch.compile(model)(x), model(x))
+        assert torch.ops.openrnn.forward.default not in torch._decomp.decomposition_table
 
 
 @pytest.mark.parametrize("opset", [14, 15])

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -210,6 +212,52 @@ def test_other_settings_are_other_calls(hits):
         module.backend = "nothing"
         with pytest.raises(ValueError, match="nothing"):
             module(x, hx)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_batch_first_may_be_set_later(grad):
+    module, x = openrnn.GRU(3, 4), torch.randn(5, 5, 3)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            before = module(x)[0]
+        module.batch_first = True
+        for _ in range(3):
+            found = module(x)[0]
+            assert torch.allclose(found, copy.deepcopy(module)(x)[0])
+            assert not torch.allclose(found, before)
+
+
+def test_states_in_another_form_are_refused_as_ever():
+    with torch.no_grad():
+        lstm, x = openrnn.LSTM(WIDTH, H), torch.randn(T, B, WIDTH)
+        cell, x_t, h = openrnn.GRUCell(WIDTH, H), torch.randn(B, WIDTH), torch.zeros(B, H)
+        for _ in range(3):
+            lstm(x), cell(x_t, h)
+            with pytest.raises(RuntimeError, match="states"):
+                lstm(x, ())
+            with pytest.raises(TypeError, match="hx must be a Tensor"):
+                cell(x_t, (h,))
+
+
+FIRST_CALLS = """
+import threading, torch, openrnn
+torch.set_num_threads(1)
+layer = openrnn.GRU(1, 1).requires_grad_(False)
+start = threading.Barrier(6)
+def work():
+    start.wait()
+    for n in range(400):
+        assert layer(torch.zeros(1 + n % 8, 1, 1))[0].shape == (1 + n % 8, 1, 1)
+threads = [threading.Thread(target=work) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_first_calls_from_several_threads():
+    """Whoever loads a kernel second must not free the code that another program calls."""
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], check=False)
+    assert done.returncode == 0
 
 
 def test_another_number_of_threads(hits):

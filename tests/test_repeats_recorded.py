@@ -43,7 +43,7 @@ RESULTS = {"all": slice(None), "y": slice(0, 1), "final": slice(1, None)}
 def hits(monkeypatch):
     """How many backward passes ran from memory, and how many in full after all."""
     count = {"memory": 0, "full": 0}
-    both = {"memory": recorded.Recorded.backward, "full": recorded.Recorded._differentiated}
+    both = {"memory": recorded.Recorded.backward, "full": recorded.Recorded._in_full}
 
     def counting(name):
         def counted(self, *args):
@@ -53,7 +53,7 @@ def hits(monkeypatch):
         return counted
 
     monkeypatch.setattr(recorded.Recorded, "backward", counting("memory"))
-    monkeypatch.setattr(recorded.Recorded, "_differentiated", counting("full"))
+    monkeypatch.setattr(recorded.Recorded, "_in_full", counting("full"))
     return count
 
 
@@ -200,6 +200,33 @@ def test_a_checkpoint_sees_the_same_in_both_passes(batch_first):
             sum(module(x, states)[0].sum() for x in data), [*data, *states]
         )
         same(wanted, found)
+
+
+def test_hooks_of_what_one_call_saved(hits):
+    module, x = layer(), drawn(T, B, WIDTH)
+    wanted = gradients(module, x, None)
+    gradients(module, x, None)
+    y = flat(module(x))
+    node = y[0].grad_fn
+    leaves = [x, *module.parameters()]
+    for saved in node._raw_saved_tensors[len(leaves) :]:  # y and the reserve
+        saved.register_hooks(torch.clone, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in y]
+    same(wanted[len(y) :], torch.autograd.grad(y, leaves, weights))
+    assert hits["full"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
+def test_the_tangent_of_a_gradient(hits):
+    module, x = layer(), drawn(T, B, WIDTH)
+    for _ in range(3):
+        y = module(x)[0]
+        with torch.autograd.forward_ad.dual_level():
+            dy = torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+            (dx,) = torch.autograd.grad(y, x, dy)
+            tangent = torch.autograd.forward_ad.unpack_dual(dx).tangent
+        assert torch.allclose(tangent, dx)
 
 
 def test_memory_that_shrank_since_is_seen(hits):

@@ -1,5 +1,8 @@
 """Steps with states kept inside equal steps whose states are carried by hand."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -194,3 +197,64 @@ def test_what_no_stepper_can_be_made_of():
         stepper.reset(torch.tensor([True]))
     with pytest.raises(ValueError, match=r"\(2,\)"):
         openrnn.LSTM(3, 4).stepper(2).reset(torch.tensor([True]))
+
+
+@pytest.mark.parametrize("threads", [1, 4, 8])
+def test_a_result_may_be_the_next_input(threads):
+    before, layer = torch.get_num_threads(), openrnn.RNN(512, 512)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(3)
+    try:
+        torch.set_num_threads(threads)
+        stepper = layer.stepper(1)
+        y = wanted = torch.randn(1, 512)
+        state = None
+        for _ in range(30):
+            with torch.no_grad():
+                wanted, state = layer.step(wanted, state)
+            y = stepper(y)
+            assert torch.allclose(y, wanted, atol=1e-5)
+            wanted = y.clone()
+            state = stepper.state
+    finally:
+        torch.set_num_threads(before)
+    assert is_bound(stepper)
+
+
+def test_weights_that_are_computed_are_asked_for():
+    class Silent(openrnn.GRU):
+        def weights(self):
+            return [weight * 0 for weight in super().weights()]
+
+    stepper = Silent(INPUTS, UNITS).stepper(2)
+    for _ in range(4):
+        assert not stepper(torch.randn(2, INPUTS)).any()
+    assert not is_bound(stepper)
+
+
+def test_a_result_that_was_overwritten_is_no_longer_differentiated():
+    stepper, head = openrnn.GRU(INPUTS, UNITS).stepper(2), torch.nn.Linear(UNITS, 1)
+    for _ in range(3):
+        y = stepper(torch.randn(2, INPUTS))
+    assert is_bound(stepper)
+    loss = head(y).sum()
+    stepper(torch.randn(2, INPUTS))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_copies_have_memory_of_their_own():
+    layer, x = openrnn.LSTM(INPUTS, UNITS), torch.randn(6, 2, INPUTS)
+    stepper = layer.stepper(2)
+    for x_t in x[:3]:
+        stepper(x_t)
+    copies = [
+        copy.deepcopy(stepper),
+        copy.deepcopy(stepper, {id(layer): layer}),
+        pickle.loads(pickle.dumps(stepper)),
+    ]
+    wanted = by_hand(layer, x)[0][3:]
+    for each in (stepper, *copies):
+        for x_t, y in zip(x[3:], wanted):
+            assert close(each(x_t), y)

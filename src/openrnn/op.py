@@ -28,7 +28,8 @@ _INPUTS = (
 )
 _LISTS = (1, 2, 5)  # which of the inputs are lists of tensors
 _LIBRARY = torch.library.Library("openrnn", "DEF")
-ON_EXPORT: list[Callable[[], None]] = []  # called while `torch.onnx.export` records `forward`
+# called when `forward` is traced: whether `torch.onnx.export` does it
+ON_TRACE: list[Callable[[bool], None]] = []
 _LIBRARY.define(
     f"forward({_INPUTS}, str spec, str backend, bool grad, bool training, bool return_states, "
     "str precision) -> Tensor[]"
@@ -60,9 +61,8 @@ def _forward(*args: Any) -> list[Tensor]:
 
 def forward_fake(*args: Any) -> list[Tensor]:
     """What forward returns, by its shapes: y, final states, all states, reserve."""
-    if torch.onnx.is_in_onnx_export():
-        for told in ON_EXPORT:
-            told()
+    for told in ON_TRACE:
+        told(torch.onnx.is_in_onnx_export())
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
@@ -178,7 +178,7 @@ def gradients(
     """
     visible, plain = checks.gradients(grads)
     odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
-    if torch.is_grad_enabled() or odd:
+    if torch.is_grad_enabled() or odd or torch.autograd.forward_ad._current_level >= 0:
         return _differentiated(route, inputs, visible, needs)
     return _fast_backward(route, inputs, y, list(reserve), visible, needs)
 

@@ -183,17 +183,14 @@ class Layer(TorchNames):
             given: its input and states; taken: the same, time-major and 3-D.
             results: y, time-major, and the final states.
         """
-        if getattr(self.weights, "__func__", None) is not Layer.weights:
-            return
-        own: dict[str, Any] = self._parameters
-        weights = [own[name] for name in self._names if name in own]
-        if len(weights) == len(self._names):
+        weights = self.own_weights()
+        if weights is not None:
             x, states = taken
             call = functional.Plain(
                 self.spec, x, weights, states or (), self.training, self.backend
             )
-            turned = kind == "forward" and self.batch_first and given[0].dim() == 3
-            self._repeats.remember(self, kind, given, call, results, turned)
+            batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
+            self._repeats.remember(self, kind, given, call, results, batch_first)
 
     def _forward_packed(
         self, packed: PackedSequence, hx: Any, generator: torch.Generator | None

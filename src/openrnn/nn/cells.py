@@ -17,7 +17,7 @@ from openrnn.nn.repeats import Repeats
 class CellModule(nn.Module):
     """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
 
-    dropout = 0.0  # as `Repeats` asks it of layers, too
+    dropout, batch_first = 0.0, False  # as `Repeats` asks them of layers, too
 
     def __init__(
         self,
@@ -124,7 +124,8 @@ class CellModule(nn.Module):
         after = tuple(state[0] if batched else state[0, 0] for state in finals)
         if not torch.compiler.is_compiling():
             call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
-            self._repeats.remember(self, "step", (input, hx), call, (y, *after))
+            asked = hx[0] if hx is not None and len(hx) == 1 else hx  # as the caller has it
+            self._repeats.remember(self, "step", (input, asked), call, (y, *after))
         return after
 
 

@@ -130,6 +130,13 @@ class Network(nn.Module):
         made.flatten_parameters()
         return made
 
+    def own_weights(self) -> list[Tensor] | None:
+        """`weights`, where these are Parameters that nothing computes; else None."""
+        own: dict[str, Any] = self._parameters
+        if getattr(self.weights, "__func__", None) is not Network.weights:
+            return None
+        return [own[name] for name in self._names] if own.keys() >= {*self._names} else None
+
     def weights(self) -> list[Tensor]:
         """The parameters in the order of `openrnn.params.module_slots`, as they are now."""
         if torch.compiler.is_compiling():

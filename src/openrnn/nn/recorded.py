@@ -8,7 +8,7 @@ from torch import Tensor
 
 from openrnn import functional, op, tensors
 from openrnn.backends.base import Needs
-from openrnn.nn.alike import Alike, guardable
+from openrnn.nn.alike import Alike, guardable, unseen
 
 _hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -21,7 +21,7 @@ class Recorded:
         every: those: x, parameters, states, as the caller had them.
         call: the same call as `functional` got it.
         results: y, time-major, and the final states, as the caller got them.
-        turned: x is batch-first.
+        batch_first: x is (B, T, I).
 
     Raises:
         LookupError: the backend that runs the call cannot repeat it.
@@ -33,20 +33,22 @@ class Recorded:
         every: Sequence[Tensor],
         call: functional.Plain,
         results: Sequence[Tensor],
-        turned: bool,
+        batch_first: bool,
     ) -> None:
         self.alike, self.visible, self._first = alike, len(results), 1 + len(call.params)
-        self._turned = turned  # others have their elements in the order of a time-major x
+        self._batch_first = batch_first
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
         steps, batch = call.x.shape[:2]
         ends = [(call.spec.chains, batch, width) for width in call.spec.state_sizes]
         self._results = [(steps, batch, results[0].shape[-1]), *ends]
-        x = call.x if turned else every[0]
+        x = call.x if batch_first else every[0]
         given = [tuple(tensor.shape) for tensor in (x, *every[self._first :])]
         found = functional.repeat_recorded(call, [tuple(each.shape) for each in results], given)
         if found is None:
             raise LookupError
         self.route, self.run = found
+        self._dtype = call.x.dtype
+        self._saved: list[torch.Size] = []  # shapes of y and the reserve
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states; None under hooks of saved tensors.
@@ -57,6 +59,11 @@ class Recorded:
         if _hooks(False) is not None or not self.run.ready(every):
             return None
         return list(_apply(self, *every))
+
+    def note(self, outputs: Sequence[Tensor]) -> None:
+        """What forward saves beside the inputs; the same in all calls."""
+        if not self._saved:
+            self._saved = [output.shape for output in outputs]
 
     def backward(
         self,
@@ -70,18 +77,26 @@ class Recorded:
         if (
             not plain
             or torch.is_grad_enabled()
-            or not tensors.plain(*outputs)
+            or unseen()
+            or not self._kept(outputs)
             or not guardable(every)
             or not self.alike.same(every)  # modes are seen, too
             or not self.run.ready(every)
         ):
-            return self._differentiated(every, outputs, grads, needs)
+            return self._in_full(every, outputs, grads, needs)
         found = self.run.backward(every, outputs, given, needs)
-        if self._turned and found[0] is not None:
+        if self._batch_first and found[0] is not None:
             found[0] = found[0].transpose(0, 1)
         return found
 
-    def _differentiated(
+    def _kept(self, outputs: Sequence[Tensor]) -> bool:
+        """Whether y and the reserve are what forward made, and not what a hook made of them."""
+        shapes = [output.shape for output in outputs]
+        if shapes != self._saved or not tensors.plain(*outputs):
+            return False
+        return all(output.is_contiguous() and output.dtype is self._dtype for output in outputs)
+
+    def _in_full(
         self,
         every: Sequence[Tensor],
         outputs: Sequence[Tensor],
@@ -92,7 +107,7 @@ class Recorded:
         x, count = every[0], self._first
         params, states = list(every[1:count]), every[count:]
         inputs: tuple[Any, ...] = (
-            x.transpose(0, 1) if self._turned else x.reshape(self._x),
+            x.transpose(0, 1) if self._batch_first else x.reshape(self._x),
             [state.reshape(shape) for state, shape in zip(states, self._states)],
             params, None, None, [], None,
         )  # fmt: skip
@@ -106,7 +121,7 @@ class Recorded:
         dx, *rest = op.gradients(self.route, inputs, y, reserve, shaped, wanted)
         d_states, d_params = rest[: len(states)], rest[len(states) :]
         if dx is not None:
-            dx = dx.transpose(0, 1) if self._turned else dx.reshape(x.shape)
+            dx = dx.transpose(0, 1) if self._batch_first else dx.reshape(x.shape)
         back = [
             None if grad is None else grad.reshape(state.shape)
             for grad, state in zip(d_states, states)
@@ -118,8 +133,10 @@ class _Repeated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Recorded, *every: Tensor) -> tuple[Tensor, ...]:
         made = call.run.forward(every)
+        outputs = (made[0], *made[call.visible :])
         ctx.call = call
-        ctx.save_for_backward(*every, made[0], *made[call.visible :])
+        ctx.save_for_backward(*every, *outputs)
+        call.note(outputs)
         ctx.set_materialize_grads(False)
         return tuple(made[: call.visible])
 

@@ -4,7 +4,7 @@ At T = 1 the checks and choices of a call cost more than its step. So a module r
 the second of a kind on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +18,11 @@ from openrnn.nn.recorded import Recorded
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: with states or without, in inference mode or not
 
+NEW: Any = object()  # of a key that has not been seen
+
 _is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 
-Key = tuple[str, tuple[int, ...], str, bool, float]
+Key = tuple[Hashable, ...]
 
 
 class Module(Protocol):
@@ -31,6 +33,7 @@ class Module(Protocol):
     backend: str
     training: bool
     dropout: float
+    batch_first: bool
 
 
 class Repeats:
@@ -57,7 +60,7 @@ class Repeats:
             return None
         if not guardable(every):
             return None
-        for alike, run in known.get(_key(module, kind, x)) or ():
+        for alike, run in known.get(_key(module, kind, x, type(hx))) or ():
             made = run(every) if alike(every) else None
             if made is not None:
                 return made
@@ -70,7 +73,7 @@ class Repeats:
         given: tuple[Tensor, Any],
         call: functional.Plain,
         results: Sequence[Tensor],
-        turned: bool = False,
+        batch_first: bool = False,
     ) -> None:
         """Remembers a call that came to a good end.
 
@@ -80,44 +83,45 @@ class Repeats:
         Args:
             given: x and hx as the module got them; call: the same as `functional` got it.
             results: y, time-major, and the final states as the module returns them.
-            turned: x is batch-first.
+            batch_first: x is (B, T, I).
         """
         x, hx = given
         if _is_any_autocast_enabled() or op.watched(x):
             return
-        key = _key(module, kind, x)
-        if key not in self._known:
+        key = _key(module, kind, x, type(hx))
+        before = self._known.get(key, NEW)
+        if before is NEW:
             if len(self._known) >= KEYS:
                 self._known.clear()
             self._known[key] = ()
             return
-        before = self._known[key]
         every = _every(x, call.params, hx)
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every) and not request.transformed():
-            found = _again(every, call, results, turned)
+            found = _again(every, call, results, batch_first)
             self._known[key] = None if found is None else (found, *before)
 
 
 def _again(
-    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor], turned: bool
+    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor], batch_first: bool
 ) -> tuple[Alike, Repeat] | None:
     """A call to be made again; None where its backend cannot."""
     records = results[0].requires_grad
     alike = Alike(every, records)
     if records:
         try:
-            return alike, Recorded(alike, every, call, results, turned)
+            return alike, Recorded(alike, every, call, results, batch_first)
         except LookupError:
             return None
     run = functional.repeat(call, [tuple(result.shape) for result in results])
     return None if run is None else (alike, run)
 
 
-def _key(module: Module, kind: str, x: Tensor) -> Key:
+def _key(module: Module, kind: str, x: Tensor, hx: type) -> Key:
     """What a call is beyond its tensors; of x the sizes, by which calls differ most."""
-    return kind, x.shape, module.backend, module.training, module.dropout
+    settings = module.backend, module.training, module.dropout, module.batch_first
+    return kind, x.shape, hx, *settings
 
 
 def _every(x: Any, params: Sequence[Any], hx: Any) -> tuple[Any, ...]:

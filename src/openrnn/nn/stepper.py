@@ -11,7 +11,8 @@ from openrnn.nn.alike import Alike, guardable, unseen
 from openrnn.op import watched
 from openrnn.request import transformed
 
-_address = Tensor.data_ptr
+_address, _storage = Tensor.data_ptr, Tensor.untyped_storage
+_increment_version = torch.autograd.graph.increment_version
 
 if TYPE_CHECKING:
     from openrnn.nn.base import Layer
@@ -79,9 +80,20 @@ class Stepper:
             or self._place != self._place_of(every)
         ):
             return self._step(x_t)
+        if _storage(x_t).data_ptr() == self._memory:
+            x_t = x_t.clone()  # threads write the result while others still read x_t
         self._runs[self._turn](x_t)
         self._turn ^= 1
+        _increment_version(self._y)
         return self._y
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has memory of its own, to which its first step binds it
+        return {**self.__dict__, "_alike": None, "_place": (), "_runs": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._memory = _storage(self._y).data_ptr()
 
     @property
     def state(self) -> Any:
@@ -134,6 +146,7 @@ class Stepper:
                 for _ in range(2)
             ]
             self._y = like.new_empty((*lead, spec.output_size))
+        self._memory = _storage(self._y).data_ptr()
 
     def _step(self, x_t: Tensor) -> Tensor:
         """A step as `Layer.step` does it; then the next ones are bound, if they can be."""
@@ -158,7 +171,7 @@ class Stepper:
         """Binds steps like the one that was made, if its backend can."""
         layer, every = self._layer, (x_t, *self._parameters())
         self._alike = None
-        if not guardable(every) or not tensors.plain(*every):
+        if layer.own_weights() is None or not guardable(every) or not tensors.plain(*every):
             return
         if unseen() or watched(x_t) or transformed() or torch._C._is_any_autocast_enabled():
             return

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table, register_decomposition
 
 from openrnn.onnx.network import decomposed
-from openrnn.op import ON_EXPORT, forward_fake
+from openrnn.op import ON_TRACE, forward_fake
 
 _TARGET = torch.ops.openrnn.forward.default
 
@@ -28,13 +28,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {_TARGET: decomposed}
 
 
-def _register() -> None:
-    """Gives the operator its decomposition, until the exporter uses it.
+def _register(exports: bool) -> None:
+    """Gives the operator its decomposition, until the exporter uses it or something else traces.
 
     Not for longer: Inductor takes an operator in this table for one that it need not call, and
     raises where the environment has CI set.
     """
-    decomposition_table.setdefault(_TARGET, _decomposed)
+    if exports:
+        decomposition_table.setdefault(_TARGET, _decomposed)
+    else:
+        decomposition_table.pop(_TARGET, None)
 
 
 def _decomposed(*args: Any) -> list[Tensor]:
@@ -42,6 +45,6 @@ def _decomposed(*args: Any) -> list[Tensor]:
     return decomposed(*args)
 
 
-ON_EXPORT.append(_register)
+ON_TRACE.append(_register)
 # where an operator stands in this table, fake tensors keep to its own fake and decompose nothing
 register_decomposition(_TARGET, type="meta")(forward_fake)

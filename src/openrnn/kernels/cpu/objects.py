@@ -40,6 +40,9 @@ compile.serve(request)
 
 Address = int
 
+# of all that was loaded: programs call functions at their addresses, so no code is ever freed
+_engines: list[Any] = []
+
 
 class LoadError(OpenRNNError, RuntimeError):
     """Object code that calls a function that this process does not have."""
@@ -48,10 +51,9 @@ class LoadError(OpenRNNError, RuntimeError):
 class CompiledFunction:
     """A loaded function: its address, and a ctypes function, which releases the GIL."""
 
-    __slots__ = ("_engine", "address", "ctypes")
+    __slots__ = ("address", "ctypes")
 
     def __init__(self, engine: Any, name: str, count: int) -> None:
-        self._engine = engine  # the code exists as long as the engine
         self.address: Address = engine.get_function_address(name)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
         self.ctypes = kind(self.address)
@@ -131,6 +133,7 @@ def load(code: bytes) -> list[CompiledFunction]:
         raise LoadError(f"a compiled kernel calls {', '.join(missing)}, unknown to this process")
     engine.add_object_file(llvm.ObjectFileRef.from_data(body))
     engine.finalize_object()
+    _engines.append(engine)
     return [CompiledFunction(engine, name, count) for name, count in about["takes"].items()]
 
 
