@@ -160,7 +160,7 @@ def test_every_peer_computes_the_row(row, peers):
 
 
 @pytest.mark.parametrize("row", [TINY, BenchRow("gru", "gru", 4, 3, 2, 6, 2, bidirectional=True)])
-def test_onnx_runtime_computes_the_row_and_no_gradients(row):
+def test_onnx_runtime_computes_the_row_and_no_gradients(row, monkeypatch):
     engine = OnnxRuntime()
     if engine.refuses(Task(row, "float32", "cpu")):
         pytest.skip(engine.refuses(Task(row, "float32", "cpu")))
@@ -171,6 +171,8 @@ def test_onnx_runtime_computes_the_row_and_no_gradients(row):
         ready.run("training")
     assert "lengths" in engine.refuses(Task(replace(row, lengths=True), "float32", "cpu"))
     assert "float64" in engine.refuses(Task(row, "float64", "cpu"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert "OMP_NUM_THREADS=1" in engine.refuses(Task(row, "float32", "cpu"))
 
 
 def test_a_step_is_compiled():

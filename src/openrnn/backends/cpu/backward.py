@@ -168,7 +168,8 @@ class Backward(Recorder):
         if any(gradient is not None and gradient.bare for gradient in found):
             self._sums = self.make(("sums", layer.chain), (teams, size))
         elif layout.vectors or any(wanted):
-            self._sums = self.workspace.take(teams * size * self.size)
+            self.sums.free(0)
+            self._sums = self.sums.take(teams * size * self.size)
         return found
 
     def finish_weights(self, operation: FinishWeights) -> None:

@@ -143,12 +143,12 @@ class Copy(_Fixed):
 class Workspace:
     """Memory of a run beside its tensors, cut into parts; `size` bytes are enough for all."""
 
-    def __init__(self) -> None:
-        self.size = self._taken = 0
+    def __init__(self, slot: Slot = WORKSPACE) -> None:
+        self.slot, self.size, self._taken = slot, 0, 0
 
     def take(self, size: int) -> Value:
         """A part of so many bytes, which begins at a cache line."""
-        part = Value(WORKSPACE, self._taken)
+        part = Value(self.slot, self._taken)
         self._taken += (size + LINE - 1) // LINE * LINE
         self.size = max(self.size, self._taken)
         return part

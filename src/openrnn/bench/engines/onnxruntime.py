@@ -22,7 +22,7 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class OnnxRuntime(Engine):
-    """A session with as many threads as torch uses; inputs and outputs are torch's memory."""
+    """A session with one thread; inputs and outputs are torch's memory."""
 
     name, title = "onnxruntime", "ONNX Runtime"
 
@@ -37,6 +37,8 @@ class OnnxRuntime(Engine):
             return "it is called without lengths and resets here"
         if task.precision != "float32":
             return f"it is called in float32 here, not {task.precision}"
+        if torch.get_num_threads() > 1:
+            return "its threads spin and slow others of this process: run it with OMP_NUM_THREADS=1"
         return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
@@ -68,7 +70,7 @@ def _session(task: Task) -> Any:
     layer.load_state_dict(task.weights)
     given = (task.x, hx_of(task.states)) if task.states else (task.x,)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     # torch's exporter raises where cuDNN's settings of convolutions and networks differ
     with tempfile.TemporaryDirectory() as folder, products("tf32"), _silent():
         path = Path(folder) / "row.onnx"
