@@ -29,7 +29,18 @@ HEAVY = {
 
 FLOORS = [  # bottom up: a room imports only from floors below its own, and from itself
     {"memo", "rounds"},
-    {"cores", "digest", "errors", "fresh", "memory", "spec", "store", "philox", "tensors"},
+    {
+        "cores",
+        "digest",
+        "errors",
+        "fresh",
+        "guards",
+        "memory",
+        "spec",
+        "store",
+        "philox",
+        "tensors",
+    },
     {"names"},
     {"kernels", "native", "schedule"},
     {"cells", "params", "codegen"},

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from openrnn.guards import TYPES, Sizes, guard, nested
 from openrnn.params import check as check_shapes
 from openrnn.params import module_slots
 from openrnn.spec import Spec
 from openrnn.tensors import Group, held, holds, mixed, own, plain, settle
 
-_TYPES = frozenset((Tensor, torch.nn.Parameter))
 _tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
 # for `map`: a loop over tensors costs the host a microsecond
-_nested: Any = Tensor.is_nested.__get__  # type: ignore[attr-defined]  # a property
 _storage, _offset, _address = Tensor.untyped_storage, Tensor.storage_offset, Tensor.data_ptr
 _bytes: Any = torch.UntypedStorage.nbytes
 
@@ -60,7 +59,7 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
     tensors = (x, *params, *others)
     try:
         # first of all because the guards end the process where a tensor has no strides
-        if not _TYPES.issuperset(map(type, tensors)) or any(map(_nested, tensors)):
+        if not TYPES.issuperset(map(type, tensors)) or any(map(nested, tensors)):
             return None
         # asked of every call: a storage that shrinks leaves no trace, and may stay where it was
         if not holds(x) or not _hold(params, known.sizes, x.itemsize):
@@ -84,24 +83,22 @@ def _hold(params: Group, sizes: tuple[int, ...], width: int) -> bool:
 def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
     """Remembers what tensors are that were found to be right."""
     every = (x, *params, *others)
-    if any(type(tensor) not in _TYPES for tensor in every) or not all(
+    if any(type(tensor) not in TYPES for tensor in every) or not all(
         tensor.is_contiguous() for tensor in params
     ):
         return
-    sizes: list[list[int | None]] = [[*tensor.shape] for tensor in every]
-    steps: list[list[int | None]] = [[*tensor.stride()] for tensor in every]
+    sizes: Sizes = [[*tensor.shape] for tensor in every]
+    steps: Sizes = [[*tensor.stride()] for tensor in every]
     sizes[0][:-1] = [None] * (x.dim() - 1)
     steps[0] = [None] * x.dim()
     for place in range(1 + len(params), len(every)):
         sizes[place][1], steps[place] = None, [None] * 3
-    guards: Any = torch._C._dynamo.guards  # compiled: part of torch._C, not of torch._dynamo
-    made = guards.TensorGuards(*every, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps)
     grad = any(tensor.requires_grad for tensor in every)
     if len(_seen) >= 4096:
         _seen.clear()
     before = _seen[key].fits if key in _seen else ()
     extents = tuple(tensor.nbytes for tensor in params)
-    _seen[key] = _Known(extents, (_Fit(made.check, grad), *before[: FITS - 1]))
+    _seen[key] = _Known(extents, (_Fit(guard(every, sizes, steps), grad), *before[: FITS - 1]))
 
 
 def inputs(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
-from openrnn.backends.base import Call, Outputs, RecordedRepeat, Repeat, remember_host
+from openrnn.backends.base import Backend, Call, Outputs, RecordedRepeat, Repeat, remember_host
 from openrnn.memo import memo
 from openrnn.request import Request
 from openrnn.route import How, Route, call_of, route_for
@@ -152,10 +152,8 @@ def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
             own.
         shapes: of y and the final states as they are to be returned, contiguous.
     """
-    if call.spec.drops(call.training) or call.spec.reverse:
-        return None
-    route, made = _taken(call)
-    return dispatch.BACKENDS[route.how.backend].repeat(made, shapes)
+    taken = _taken(call)
+    return None if taken is None else taken.backend.repeat(taken.call, shapes)
 
 
 def repeat_recorded(
@@ -166,11 +164,9 @@ def repeat_recorded(
     Args:
         given: the shapes of x and the states as the caller has them, of the same order of elements.
     """
-    if call.spec.drops(call.training) or call.spec.reverse:
-        return None
-    route, made = _taken(call, grad=True)
-    run = dispatch.BACKENDS[route.how.backend].repeat_recorded(made, shapes, given)
-    return None if run is None else (route, run)
+    taken = _taken(call, grad=True)
+    run = None if taken is None else taken.backend.repeat_recorded(taken.call, shapes, given)
+    return None if taken is None or run is None else (taken.route, run)
 
 
 def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -180,21 +176,30 @@ def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         call: as `repeat` takes it, with states.
         results: y and the final states, which each run writes.
     """
-    if call.spec.drops(call.training):
-        return None
-    route, made = _taken(call)
-    return dispatch.BACKENDS[route.how.backend].bind(made, results)
+    taken = _taken(call)
+    return None if taken is None else taken.backend.bind(taken.call, results)
 
 
-def _taken(call: Plain, grad: bool = False) -> tuple[Route, Call]:
-    """How the call runs, and the call as its backend takes it."""
+class _Taken(NamedTuple):
+    """A call as its backend takes it."""
+
+    route: Route
+    backend: Backend
+    call: Call
+
+
+def _taken(call: Plain, grad: bool = False) -> _Taken | None:
+    """The call; None where `recurrent` does more: it draws dropout masks, or sequences turn."""
     spec, x = call.spec, call.x
+    if spec.drops(call.training) or spec.reverse:
+        return None
     asked = Request(
         spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad,
         batch=request.size_class(x),
     )  # fmt: skip
     route = _route(call.backend, asked)
-    return route, call_of(route, (x, call.states, call.params, None, None, (), None))
+    made = call_of(route, (x, call.states, call.params, None, None, (), None))
+    return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
 
 
 def _exports() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from openrnn import arguments, turned
 from openrnn import tensors as checks
-from openrnn.backends.base import Call, Cotangents, Needs, Outputs, state_shapes
+from openrnn.backends.base import Call, Cotangents, Needs, Outputs, result_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
 from openrnn.reference import differentiate
@@ -66,16 +66,11 @@ def forward_fake(*args: Any) -> list[Tensor]:
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     how = How(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
-    call = call_of(route_of(how, inputs), inputs)
-    network = call.problem.spec
+    problem = route_of(how, inputs).problem
     steps, batch = x.shape[0], x.shape[1]
-    shapes: list[tuple[int, ...]] = [(steps, batch, network.directions * network.output_size)]
-    shapes += state_shapes(call.problem, batch)
-    if return_states:
-        shapes += [(network.chains, steps, batch, width) for width in network.state_sizes]
-    made = [x.new_empty(shape) for shape in shapes]
+    made = [x.new_empty(shape) for shape in result_shapes(problem, steps, batch)]
     if grad:
-        kept = BACKENDS[backend].reserve(call.problem, steps, batch)
+        kept = BACKENDS[backend].reserve(problem, steps, batch)
         made += [x.new_empty(shape, dtype=dtype) for shape, dtype in kept]
     return made
 
@@ -212,7 +207,10 @@ def _fast_backward(
         return _eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
     run: Any = torch.ops.openrnn.backward
     how, wanted = route.how, needs.flat
-    shapes = _visible_shapes(route, inputs)  # the operator takes no None
+    x, lengths = inputs[0], inputs[3]
+    batch = x.shape[1] if x.dim() == 3 else lengths.shape[0]
+    shapes = [y.shape, *result_shapes(route.problem, x.shape[0], batch)[1:]]
+    # the operator takes no None
     grads = [y.new_zeros(shape) if g is None else g for g, shape in zip(grads, shapes)]
     found = iter(
         run(
@@ -221,16 +219,6 @@ def _fast_backward(
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
-
-
-def _visible_shapes(route: Route, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Of y, the final states, and all states where they were asked for."""
-    x, lengths, spec = inputs[0], inputs[3], route.problem.spec
-    steps, batch = x.shape[0], x.shape[1] if x.dim() == 3 else lengths.shape[0]
-    finals = state_shapes(route.problem, batch)
-    every = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-    y = (*x.shape[:-1], spec.directions * spec.output_size)
-    return [y, *finals, *(every if route.how.return_states else ())]
 
 
 def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:

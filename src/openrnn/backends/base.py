@@ -23,7 +23,13 @@ Repeat = Callable[[Sequence[Tensor]], list[Tensor] | None]
 
 
 class RecordedRepeat(Protocol):
-    """A call that autograd records, and its backward pass, for tensors alike those of another."""
+    """A call that autograd records, and its backward pass, for tensors alike those of another.
+
+    Attributes:
+        saved: the shapes of y and the reserve.
+    """
+
+    saved: list[torch.Size]
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether x, parameters and states have memory, and what the call followed from holds."""
@@ -296,6 +302,14 @@ def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:
     return [(spec.chains, batch, width) for width in spec.state_sizes]
 
 
+def result_shapes(problem: Problem, steps: int, batch: int) -> list[tuple[int, ...]]:
+    """Of y, each final state, and each state of all steps where these are asked for."""
+    spec = problem.spec
+    y = (steps, batch, spec.directions * spec.output_size)
+    every = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
+    return [y, *state_shapes(problem, batch), *(every if problem.return_states else ())]
+
+
 @memo(1024)
 def traced(spec: Spec) -> "Traced":
     """The graphs of a network's cell, clip applied.
@@ -312,15 +326,10 @@ def nothing(backend: Backend, call: Call) -> Outputs:
     """A call of which no row has a step: y is 0 and the states stay what they were."""
     problem, spec, x = call.problem, call.problem.spec, call.x
     steps, batch = x.shape[:2]
-    y = x.new_zeros((steps, batch, spec.directions * spec.output_size))
+    y, *rest = [x.new_zeros(shape) for shape in result_shapes(problem, steps, batch)]
+    finals, all_states = rest[: len(spec.states)], rest[len(spec.states) :]
     if call.states:
         finals = [state.clone(memory_format=torch.contiguous_format) for state in call.states]
-    else:
-        finals = [x.new_zeros(shape) for shape in state_shapes(problem, batch)]
-    all_states: list[Tensor] = []
-    if problem.return_states:
-        shapes = [(spec.chains, steps, batch, width) for width in spec.state_sizes]
-        all_states = [x.new_zeros(shape) for shape in shapes]
     kinds = backend.reserve(problem, steps, batch) if problem.grad else []
     return Outputs(y, finals, all_states, [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
 

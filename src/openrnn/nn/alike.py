@@ -1,25 +1,20 @@
 """One guard in place of all checks of a call's tensors, where they are like those of another call.
 
-The guard is compiled (of `torch._C._dynamo`). It sees types, dtypes, devices, sizes, strides,
-requires_grad and dispatch keys, and with these also autocast, inference mode, the transforms of
-`torch.func` and dispatch modes. It does not see memory, grad mode, forward-mode differentiation and
-the tracer of `torch.jit`.
+What a guard does not see (`guards` says it) is asked here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import add, ge, mul
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from openrnn import tensors
-
-_TYPES = frozenset((Tensor, nn.Parameter))
+from openrnn import op, request, tensors
+from openrnn.guards import TYPES, guard, nested
 
 _offset, _storage = Tensor.storage_offset, Tensor.untyped_storage
 _bytes: Any = torch.UntypedStorage.nbytes
-_nested: Any = Tensor.is_nested.__get__  # type: ignore[attr-defined]  # a property
 _tracing: Any = torch._C._get_tracing_state
 _forward_mode = torch.autograd.forward_ad
 
@@ -29,9 +24,16 @@ def unseen() -> bool:
     return _tracing() is not None or _forward_mode._current_level >= 0
 
 
+def ordinary(x: Tensor) -> bool:
+    """Whether nothing is active that watches or changes a call of x."""
+    if torch._C._is_any_autocast_enabled() or op.watched(x):
+        return False
+    return not (unseen() or request.transformed())
+
+
 def guardable(every: Sequence[Any]) -> bool:
     """Whether a guard may look at them: tensors with sizes; else it would end the process."""
-    return _TYPES.issuperset(map(type, every)) and not any(map(_nested, every))
+    return TYPES.issuperset(map(type, every)) and not any(map(nested, every))
 
 
 class Alike:
@@ -43,7 +45,8 @@ class Alike:
     """
 
     def __init__(self, every: Sequence[Tensor], records: bool | None = None) -> None:
-        self._count, self._check, self._records = len(every), _guard(every), records
+        self._count, self._records = len(every), records
+        self._check = guard(every, [[*t.shape] for t in every], [[*t.stride()] for t in every])
         self._grad = records is not None and any(tensor.requires_grad for tensor in every)
         # bytes of an element, and from the first to the end of the last
         self._widths = [tensor.itemsize for tensor in every]
@@ -70,13 +73,3 @@ class Alike:
             return False
         self._held = held
         return True
-
-
-def _guard(every: Sequence[Tensor]) -> Callable[..., bool]:
-    """Whether tensors are like these in everything but address and offset."""
-    sizes: Any = [[*tensor.shape] for tensor in every]
-    strides: Any = [[*tensor.stride()] for tensor in every]
-    guards: Any = torch._C._dynamo.guards  # compiled: part of torch._C, not of torch._dynamo
-    made = guards.TensorGuards(*every, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = made.check
-    return check

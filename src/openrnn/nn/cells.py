@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.repeats import RepeatingModule
 
 
-class CellModule(nn.Module):
+class CellModule(RepeatingModule):
     """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
 
     dropout, batch_first = 0.0, False  # as `Repeats` asks them of layers, too
@@ -45,15 +45,7 @@ class CellModule(nn.Module):
         if not bias:
             self.register_parameter("bias_ih", None)
             self.register_parameter("bias_hh", None)
-        self._repeats = Repeats()
         self.reset_parameters()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
-        self._repeats = Repeats()
 
     def reset_parameters(self) -> None:
         """Draws every parameter from U(-1/sqrt(H), 1/sqrt(H)), as `torch.nn` does."""

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from openrnn import cells, dispatch, params
 from openrnn.cells import Cell
 from openrnn.nn import checks, flat, foreign
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.repeats import RepeatingModule
 from openrnn.spec import Spec, clip_bounds
 
 
-class Network(nn.Module):
+class Network(RepeatingModule):
     """The module of a network: its spec, its parameters and their memory. `Layer` has the calls."""
 
     cell: Cell
@@ -70,19 +70,14 @@ class Network(nn.Module):
         self.num_layers, self.proj_size = self._spec.num_layers, self._spec.proj_size
         slots = params.module_slots(self._spec)
         self._names = [slot.name for slot in slots]
-        self._repeats = Repeats()
         for slot in slots:
             parameter = torch.empty(slot.shape, device=device, dtype=dtype)
             self.register_parameter(slot.name, nn.Parameter(parameter))
         self.flatten_parameters()
         self.reset_parameters()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
-        self._repeats = Repeats()
+        super().__setstate__(state)
         # in another process the same cell may have another key
         self._spec = self._spec.with_(cell=self.cell.key)
 
@@ -124,9 +119,8 @@ class Network(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
         made = self.__new__(type(self))
         memo[id(self)] = made
-        made.__setstate__(
-            copy.deepcopy(Network.__getstate__(self), memo)
-        )  # parametrized ones differ
+        # a parametrized one refuses to give its state
+        made.__setstate__(copy.deepcopy(RepeatingModule.__getstate__(self), memo))
         made.flatten_parameters()
         return made
 

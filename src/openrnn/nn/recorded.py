@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from openrnn import functional, op, tensors
-from openrnn.backends.base import Needs
+from openrnn.backends.base import Needs, RecordedRepeat, result_shapes
 from openrnn.nn.alike import Alike, guardable, unseen
+from openrnn.route import Route
 
 _hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -18,37 +19,24 @@ class Recorded:
 
     Args:
         alike: whether tensors are like those of that call.
-        every: those: x, parameters, states, as the caller had them.
-        call: the same call as `functional` got it.
-        results: y, time-major, and the final states, as the caller got them.
+        call: that call as `functional` got it.
         batch_first: x is (B, T, I).
-
-    Raises:
-        LookupError: the backend that runs the call cannot repeat it.
+        route, run: how `functional.repeat_recorded` makes it again.
     """
 
     def __init__(
         self,
         alike: Alike,
-        every: Sequence[Tensor],
         call: functional.Plain,
-        results: Sequence[Tensor],
         batch_first: bool,
+        route: Route,
+        run: RecordedRepeat,
     ) -> None:
-        self.alike, self.visible, self._first = alike, len(results), 1 + len(call.params)
-        self._batch_first = batch_first
+        self.alike, self.route, self.run = alike, route, run
+        self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
+        self._batch_first, self._dtype = batch_first, call.x.dtype
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
-        steps, batch = call.x.shape[:2]
-        ends = [(call.spec.chains, batch, width) for width in call.spec.state_sizes]
-        self._results = [(steps, batch, results[0].shape[-1]), *ends]
-        x = call.x if batch_first else every[0]
-        given = [tuple(tensor.shape) for tensor in (x, *every[self._first :])]
-        found = functional.repeat_recorded(call, [tuple(each.shape) for each in results], given)
-        if found is None:
-            raise LookupError
-        self.route, self.run = found
-        self._dtype = call.x.dtype
-        self._saved: list[torch.Size] = []  # shapes of y and the reserve
+        self._results = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states; None under hooks of saved tensors.
@@ -59,11 +47,6 @@ class Recorded:
         if _hooks(False) is not None or not self.run.ready(every):
             return None
         return list(_apply(self, *every))
-
-    def note(self, outputs: Sequence[Tensor]) -> None:
-        """What forward saves beside the inputs; the same in all calls."""
-        if not self._saved:
-            self._saved = [output.shape for output in outputs]
 
     def backward(
         self,
@@ -92,7 +75,7 @@ class Recorded:
     def _kept(self, outputs: Sequence[Tensor]) -> bool:
         """Whether y and the reserve are what forward made, and not what a hook made of them."""
         shapes = [output.shape for output in outputs]
-        if shapes != self._saved or not tensors.plain(*outputs):
+        if shapes != self.run.saved or not tensors.plain(*outputs):
             return False
         return all(output.is_contiguous() and output.dtype is self._dtype for output in outputs)
 
@@ -133,10 +116,8 @@ class _Repeated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Recorded, *every: Tensor) -> tuple[Tensor, ...]:
         made = call.run.forward(every)
-        outputs = (made[0], *made[call.visible :])
         ctx.call = call
-        ctx.save_for_backward(*every, *outputs)
-        call.note(outputs)
+        ctx.save_for_backward(*every, made[0], *made[call.visible :])
         ctx.set_materialize_grads(False)
         return tuple(made[: call.visible])
 

@@ -7,20 +7,17 @@ the second of a kind on.
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from openrnn import functional, op, request, tensors
+from openrnn import functional, tensors
 from openrnn.backends.base import Repeat
-from openrnn.nn.alike import Alike, guardable, unseen
+from openrnn.nn.alike import Alike, guardable, ordinary, unseen
 from openrnn.nn.recorded import Recorded
 
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: with states or without, in inference mode or not
 
 NEW: Any = object()  # of a key that has not been seen
-
-_is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 
 Key = tuple[Hashable, ...]
 
@@ -37,7 +34,7 @@ class Module(Protocol):
 
 
 class Repeats:
-    """The calls that a module remembers. It is no part of the module's state, nor of its copies."""
+    """The calls that a module remembers."""
 
     def __init__(self) -> None:
         # of each key the latest first; None where the backend that runs it cannot repeat it
@@ -86,7 +83,7 @@ class Repeats:
             batch_first: x is (B, T, I).
         """
         x, hx = given
-        if _is_any_autocast_enabled() or op.watched(x):
+        if not ordinary(x):
             return
         key = _key(module, kind, x, type(hx))
         before = self._known.get(key, NEW)
@@ -98,7 +95,7 @@ class Repeats:
         every = _every(x, call.params, hx)
         if before is None or len(before) >= CALLS or not guardable(every):
             return
-        if tensors.plain(*every) and not request.transformed():
+        if tensors.plain(*every):
             found = _again(every, call, results, batch_first)
             self._known[key] = None if found is None else (found, *before)
 
@@ -107,15 +104,14 @@ def _again(
     every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor], batch_first: bool
 ) -> tuple[Alike, Repeat] | None:
     """A call to be made again; None where its backend cannot."""
-    records = results[0].requires_grad
+    records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
     alike = Alike(every, records)
-    if records:
-        try:
-            return alike, Recorded(alike, every, call, results, batch_first)
-        except LookupError:
-            return None
-    run = functional.repeat(call, [tuple(result.shape) for result in results])
-    return None if run is None else (alike, run)
+    if not records:
+        run = functional.repeat(call, shapes)
+        return None if run is None else (alike, run)
+    x, states = call.x if batch_first else every[0], every[1 + len(call.params) :]
+    found = functional.repeat_recorded(call, shapes, [tuple(each.shape) for each in (x, *states)])
+    return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
 
 
 def _key(module: Module, kind: str, x: Tensor, hx: type) -> Key:
@@ -128,3 +124,18 @@ def _every(x: Any, params: Sequence[Any], hx: Any) -> tuple[Any, ...]:
     """The tensors of a call in the order in which they are looked at."""
     states = () if hx is None else hx if type(hx) is tuple else (hx,)
     return (x, *params, *states)
+
+
+class RepeatingModule(nn.Module):
+    """A module that remembers calls; they are no part of its state, nor of its copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
+        self._repeats = Repeats()

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from openrnn import functional, tensors
-from openrnn.nn.alike import Alike, guardable, unseen
-from openrnn.op import watched
-from openrnn.request import transformed
+from openrnn.nn.alike import Alike, guardable, ordinary, unseen
 
 _address, _storage = Tensor.data_ptr, Tensor.untyped_storage
 _increment_version = torch.autograd.graph.increment_version
@@ -171,9 +169,9 @@ class Stepper:
         """Binds steps like the one that was made, if its backend can."""
         layer, every = self._layer, (x_t, *self._parameters())
         self._alike = None
-        if layer.own_weights() is None or not guardable(every) or not tensors.plain(*every):
+        if layer.own_weights() is None or not guardable(every) or not ordinary(x_t):
             return
-        if unseen() or watched(x_t) or transformed() or torch._C._is_any_autocast_enabled():
+        if not tensors.plain(*every):
             return
         batched = self._batch is not None
         x = x_t[None] if batched else x_t[None, None]

@@ -53,6 +53,8 @@ class AgainRecorded(Again):
         self._params, self._given = len(call.params), given
         self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
+        y, *made, _ = [made.template.shape for made in self._program.made]
+        self.saved = [y, *made[len(shapes) - 1 :]]
 
     def backward(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from openrnn.backends.base import Call, state_shapes
+from openrnn.backends.base import Call, result_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.program import BoundProgram, Program, Value
 from openrnn.backends.cpu.recorder import (
@@ -33,12 +33,10 @@ class Forward(Recorder):
         problem, spec, steps, batch = self.problem, self.spec, self.steps, self.batch
         width = spec.directions * spec.output_size
         self._x = self._y = Rows(Value("x"), Value("x_step"), Value("x_row"))
-        self.make("y", (steps, batch, width))
-        shapes = state_shapes(problem, batch)
-        for k, shape in enumerate(shapes):
-            self.make(("final", k), shape)
-        for k, (chains, rows, states) in enumerate(shapes if problem.return_states else ()):
-            self.make(("all", k), (chains, steps, rows, states))
+        states = range(len(spec.states))
+        named = ["y", *(("final", k) for k in states), *(("all", k) for k in states)]
+        for slot, shape in zip(named, result_shapes(problem, steps, batch)):
+            self.make(slot, shape)
         self.saved: reserve.Saved | None = None
         if problem.grad:
             kept = reserve.shapes(problem, steps, batch)
