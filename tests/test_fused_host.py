@@ -13,6 +13,8 @@ import openrnn
 from openrnn import cells
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused import lengths as sorting
+from openrnn.backends.fused.copies import copied
+from openrnn.backends.fused.launches import fill_flags
 from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
@@ -112,9 +114,10 @@ def test_rows_go_by_falling_length(batch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [1, 8, 37, 256])
-@pytest.mark.parametrize("given", [("lengths",), ("mask",), ("lengths", "mask")], ids=str)
-def test_rows_of_zeros(width, dtype, given):
-    """Past the lengths and where masked, of every layout; nan there does not come through."""
+@pytest.mark.parametrize("given", [(), ("lengths",), ("mask",), ("lengths", "mask")], ids=str)
+@pytest.mark.parametrize("more", [0, 3, 8])
+def test_copies_of_sequences(width, dtype, given, more):
+    """Zero past the lengths, where masked and in new columns, of every layout; no nan is read."""
     lengths = torch.tensor([0, 9, 4, 9, 1], device="cuda") if "lengths" in given else None
     mask = torch.rand(11, 5, device="cuda")[2:] < 0.3 if "mask" in given else None
     blank = torch.zeros(9, 5, dtype=torch.bool, device="cuda") if mask is None else mask
@@ -122,7 +125,7 @@ def test_rows_of_zeros(width, dtype, given):
         blank = blank | (torch.arange(9, device="cuda")[:, None] >= lengths)
     x = torch.randn(9, 5, width, device="cuda", dtype=dtype)
     x[blank] = math.nan
-    want = x.masked_fill(blank[..., None], 0)
+    want = pad(x.masked_fill(blank[..., None], 0), (0, more))
     wide = torch.zeros(9, 5, width + 3, device="cuda", dtype=dtype)[..., 1 : 1 + width]
     for layout in (
         x,
@@ -130,7 +133,22 @@ def test_rows_of_zeros(width, dtype, given):
         x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
         wide.copy_(x),
     ):
-        assert torch.equal(sorting.masked_rows(layout, lengths, mask), want)
+        assert torch.equal(copied(layout, width + more, lengths, mask), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_flags_are_filled_where_they_are_and_nowhere_else(dtype):
+    """A buffer of its own, and one direction's part of y."""
+    bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+    y = torch.zeros(7, 5, 48, device="cuda", dtype=dtype)
+    fill_flags(y[2:6, :, 16:32])
+    part = y.view(bits)[2:6, :, 16:32]
+    assert (part == -1).all()
+    part.zero_()
+    assert (y == 0).all()
+    fill_flags(y)
+    assert (y.view(bits) == -1).all()
 
 
 @pytest.mark.gpu

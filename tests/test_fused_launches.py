@@ -107,7 +107,11 @@ def launched(monkeypatch):
                 self.kind = kind
 
             def launch(self, blocks, words, begun=0):
-                if self.kind in PLAIN:
+                if self.kind == "fill_flags":
+                    args = named(PLAIN[self.kind], words)
+                    for row in range(args.rows):
+                        ctypes.memset(args.buffer + row * args.row_bytes, 255, 16 * args.pieces)
+                elif self.kind in PLAIN:
                     step.others.append((self.kind, named(PLAIN[self.kind], words)))
                 else:
                     args = named(LOOPS[self.kind], words)

@@ -14,14 +14,13 @@ from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
-    backward,
     kernels,
     schedules,
     weight_gradients,
 )
 from openrnn.codegen.config import BackwardConfig, ForwardConfig
 from openrnn.dispatch import BACKENDS
-from openrnn.kernels.cuda.args import BackwardArgs, PermuteWeightsArgs
+from openrnn.kernels.cuda.args import BackwardArgs, CopyRowsArgs, PermuteWeightsArgs
 from openrnn.native.cublaslt import Product
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -66,10 +65,21 @@ def permute_weights(args):
     at(args.out, (1, made.numel()))[0].copy_(made.flatten())
 
 
-def masked_rows(x, lengths, mask=None):
-    """What mask_rows.cuh does."""
-    ended = False if lengths is None else torch.arange(len(x))[:, None] >= lengths
-    return x.masked_fill((ended | (False if mask is None else mask))[..., None], 0)
+def copy_rows(args):
+    """What copy_rows.cuh does, but for rows of zeros."""
+    assert args.pieces in (args.out_width, args.out_width // 4)
+    count = (args.steps - 1) * args.x_step + (args.batch - 1) * args.x_row + args.width
+    x = at(args.x, (1, count))[0]
+    x = x.as_strided((args.steps, args.batch, args.width), (args.x_step, args.x_row, 1)).clone()
+    if args.lengths:
+        lengths = numpy.ctypeslib.as_array((ctypes.c_int64 * args.batch).from_address(args.lengths))
+        x[torch.arange(args.steps)[:, None] >= torch.from_numpy(lengths)] = 0
+    if args.mask:
+        count = args.steps * args.batch
+        mask = numpy.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(args.mask))
+        x[torch.from_numpy(mask).view(args.steps, args.batch) != 0] = 0
+    out = at(args.out, (args.steps * args.batch, args.out_width))
+    out.copy_(pad(x, (0, args.out_width - args.width)).flatten(0, 1))
 
 
 class Kernel:
@@ -83,6 +93,8 @@ class Kernel:
     def launch(self, blocks, words, begun=0):
         if self.kind == "permute_weights":
             permute_weights(named(PermuteWeightsArgs, words))
+        if self.kind == "copy_rows":
+            copy_rows(named(CopyRowsArgs, words))
         if self.kind == "backward":
             args = named(BackwardArgs, words)
             self.left.begun.append(begun)
@@ -145,8 +157,6 @@ def test_products_of_chunks_are_those_of_all_steps(
 
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
-    for user in (backward, weight_gradients):
-        monkeypatch.setattr(user, "masked_rows", masked_rows)
     monkeypatch.setattr(Product, "run", multiply)
     clear_caches()
     problem = Problem(spec, torch.float32, "cpu", grad=True, **dict.fromkeys(masks, True))
@@ -187,6 +197,7 @@ def test_products_of_chunks_are_those_of_all_steps(
 def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidden, columns, full):
     """A GRU's: gate 2 stands first, and what is padding is gone."""
     monkeypatch.setattr(Product, "run", multiply)
+    monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
     torch.manual_seed(0)
     rows, gates, units = 12, 3, 16
 
@@ -206,7 +217,7 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
-        mine, other = d_gates[part].contiguous(), weight_gradients.widened(values[part])
+        mine, other = d_gates[part].contiguous(), weight_gradients.widened(values[None, part])[0]
         found.add(
             weight_gradients.Rows(mine.data_ptr(), mine.shape[1]),
             weight_gradients.Rows(other.data_ptr(), other.shape[1]), len(mine),

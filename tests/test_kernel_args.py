@@ -8,8 +8,8 @@ from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import (
     LOOPS,
     PLAIN,
+    CopyRowsArgs,
     ForwardArgs,
-    MaskRowsArgs,
     PreparedArgs,
     SortLengthsArgs,
 )
@@ -104,4 +104,4 @@ def test_prepared_arguments_refuse_what_does_not_fit():
         with pytest.raises(TypeError, match=r"a launch of SortLengthsArgs gives .* besides batch"):
             prepared.words(**wrong)
     with pytest.raises(TypeError, match="besides rows"):
-        PreparedArgs(MaskRowsArgs, rows=3).words(x=1)
+        PreparedArgs(CopyRowsArgs, rows=3).words(x=1)

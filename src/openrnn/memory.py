@@ -1,22 +1,38 @@
 """The quickest way to fresh memory: by tensors that have a shape and no memory."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from openrnn.memo import memo
 
 
 def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor without memory for `torch.empty_like`, with it the quickest way to fresh memory."""
-    with torch.inference_mode(False):
+    # no mode may watch it: it is kept, and made once
+    with torch.inference_mode(False), _disable_current_modes():
         number = torch.empty(1, dtype=dtype, device=device)
         # strides of one element or none are kept, others become those of a contiguous tensor
         count = math.prod(shape)
         made = number.expand(shape) if count > 1 else number[:count].view(shape)
         number.untyped_storage().resize_(0)
     return made
+
+
+class Made(NamedTuple):
+    """A tensor that a call which repeats makes each time.
+
+    Args:
+        like: `torch.empty_like` or `torch.zeros_like`.
+        template: a tensor of its shape, without memory.
+    """
+
+    like: Callable[[Tensor], Tensor]
+    template: Tensor
 
 
 class Memory:

@@ -15,6 +15,7 @@ from openrnn.errors import LibraryError
 from openrnn.memo import memo, resource
 from openrnn.memory import template
 from openrnn.native.device import current_stream
+from openrnn.native.recording import CURRENT, Multiplied
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
 SIGNATURES = {
@@ -170,11 +171,18 @@ class MatmulPlan:
         if found.value == 0:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
         self.algorithm, self.workspace = ctypes.addressof(self._found), int(self._found[8])
-        self.handle, self.run = _handle(device), self._library.cublasLtMatmul
+        self._handle, self._run = _handle(device), self._library.cublasLtMatmul
         self.space_like = None
         if self.workspace:
             where = torch.device("cuda", device)
             self.space_like = template((self.workspace,), torch.uint8, where)
+
+    def multiply(self, a: int, b: int, d: int, add: bool, space: int, stream: int) -> None:
+        """Multiplies what lies at these addresses; `space`: that of its workspace."""
+        self._run(
+            self._handle, self.product, _ONE, b, self.b, a, self.a, _ONE if add else _ZERO,
+            d, self.d, d, self.d, self.algorithm, space, self.workspace, stream,
+        )  # fmt: skip
 
     def _make(self, kind: str, *arguments: int) -> int:
         made = ctypes.c_void_p()
@@ -236,12 +244,12 @@ class Product:
         places = a | b | d | self._apart
         aligned = min(16, places & -places)
         plan = self._plans.get(aligned) or self._plan(aligned)
+        if CURRENT.recording is not None:
+            CURRENT.recording.operations.append(Multiplied(plan, a, b, d, add))
+            return
         space = None if plan.space_like is None else torch.empty_like(plan.space_like)
-        plan.run(
-            plan.handle, plan.product, _ONE, b, plan.b, a, plan.a, _ONE if add else _ZERO,
-            d, plan.d, d, plan.d, plan.algorithm, 0 if space is None else space.data_ptr(),
-            plan.workspace, current_stream(self.device),
-        )  # fmt: skip
+        place = 0 if space is None else space.data_ptr()
+        plan.multiply(a, b, d, add, place, current_stream(self.device))
 
 
 product_for = memo(4096)(Product)  # one object each, as it remembers algorithms

@@ -20,6 +20,7 @@ import torch
 from openrnn import store
 from openrnn.errors import OpenRNNError
 from openrnn.native.device import current_stream
+from openrnn.native.recording import CURRENT
 
 STANDARD = "c++17"
 OPTIONS = (f"--std={STANDARD}",)
@@ -164,11 +165,11 @@ def _resources(code: bytes) -> Resources:
     return Resources(found[_REGISTERS], found.get(_FRAME, 0))
 
 
-class _Parameter:
-    """Memory for the struct of a launch, and the pointer to it that the driver takes."""
+class Parameter:
+    """Memory for the struct of a launch: its words, and the address that a launch takes."""
 
     def __init__(self, count: int) -> None:
-        self.words = (ctypes.c_int64 * count)()
+        self.words: Any = (ctypes.c_int64 * count)()
         self._place = ctypes.c_void_p(ctypes.addressof(self.words))
         self.address = ctypes.addressof(self._place)
 
@@ -220,7 +221,7 @@ class CudaKernel:
         """How many clusters are resident at once, as the driver says."""
         from cuda.bindings import driver
 
-        self._enter()
+        self.enter()
         done = driver.CUresult.CUDA_SUCCESS
         status, function = driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle)))
         found = 0
@@ -241,22 +242,29 @@ class CudaKernel:
             words: the fields of the struct that is its only parameter, of 8 bytes each.
             launch_event: an event that is recorded once all blocks have begun, or 0.
         """
-        key = clusters, current_stream(self.device), launch_event
-        config = self._configs.get(key) or self._new_config(key)
+        if CURRENT.recording is not None:
+            CURRENT.recording.launch(self, clusters, words, launch_event)
+            return
         try:
             found = self._parameter.found
         except AttributeError:  # this thread's first launch
-            found = self._parameter.found = _Parameter(len(words))
-            self._enter()
+            found = self._parameter.found = Parameter(len(words))
+            self.enter()
         found.words[:] = words
-        (status,) = self._launch(config, self._function, found.address, 0)
+        self.launch_at(found.address, clusters, current_stream(self.device), launch_event)
+
+    def launch_at(self, parameter: int, clusters: int, stream: int, launch_event: int = 0) -> None:
+        """The same on any stream with arguments that lie in memory: `parameter` is its address."""
+        key = clusters, stream, launch_event
+        config = self._configs.get(key) or self._new_config(key)
+        (status,) = self._launch(config, self._function, parameter, 0)
         if status:
             raise LaunchError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
                 f"{self.threads} threads, {self.shared} bytes shared: {status.name}"
             )
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         """Makes the device's context current in a thread that has none, such as one of autograd."""
         from cuda.bindings import driver
 

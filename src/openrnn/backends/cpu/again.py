@@ -8,10 +8,10 @@ from torch import Tensor
 from openrnn.backends.base import Call, Needs
 from openrnn.backends.cpu import backward as backwards
 from openrnn.backends.cpu import forward as forwards
-from openrnn.backends.cpu.program import Made, Program
+from openrnn.backends.cpu.program import Program
 from openrnn.backends.cpu.recorder import address, sizes_of
 from openrnn.kernels.cpu import launch
-from openrnn.memory import template
+from openrnn.memory import Made, template
 
 Shapes = Sequence[tuple[int, ...]]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from openrnn.kernels.cpu import launch
+from openrnn.memory import Made
 
 if TYPE_CHECKING:
     from openrnn.kernels.cpu.args import Args
@@ -160,18 +161,6 @@ class Workspace:
     def free(self, mark: int) -> None:
         """Parts taken since may be taken again, by operations that come later."""
         self._taken = mark
-
-
-class Made(NamedTuple):
-    """A tensor that a run makes.
-
-    Args:
-        like: `torch.empty_like` or `torch.zeros_like`.
-        template: a tensor of its shape, without memory.
-    """
-
-    like: Callable[[Tensor], Tensor]
-    template: Tensor
 
 
 class Program(NamedTuple):

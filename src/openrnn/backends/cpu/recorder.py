@@ -15,14 +15,13 @@ from openrnn.backends.cpu.program import (
     Clear,
     Copy,
     Launch,
-    Made,
     Program,
     Slot,
     Value,
     Workspace,
 )
 from openrnn.kernels.cpu import launch
-from openrnn.memory import template
+from openrnn.memory import Made, template
 from openrnn.params import module_slots
 from openrnn.schedule.operations import FinishWeights, Loop
 from openrnn.spec import Problem

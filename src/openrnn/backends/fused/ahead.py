@@ -69,8 +69,8 @@ def compile_kernels(
         made.add(kernels.plain_binary("reduce_bias_gradients", name, arch_of(found)))
     if lengths:
         made.add(kernels.plain_binary("sort_lengths", "float32", arch_of(found)))
-    if (lengths or reset) and grad:
-        made.add(kernels.plain_binary("mask_rows", name, arch_of(found)))
+    made.add(kernels.plain_binary("copy_rows", name, arch_of(found)))
+    made.add(kernels.plain_binary("fill_flags", "float32", arch_of(found)))
     if grad and module.spec.drops(True):
         made.add(kernels.plain_binary("dropout", name, arch_of(found)))
     for batch in batches:

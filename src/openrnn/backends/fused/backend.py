@@ -4,6 +4,7 @@ float16 and bfloat16 are computed with float32 sums and float32 states; float32 
 tf32 or, in forward where h is bounded, of float16, which has as many bits (`codegen/bounds.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,12 +19,15 @@ from openrnn.backends.base import (
     Gradients,
     Needs,
     Outputs,
+    RecordedRepeat,
+    Repeat,
     TensorShape,
     nothing,
     nothing_back,
     traced,
 )
 from openrnn.backends.fused import schedules
+from openrnn.backends.fused.again import Again, AgainRecorded
 from openrnn.backends.fused.backward import Backward
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.forward import Forward
@@ -33,6 +37,7 @@ from openrnn.errors import CellError
 from openrnn.memory import memory_for
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
+from openrnn.native.recording import NotRepeatableError
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, plan
@@ -151,6 +156,20 @@ class Fused(Backend):
         *lower, y = run.outputs
         reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
         return Outputs(y, run.finals, all_states, reserve)
+
+    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+        try:
+            return Again(self, call, shapes) if call.x.numel() else None
+        except (NotRepeatableError, torch.OutOfMemoryError):
+            return None
+
+    def repeat_recorded(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
+    ) -> RecordedRepeat | None:
+        try:
+            return AgainRecorded(self, call, shapes, given) if call.x.numel() else None
+        except (NotRepeatableError, torch.OutOfMemoryError):
+            return None
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

@@ -4,11 +4,12 @@ from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
 from openrnn.backends.fused import prepared
+from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, address, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
-from openrnn.backends.fused.lengths import SortedLengths, masked_rows
+from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
@@ -83,7 +84,7 @@ class Backward(ForwardLoops):
         weights = self.weights(layer, direction)
         loop = prepared.loop_for(weights.layer, self.batch, self._flags)
         self._chunk_states = None
-        tensors = LayerTensors(self._input, self.outputs[layer], self.dy)
+        tensors = LayerTensors(self._input, self.outputs[layer], self.dy, self.dx)
         self._current = LayerGradients(
             self, weights, self.chunkings[layer][direction], loop, tensors,
             weights.layer.wanted(self.needs),
@@ -93,7 +94,7 @@ class Backward(ForwardLoops):
         """What a layer read: x, or the output of the layer below, with its mask."""
         if layer == 0:
             x = self.call.x
-            return x if self.lengths is None else masked_rows(x, self.lengths.lengths)
+            return x if self.lengths is None else copied(x, lengths=self.lengths.lengths)
         found, self._masked = self._masked, None
         return self.outputs[layer - 1] if found is None else found
 
@@ -183,9 +184,7 @@ class Backward(ForwardLoops):
         for place, grad in zip(at.layer.places, at.finished()):
             if place is not None:
                 self.d_params[place] = grad
-        if at.dx is not None:
-            self.dx = at.dx if self.dx is None else self.dx.add_(at.dx)
-        self._current = None
+        self.dx, self._current = at.dx, None
 
     @property
     def gradients(self) -> Gradients:

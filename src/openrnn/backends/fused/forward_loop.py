@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense, fill_flags
+from openrnn.backends.fused.copies import aligned, copied
+from openrnn.backends.fused.launches import Launches, Weights, address, fill_flags
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.memory import memory_for
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
@@ -71,9 +71,8 @@ class ForwardLoops(Launches):
         if not layer.skips:
             x_gates = self.empty(steps, self.batch, layer.gates * layer.units)
             return Inputs(weights, loop, x_gates, flags)
-        wide = x if layer.exact else pad(x, (0, layer.units - layer.hidden))
-        ready = wide.stride(-1) == 1 and aligned(wide)
-        return Inputs(weights, loop, wide if ready else dense(wide), flags)
+        ready = layer.exact and x.stride(-1) == 1 and aligned(x)
+        return Inputs(weights, loop, x if ready else copied(x, layer.units), flags)
 
     def make_room(self, operation: MakeRoom) -> None:
         self._inputs_of(operation)
@@ -83,7 +82,9 @@ class ForwardLoops(Launches):
         layer, w_ih = inputs.weights.layer, inputs.weights.w_ih
         if w_ih is None:
             return
-        x = self.chunk_input(operation).contiguous()
+        x = self.chunk_input(operation)
+        if not x.is_contiguous():
+            x = copied(x)
         rows = operation.chunk.steps * self.batch
         product = prepared.input_product(layer, x.shape[2], rows)
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call
+from openrnn.backends.fused import kernels
+from openrnn.backends.fused.copies import ALIGNMENT, dense
 from openrnn.backends.fused.layer import (
     BackwardFlags,
     ForwardFlags,
@@ -16,20 +18,11 @@ from openrnn.backends.fused.layer import (
     layer_kernels,
 )
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import WaitForLaunch, WaitForSide
-
-ALIGNMENT = 16  # bytes that kernels copy at a time
-
-
-def aligned(tensor: Tensor) -> bool:
-    """Whether all rows of a tensor begin at multiples of 16 bytes."""
-    size = tensor.element_size()
-    return tensor.data_ptr() % ALIGNMENT == 0 and all(
-        stride * size % ALIGNMENT == 0 for stride in tensor.stride()[:-1]
-    )
 
 
 def address(tensor: Tensor | None) -> int:
@@ -37,16 +30,21 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and aligned."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
-
-
 def fill_flags(buffer: Tensor) -> None:
-    """Sets all bits of a flag buffer: "not arrived yet", a NaN that no kernel writes."""
-    bits = torch.int16 if buffer.element_size() == 2 else torch.int32
-    buffer.view(bits).fill_(-1)
+    """Sets all bits of a flag buffer (T, B, columns): "not arrived yet", a NaN no kernel writes.
+
+    Its rows are multiples of 16 bytes, and as far apart from step to step as from row to row.
+    """
+    steps, batch, columns = buffer.shape
+    size = buffer.element_size()
+    pieces = columns * size // ALIGNMENT
+    # the kernel looks at no values: one compiled for float32 serves every dtype
+    kernel = kernels.plain("fill_flags", "float32", buffer.device.index or 0)
+    args = FillFlagsArgs(
+        buffer=buffer.data_ptr(), rows=steps * batch, row_bytes=buffer.stride(1) * size,
+        pieces=pieces,
+    )  # fmt: skip
+    kernel.launch(-(-steps * batch * pieces // kernel.threads), args.words())
 
 
 class Weights:

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from openrnn.backends.fused.launches import Launches, Weights, address, aligned, dense
+from openrnn.backends.fused.copies import aligned, copied
+from openrnn.backends.fused.launches import Launches, Weights, address
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.weight_gradients import (
@@ -25,11 +25,13 @@ class LayerTensors(NamedTuple):
 
     Attributes:
         x: what it read (T, B, I); y: its output (T, B, D*H); dy: the gradient of y, None for zero.
+        dx: the other direction's gradient of x, to which this one's is added; None if it is first.
     """
 
     x: Tensor
     y: Tensor
     dy: Tensor | None
+    dx: Tensor | None
 
 
 class LayerGradients:
@@ -61,7 +63,10 @@ class LayerGradients:
         self._tiles = -(-launches.batch // loop.config.rows) * loop.config.tiles
         rows = len(chunks) * self._tiles
         self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
-        self.dx = launches.empty(*x.shape) if wanted[0] else None
+        self._adds = tensors.dx is not None
+        self.dx = tensors.dx
+        if wanted[0] and not self._adds:
+            self.dx = launches.empty(*x.shape)
         self._input = self._recurrent = None
         if weights.w_ih is not None and wanted[1]:
             self._input = WeightGradient(weights, layer.left_spans, x.shape[2], len(chunks) > 1)
@@ -85,7 +90,7 @@ class LayerGradients:
         """The products of a chunk, after its loop."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None:
-            input_gradient(self.weights, chunk.of(self.dx), d_gates)
+            input_gradient(self.weights, chunk.of(self.dx), d_gates, self._adds)
         if self._input is not None:
             add_input(self.weights, chunk.of(self.x), d_gates, self._input)
         if self._recurrent is not None:
@@ -128,6 +133,5 @@ def _laid_out(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
         return None
     if layer.spec.directions > 1:
         dy = dy[..., layer.direction * layer.hidden : (layer.direction + 1) * layer.hidden]
-    if not layer.exact:
-        return pad(dy, (0, layer.units - layer.hidden))
-    return dy if dy.stride(-1) == 1 and aligned(dy) else dense(dy)
+    ready = layer.exact and dy.stride(-1) == 1 and aligned(dy)
+    return dy if ready else copied(dy, layer.units)

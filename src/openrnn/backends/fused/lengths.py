@@ -1,4 +1,4 @@
-"""Kernels for lengths and masks, one launch each: rows sorted by length, rows of zeros."""
+"""Rows sorted by length, in one launch."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import kernels
-from openrnn.kernels.cuda.args import MaskRowsArgs, SortLengthsArgs
+from openrnn.kernels.cuda.args import SortLengthsArgs
 
 COUNTED = 8192  # rows up to which a kernel of B * B comparisons is quicker than torch's sort
-CHUNK = 16  # bytes that a thread copies
 
 
 class SortedLengths(NamedTuple):
@@ -33,25 +32,3 @@ def sort_lengths(lengths: Tensor, order: Tensor | None) -> SortedLengths:
         args = SortLengthsArgs(lengths=lengths.data_ptr(), order=order.data_ptr(), batch=batch)
         kernel.launch(-(-batch // kernel.threads), args.words())
     return SortedLengths(lengths, order)
-
-
-def masked_rows(x: Tensor, lengths: Tensor | None, mask: Tensor | None = None) -> Tensor:
-    """A dense copy of x (T, B, I), zero past the lengths and where the dense mask (T, B) is set."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    lengths = None if lengths is None else lengths.contiguous()
-    steps, batch, width = x.shape
-    out = x.new_empty(x.shape)
-    step, row, _ = x.stride()
-    size = x.element_size()
-    whole = (x.data_ptr() | width * size | step * size | row * size) % CHUNK == 0
-    pieces = width * size // CHUNK if whole else width
-    kernel = kernels.plain("mask_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
-    args = MaskRowsArgs(
-        x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),
-        lengths=0 if lengths is None else lengths.data_ptr(),
-        mask=0 if mask is None else mask.data_ptr(),
-        steps=steps, batch=batch, width=width, pieces=pieces,
-    )  # fmt: skip
-    kernel.launch(-(-steps * batch * pieces // kernel.threads), args.words())
-    return out

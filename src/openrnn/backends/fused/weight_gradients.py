@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.launches import ALIGNMENT, Launches, Weights
-from openrnn.backends.fused.lengths import masked_rows
+from openrnn.backends.fused.copies import copied, wide, widened
+from openrnn.backends.fused.launches import Launches, Weights
 from openrnn.memory import memory_for
 from openrnn.schedule import Chunk
 
@@ -17,25 +17,6 @@ class Rows(NamedTuple):
 
     address: int
     stride: int
-
-
-def missing_columns(columns: int, size: int) -> int:
-    """Columns, of `size` bytes a value, that are missing up to the next 16 bytes."""
-    return -columns % (ALIGNMENT // size)
-
-
-def widened(values: Tensor) -> Tensor:
-    """(..., N) with columns of any value appended, so that rows begin at multiples of 16 bytes.
-
-    Else cuBLASLt runs a product over all steps in one block: 180 us instead of 20.
-    """
-    columns = values.shape[-1]
-    more = missing_columns(columns, values.element_size())
-    if not more:
-        return values
-    wide = values.new_empty((*values.shape[:-1], columns + more))
-    wide[..., :columns].copy_(values)
-    return wide
 
 
 class WeightGradient:
@@ -56,20 +37,20 @@ class WeightGradient:
         self.layer, self.columns, self.spans = weights.layer, columns, spans
         self.full = several
         layer = self.layer
-        wide = columns + missing_columns(columns, layer.dtype.itemsize)
-        self.padded = wide > columns
+        width = wide(columns, layer.dtype.itemsize)
+        self.padded = width > columns
         dtype = torch.float32 if several else layer.dtype
-        self.sum = memory_for(dtype, weights.w_hh.device).empty(layer.gates * layer.units, wide)
+        self.sum = memory_for(dtype, weights.w_hh.device).empty(layer.gates * layer.units, width)
         self.written = False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `widened`."""
-        layer, size, wide = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
-        done, start, gate = 0, self.sum.data_ptr(), layer.units * wide * self.sum.element_size()
+        layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
+        done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
         strides = gradients.stride, other.stride
         for span in self.spans:
             first, end = span
-            product = prepared.weight_gradient(layer, span, wide, rows, strides, self.full)
+            product = prepared.weight_gradient(layer, span, columns, rows, strides, self.full)
             at = gradients.address + done * layer.units * size
             product.run(at, other.address, start + first * gate, self.written)
             done += end - first
@@ -82,12 +63,12 @@ class WeightGradient:
         found, layer = self.sum, self.layer
         if self.padded or not layer.exact:
             found = found.unflatten(0, (layer.gates, layer.units))
-            found = found[:, : layer.hidden, : self.columns].flatten(0, 1).contiguous()
+            found = copied(found[:, : layer.hidden, : self.columns]).flatten(0, 1)
         return found.to(layer.dtype)
 
 
-def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor) -> None:
-    """Writes dx (T, B, I): the input side's gate gradients times W_ih.
+def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
+    """Writes dx (T, B, I), or adds to it: the input side's gate gradients times W_ih.
 
     A skip input has no matrix: they are added up over the gates.
     """
@@ -95,16 +76,18 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor) -> None:
     if weights.w_ih is None:
         width = layer.gates * layer.units
         gates = d_gates[..., :width].unflatten(-1, (layer.gates, layer.units))
-        torch.sum(gates[..., : layer.hidden], -2, out=dx)
+        found = torch.sum(gates[..., : layer.hidden], -2, out=None if add else dx)
+        if add:
+            dx.add_(found)
         return
     steps, batch, inner = dx.shape
     product = prepared.input_gradient(layer, inner, steps * batch)
-    product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr())
+    product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr(), add)
 
 
 def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:
     """Adds a chunk to dW_ih: the input side's gate gradients times x (T, B, I)."""
-    inputs = widened(x).contiguous()
+    inputs = widened(x)
     steps, batch, inner = inputs.shape
     other = Rows(inputs.data_ptr(), inner)
     found.add(Rows(d_gates.data_ptr(), weights.layer.width), other, steps * batch)
@@ -133,10 +116,11 @@ def add_recurrent(
         before = Rows(y.data_ptr() + (start + other * y.stride(0)) * size, y.stride(1))
         if reset is not None or found.padded:
             h = y[other : other + end - begin, :, start : start + layer.hidden]
+            mask: Tensor | None = None
             if reset is not None:  # past the lengths gradients are 0, and in reverse h is
                 later = max(begin, other)
-                h = masked_rows(h, None, reset[later : later + end - begin])
-            h = widened(h).contiguous()
+                mask = reset[later : later + end - begin]
+            h = copied(h, wide(layer.hidden, size), mask=mask)
             before = Rows(h.data_ptr(), h.shape[2])
         at = d_gates.data_ptr() + (offset + (begin - chunk.begin) * batch * width) * size
         found.add(Rows(at, width), before, (end - begin) * batch)
@@ -145,7 +129,7 @@ def add_recurrent(
         if first is not None:
             if reset is not None and not reverse:
                 first = first.masked_fill(reset[0][:, None], 0)
-            initial = widened(call.states[0][layer.index])
+            initial = widened(call.states[0][layer.index, None])[0]
             found.add(_rows(first), _rows(initial), batch)
     if call.reset_states and reset is not None:
         # the gradients of all steps that read a reset state, added up for each sequence
@@ -153,7 +137,7 @@ def add_recurrent(
         if reverse:
             taken, where = taken[:-1], where[1:]
         gathered = taken.masked_fill(~where, 0).sum(0, dtype=torch.float32).to(y.dtype)
-        state = widened(call.reset_states[0][layer.index])
+        state = widened(call.reset_states[0][layer.index, None])[0]
         found.add(_rows(gathered), _rows(state), batch)
 
 

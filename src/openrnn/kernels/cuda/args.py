@@ -221,19 +221,30 @@ class PermuteWeightsArgs(Args):
 
 
 @_table
-class MaskRowsArgs(Args):
-    """Of `mask_rows`."""
+class CopyRowsArgs(Args):
+    """Of `copy_rows`."""
 
     x: Annotated[int, "const storage_t*", "[T, B, width], by strides"]
     x_step: Annotated[int, "int64", "values from a step to the next"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
-    out: Annotated[int, "storage_t*", "[T, B, width]"]
+    out: Annotated[int, "storage_t*", "[T, B, out_width]"]
     lengths: Annotated[int, "const int64*", "[B], or null"] = 0
     mask: Annotated[int, "const unsigned char*", "[T, B], or null"] = 0
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
-    width: Annotated[int, "int64", "values of a row"]
-    pieces: Annotated[int, "int64", "of a row: 16 bytes each, or single values"]
+    width: Annotated[int, "int64", "values of a row of x"]
+    out_width: Annotated[int, "int64", "of a row of out, at least width"]
+    pieces: Annotated[int, "int64", "of a row of out: 16 bytes each, or single values"]
+
+
+@_table
+class FillFlagsArgs(Args):
+    """Of `fill_flags`."""
+
+    buffer: Annotated[int, "void*", "[rows], by their stride"]
+    rows: Annotated[int, "int64", ""]
+    row_bytes: Annotated[int, "int64", "from a row to the next"]
+    pieces: Annotated[int, "int64", "of 16 bytes that a row has"]
 
 
 @_table
@@ -281,7 +292,8 @@ class SortLengthsArgs(Args):
 LOOPS: dict[str, type[Args]] = {"forward": ForwardArgs, "backward": BackwardArgs}
 PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
     "permute_weights": PermuteWeightsArgs,
-    "mask_rows": MaskRowsArgs,
+    "copy_rows": CopyRowsArgs,
+    "fill_flags": FillFlagsArgs,
     "dropout": DropoutArgs,
     "reduce_bias_gradients": ReduceBiasGradientsArgs,
     "sort_lengths": SortLengthsArgs,

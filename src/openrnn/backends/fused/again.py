@@ -1,0 +1,159 @@
+"""Calls whose sizes and strides are those of an earlier one: programs with new addresses."""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
+
+from torch import OutOfMemoryError, Tensor
+
+from openrnn.backends.base import Backend, Call, Cotangents, Needs, result_shapes
+from openrnn.backends.fused.copies import ALIGNMENT, dense
+from openrnn.backends.fused.program import Program
+from openrnn.backends.fused.record import record
+from openrnn.memory import Made, template
+from openrnn.native.recording import NotRepeatableError
+from openrnn.spec import precision_of
+
+Shapes = Sequence[tuple[int, ...]]
+Found = list[Tensor | None]
+
+_address = Tensor.data_ptr
+
+
+class Again:
+    """A forward pass, whose results have the shapes of the caller: a `Repeat`.
+
+    Raises:
+        NotRepeatableError: no program does what the pass does.
+    """
+
+    def __init__(self, backend: Backend, call: Call, shapes: Shapes) -> None:
+        self.backend, self.problem, self.params = backend, call.problem, len(call.params)
+        given = [call.x, *call.params, *call.states]
+        self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
+        self._low = [tensor.data_ptr() % ALIGNMENT for tensor in given]
+
+        def run(tensors: Sequence[Tensor]) -> Found:
+            out = backend.forward(self.called(tensors))
+            return [out.y, *out.finals, *out.reserve]
+
+        self.program = record(run, given)
+        y_and_finals = [*map(_shaped, self.program.made, shapes)]
+        self.reserve = self.program.made[len(shapes) : -1]
+        self.program.made = (*y_and_finals, *self.program.made[len(shapes) :])
+
+    def called(self, every: Sequence[Tensor]) -> Call:
+        """The call of x, parameters and states that lie in memory as those of the first call."""
+        x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
+        return Call(self.problem, x, rest[self.params :], rest[: self.params])
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states, of x, parameters and states."""
+        return self.forward(every) if self.ready(every) else None
+
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether they have memory, aligned as before, and torch's precision is what it was.
+
+        By both, kernels and products are chosen.
+        """
+        found = [*map(_address, every)]
+        if not all(found) or [address % ALIGNMENT for address in found] != self._low:
+            return False
+        problem = self.problem
+        return precision_of(problem.spec, problem.dtype, problem.device) == problem.precision
+
+    def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """Y, the final states, and a reserve if gradients are recorded."""
+        return self.program.run([*map(_address, every)])
+
+
+class _Backward(NamedTuple):
+    """A backward pass: its program, and which of x, parameters and states it gives gradients of."""
+
+    program: Program
+    given: list[bool]
+
+
+class AgainRecorded(Again):
+    """Both passes of a call that autograd records: a `RecordedRepeat`.
+
+    Args:
+        given: the shapes of x and the states as the caller has them.
+    """
+
+    def __init__(self, backend: Backend, call: Call, shapes: Shapes, given: Shapes) -> None:
+        super().__init__(backend, call, shapes)
+        reserve = [made.template for made in self.reserve]
+        if any(tensor.dtype != call.x.dtype for tensor in reserve):
+            raise NotRepeatableError("forward keeps tensors of another dtype")
+        self.saved = [self.program.made[0].template.shape, *(tensor.shape for tensor in reserve)]
+        x, *states = given
+        self._given = [x, *(tuple(param.shape) for param in call.params), *states]
+        self._results = result_shapes(self.problem, call.x.shape[0], call.x.shape[1])
+        self._known: dict[tuple[bool, ...], _Backward | None] = {}
+
+    def backward(
+        self,
+        every: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needs: tuple[bool, ...],
+    ) -> Found:
+        """The gradients that are needed of x, parameters and states."""
+        present = [grad is not None for grad in grads]
+        # torch's memory is aligned, a part of a tensor may not be
+        tensors = [*every, *map(dense, outputs), *(dense(g) for g in grads if g is not None)]
+        key = *needs, *present
+        if key not in self._known:
+            self._known[key] = self._recorded(tensors, present, needs)
+        known = self._known[key]
+        if known is None:
+            found = self._run(tensors, present, needs)
+            return [None if g is None else g.view(s) for g, s in zip(found, self._given)]
+        made = iter(known.program.run([*map(_address, tensors)]))
+        return [next(made) if there else None for there in known.given]
+
+    def _recorded(
+        self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
+    ) -> _Backward | None:
+        """The pass as a program, None where it is more than that."""
+        given: list[bool] = []
+
+        def run(tensors: Sequence[Tensor]) -> Found:
+            found = self._run(tensors, present, needs)
+            given[:] = [grad is not None for grad in found]
+            return found
+
+        try:
+            program = record(run, tensors)
+        except (NotRepeatableError, OutOfMemoryError):
+            return None
+        shapes = compress(self._given, given)
+        program.made = (*map(_shaped, program.made, shapes), program.made[-1])
+        return _Backward(program, given)
+
+    def _run(
+        self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
+    ) -> Found:
+        """The pass, of x, parameters and states, y and the reserve, and gradients that there are.
+
+        Args:
+            present: which of the gradients of y and the final states there are.
+        """
+        count, params = len(self._given), self.params
+        call, rest = self.called(tensors[:count]), iter(tensors[count:])
+        y = next(rest).view(self._results[0])
+        reserve = [next(rest).view(made.template.shape) for made in self.reserve]
+        dy, *finals = [
+            next(rest).view(shape) if there else None
+            for there, shape in zip(present, self._results)
+        ]
+        wanted = Needs(needs[0], needs[1 + params :], needs[1 : 1 + params], ())
+        found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
+        return [found.x, *found.params, *found.states]
+
+
+def _shaped(made: Made, shape: tuple[int, ...]) -> Made:
+    """The same memory in another shape."""
+    one = made.template
+    return Made(made.like, template(shape, one.dtype, one.device))

@@ -1,0 +1,157 @@
+"""A pass of the backend made into a program, by a rehearsal in which no launch reaches the GPU.
+
+The rehearsal has tensors of the caller's sizes. What it takes memory for, it takes, and every
+address that it would have passed lies in one of these tensors: a program has the same at a slot.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openrnn.backends.fused.program import Launch, Multiply, Program, Value
+from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
+from openrnn.memory import Made, template
+from openrnn.native.recording import Launched, Multiplied, NotRepeatableError, Recording, recorded
+from openrnn.tensors import extent
+
+MOST = 64 << 20  # bytes that a rehearsal takes: what needs more is not bound by its host
+PART = 256  # bytes that parts of the workspace begin at multiples of
+TABLES: dict[str, type[Args]] = {**LOOPS, **PLAIN}
+_EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
+
+Rehearsed = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+
+
+class _Memory(TorchDispatchMode):
+    """Lets a pass take memory and view it; ends it where torch would compute something.
+
+    Attributes:
+        taken: all tensors that the pass took, kept so that no two have the same memory.
+        zeros: the addresses of those that it wants to be zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.taken: list[Tensor] = []
+        self.zeros: set[int] = set()
+        self._bytes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function not in (_EMPTY, _ZEROS):
+            if not function.is_view:
+                raise NotRepeatableError(f"torch computes {function}")
+            return function(*args, **kwargs or {})
+        self._bytes += args[0].nbytes
+        if self._bytes > MOST:
+            raise NotRepeatableError(f"it takes more than {MOST} bytes")
+        made = _EMPTY(*args, **kwargs or {})
+        self.taken.append(made)
+        if function is _ZEROS:
+            self.zeros.add(made.data_ptr())
+        return made
+
+
+class _Places:
+    """Which slot an address belongs to."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, int, Value]] = []  # first address, end, where it lies
+
+    def add(self, tensor: Tensor, at: Value) -> None:
+        """The memory of a tensor, which overlaps no other."""
+        begin = tensor.data_ptr()
+        self._found.append((begin, begin + extent(tensor), at))
+        self._found.sort()
+
+    def of(self, address: int) -> Value:
+        """Where an address lies."""
+        place = bisect_right(self._found, address, key=lambda one: one[0]) - 1
+        if place >= 0:
+            begin, end, (slot, offset) = self._found[place]
+            if address < end:
+                return Value(slot, offset + address - begin)
+        raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
+
+
+def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
+    """A program that does what `run` does, and makes those of its results that are not None.
+
+    Args:
+        run: a pass, of tensors as `given`; the results are dense, in memory that it took.
+        given: tensors of a call, whose addresses are the first values of a run.
+
+    Raises:
+        NotRepeatableError: the pass is more than launches and products, or takes too much memory.
+    """
+    given = _apart(given)
+    with torch.no_grad(), _Memory() as memory, recorded() as recording:
+        results = [tensor for tensor in run(given) if tensor is not None]
+    taken = {tensor.data_ptr(): tensor for tensor in memory.taken}
+    places, made = _Places(), list[Made]()
+    for slot, tensor in enumerate(given):
+        places.add(tensor, Value(slot, 0))
+    for tensor in results:
+        whole = taken.pop(tensor.data_ptr(), None)
+        if whole is None or whole.nbytes != tensor.nbytes or not tensor.is_contiguous():
+            raise NotRepeatableError("a result is not memory that the pass took")
+        like = torch.zeros_like if tensor.data_ptr() in memory.zeros else torch.empty_like
+        places.add(tensor, Value(len(given) + len(made), 0))
+        made.append(Made(like, template(tuple(tensor.shape), tensor.dtype, tensor.device)))
+    if not memory.zeros.isdisjoint(taken):
+        raise NotRepeatableError("memory that is no result is to be zero")
+    workspace, size = len(given) + len(made), 0
+    for tensor in taken.values():
+        places.add(tensor, Value(workspace, size))
+        size += -(-tensor.nbytes // PART) * PART
+    space = Value(workspace, size)
+    operations = [_operation(one, places, space) for one in recording.operations]
+    size += _space(recording)
+    made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
+    return Program(operations, made, given[0].device.index or 0)
+
+
+def _apart(given: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, others in place of those whose memory overlaps that of one before."""
+    found = list[Tensor]()
+    for one in given:
+        begin, end = one.data_ptr(), one.data_ptr() + extent(one)
+        clear = all(
+            end <= other.data_ptr() or other.data_ptr() + extent(other) <= begin for other in found
+        )
+        found.append(
+            one if clear
+            else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+        )  # fmt: skip
+    return found
+
+
+def _space(recording: Recording) -> int:
+    """Bytes of the workspace that products need: they run one after the other, and share it."""
+    products = (one for one in recording.operations if isinstance(one, Multiplied))
+    return max((product.plan.workspace for product in products), default=0)
+
+
+def _operation(one: Launched | Multiplied, places: _Places, space: Value) -> Launch | Multiply:
+    """What was recorded, with slots for its addresses."""
+    if isinstance(one, Multiplied):
+        a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
+        return Multiply(one.plan, a, b, d, one.add, space)
+    fields = TABLES[one.kernel.made.name].fields
+    arrays = sum(field.array for field in fields)
+    numbers = len(fields) - arrays
+    entries = (len(one.words) - numbers) // arrays if arrays else 0
+    is_pointer: list[bool] = []
+    for field in fields:
+        is_pointer += ["*" in field.cuda] * (entries if field.array else 1)
+    given = [
+        (place, places.of(word))
+        for place, (word, points) in enumerate(zip(one.words, is_pointer))
+        if points and word
+    ]
+    return Launch(one.kernel, one.clusters, one.words, tuple(given))

@@ -1,0 +1,471 @@
+"""Calls on the GPU that a module remembers; the programs of launches also without a device."""
+
+import ctypes
+import itertools
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_fused_launches import clear_caches, named
+from test_fused_products import at, copy_rows, multiply, permute_weights
+from test_repeats import flat
+
+import openrnn
+from openrnn import cells
+from openrnn.backends.base import Call
+from openrnn.backends.fused import again, backend, kernels, program
+from openrnn.codegen.config import (
+    BackwardConfig,
+    ForwardConfig,
+    GridBackwardConfig,
+    GridForwardConfig,
+    saved_values,
+)
+from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.kernels.cuda.args import LOOPS, PLAIN
+from openrnn.memory import template
+from openrnn.native import cublaslt, nvrtc
+from openrnn.native.recording import CURRENT, NotRepeatableError
+from openrnn.nn import recorded, repeats
+from openrnn.params import module_slots
+from openrnn.spec import Problem
+
+STEPS, BATCH, WIDTH = 3, 5, 6
+CLUSTERS = {
+    "forward": ForwardConfig(16, 1, 2, 1, 1, 1, 4),
+    "backward": BackwardConfig(16, 1, 4, 2, 1, 1, 3),
+}
+GRIDS = {
+    "forward": GridForwardConfig(16, 2, 1, 2, 1, 1, 4, clusters=2),
+    "backward": GridBackwardConfig(16, 2, 2, 2, 1, 1, 3, clusters=2),
+}
+
+
+def steps(address, step):
+    """Where each step of a loop lies; one back in time begins with the last."""
+    return [address + (t if step > 0 else t - STEPS + 1) * step for t in range(STEPS)]
+
+
+def forward(args, hidden, units):
+    """A recurrence that reads and writes all that a forward loop of four gates does."""
+    y = [at(place, (BATCH, hidden), args.y_row) for place in steps(args.y, args.y_step_bytes)]
+    x_at, saved_at = steps(args.x, args.x_step_bytes), steps(args.saved, args.saved_step_bytes)
+    weight = at(args.weight, (4 * hidden, hidden))
+    h, c = (
+        at(place, (BATCH, hidden)).clone() if place else torch.zeros(BATCH, hidden)
+        for place in args.initial
+    )
+    bias = sum(
+        at(place, (1, 4 * hidden))[0]
+        for place in (args.bias_x, args.bias_r)
+        if place
+    )  # fmt: skip
+    for t in range(STEPS):
+        x = at(x_at[t], (BATCH, 4 * units), args.x_row)
+        x = x.unflatten(1, (4, units))[..., :hidden].flatten(1)
+        gates = (x + h @ weight.T + bias).unflatten(1, (4, hidden)).sum(1)
+        h, c = torch.tanh(gates + c), torch.sin(gates)
+        y[t].copy_(h)
+        if args.saved:
+            width = units * 8 * saved_values(trace(cells.lstm))  # of a tile of rows
+            saved = at(saved_at[t], (1, width))
+            saved.copy_(h.flatten()[torch.arange(width) % h.numel()][None])
+    for place, state in zip(args.final, (h, c)):
+        at(place, (BATCH, hidden)).copy_(state)
+
+
+def backward(args, hidden, units):
+    """The same for a backward loop."""
+    weight = at(args.weight, (units, 4 * units))[:hidden].sum(0)
+    finals = [at(place, (BATCH, hidden)) for place in args.d_final if place]
+    carried = sum(finals) if finals else torch.zeros(BATCH, hidden)
+    saved_at, dy_at, d_gates_at = (
+        steps(args.saved, args.saved_step_bytes),
+        steps(args.dy, args.dy_step_bytes),
+        steps(args.d_gates, args.d_gates_step_bytes),
+    )
+    for t in range(STEPS):
+        saved = at(saved_at[t], (1, 8))
+        if args.dy:
+            dy = at(dy_at[t], (BATCH, hidden), args.dy_row)
+            carried = torch.sin(carried + dy + saved.sum())
+        found = torch.zeros(BATCH, 4, units)
+        found[..., :hidden] = carried[:, None]
+        d_gates = at(d_gates_at[t], (BATCH, 4 * units))
+        d_gates.copy_(found.flatten(1) * weight)
+    at(args.sums, (1, 4 * units)).copy_(d_gates.sum(0)[None])
+    for place in args.d_initial:
+        if place:
+            at(place, (BATCH, hidden)).copy_(carried)
+
+
+class Kernel:
+    """A kernel whose launches are done here."""
+
+    threads, max_clusters = 256, 64
+    launch, arguments = nvrtc.CudaKernel.launch, {}
+
+    def __init__(self, name, hidden):
+        self.made, self.hidden, self.units = SimpleNamespace(name=name), hidden, -(-hidden // 8) * 8
+        self.device, self._parameter = 0, threading.local()
+
+    def enter(self):
+        pass
+
+    def launch_at(self, parameter, clusters, stream, launch_event=0):
+        name = self.made.name
+        table = {**LOOPS, **PLAIN}[name]
+        count = sum(2 if field.array else 1 for field in table.fields)  # of two states
+        start = ctypes.c_void_p.from_address(parameter).value
+        args = named(table, (ctypes.c_int64 * count).from_address(start))
+        if name in LOOPS:
+            {"forward": forward, "backward": backward}[name](args, self.hidden, self.units)
+        elif name == "fill_flags":
+            for row in range(args.rows):
+                ctypes.memset(args.buffer + row * args.row_bytes, 255, 16 * args.pieces)
+        elif name == "reduce_bias_gradients":
+            sums = at(args.sums, (args.gates, args.units))[:, : args.hidden]
+            for place in (args.input_bias, args.recurrent_bias):
+                if place:
+                    at(place, (args.gates, args.hidden)).copy_(sums)
+        else:
+            {"permute_weights": permute_weights, "copy_rows": copy_rows}[name](args)
+
+
+class Plan:
+    """A product that is done here, and wants a workspace."""
+
+    workspace = 512
+
+    def __init__(self, dtype, device, sizes, layouts, aligned, full, count):
+        a, b, d = layouts
+        self.product = SimpleNamespace(sizes=sizes, a=a, b=b, d=d, count=count)
+        self.space_like = template((512,), torch.uint8, torch.device("cpu"))
+
+    def multiply(self, a, b, d, add, space, stream):
+        ctypes.memset(space, 255, 512)
+        multiply(self.product, a, b, d, add)
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Kernels and products without a device; gives a call of some sizes and the launches' count."""
+    monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(cublaslt, "MatmulPlan", Plan)
+    for module in (program, cublaslt, nvrtc):
+        monkeypatch.setattr(module, "current_stream", lambda device: 0)
+
+    def call(hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, **options):
+        def kernel(kind, *_):
+            return Kernel(kind, hidden), configs[kind]
+
+        monkeypatch.setattr(kernels, "kernel", kernel)
+        monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, hidden))
+        clear_caches()
+        spec = cells.lstm.spec(WIDTH, hidden, **options)
+        problem = Problem(spec, torch.float32, "cpu", grad=grad)
+        x = torch.randn(STEPS, BATCH, WIDTH)
+        if batch_first:
+            x = x.transpose(0, 1).contiguous().transpose(0, 1)
+        given = [torch.randn(spec.chains, BATCH, hidden) for _ in "hc"] if states else []
+        params = [torch.randn(slot.shape) for slot in module_slots(spec)]
+        return Call(problem, x, given, params)
+
+    yield call
+    clear_caches()
+
+
+def shapes_of(call):
+    width = call.problem.spec.directions * call.problem.spec.hidden_size
+    states = (call.problem.spec.chains, BATCH, call.problem.spec.hidden_size)
+    return [(STEPS, BATCH, width), states, states]
+
+
+def others(tensors):
+    return [
+        torch.randn(tensor.shape).as_strided(tensor.shape, tensor.stride()) for tensor in tensors
+    ]
+
+
+@pytest.mark.parametrize("hidden", [16, 13])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=str)
+def test_a_program_does_what_the_pass_does(
+    pretended, hidden, batch_first, states, configs, options
+):
+    """Of the tensors of that call, and of others; in this thread, and in another."""
+    call = pretended(hidden, configs, states, False, batch_first, **options)
+    fused = BACKENDS["fused"]
+    run = fused.repeat(call, shapes_of(call))
+    for given in ([call.x, *call.params, *call.states], None):
+        every = given or others([call.x, *call.params, *call.states])
+        want = fused.forward(run.called(every))
+        for found in (run(every), in_a_thread(lambda every=every: run(every))):
+            assert [*map(torch.equal, found, [want.y, *want.finals])] == [True] * 3
+            assert found[0].abs().sum() > 0
+
+
+def in_a_thread(run):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("hidden", [16, 13])
+@pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("given", [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize("wanted", ["all", "params", "some"])
+def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, given, wanted):
+    call = pretended(hidden, configs, **options)
+    fused, shapes = BACKENDS["fused"], shapes_of(call)
+    inner = [(1, *call.x.shape), *(state.shape for state in call.states)]
+    run = fused.repeat_recorded(call, shapes, inner)
+    count = len(call.params)
+    needs = {
+        "all": (True,) * (3 + count),
+        "params": (False, *(True,) * count, False, False),
+        "some": (True, *itertools.islice(itertools.cycle((True, False)), count), False, True),
+    }[wanted]
+    asked = []  # how often the backend was asked for a whole pass
+    whole = fused.backward
+    monkeypatch.setattr(
+        type(fused), "backward", lambda self, *args: asked.append(1) or whole(*args)
+    )
+    for number in range(3):
+        every = others([call.x, *call.params, *call.states])
+        out = fused.forward(run.called(every))
+        forward = run.forward(every)
+        assert [*map(torch.equal, forward, [out.y, *out.finals, *out.reserve])] == [True] * len(
+            forward
+        )
+        grads = [torch.randn(shape) if there else None for there, shape in zip(given, shapes)]
+        outputs = [forward[0], *forward[3:]]
+        want = run._run([*every, *outputs, *[g for g in grads if g is not None]], [*given], needs)
+        asked.clear()
+        found = run.backward(every, outputs, grads, needs)
+        assert len(asked) == (number == 0)
+        assert [grad is not None for grad in found] == [*needs]
+        for a, b in zip(found, want):
+            assert a is None or torch.equal(a.flatten(), b.flatten())
+        assert found[0] is None or found[0].shape == inner[0]
+
+
+def test_tensors_that_share_memory_have_slots_of_their_own(pretended):
+    """h0 is c0 where the call is recorded, and not later."""
+    call = pretended(16, grad=False)
+    call.states[1] = call.states[0]
+    run = BACKENDS["fused"].repeat(call, shapes_of(call))
+    every = others([call.x, *call.params, *call.states])
+    want = BACKENDS["fused"].forward(run.called(every))
+    assert [*map(torch.equal, run(every), [want.y, *want.finals])] == [True] * 3
+
+
+def test_other_alignment_or_no_memory_is_another_call(pretended):
+    call = pretended(16, grad=False)
+    run = BACKENDS["fused"].repeat(call, shapes_of(call))
+    every = [call.x, *call.params, *call.states]
+    assert run(every) is not None
+    apart = torch.empty(call.x.numel() + 1)[1:].view(call.x.shape)
+    assert run([apart, *every[1:]]) is None
+    gone = call.x.clone()
+    gone.untyped_storage().resize_(0)
+    assert run([gone, *every[1:]]) is None
+
+
+def test_what_torch_computes_is_no_program(pretended):
+    """Vectors that are stacked; more memory than a short call takes."""
+    call = pretended(16, grad=False)
+    assert BACKENDS["fused"].repeat(call, shapes_of(call)) is not None
+    with pytest.raises(NotRepeatableError, match="computes"):
+        again.record(lambda every: [every[0] + 1], [call.x])
+    with pytest.raises(NotRepeatableError, match="more than"):
+        again.record(
+            lambda every: [torch.empty_like(every[0].expand(1 << 22, -1, -1, -1))], [call.x]
+        )
+    with pytest.raises(NotRepeatableError, match="not memory that the pass took"):
+        again.record(lambda every: [every[0]], [call.x])
+    assert CURRENT.recording is None
+
+
+HITS = {"memory": 0, "full": 0}
+
+
+@pytest.fixture
+def hits(monkeypatch):
+    """How many calls and backward passes were repeated, or run in full, from memory."""
+    count = dict(HITS)
+    run, full = repeats.Repeats.run, recorded.Recorded._in_full
+
+    def counted(self, *args):
+        found = run(self, *args)
+        count["memory"] += found is not None
+        return found
+
+    def counted_full(self, *args):
+        count["full"] += 1
+        return full(self, *args)
+
+    monkeypatch.setattr(repeats.Repeats, "run", counted)
+    monkeypatch.setattr(recorded.Recorded, "_in_full", counted_full)
+    return count
+
+
+def on_gpu(hidden, dtype=torch.bfloat16, kind="LSTM", width=24, **options):
+    torch.manual_seed(0)
+    return getattr(openrnn, kind)(
+        width, hidden, device="cuda", dtype=dtype, backend="fused", **options
+    )
+
+
+def drawn(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [16, 13, 1024])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3}, {"bidirectional": True},
+                                     {"batch_first": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("given", [False, True])
+def test_results_and_gradients_are_the_same_bits(hits, dtype, hidden, kind, options, given):
+    """Of the first call, the one that is recorded, and two that repeat it, with other weights."""
+    module = on_gpu(hidden, dtype, kind, **options)
+    x = drawn(4, 7, 24, dtype=dtype)
+    batch = x.shape[0] if "batch_first" in options else x.shape[1]
+    hx = None
+    if given:
+        layers = options.get("num_layers", 1) * (2 if "bidirectional" in options else 1)
+        hx = tuple(drawn(layers, batch, hidden, dtype=dtype) for _ in range(2))
+        hx = hx if kind == "LSTM" else hx[0]
+    leaves = [x, *module.parameters(), *(flat((x, hx))[1:] if given else ())]
+
+    def step(remembers=True):
+        if not remembers:
+            module._repeats = repeats.Repeats()
+        results = flat(module(x, hx))
+        torch.manual_seed(3)
+        grads = [torch.randn_like(result) for result in results]
+        with torch.no_grad():
+            plain = flat(module(x, hx))
+        return [*results, *plain, *torch.autograd.grad(results, leaves, grads)]
+
+    for _ in range(2):
+        step()
+    for _ in range(2):
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.mul_(0.7)
+        hits["memory"] = 0
+        found = step()
+        assert hits == {"memory": 2, "full": 0}
+        kept = module._repeats
+        want = step(remembers=False)
+        module._repeats = kept
+        for a, b in zip(found, want, strict=True):
+            assert torch.equal(a, b)
+            assert a.stride() == b.stride()
+
+
+@pytest.mark.gpu
+def test_calls_repeat_on_any_stream_and_in_graphs(hits):
+    module, x = on_gpu(256), drawn(4, 7, 24)
+    with torch.no_grad():
+        want, _ = module(x)[0], module(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            aside = module(x)[0]
+        torch.cuda.current_stream().wait_stream(stream)
+        assert torch.equal(aside, want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, _ = module(x)
+        x.mul_(2)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert hits["memory"] == 2
+        assert not torch.equal(y, want)
+        assert torch.equal(y, module(x)[0])
+
+
+@pytest.mark.gpu
+def test_calls_repeat_in_threads(hits):
+    module = on_gpu(64)
+    inputs = [drawn(4, 7, 24) for _ in range(8)]
+    with torch.no_grad():
+        want = [module(x)[0] for x in inputs]
+    found = [None] * 8
+
+    def run(place):
+        with torch.no_grad():
+            for _ in range(50):
+                found[place] = module(inputs[place])[0]
+        torch.cuda.synchronize()
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hits["memory"] > 300
+    assert all(map(torch.equal, found, want))
+
+
+@pytest.mark.gpu
+def test_another_precision_is_another_call(hits):
+    module, x = on_gpu(64, torch.float32), drawn(4, 7, 24, dtype=torch.float32)
+    module.backend = "auto"
+    before = torch.backends.cudnn.rnn.fp32_precision
+    try:
+        with torch.no_grad():
+            torch.backends.cudnn.rnn.fp32_precision = "tf32"
+            short, _ = [module(x)[0] for _ in range(3)][1:]
+            assert hits["memory"] == 1
+            torch.backends.cudnn.rnn.fp32_precision = "ieee"
+            exact = module(x)[0]
+            assert hits["memory"] == 1
+    finally:
+        torch.backends.cudnn.rnn.fp32_precision = before
+    assert not torch.equal(short, exact)
+
+
+@pytest.mark.gpu
+def test_autocast_is_another_call(hits):
+    module, x = on_gpu(64, torch.float32), drawn(4, 7, 24, dtype=torch.float32)
+    with torch.no_grad():
+        plain = [module(x)[0] for _ in range(3)][-1]
+        assert hits["memory"] == 1
+        with torch.autocast("cuda", torch.bfloat16):
+            short = module(x)[0]
+    assert hits["memory"] == 1
+    assert plain.dtype == torch.float32
+    assert not torch.equal(plain, short.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
+def test_one_step_modules_repeat(hits, kind):
+    torch.manual_seed(0)
+    module = getattr(openrnn, kind)(24, 64, device="cuda", dtype=torch.bfloat16)
+    x, h = drawn(7, 24), drawn(7, 64)
+    hx = (h, drawn(7, 64)) if kind == "LSTMCell" else h
+
+    def step():
+        found = module(x, hx)
+        found = list(found) if isinstance(found, tuple) else [found]
+        return [*found, *torch.autograd.grad(sum(one.float().sum() for one in found),
+                                             [x, *module.parameters()])]  # fmt: skip
+
+    first, _, third = (step() for _ in range(3))
+    assert hits == {"memory": 1, "full": 0}
+    assert all(map(torch.equal, first, third))
