@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_fused_launches import clear_caches, named
+from test_fused_launches import clear_caches, named, without_side_stream
 from test_fused_products import at, copy_rows, multiply, permute_weights
 from test_repeats import flat
 
 import openrnn
 from openrnn import cells
 from openrnn.backends.base import Call
-from openrnn.backends.fused import again, backend, kernels, program
+from openrnn.backends.fused import again, backend, kernels, program, schedules
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -42,6 +42,8 @@ GRIDS = {
     "forward": GridForwardConfig(16, 2, 1, 2, 1, 1, 4, clusters=2),
     "backward": GridBackwardConfig(16, 2, 2, 2, 1, 1, 3, clusters=2),
 }
+
+OPTIONS = [{}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True}]
 
 
 def steps(address, step):
@@ -158,8 +160,14 @@ def pretended(monkeypatch):
     monkeypatch.setattr(cublaslt, "MatmulPlan", Plan)
     for module in (program, cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
+    without_side_stream(monkeypatch, lambda: None)
 
-    def call(hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, **options):
+    def call(
+        hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
+        **options,
+    ):  # fmt: skip
+        monkeypatch.setattr(schedules, "at_once", lambda *_: at_once)
+
         def kernel(kind, *_):
             return Kernel(kind, hidden), configs[kind]
 
@@ -195,7 +203,7 @@ def others(tensors):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_program_does_what_the_pass_does(
     pretended, hidden, batch_first, states, configs, options
 ):
@@ -203,6 +211,8 @@ def test_a_program_does_what_the_pass_does(
     call = pretended(hidden, configs, states, False, batch_first, **options)
     fused = BACKENDS["fused"]
     run = fused.repeat(call, shapes_of(call))
+    waits = [one.side for one in run.program.operations if isinstance(one, program.Wait)]
+    assert waits == ([True, False] if "at_once" in options else [])
     for given in ([call.x, *call.params, *call.states], None):
         every = given or others([call.x, *call.params, *call.states])
         want = fused.forward(run.called(every))
@@ -221,7 +231,7 @@ def in_a_thread(run):
 
 @pytest.mark.parametrize("hidden", [16, 13])
 @pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("given", [(True, True, True), (True, False, False), (False, True, False)])
 @pytest.mark.parametrize("wanted", ["all", "params", "some"])
 def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, given, wanted):

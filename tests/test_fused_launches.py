@@ -18,8 +18,10 @@ from openrnn.backends.fused import (
     kernels,
     launches,
     prepared,
+    program,
     schedules,
 )
+from openrnn.backends.fused.layer import ForwardFlags
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -32,6 +34,7 @@ from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS, PLAIN
 from openrnn.native import cublaslt
 from openrnn.params import module_slots
+from openrnn.schedule import Chunking
 from openrnn.spec import Problem
 from openrnn.tuning import chunks
 
@@ -84,11 +87,17 @@ def store(config, args):
 
 def without_side_stream(monkeypatch, joins):
     """A side stream without a device: its work is done at once; a launch event of 7."""
-    stream = SimpleNamespace(device=0, wait_stream=lambda _: joins())
-    side = SimpleNamespace(launch_event=7, wait_for_launch=lambda: None, stream=stream)
+
+    def nothing():
+        pass
+
+    side = SimpleNamespace(
+        launch_event=7, wait_for_launch=nothing, wait_for_main=nothing, join=joins, handle=1,
+        stream=None,
+    )  # fmt: skip
     monkeypatch.setattr(launches, "side_stream", lambda device: side)
+    monkeypatch.setattr(program, "side_stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
 
 @pytest.fixture
@@ -150,6 +159,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
+    monkeypatch.setattr(schedules, "at_once", lambda *_: False)
     return step
 
 
@@ -183,6 +193,52 @@ def test_loops_that_products_wait_for_record_an_event(launched, overlapped, both
         for n, begin in enumerate(begins)
         for loops in (forward if n < ways else backward)
     ]
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+def test_both_directions_at_once(monkeypatch, launched, given):
+    """Two layers: the streams wait for each other once a layer and pass; no memory is shared."""
+    waits = []
+    without_side_stream(monkeypatch, lambda: waits.append(len(launched.events)))
+    monkeypatch.setattr(schedules, "at_once", lambda *_: True)
+    spec = cells.lstm.spec(64, 64, bidirectional=True, num_layers=2)
+    found = launched(CLUSTERS, spec, 11, **{name: MASKS[name] for name in given})
+    assert waits == [2, 4, 6, 8]
+    assert [(kind, args.reverse) for kind, args in found] == [
+        (kind, direction) for kind in ("forward", "backward") for _ in "ll" for direction in (0, 1)
+    ]
+    for (kind, one), (_, other) in zip(found[::2], found[1::2]):
+        for name in ("y", "saved", "x") if kind == "forward" else ("d_gates", "sums", "weight"):
+            assert 0 != getattr(one, name) != getattr(other, name) != 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [(True, {}), (False, {"steps": 20}), (False, {"clusters": 15}), (False, {"configs": GRIDS}),
+     (False, {"edges": (0, 60, 100)}), (True, {"overlap": True}),
+     (False, {"overlap": True, "columns": 1 << 20}), (True, {"columns": 1 << 20}),
+     (True, {"clusters": 16})],
+    ids=str,
+)  # fmt: skip
+def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
+    """128 rows by tiles of 16 are 8 clusters for each direction."""
+    asked = {"steps": 100, "clusters": 17, "configs": CLUSTERS, "columns": 64, **changed}
+    config = asked["configs"]["forward"]
+    config = config if config.clusters > 1 else replace(config, tiles=2)
+    assert config.rows == 16 or config.clusters > 1
+    found = SimpleNamespace(max_clusters=asked["clusters"]), config
+    monkeypatch.setattr(kernels, "kernel", lambda *_: found)
+    step = SimpleNamespace(us=0.5)
+    monkeypatch.setattr(schedules, "_loop_step", lambda *_: step)
+    spec = cells.lstm.spec(64, 64, bidirectional=True)
+    problem = Problem(spec, torch.bfloat16, "cuda")
+    key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
+    edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
+    cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
+    on = ForwardFlags(False, False, False, False, False)
+    clear_caches()
+    assert schedules.at_once(key, 0, cut, on, (), asked["columns"]) == wanted
+    clear_caches()
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)

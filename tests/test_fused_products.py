@@ -117,14 +117,16 @@ class Given:
 
 def divide(monkeypatch, number):
     """Calls have that many chunks, or others whose products run beside the loops of the next."""
+    monkeypatch.setattr(schedules, "at_once", lambda *_: number == "at once")
     if isinstance(number, int):
         monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
         return
-    monkeypatch.setattr(schedules, "edges", lambda *_: list(number))
     without_side_stream(monkeypatch, lambda: None)
+    if number != "at once":
+        monkeypatch.setattr(schedules, "edges", lambda *_: list(number))
 
 
-@pytest.mark.parametrize("number", [1, 3, 11, (0, 4, STEPS), (0, 1, 4, STEPS)], ids=str)
+@pytest.mark.parametrize("number", [1, 3, 11, (0, 4, STEPS), (0, 1, 4, STEPS), "at once"], ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
@@ -184,7 +186,10 @@ def test_products_of_chunks_are_those_of_all_steps(
             else:
                 continue
             d_recurrent += torch.outer(d_gates[t, b], before)
-    begun = [0] * number if isinstance(number, int) else [0] + [7] * (len(number) - 2)
+    beside = number if isinstance(number, tuple) else ()
+    begun = (
+        [0] + [7] * (len(beside) - 2) if beside else [0] * (number if number != "at once" else 1)
+    )
     assert [given.begun for given in lefts] == [begun] * 2
     assert all(grad.is_contiguous() for grad in found.params)
     torch.testing.assert_close(found.x, d_gates @ weights[place], rtol=1e-4, atol=1e-4)

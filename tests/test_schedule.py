@@ -20,6 +20,7 @@ from openrnn.schedule.operations import (
     MakeRoom,
     OfChunk,
     WaitForLaunch,
+    WaitForMain,
     WaitForSide,
 )
 
@@ -52,6 +53,8 @@ def finished_before(operations, stream, place):
     for operation in operations[:place]:
         if isinstance(operation, WaitForSide):
             running[MAIN] += [other for other in running[SIDE] if other not in running[MAIN]]
+        elif isinstance(operation, WaitForMain):
+            running[SIDE] += [other for other in running[MAIN] if other not in running[SIDE]]
         elif isinstance(operation, WaitForLaunch):
             running[SIDE] += [other for other in launches if other not in running[SIDE]]
         else:
@@ -116,8 +119,70 @@ def test_nothing_runs_before_what_it_needs(edges, options, reverse):
             assert set(needs(operation, operations, chunking)) <= done, operation
         # what is still running on the side stream would outlive the call
         ended = finished_before(operations, MAIN, len(operations))
-        waits = (WaitForLaunch, WaitForSide)
+        waits = (WaitForLaunch, WaitForMain, WaitForSide)
         assert {other for other in operations if not isinstance(other, waits)} == ended
+
+
+def needs_at_once(operation, operations):
+    """The same for layers whose directions run at once, each in one chunk."""
+
+    def of(types, layer, directions=(0, 1)):
+        return [
+            other for other in operations
+            if isinstance(other, types) and other.layer == layer and other.direction in directions
+        ]  # fmt: skip
+
+    back = any(isinstance(other, GradientProducts) for other in operations)
+    if isinstance(operation, WaitForMain | WaitForSide):
+        return []
+    layer, own = operation.layer, (operation.direction,)
+    if isinstance(operation, InputProduct):  # of both directions of the layer below
+        return [*of(BeginLayer, layer, own), *of(Loop, layer - 1)]
+    if isinstance(operation, Loop) and not back:
+        return of(InputProduct, layer, own)
+    if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
+        return [*of(BeginLayer, layer, own), *of(GradientProducts, layer + 1)]
+    if isinstance(operation, GradientProducts):  # the second adds to the dx of the first
+        first = of(GradientProducts, layer, (0,)) if operation.direction else []
+        return [*of(Loop, layer, own), *first]
+    if isinstance(operation, FinishWeights):
+        return of(GradientProducts, layer, own)
+    return []
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_both_directions_run_at_once_and_after_what_they_need(layers):
+    whole = Chunking((0, 11), at_once=True), Chunking((0, 11), True, at_once=True)
+    for operations in (schedule.forward((whole,) * layers), schedule.backward((whole,) * layers)):
+        for place, operation in enumerate(operations):
+            done = finished_before(operations, operation.stream, place)
+            assert {*needs_at_once(operation, operations)} <= done, operation
+            if isinstance(operation, Loop):  # neither waits for the other
+                other = [
+                    one for one in operations
+                    if isinstance(one, Loop) and one.layer == operation.layer
+                    and one.direction != operation.direction
+                ]  # fmt: skip
+                assert len(other) == 1
+                assert other[0] not in done
+        ended = finished_before(operations, MAIN, len(operations))
+        assert {
+            one for one in operations if not isinstance(one, WaitForMain | WaitForSide)
+        } == ended
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
+def test_what_the_side_stream_uses_is_taken_before_it_begins(back):
+    """And the main stream takes no memory before it has waited, which might be that."""
+    whole = Chunking((0, 11), at_once=True), Chunking((0, 11), True, at_once=True)
+    operations = (schedule.backward if back else schedule.forward)((whole,))
+    verbs = [(operation.verb, operation.stream) for operation in operations]
+    fork, join = verbs.index(("wait_for_main", SIDE)), verbs.index(("wait_for_side", MAIN))
+    room = [place for place, (verb, _) in enumerate(verbs) if verb in ("begin_layer", "make_room")]
+    assert max(room) < fork
+    sides = [place for place, (_, stream) in enumerate(verbs) if stream == SIDE]
+    assert min(sides) == fork
+    assert {stream for _, stream in verbs[sides[1] : join]} == {SIDE}
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -129,6 +129,21 @@ def _fused() -> Iterable[BenchRow]:
     yield BenchRow("flashrnn", "lstm", 1024, 16, 768, 768)
 
 
+def _stacks() -> Iterable[BenchRow]:
+    """Layers and directions, and single layers too large for one launch of small blocks."""
+    for layers, hidden, batch, steps in ((4, 512, 1, 512), (4, 512, 64, 128), (8, 256, 64, 256),
+                                         (2, 1024, 64, 256), (1, 1024, 256, 256)):  # fmt: skip
+        name = f"lstm-{layers}x{hidden}-b{batch}"
+        yield BenchRow(name, "lstm", steps, batch, hidden, hidden, layers)
+    for cell, layers, hidden, batch, steps in (
+        ("lstm", 1, 256, 32, 500), ("lstm", 3, 512, 32, 300), ("lstm", 5, 1024, 16, 150),
+        ("gru", 2, 128, 16, 1000),
+    ):  # fmt: skip
+        name = f"{cell}-{layers}x{hidden}-b{batch}-both"
+        yield BenchRow(name, cell, steps, batch, hidden, hidden, layers, bidirectional=True)
+    yield BenchRow("lstm-1x1280-b48", "lstm", 100, 48, 1000, 1280)
+
+
 def _cudnn() -> Iterable[BenchRow]:
     """The rows of users, but for resets, which cuDNN does not have."""
     return (replace(row, resets=0.0) for row in _USERS)
@@ -208,7 +223,7 @@ _MADE = {
     "users": _USERS, "deepbench": _deepbench(), "latency": _latency(), "scaling": _scaling(),
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
-    "precision": _precision(), "loops": _loops(),
+    "precision": _precision(), "loops": _loops(), "stacks": _stacks(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -233,6 +248,7 @@ DEFAULTS = {
     "cpu": Defaults(("torch", "onnxruntime")),
     "cells": Defaults((*USERS, "recompute"), (BF16,)),
     "host": Defaults(("torch",), (BF16, "tf32")),
+    "stacks": Defaults(("torch", "graph", "cudnn"), (BF16,)),
     "precision": Defaults(("torch",)),
     "loops": Defaults(tuple(WAYS), backend="fused"),
 }

@@ -15,7 +15,7 @@ from openrnn.errors import LibraryError
 from openrnn.memo import memo, resource
 from openrnn.memory import template
 from openrnn.native.device import current_stream
-from openrnn.native.recording import CURRENT, Multiplied
+from openrnn.native.recording import CURRENT
 
 # One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
 SIGNATURES = {
@@ -245,7 +245,7 @@ class Product:
         aligned = min(16, places & -places)
         plan = self._plans.get(aligned) or self._plan(aligned)
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(Multiplied(plan, a, b, d, add))
+            CURRENT.recording.multiply(plan, a, b, d, add)
             return
         space = None if plan.space_like is None else torch.empty_like(plan.space_like)
         place = 0 if space is None else space.data_ptr()

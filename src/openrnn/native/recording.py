@@ -1,6 +1,7 @@
 """Launches and products of one thread, written down instead of run.
 
-While a thread records, `CudaKernel.launch` and `Product.run` in it reach no device.
+While a thread records, `CudaKernel.launch` and `Product.run` in it reach no device. Whoever waits
+for a stream asks `CURRENT` himself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NotRepeatableError(OpenRNNError, RuntimeError):
-    """What was to be written down is more than launches and products on one stream."""
+    """What was to be written down is more than launches, products and waits for a stream."""
 
 
 class Launched(NamedTuple):
@@ -25,6 +26,7 @@ class Launched(NamedTuple):
     kernel: "CudaKernel"
     clusters: int
     words: tuple[int, ...]
+    side: bool  # on the side stream
 
 
 class Multiplied(NamedTuple):
@@ -35,21 +37,44 @@ class Multiplied(NamedTuple):
     b: int
     d: int
     add: bool
+    side: bool
+
+
+class Fork(NamedTuple):
+    """The side stream waits for all that the main stream was given."""
+
+
+class Join(NamedTuple):
+    """The main stream waits for all that the side stream was given."""
 
 
 class Recording:
     """What a thread would have run, in its order."""
 
     def __init__(self) -> None:
-        self.operations: list[Launched | Multiplied] = []
+        self.operations: list[Launched | Multiplied | Fork | Join] = []
+        self._side = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it, what is written down belongs to the side stream."""
+        self._side = True
+        try:
+            yield
+        finally:
+            self._side = False
 
     def launch(
         self, kernel: "CudaKernel", clusters: int, words: Sequence[int], launch_event: int
     ) -> None:
         """Instead of `CudaKernel.launch`."""
         if launch_event:
-            raise NotRepeatableError("a second stream waits for a launch")
-        self.operations.append(Launched(kernel, clusters, tuple(words)))
+            raise NotRepeatableError("the side stream waits for a launch")
+        self.operations.append(Launched(kernel, clusters, tuple(words), self._side))
+
+    def multiply(self, plan: "MatmulPlan", a: int, b: int, d: int, add: bool) -> None:
+        """Instead of `Product.run`."""
+        self.operations.append(Multiplied(plan, a, b, d, add, self._side))
 
 
 class _Current(local):

@@ -1,4 +1,4 @@
-"""A second stream beside torch's current one, for work that may run next to a loop."""
+"""A second stream beside torch's current one, for what runs next to a loop."""
 
 from functools import cache
 from typing import Any
@@ -21,22 +21,39 @@ def supported() -> bool:
 
 
 class SideStream:
-    """A stream of our own, and an event with which a launch says that all its blocks have begun.
+    """A stream of our own, and events by which it and the main stream wait for each other.
+
+    Args:
+        main: handle of the stream that it lies beside.
 
     Attributes:
-        stream: as torch knows it.
-        launch_event: the event, as `CudaKernel.launch` takes it.
+        stream: as torch knows it; handle: as the driver does.
+        launch_event: with it a launch says that all its blocks have begun: `CudaKernel.launch`.
     """
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, main: int) -> None:
+        self.main = main
         with torch.cuda.device(device):
-            made = self._ask("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
-            self.stream = torch.cuda.ExternalStream(int(made), device)
-            self.launch_event = int(self._ask("cuEventCreate", 2))  # CU_EVENT_DISABLE_TIMING
+            self.handle = int(self._ask("cuStreamCreate", 1))  # CU_STREAM_NON_BLOCKING
+            self.stream = torch.cuda.ExternalStream(self.handle, device)
+            # CU_EVENT_DISABLE_TIMING
+            self.launch_event, self._main_event, self._side_event = (
+                int(self._ask("cuEventCreate", 2)) for _ in range(3)
+            )
 
     def wait_for_launch(self) -> None:
         """What the stream does next waits until the blocks of that launch have begun."""
-        self._ask("cuStreamWaitEvent", self.stream.cuda_stream, self.launch_event, 0)
+        self._ask("cuStreamWaitEvent", self.handle, self.launch_event, 0)
+
+    def wait_for_main(self) -> None:
+        """What the stream does next waits for all that the main stream was given."""
+        self._ask("cuEventRecord", self._main_event, self.main)
+        self._ask("cuStreamWaitEvent", self.handle, self._main_event, 0)
+
+    def join(self) -> None:
+        """What the main stream does next waits for all that this one was given."""
+        self._ask("cuEventRecord", self._side_event, self.handle)
+        self._ask("cuStreamWaitEvent", self.main, self._side_event, 0)
 
     @staticmethod
     def _ask(name: str, *arguments: int) -> Any:
@@ -50,7 +67,7 @@ class SideStream:
 
 @resource
 def _beside(device: int, stream: int) -> SideStream:
-    return SideStream(device)
+    return SideStream(device, stream)
 
 
 def side_stream(device: int) -> SideStream:

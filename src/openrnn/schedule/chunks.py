@@ -30,6 +30,7 @@ class Chunking:
         edges: where chunks begin and end, in time, from 0 to T.
         reverse: forward begins with the last chunk.
         overlap: products of one chunk run on a side stream beside the loop of another.
+        at_once: the loops of both directions of the layer run at the same time, each of all steps.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
     """
@@ -37,6 +38,7 @@ class Chunking:
     edges: tuple[int, ...]
     reverse: bool = False
     overlap: bool = False
+    at_once: bool = False
     fills: frozenset[str] = frozenset()
 
     @cached_property

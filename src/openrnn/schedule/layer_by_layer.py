@@ -1,7 +1,8 @@
-"""Layers one after the other, directions too; products of a chunk beside the loop of another."""
+"""Layers one after the other; products of a chunk beside the loop of another."""
 
 from collections.abc import Iterator, Sequence
 
+from openrnn.schedule import both_directions
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
@@ -33,7 +34,10 @@ def forward(
     """
     found: list[Operation] = []
     for layer, directions in enumerate(chunkings):
-        for direction, chunking in enumerate(directions):
+        at_once = directions[0].at_once
+        if at_once:
+            found += both_directions.forward(layer, directions)
+        for direction, chunking in enumerate(() if at_once else directions):
             found.append(BeginLayer(layer, direction))
             if products:
                 found += _forward(layer, direction, chunking)
@@ -85,7 +89,10 @@ def backward(
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
             found.append(Dropout(layer - 1))  # what this layer read was not saved
-        for direction, chunking in enumerate(chunkings[layer]):
+        at_once = chunkings[layer][0].at_once
+        if at_once:
+            found += both_directions.backward(layer, chunkings[layer])
+        for direction, chunking in enumerate(() if at_once else chunkings[layer]):
             found.append(BeginLayer(layer, direction))
             if products:
                 found += _backward(layer, direction, chunking, recompute)

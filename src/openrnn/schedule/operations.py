@@ -124,6 +124,13 @@ class WaitForLaunch(Operation):
 
 
 @dataclass(frozen=True)
+class WaitForMain(Operation):
+    """The side stream waits for all that the main stream was given so far."""
+
+    verb = "wait_for_main"
+
+
+@dataclass(frozen=True)
 class WaitForSide(Operation):
     """The main stream waits for all that runs on the side stream."""
 

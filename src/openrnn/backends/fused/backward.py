@@ -64,16 +64,9 @@ class Backward(ForwardLoops):
         self.dx: Tensor | None = None
         self._input = call.x  # what the current layer read
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
-        self._current: LayerGradients | None = None
+        self._current: dict[int, LayerGradients] = {}  # of the layer, by direction
         self._chunk_states: Tensor | None = None  # gradients that the previous chunk left
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
-
-    @property
-    def current(self) -> LayerGradients:
-        """The gradients of the current layer and direction."""
-        if self._current is None:
-            raise RuntimeError("no layer has begun")
-        return self._current
 
     def begin_layer(self, operation: BeginLayer) -> None:
         layer, direction = operation.layer, operation.direction
@@ -84,8 +77,10 @@ class Backward(ForwardLoops):
         weights = self.weights(layer, direction)
         loop = prepared.loop_for(weights.layer, self.batch, self._flags)
         self._chunk_states = None
-        tensors = LayerTensors(self._input, self.outputs[layer], self.dy, self.dx)
-        self._current = LayerGradients(
+        other = self._current.get(0)  # the other direction, if it has not finished
+        dx = self.dx if other is None else other.dx
+        tensors = LayerTensors(self._input, self.outputs[layer], self.dy, dx)
+        self._current[direction] = LayerGradients(
             self, weights, self.chunkings[layer][direction], loop, tensors,
             weights.layer.wanted(self.needs),
         )  # fmt: skip
@@ -115,7 +110,7 @@ class Backward(ForwardLoops):
     def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
         """Memory for y and saved activations of a chunk whose forward loop runs again."""
         if self._recompute_buffers is None:
-            steps, layer = operation.chunk.steps, self.current.layer
+            steps, layer = operation.chunk.steps, self._current[operation.direction].layer
             width = self.spec.directions * layer.hidden
             saved = self.empty(*layer.saved_shape(steps, self.batch))
             self._recompute_buffers = self.empty(steps, self.batch, width), saved
@@ -126,7 +121,7 @@ class Backward(ForwardLoops):
 
     def fill_flags(self, operation: FillFlags) -> None:
         if operation.backward:
-            fill_flags(self.current.d_gates(operation.chunk))
+            fill_flags(self._current[operation.direction].d_gates(operation.chunk))
         else:
             super().fill_flags(operation)
 
@@ -138,14 +133,14 @@ class Backward(ForwardLoops):
 
     def _recompute(self, operation: Loop) -> None:
         """Runs a chunk's forward loop again, for its saved activations."""
-        chunk, index = operation.chunk, self.current.layer.index
+        chunk, index = operation.chunk, self._current[operation.direction].layer.index
         y, saved = self._recomputed(operation)
         before = self.saved[index][chunk.number - 1] if chunk.number else None
         # the states that the chunk ends with are not read: forward has written them
         self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        at, chunk = self.current, operation.chunk
+        at, chunk = self._current[operation.direction], operation.chunk
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         buffers = self._recompute_buffers
         saved = buffers[1] if buffers else chunk.of(self.saved[layer.index])
@@ -177,14 +172,14 @@ class Backward(ForwardLoops):
         self._chunk_states, self._recompute_buffers = room, None
 
     def gradient_products(self, operation: GradientProducts) -> None:
-        self.current.products(operation.chunk)
+        self._current[operation.direction].products(operation.chunk)
 
     def finish_weights(self, operation: FinishWeights) -> None:
-        at = self.current
+        at = self._current.pop(operation.direction)
         for place, grad in zip(at.layer.places, at.finished()):
             if place is not None:
                 self.d_params[place] = grad
-        self.dx, self._current = at.dx, None
+        self.dx = at.dx
 
     @property
     def gradients(self) -> Gradients:

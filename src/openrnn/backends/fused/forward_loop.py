@@ -117,6 +117,7 @@ class ForwardLoops(Launches):
         direction, chunk, inputs = (
             operation.direction, operation.chunk, self._inputs.pop(operation.place)
         )  # fmt: skip
+        self.keep(operation, inputs)
         weights, size = inputs.weights, y.element_size()
         layer = weights.layer
         x_step, x_row, _ = inputs.x_gates.stride()

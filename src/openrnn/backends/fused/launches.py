@@ -20,9 +20,10 @@ from openrnn.backends.fused.layer import (
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
+from openrnn.native.recording import CURRENT, Fork, Join
 from openrnn.native.side_stream import SideStream, side_stream
 from openrnn.schedule import Chunk
-from openrnn.schedule.operations import WaitForLaunch, WaitForSide
+from openrnn.schedule.operations import SIDE, Operation, WaitForLaunch, WaitForMain, WaitForSide
 
 
 def address(tensor: Tensor | None) -> int:
@@ -132,6 +133,7 @@ class Launches:
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
         self._forked = False  # the side stream may have work
+        self._kept: list[object] = []  # what that reads
 
     def weights(self, layer: int, direction: int) -> Weights:
         """The parameters of a layer and direction."""
@@ -209,6 +211,8 @@ class Launches:
     def side_stream(self) -> AbstractContextManager[object]:
         """Within it, what is launched goes to the side stream."""
         self._forked = True
+        if CURRENT.recording is not None:
+            return CURRENT.recording.aside()
         return torch.cuda.stream(self._side.stream)
 
     def launch_event(self, signals: bool) -> int:
@@ -218,12 +222,30 @@ class Launches:
     def wait_for_launch(self, _: WaitForLaunch) -> None:
         self._side.wait_for_launch()
 
+    def wait_for_main(self, _: WaitForMain) -> None:
+        if CURRENT.recording is not None:
+            CURRENT.recording.operations.append(Fork())
+        else:
+            self._side.wait_for_main()
+
     def wait_for_side(self, _: WaitForSide) -> None:
         self._join()
+        self._kept.clear()
 
     def abandon(self) -> None:
         if self._forked:
             self._join()
 
+    def keep(self, operation: Operation, what: object) -> None:
+        """Keeps what an operation on the side stream reads until the main stream has waited.
+
+        Memory that is free may be written on the main stream at once.
+        """
+        if operation.stream is SIDE:
+            self._kept.append(what)
+
     def _join(self) -> None:
-        torch.cuda.current_stream(self.device).wait_stream(self._side.stream)
+        if CURRENT.recording is not None:
+            CURRENT.recording.operations.append(Join())
+        else:
+            self._side.join()

@@ -16,9 +16,11 @@ from openrnn.memory import Made
 from openrnn.native.cublaslt import MatmulPlan
 from openrnn.native.device import On, current_stream
 from openrnn.native.nvrtc import CudaKernel, Parameter
+from openrnn.native.side_stream import side_stream
 
 _address = Tensor.data_ptr
-Run = Callable[[Sequence[int], int], None]  # of the values, on a stream
+Streams = tuple[int, int]  # handles of the main stream and, where one is used, the side stream
+Run = Callable[[Sequence[int], Streams], None]  # of the values
 
 
 class Value(NamedTuple):
@@ -33,27 +35,29 @@ class Launch(NamedTuple):
 
     Attributes:
         words: its arguments as their struct has them; those of `given` are placeholders.
+        side: on the side stream.
         given: by place among the words, what a run gives.
     """
 
     kernel: CudaKernel
     clusters: int
     words: tuple[int, ...]
+    side: bool
     given: tuple[tuple[int, Value], ...]
 
     def bound(self) -> Run:
         """Launches it, with memory of one thread for its arguments."""
         parameter = Parameter(len(self.words))
         parameter.words[:] = self.words
-        launch, clusters = self.kernel.launch_at, self.clusters
+        launch, clusters, side = self.kernel.launch_at, self.clusters, self.side
         given = [(place, slot, offset) for place, (slot, offset) in self.given]
         self.kernel.enter()
 
-        def run(values: Sequence[int], stream: int) -> None:
+        def run(values: Sequence[int], streams: Streams) -> None:
             words = parameter.words
             for place, slot, offset in given:
                 words[place] = values[slot] + offset
-            launch(parameter.address, clusters, stream)
+            launch(parameter.address, clusters, streams[side])
 
         return run
 
@@ -66,26 +70,44 @@ class Multiply(NamedTuple):
     b: Value
     d: Value
     add: bool
+    side: bool
     space: Value  # of its workspace
 
     def bound(self) -> Run:
         """Multiplies."""
-        multiply, add = self.plan.multiply, self.add
+        multiply, add, side = self.plan.multiply, self.add, self.side
         (a, from_a), (b, from_b), (d, from_d), (space, from_space) = (
             self.a, self.b, self.d, self.space
         )  # fmt: skip
 
-        def run(values: Sequence[int], stream: int) -> None:
+        def run(values: Sequence[int], streams: Streams) -> None:
             multiply(
                 values[a] + from_a, values[b] + from_b, values[d] + from_d, add,
-                values[space] + from_space, stream,
+                values[space] + from_space, streams[side],
             )  # fmt: skip
 
         return run
 
 
+class Wait(NamedTuple):
+    """A stream waits for all that the other was given; `side`: the side stream waits."""
+
+    side: bool
+    device: int
+
+    def bound(self) -> Run:
+        """Waits."""
+        device, side = self.device, self.side
+
+        def run(values: Sequence[int], streams: Streams) -> None:
+            beside = side_stream(device)
+            (beside.wait_for_main if side else beside.join)()
+
+        return run
+
+
 class Program:
-    """The launches and products of a pass in their order.
+    """The launches, products and waits of a pass in their order.
 
     Args:
         made: the tensors that a run makes, the workspace last.
@@ -93,9 +115,10 @@ class Program:
     """
 
     def __init__(
-        self, operations: Sequence[Launch | Multiply], made: Sequence[Made], device: int
+        self, operations: Sequence[Launch | Multiply | Wait], made: Sequence[Made], device: int
     ) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
+        self._forks = any(isinstance(one, Wait) for one in operations)
         self._local = local()
 
     def run(self, values: list[int]) -> list[Tensor]:
@@ -110,9 +133,9 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        stream = current_stream(device)
+        streams = current_stream(device), side_stream(device).handle if self._forks else 0
         for run in self._bound():
-            run(values, stream)
+            run(values, streams)
         made.pop()
         return made
 

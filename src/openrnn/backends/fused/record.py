@@ -12,10 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrnn.backends.fused.program import Launch, Multiply, Program, Value
+from openrnn.backends.fused.program import Launch, Multiply, Program, Value, Wait
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
 from openrnn.memory import Made, template
-from openrnn.native.recording import Launched, Multiplied, NotRepeatableError, Recording, recorded
+from openrnn.native.recording import (
+    Fork,
+    Join,
+    Launched,
+    Multiplied,
+    NotRepeatableError,
+    Recording,
+    recorded,
+)
 from openrnn.tensors import extent
 
 MOST = 64 << 20  # bytes that a rehearsal takes: what needs more is not bound by its host
@@ -109,11 +117,13 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     for tensor in taken.values():
         places.add(tensor, Value(workspace, size))
         size += -(-tensor.nbytes // PART) * PART
-    space = Value(workspace, size)
-    operations = [_operation(one, places, space) for one in recording.operations]
-    size += _space(recording)
+    device = given[0].device.index or 0
+    space = _space(recording)  # of products on each stream, which run one after the other
+    spaces = Value(workspace, size), Value(workspace, size + space)
+    operations = [_operation(one, places, spaces, device) for one in recording.operations]
+    size += 2 * space
     made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
-    return Program(operations, made, given[0].device.index or 0)
+    return Program(operations, made, device)
 
 
 def _apart(given: Sequence[Tensor]) -> list[Tensor]:
@@ -132,16 +142,26 @@ def _apart(given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _space(recording: Recording) -> int:
-    """Bytes of the workspace that products need: they run one after the other, and share it."""
+    """Bytes of the largest workspace that a product needs."""
     products = (one for one in recording.operations if isinstance(one, Multiplied))
-    return max((product.plan.workspace for product in products), default=0)
+    most = max((product.plan.workspace for product in products), default=0)
+    return -(-most // PART) * PART
 
 
-def _operation(one: Launched | Multiplied, places: _Places, space: Value) -> Launch | Multiply:
-    """What was recorded, with slots for its addresses."""
+def _operation(
+    one: Launched | Multiplied | Fork | Join, places: _Places, spaces: tuple[Value, Value],
+    device: int,
+) -> Launch | Multiply | Wait:  # fmt: skip
+    """What was recorded, with slots for its addresses.
+
+    Args:
+        spaces: workspaces of products on the main stream and on the side stream.
+    """
+    if isinstance(one, Fork | Join):
+        return Wait(isinstance(one, Fork), device)
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
-        return Multiply(one.plan, a, b, d, one.add, space)
+        return Multiply(one.plan, a, b, d, one.add, one.side, spaces[one.side])
     fields = TABLES[one.kernel.made.name].fields
     arrays = sum(field.array for field in fields)
     numbers = len(fields) - arrays
@@ -154,4 +174,4 @@ def _operation(one: Launched | Multiplied, places: _Places, space: Value) -> Lau
         for place, (word, points) in enumerate(zip(one.words, is_pointer))
         if points and word
     ]
-    return Launch(one.kernel, one.clusters, one.words, tuple(given))
+    return Launch(one.kernel, one.clusters, one.words, one.side, tuple(given))

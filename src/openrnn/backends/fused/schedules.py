@@ -4,6 +4,7 @@ Chunks bound the memory of a long call, or let products of one chunk run beside 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.layer import (
     BackwardFlags,
+    Flags,
     ForwardFlags,
     LayerKernels,
     layer_kernels,
@@ -25,6 +27,8 @@ from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
 from openrnn.tuning import chunks, overlap, plan
 
+# a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
+AT_ONCE = 30
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
@@ -84,7 +88,8 @@ def forward(key: ScheduleKey) -> Schedule:
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
-    return schedule.forward(_of_all(key.spec, chunking), problem.drops)
+    found = _at_once(key, _of_all(key.spec, chunking), on, flags, key.spec.layer_input)
+    return schedule.forward(found, problem.drops)
 
 
 @memo(4096)
@@ -95,7 +100,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
     recompute = ForwardFlags(*masks, False, key.reset_states, True)
 
-    def chunking(layer: int, direction: int) -> Chunking:
+    def columns(layer: int, direction: int = 0) -> int:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
         w_ih, w_hh, *_ = here.places
         wanted = (
@@ -103,15 +108,19 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
             (inner, w_ih is not None and needs.params[w_ih]),
             (here.hidden, w_hh is not None and needs.params[w_hh]),
         )
-        columns = sum(size for size, want in wanted if want)
+        return sum(size for size, want in wanted if want)
+
+    def chunking(layer: int, direction: int) -> Chunking:
+        here = key.layer(layer, direction)
         polls = set[str]()
         if prepared.loop_for(here, key.batch, on).polls:
             polls.add("backward")
         if key.recompute and prepared.loop_for(here, key.batch, recompute).polls:
             polls.add("recompute")
-        return _cut(key, here, "backward", key.masks, columns, frozenset(polls))
+        wide = columns(layer, direction)
+        return _cut(key, here, "backward", key.masks, wide, frozenset(polls))
 
-    found = _of_all(key.spec, chunking)
+    found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
@@ -129,6 +138,49 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
         tuple(chunking(layer, direction) for direction in range(spec.directions))
         for layer in range(spec.num_layers)
     )
+
+
+def _at_once(
+    key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags, columns: Callable[[int], int]
+) -> Chunkings:
+    """The same, with both directions at once in each layer where that is quicker.
+
+    Args:
+        on, flags: of the loops.
+        columns: of a layer's matrices, see `edges`.
+    """
+    if not key.spec.bidirectional or key.recompute:
+        return found
+    whole = Chunking((0, key.steps), at_once=True)
+    both = whole, replace(whole, reverse=True)
+    return tuple(
+        both if at_once(key, layer, found[layer], on, flags, columns(layer)) else found[layer]
+        for layer in range(key.spec.num_layers)
+    )
+
+
+def at_once(
+    key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
+    columns: int,
+) -> bool:  # fmt: skip
+    """Whether the loops of both directions of a layer are to run at the same time.
+
+    They are where the device holds the blocks of both and no memory bounds their chunks, unless
+    products that would run beside a loop take longer than that loop. Blocks of a grid wait for each
+    other, and those of another launch may be between them.
+    """
+    if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
+        return False
+    both = [key.layer(layer, direction) for direction in (0, 1)]
+    for kernel, config in (one.kernel(key.batch, on) for one in both):
+        clusters = -(-key.batch // config.rows)
+        if config.clusters > 1 or 2 * clusters > kernel.max_clusters:
+            return False
+    loop = key.steps * _loop_step(both[0], on.kind, flags, (key.batch + 7) // 8).us
+    rows, size = both[0].gates * both[0].hidden, key.problem.dtype.itemsize
+    products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
+    hidden = any(chunking.overlap for chunking in chunkings)
+    return loop >= AT_ONCE and not (hidden and products >= loop)
 
 
 def _cut(
@@ -155,7 +207,7 @@ def _cut(
         return Chunking(chunks.even(number, steps), reverse, fills=fills)
     if reverse:  # the loop runs from the last step to the first
         cuts = [steps - cut for cut in reversed(cuts)]
-    return Chunking(tuple(cuts), reverse, True, fills)
+    return Chunking(tuple(cuts), reverse, overlap=True, fills=fills)
 
 
 def edges(

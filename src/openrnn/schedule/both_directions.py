@@ -1,0 +1,50 @@
+"""Both directions of a layer at once: the reverse one's loop runs on the side stream.
+
+What a loop on the side stream reads and writes is taken before it and kept until the main stream
+has waited for it: the allocator knows the order of the main stream alone.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from openrnn.schedule.chunks import Chunking
+from openrnn.schedule.operations import (
+    SIDE,
+    BeginLayer,
+    FinishWeights,
+    GradientProducts,
+    InputProduct,
+    Loop,
+    MakeRoom,
+    Operation,
+    WaitForMain,
+    WaitForSide,
+)
+
+
+def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
+    """The forward pass of a layer; each direction's product lies on the stream of its loop."""
+    (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
+    yield BeginLayer(layer, 0)
+    yield BeginLayer(layer, 1)
+    yield MakeRoom(layer, 1, reverse)
+    yield WaitForMain(stream=SIDE)
+    yield InputProduct(layer, 0, chunk)
+    yield Loop(layer, 0, chunk)
+    yield InputProduct(layer, 1, reverse, stream=SIDE)
+    yield Loop(layer, 1, reverse, stream=SIDE)
+    yield WaitForSide()
+
+
+def backward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
+    """The backward pass of a layer; the second dx is added to the first."""
+    (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
+    yield BeginLayer(layer, 0)
+    yield BeginLayer(layer, 1)
+    yield WaitForMain(stream=SIDE)
+    yield Loop(layer, 0, chunk, "backward")
+    yield Loop(layer, 1, reverse, "backward", stream=SIDE)
+    yield WaitForSide()
+    yield GradientProducts(layer, 0, chunk)
+    yield GradientProducts(layer, 1, reverse)
+    yield FinishWeights(layer, 0)
+    yield FinishWeights(layer, 1)

@@ -1,0 +1,117 @@
+"""Both directions of a layer at once on the GPU: the bits of one after the other."""
+
+import pytest
+import torch
+
+import openrnn
+from openrnn import memo
+from openrnn.backends.fused import schedules
+from openrnn.nn.repeats import Repeats
+
+pytestmark = pytest.mark.gpu
+T, B, WIDTH = 200, 20, 24
+
+
+def given(kind="LSTM", hidden=128, dtype=torch.bfloat16, **options):
+    torch.manual_seed(0)
+    module = getattr(openrnn, kind)(
+        WIDTH, hidden, bidirectional=True, device="cuda", dtype=dtype, backend="fused", **options
+    )
+    x = torch.randn(T, B, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
+    return module, x
+
+
+def step(module, x, **masks):
+    """Results and gradients."""
+    torch.manual_seed(1)
+    y, states = module(x, **masks)
+    results = [y, *(states if isinstance(states, tuple) else (states,))]
+    weights = [torch.randn_like(result) for result in results]
+    return [*results, *torch.autograd.grad(results, [x, *module.parameters()], weights)]
+
+
+def apart(monkeypatch, module, x, **masks):
+    """The same, one direction after the other."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "at_once", lambda *_: False)
+        memo.clear()
+        module._repeats = Repeats()
+        found = step(module, x, **masks)
+    memo.clear()
+    module._repeats = Repeats()
+    return found
+
+
+def listed(module, x, **masks):
+    """How often the side stream waits for the main one, forward and backward."""
+    table = openrnn.explain(module, x, schedule=True, **masks)
+    return sum("wait_for_main" in line for row in table.rows for line in row.details)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [13, 64, 256])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",)], ids=str)
+def test_bits_are_those_of_one_after_the_other(monkeypatch, capsys, kind, hidden, dtype, masks):
+    """Also where the call is repeated."""
+    module, x = given(kind, hidden, dtype)
+    every = {
+        "lengths": torch.randint(0, T + 1, (B,), device="cuda"),
+        "reset": torch.rand(T, B, device="cuda") < 0.05,
+    }
+    masks = {name: every[name] for name in masks}
+    wanted = apart(monkeypatch, module, x, **masks)
+    for _ in range(4):
+        assert all(map(torch.equal, step(module, x, **masks), wanted))
+    if not masks:
+        assert listed(module, x) == 2
+
+
+def test_layers_with_dropout_between(monkeypatch):
+    module, x = given(num_layers=3, dropout=0.5)
+    wanted = apart(monkeypatch, module, x)
+    for _ in range(3):
+        assert all(map(torch.equal, step(module, x), wanted))
+
+
+def test_short_calls_and_recompute_stay_as_they_are():
+    module, x = given()
+    assert listed(module, x[:4]) == 0
+    module, x = given(recompute="gates")
+    assert listed(module, x) == 0
+
+
+def test_many_calls_one_after_the_other(monkeypatch):
+    """Memory of the side stream goes round without being written too early."""
+    module, x = given(hidden=256)
+    others = [torch.randn_like(x) for _ in range(4)]
+    with torch.no_grad():
+        wanted = [module(other)[0].clone() for other in others]
+        for number in range(200):
+            y, _ = module(others[number % 4])
+            noise = [torch.full_like(y, float("nan")) for _ in range(3)]
+            assert torch.equal(y, wanted[number % 4])
+            del noise
+    wanted = [step(module, other.requires_grad_()) for other in others]
+    for number in range(40):
+        found = step(module, others[number % 4])
+        assert all(map(torch.equal, found, wanted[number % 4]))
+
+
+def test_in_a_graph_and_on_other_streams():
+    module, x = given()
+    with torch.no_grad():
+        wanted, _ = module(x)[0], module(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = [module(x)[0] for _ in range(3)]
+        torch.cuda.current_stream().wait_stream(stream)
+        assert all(torch.equal(one, wanted) for one in found)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, _ = module(x)
+        x.mul_(2)
+        again, _ = module(x)
+        graph.replay()
+        assert torch.equal(y, again)
