@@ -213,6 +213,10 @@ def test_a_program_does_what_the_pass_does(
     run = fused.repeat(call, shapes_of(call))
     waits = [one.side for one in run.program.operations if isinstance(one, program.Wait)]
     assert waits == ([True, False] if "at_once" in options else [])
+    spaces = {
+        (one.side, one.space) for one in run.program.operations if isinstance(one, program.Multiply)
+    }
+    assert len(spaces) == len({space for _, space in spaces}) == 1 + ("at_once" in options)
     for given in ([call.x, *call.params, *call.states], None):
         every = given or others([call.x, *call.params, *call.states])
         want = fused.forward(run.called(every))
@@ -277,6 +281,46 @@ def test_tensors_that_share_memory_have_slots_of_their_own(pretended):
     every = others([call.x, *call.params, *call.states])
     want = BACKENDS["fused"].forward(run.called(every))
     assert [*map(torch.equal, run(every), [want.y, *want.finals])] == [True] * 3
+
+
+def test_a_copy_by_torch_in_inference_mode_is_no_program(pretended):
+    """It comes as `contiguous`, which is called a view; its memory would be anybody's."""
+    with torch.inference_mode():
+        x = torch.randn(4, 3)
+        for one, fits in ((x, True), (x.t(), False)):
+            with nullcontext() if fits else pytest.raises(NotRepeatableError, match="clone"):
+                again.record(lambda every: [torch.empty_like(every[0].contiguous())], [one])
+        call = pretended(16, grad=False)
+        call.x = torch.randn(STEPS, WIDTH, BATCH).transpose(1, 2)
+        assert BACKENDS["fused"].repeat(call, shapes_of(call)) is None
+
+
+def test_misaligned_tensors_that_share_memory_are_no_program(pretended):
+    """Kernels are chosen by alignment, and a stand-in would have another."""
+    call = pretended(13, grad=False, bidirectional=True)
+    flat = torch.randn(call.params[0].numel() + 1)
+    call.params[0] = call.params[4] = flat[1:].view(call.params[0].shape)
+    assert BACKENDS["fused"].repeat(call, shapes_of(call)) is None
+
+
+def test_without_memory_for_a_workspace_a_call_goes_the_usual_way(monkeypatch, pretended):
+    call = pretended(16)
+    fused, shapes = BACKENDS["fused"], shapes_of(call)
+    inner = [call.x.shape, *(state.shape for state in call.states)]
+    run = fused.repeat_recorded(call, shapes, inner)
+    every = [call.x, *call.params, *call.states]
+    needs = (True,) * len(every)
+    made = run.forward(every)
+    grads = [torch.randn(shape) for shape in shapes]
+    wanted = run.backward(every, [made[0], *made[3:]], grads, needs)
+
+    def full(self, values):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(program.Program, "run", full)
+    assert run(every) is None
+    found = run.backward(every, [made[0], *made[3:]], grads, needs)
+    assert all(map(torch.equal, found, wanted))
 
 
 def test_other_alignment_or_no_memory_is_another_call(pretended):

@@ -31,7 +31,7 @@ class Again:
         self.backend, self.problem, self.params = backend, call.problem, len(call.params)
         given = [call.x, *call.params, *call.states]
         self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
-        self._low = [tensor.data_ptr() % ALIGNMENT for tensor in given]
+        self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
 
         def run(tensors: Sequence[Tensor]) -> Found:
             out = backend.forward(self.called(tensors))
@@ -48,8 +48,14 @@ class Again:
         return Call(self.problem, x, rest[self.params :], rest[: self.params])
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, of x, parameters and states."""
-        return self.forward(every) if self.ready(every) else None
+        """Y and the final states, of x, parameters and states.
+
+        None also where the workspace finds no memory: the usual way needs less at a time.
+        """
+        try:
+            return self.forward(every) if self.ready(every) else None
+        except OutOfMemoryError:
+            return None
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, aligned as before, and torch's precision is what it was.
@@ -57,7 +63,8 @@ class Again:
         By both, kernels and products are chosen.
         """
         found = [*map(_address, every)]
-        if not all(found) or [address % ALIGNMENT for address in found] != self._low:
+        misaligned = [address % ALIGNMENT for address in found]
+        if not all(found) or misaligned != self._misaligned:
             return False
         problem = self.problem
         return precision_of(problem.spec, problem.dtype, problem.device) == problem.precision
@@ -71,7 +78,7 @@ class _Backward(NamedTuple):
     """A backward pass: its program, and which of x, parameters and states it gives gradients of."""
 
     program: Program
-    given: list[bool]
+    present: list[bool]
 
 
 class AgainRecorded(Again):
@@ -88,7 +95,7 @@ class AgainRecorded(Again):
             raise NotRepeatableError("forward keeps tensors of another dtype")
         self.saved = [self.program.made[0].template.shape, *(tensor.shape for tensor in reserve)]
         x, *states = given
-        self._given = [x, *(tuple(param.shape) for param in call.params), *states]
+        self._shapes = [x, *(tuple(param.shape) for param in call.params), *states]
         self._results = result_shapes(self.problem, call.x.shape[0], call.x.shape[1])
         self._known: dict[tuple[bool, ...], _Backward | None] = {}
 
@@ -101,36 +108,39 @@ class AgainRecorded(Again):
     ) -> Found:
         """The gradients that are needed of x, parameters and states."""
         present = [grad is not None for grad in grads]
-        # torch's memory is aligned, a part of a tensor may not be
+        # a hook may have left parts of other tensors, which no program is made for
         tensors = [*every, *map(dense, outputs), *(dense(g) for g in grads if g is not None)]
         key = *needs, *present
         if key not in self._known:
             self._known[key] = self._recorded(tensors, present, needs)
         known = self._known[key]
-        if known is None:
-            found = self._run(tensors, present, needs)
-            return [None if g is None else g.view(s) for g, s in zip(found, self._given)]
-        made = iter(known.program.run([*map(_address, tensors)]))
-        return [next(made) if there else None for there in known.given]
+        try:
+            if known is not None:
+                made = iter(known.program.run([*map(_address, tensors)]))
+                return [next(made) if there else None for there in known.present]
+        except OutOfMemoryError:  # the usual way needs less at a time
+            pass
+        found = self._run(tensors, present, needs)
+        return [None if g is None else g.view(s) for g, s in zip(found, self._shapes)]
 
     def _recorded(
         self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
     ) -> _Backward | None:
         """The pass as a program, None where it is more than that."""
-        given: list[bool] = []
+        there: list[bool] = []
 
         def run(tensors: Sequence[Tensor]) -> Found:
             found = self._run(tensors, present, needs)
-            given[:] = [grad is not None for grad in found]
+            there[:] = [grad is not None for grad in found]
             return found
 
         try:
             program = record(run, tensors)
         except (NotRepeatableError, OutOfMemoryError):
             return None
-        shapes = compress(self._given, given)
+        shapes = compress(self._shapes, there)
         program.made = (*map(_shaped, program.made, shapes), program.made[-1])
-        return _Backward(program, given)
+        return _Backward(program, there)
 
     def _run(
         self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
@@ -140,7 +150,7 @@ class AgainRecorded(Again):
         Args:
             present: which of the gradients of y and the final states there are.
         """
-        count, params = len(self._given), self.params
+        count, params = len(self._shapes), self.params
         call, rest = self.called(tensors[:count]), iter(tensors[count:])
         y = next(rest).view(self._results[0])
         reserve = [next(rest).view(made.template.shape) for made in self.reserve]

@@ -23,7 +23,7 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-def wide(columns: int, size: int) -> int:
+def whole_pieces(columns: int, size: int) -> int:
     """Columns, of `size` bytes a value, up to the next multiple of 16 bytes."""
     return columns + -columns % (ALIGNMENT // size)
 
@@ -64,5 +64,5 @@ def widened(x: Tensor) -> Tensor:
 
     Else cuBLASLt runs a product over all steps in one block: 180 us instead of 20.
     """
-    width = wide(x.shape[-1], x.element_size())
+    width = whole_pieces(x.shape[-1], x.element_size())
     return x if width == x.shape[-1] and x.is_contiguous() else copied(x, width)

@@ -34,9 +34,9 @@ class Launch(NamedTuple):
     """A launch of a kernel.
 
     Attributes:
-        words: its arguments as their struct has them; those of `given` are placeholders.
+        words: its arguments as their struct has them, but for addresses.
         side: on the side stream.
-        given: by place among the words, what a run gives.
+        given: the addresses, by their place among the words.
     """
 
     kernel: CudaKernel
@@ -136,7 +136,7 @@ class Program:
         streams = current_stream(device), side_stream(device).handle if self._forks else 0
         for run in self._bound():
             run(values, streams)
-        made.pop()
+        made.pop()  # the workspace
         return made
 
     def _bound(self) -> list[Run]:

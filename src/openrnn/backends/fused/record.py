@@ -1,7 +1,7 @@
 """A pass of the backend made into a program, by a rehearsal in which no launch reaches the GPU.
 
-The rehearsal has tensors of the caller's sizes. What it takes memory for, it takes, and every
-address that it would have passed lies in one of these tensors: a program has the same at a slot.
+Every address that the rehearsal would have passed lies in a tensor of the caller or in one that it
+took. A program has the slot of that tensor in its place, and an offset.
 """
 
 from bisect import bisect_right
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.program import Launch, Multiply, Program, Value, Wait
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
 from openrnn.memory import Made, template
@@ -37,6 +38,8 @@ Rehearsed = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 class _Memory(TorchDispatchMode):
     """Lets a pass take memory and view it; ends it where torch would compute something.
 
+    Nobody reads the values of a rehearsal, so what is to be zero is made empty, too.
+
     Attributes:
         taken: all tensors that the pass took, kept so that no two have the same memory.
         zeros: the addresses of those that it wants to be zero.
@@ -54,6 +57,10 @@ class _Memory(TorchDispatchMode):
         if function not in (_EMPTY, _ZEROS):
             if not function.is_view:
                 raise NotRepeatableError(f"torch computes {function}")
+            # of inference tensors `contiguous` comes as a whole, called a view though it may copy
+            if function._can_decompose():
+                with self:
+                    return function.decompose(*args, **kwargs or {})
             return function(*args, **kwargs or {})
         self._bytes += args[0].nbytes
         if self._bytes > MOST:
@@ -118,7 +125,8 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
         places.add(tensor, Value(workspace, size))
         size += -(-tensor.nbytes // PART) * PART
     device = given[0].device.index or 0
-    space = _space(recording)  # of products on each stream, which run one after the other
+    # behind the temporaries lies what products need: those of a stream, in turn, share theirs
+    space = _space(recording)
     spaces = Value(workspace, size), Value(workspace, size + space)
     operations = [_operation(one, places, spaces, device) for one in recording.operations]
     size += 2 * space
@@ -127,13 +135,19 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
 
 
 def _apart(given: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, others in place of those whose memory overlaps that of one before."""
+    """The tensors, others in place of those whose memory overlaps that of one before.
+
+    Raises:
+        NotRepeatableError: such a one is misaligned, and kernels would be chosen for another.
+    """
     found = list[Tensor]()
     for one in given:
         begin, end = one.data_ptr(), one.data_ptr() + extent(one)
         clear = all(
             end <= other.data_ptr() or other.data_ptr() + extent(other) <= begin for other in found
         )
+        if not clear and begin % ALIGNMENT:
+            raise NotRepeatableError("tensors share memory that is not aligned")
         found.append(
             one if clear
             else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.copies import copied, wide, widened
+from openrnn.backends.fused.copies import copied, whole_pieces, widened
 from openrnn.backends.fused.launches import Launches, Weights
 from openrnn.memory import memory_for
 from openrnn.schedule import Chunk
@@ -37,7 +37,7 @@ class WeightGradient:
         self.layer, self.columns, self.spans = weights.layer, columns, spans
         self.full = several
         layer = self.layer
-        width = wide(columns, layer.dtype.itemsize)
+        width = whole_pieces(columns, layer.dtype.itemsize)
         self.padded = width > columns
         dtype = torch.float32 if several else layer.dtype
         self.sum = memory_for(dtype, weights.w_hh.device).empty(layer.gates * layer.units, width)
@@ -120,7 +120,7 @@ def add_recurrent(
             if reset is not None:  # past the lengths gradients are 0, and in reverse h is
                 later = max(begin, other)
                 mask = reset[later : later + end - begin]
-            h = copied(h, wide(layer.hidden, size), mask=mask)
+            h = copied(h, whole_pieces(layer.hidden, size), mask=mask)
             before = Rows(h.data_ptr(), h.shape[2])
         at = d_gates.data_ptr() + (offset + (begin - chunk.begin) * batch * width) * size
         found.add(Rows(at, width), before, (end - begin) * batch)
