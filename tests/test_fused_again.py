@@ -46,15 +46,18 @@ GRIDS = {
 OPTIONS = [{}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True}]
 
 
-def steps(address, step):
+def steps(args, address, step):
     """Where each step of a loop lies; one back in time begins with the last."""
-    return [address + (t if step > 0 else t - STEPS + 1) * step for t in range(STEPS)]
+    return [address + (t if step > 0 else t - args.steps + 1) * step for t in range(args.steps)]
 
 
 def forward(args, hidden, units):
     """A recurrence that reads and writes all that a forward loop of four gates does."""
-    y = [at(place, (BATCH, hidden), args.y_row) for place in steps(args.y, args.y_step_bytes)]
-    x_at, saved_at = steps(args.x, args.x_step_bytes), steps(args.saved, args.saved_step_bytes)
+    y = [at(place, (BATCH, hidden), args.y_row) for place in steps(args, args.y, args.y_step_bytes)]
+    x_at, saved_at = (
+        steps(args, args.x, args.x_step_bytes),
+        steps(args, args.saved, args.saved_step_bytes),
+    )
     weight = at(args.weight, (4 * hidden, hidden))
     h, c = (
         at(place, (BATCH, hidden)).clone() if place else torch.zeros(BATCH, hidden)
@@ -65,7 +68,7 @@ def forward(args, hidden, units):
         for place in (args.bias_x, args.bias_r)
         if place
     )  # fmt: skip
-    for t in range(STEPS):
+    for t in range(args.steps):
         x = at(x_at[t], (BATCH, 4 * units), args.x_row)
         x = x.unflatten(1, (4, units))[..., :hidden].flatten(1)
         gates = (x + h @ weight.T + bias).unflatten(1, (4, hidden)).sum(1)
@@ -85,11 +88,11 @@ def backward(args, hidden, units):
     finals = [at(place, (BATCH, hidden)) for place in args.d_final if place]
     carried = sum(finals) if finals else torch.zeros(BATCH, hidden)
     saved_at, dy_at, d_gates_at = (
-        steps(args.saved, args.saved_step_bytes),
-        steps(args.dy, args.dy_step_bytes),
-        steps(args.d_gates, args.d_gates_step_bytes),
+        steps(args, args.saved, args.saved_step_bytes),
+        steps(args, args.dy, args.dy_step_bytes),
+        steps(args, args.d_gates, args.d_gates_step_bytes),
     )
-    for t in range(STEPS):
+    for t in range(args.steps):
         saved = at(saved_at[t], (1, 8))
         if args.dy:
             dy = at(dy_at[t], (BATCH, hidden), args.dy_row)
@@ -164,7 +167,7 @@ def pretended(monkeypatch):
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        **options,
+        length=STEPS, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "at_once", lambda *_: at_once)
 
@@ -176,7 +179,7 @@ def pretended(monkeypatch):
         clear_caches()
         spec = cells.lstm.spec(WIDTH, hidden, **options)
         problem = Problem(spec, torch.float32, "cpu", grad=grad)
-        x = torch.randn(STEPS, BATCH, WIDTH)
+        x = torch.randn(length, BATCH, WIDTH)
         if batch_first:
             x = x.transpose(0, 1).contiguous().transpose(0, 1)
         given = [torch.randn(spec.chains, BATCH, hidden) for _ in "hc"] if states else []
@@ -190,7 +193,7 @@ def pretended(monkeypatch):
 def shapes_of(call):
     width = call.problem.spec.directions * call.problem.spec.hidden_size
     states = (call.problem.spec.chains, BATCH, call.problem.spec.hidden_size)
-    return [(STEPS, BATCH, width), states, states]
+    return [(len(call.x), BATCH, width), states, states]
 
 
 def others(tensors):
@@ -271,6 +274,22 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         for a, b in zip(found, want):
             assert a is None or torch.equal(a.flatten(), b.flatten())
         assert found[0] is None or found[0].shape == inner[0]
+
+
+def test_a_single_step_from_zeros_has_a_program(pretended):
+    """No step reads h, so the gradient of R is zero, and torch makes the zeros."""
+    call = pretended(16, states=False, length=1)
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), [call.x.shape])
+    every, needs = [call.x, *call.params], (True,) * (1 + len(call.params))
+    for _ in range(2):
+        made = run.forward(every)
+        dy = torch.randn(made[0].shape)
+        found = run.backward(every, [made[0], *made[3:]], [dy, None, None], needs)
+        want = run._run([*every, made[0], *made[3:], dy], [True, False, False], needs)
+        assert all(map(torch.equal, found, want))
+        assert not found[2].any()
+        assert found[1].any()
+    assert all(known is not None for known in run._known.values())
 
 
 def test_tensors_that_share_memory_have_slots_of_their_own(pretended):

@@ -136,6 +136,16 @@ def test_copies_of_sequences(width, dtype, given, more):
         assert torch.equal(copied(layout, width + more, lengths, mask), want)
 
 
+def test_large_copies_by_value_are_left_to_torch(monkeypatch):
+    """Ours copies one value at a time where rows are no multiples of 16 bytes."""
+    monkeypatch.setattr(kernels, "plain", lambda *_: pytest.fail("a launch"))
+    x = torch.randn(1 << 10, 8, 2 * 130)[..., :130].bfloat16()
+    for width in (130, 136):
+        found = copied(x, width)
+        assert torch.equal(found, pad(x, (0, width - 130)))
+        assert found.is_contiguous()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_flags_are_filled_where_they_are_and_nowhere_else(dtype):

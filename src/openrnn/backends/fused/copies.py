@@ -1,12 +1,16 @@
 """Dense copies of sequences, one launch each: other strides, wider rows, rows of zeros."""
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
 from openrnn.kernels.cuda.args import CopyRowsArgs
 from openrnn.memory import memory_for
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
+MOST_BY_VALUE = (
+    1 << 20
+)  # values that our kernel copies one by one; torch's copies several at a time
 
 
 def aligned(tensor: Tensor) -> bool:
@@ -43,11 +47,14 @@ def copied(
     lengths = None if lengths is None else lengths.contiguous()
     steps, batch, columns = x.shape
     width = width or columns
-    out = memory_for(x.dtype, x.device).empty(steps, batch, width)
     step, row, _ = x.stride()
     size = x.element_size()
     bytes_ = x.data_ptr() | columns * size | width * size | step * size | row * size
-    pieces = width if bytes_ % ALIGNMENT else width * size // ALIGNMENT
+    by_value = bytes_ % ALIGNMENT != 0
+    if by_value and lengths is None and mask is None and steps * batch * width > MOST_BY_VALUE:
+        return pad(x, (0, width - columns)) if width > columns else x.contiguous()
+    pieces = width if by_value else width * size // ALIGNMENT
+    out = memory_for(x.dtype, x.device).empty(steps, batch, width)
     kernel = kernels.plain("copy_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     args = CopyRowsArgs(
         x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),

@@ -8,7 +8,7 @@ from torch import Tensor
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied, whole_pieces, widened
 from openrnn.backends.fused.launches import Launches, Weights
-from openrnn.memory import memory_for
+from openrnn.memory import memory_for, template
 from openrnn.schedule import Chunk
 
 
@@ -58,9 +58,10 @@ class WeightGradient:
 
     def finished(self) -> Tensor:
         """The gradient in the shape and dtype of its matrix."""
-        if not self.written:
-            self.sum.zero_()
         found, layer = self.sum, self.layer
+        if not self.written:  # no step read anything but zeros
+            shape = layer.gates * layer.hidden, self.columns
+            return torch.zeros_like(template(shape, layer.dtype, found.device))
         if self.padded or not layer.exact:
             found = found.unflatten(0, (layer.gates, layer.units))
             found = copied(found[:, : layer.hidden, : self.columns]).flatten(0, 1)
