@@ -1,6 +1,8 @@
 """The examples do what they say."""
 
 import importlib.util
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,14 +11,28 @@ import torch
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.fixture
-def ppo():
-    place = EXAMPLES / "recurrent_ppo_reset.py"
+def example(name):
+    place = EXAMPLES / f"{name}.py"
     spec = importlib.util.spec_from_file_location(place.stem, place)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
     return module
+
+
+@pytest.fixture
+def ppo():
+    return example("recurrent_ppo_reset")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+def test_a_c_program_runs_an_exported_layer(capfd, monkeypatch):
+    """And ends with 1 where it computes anything else than plain loops."""
+    monkeypatch.setattr(sys, "argv", ["native.py", "--units", "18"])
+    example("native").main()
+    out = capfd.readouterr().out
+    assert out.count("million samples a second") == 3
+    assert "largest difference" in out
 
 
 def test_the_policy_learns_and_a_loop_gives_the_same(ppo, capsys):

@@ -54,7 +54,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"op"},
     {"functional"},
     {"nn"},
-    {"convert", "ops", "explain"},
+    {"convert", "embed", "ops", "explain"},
     {"onnx"},
     {"bench", "info", "lm"},
     {"tune"},

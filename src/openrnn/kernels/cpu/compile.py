@@ -7,7 +7,8 @@ memory, a hundred megabytes a kernel, goes back to the system.
 import gc
 import json
 import os
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -22,6 +23,7 @@ from numba.core.registry import cpu_target
 from openrnn.kernels.cpu import host
 
 INT = ir.IntType(64)
+Part = tuple[str, Mapping[str, str]]  # a module's source; of its functions, name to symbol
 Library: Any = CPUCodeLibrary  # of numba: a function's module, and those that it is linked with
 
 
@@ -54,26 +56,80 @@ def object_of(source: str, names: Sequence[str]) -> bytes:
 
     Their arguments are int64, and they return nothing. Exceptions that they raise are lost.
     """
-    found: dict[str, Any] = {"__name__": "openrnn.generated"}
-    exec(compile(source, "<openrnn.generated>", "exec"), found)  # our own text
-    library = Whole(cpu_target.target_context.codegen(), "openrnn")
-    module = library.create_ir_module("openrnn")
-    takes = {name: _export(found[name], name, library, module) for name in names}
-    library.add_ir_module(module)
-    library.finalize()
-    if any("fastmath" in getattr(found[name], "targetoptions", {}) for name in names):
-        # which products are fused with a sum follows from the order of operands, settled only now
-        library._optimize_final_module()
-    whole = llvm.parse_assembly(library.get_llvm_str())
-    machine = llvm.Target.from_triple(whole.triple).create_target_machine(
-        cpu=host.NAME, features=host.FEATURES, opt=3, reloc="default", codemodel="jitdefault",
-        jit=True,
-    )  # fmt: skip
-    declared = [function.name for function in whole.functions if function.is_declaration]
-    called = [name for name in declared if not name.startswith("llvm.")]
-    head = json.dumps({"triple": whole.triple, "calls": called, "takes": takes})
+    whole, takes = _linked([(source, {name: name for name in names})])
+    machine = _machine(whole.triple, reloc="default", codemodel="jitdefault", jit=True)
+    head = json.dumps({"triple": whole.triple, "calls": _calls(whole), "takes": takes})
     code: bytes = machine.emit_object(whole)
     return head.encode() + b"\n" + code
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def bitcode_of(part: Part) -> bytes:
+    """A part of `standalone_of` that many objects have, optimised."""
+    code: bytes = _linked([part])[0].as_bitcode()
+    return code
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def standalone_of(
+    parts: Sequence[Part], modules: Sequence[bytes], data: Mapping[str, bytes],
+    public: Sequence[str],
+) -> bytes:  # fmt: skip
+    """Object code that a linker takes, with data, for programs without Python.
+
+    Args:
+        parts: sources, and the symbol of each function that others call.
+        modules: bitcode of others.
+        data: constants by symbol, at multiples of 64 bytes.
+        public: the symbols of functions that programs see; all others are hidden.
+    """
+    whole, _ = _linked(parts, data)
+    for module in modules:
+        whole.link_in(llvm.parse_bitcode(module))
+    for each in (*whole.functions, *whole.global_variables):
+        if not each.is_declaration and each.name not in public:
+            each.linkage = "internal"
+    machine = _machine(whole.triple, reloc="pic", codemodel="default", jit=False)
+    head = json.dumps({"triple": whole.triple, "calls": _calls(whole)})
+    code: bytes = machine.emit_object(whole)
+    return head.encode() + b"\n" + code
+
+
+def _linked(
+    parts: Sequence[Part], data: Mapping[str, bytes] | None = None
+) -> tuple[Any, dict[str, int]]:
+    """One optimised module of all functions and data; how many arguments each function takes."""
+    library = Whole(cpu_target.target_context.codegen(), "openrnn")
+    module = library.create_ir_module("openrnn")
+    takes, again = dict[str, int](), False
+    for source, names in parts:
+        found: dict[str, Any] = {"__name__": "openrnn.generated"}
+        exec(compile(source, "<openrnn.generated>", "exec"), found)  # our own text
+        for name, symbol in names.items():
+            takes[symbol] = _export(found[name], symbol, library, module)
+            again = again or "fastmath" in getattr(found[name], "targetoptions", {})
+    for symbol, content in (data or {}).items():
+        kind = ir.ArrayType(ir.IntType(8), len(content))
+        constant = ir.GlobalVariable(module, kind, symbol)
+        constant.initializer, constant.global_constant = ir.Constant(kind, bytearray(content)), True
+        constant.align = 64
+    library.add_ir_module(module)
+    library.finalize()
+    if again:
+        # which products are fused with a sum follows from the order of operands, settled only now
+        library._optimize_final_module()
+    return llvm.parse_assembly(library.get_llvm_str()), takes
+
+
+def _machine(triple: str, **options: Any) -> Any:
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=host.NAME, features=host.FEATURES, opt=3, **options)
+
+
+def _calls(module: Any) -> list[str]:
+    """The functions that a module calls and does not have."""
+    declared = [function.name for function in module.functions if function.is_declaration]
+    return [name for name in declared if not name.startswith("llvm.")]
 
 
 def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
@@ -105,7 +161,14 @@ def serve(request: dict[str, Any]) -> None:
     gc.disable()  # the process ends before it pays
     config.DISABLE_JIT = 0  # type: ignore[attr-defined]  # whatever the user's settings of numba are
     _do_less()
-    code = object_of(request["source"], request["names"])
+    if "part" in request:
+        code = bitcode_of(request["part"])
+    elif "parts" in request:
+        data = {symbol: b64decode(text) for symbol, text in request["data"].items()}
+        modules = [b64decode(text) for text in request["modules"]]
+        code = standalone_of(request["parts"], modules, data, request["public"])
+    else:
+        code = object_of(request["source"], request["names"])
     with os.fdopen(out, "wb") as pipe:
         pipe.write(code)
 

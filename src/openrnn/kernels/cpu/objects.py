@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -82,9 +83,52 @@ def _made_of() -> tuple[str | bytes, ...]:
 
 def _compile(source: str, names: Sequence[str]) -> bytes:
     """The object code, from a process of its own where one can be started."""
+    if (made := _in_a_process({"source": source, "names": list(names)})) is not None:
+        return made
+    from openrnn.kernels.cpu.compile import object_of
+
+    here: bytes = object_of(source, names)
+    return here
+
+
+def bitcode(source: str, names: dict[str, str]) -> bytes:
+    """Optimised bitcode of functions, by symbol, for `standalone`; kept like object code."""
+
+    def make() -> bytes:
+        made = _in_a_process({"part": (source, names)})
+        if made is None:
+            from openrnn.kernels.cpu.compile import bitcode_of
+
+            made = bitcode_of((source, names))
+        return bytes(made)
+
+    return store.kept(path_of(source, ["bitcode", *names, *names.values()]), make)
+
+
+def standalone(
+    parts: Sequence[tuple[str, dict[str, str]]], modules: Sequence[bytes], data: dict[str, bytes],
+    public: Sequence[str],
+) -> tuple[bytes, list[str]]:  # fmt: skip
+    """Object code for a linker, and the functions that it calls: see `compile.standalone_of`."""
+    asked = {
+        "parts": parts, "public": list(public),
+        "modules": [b64encode(module).decode() for module in modules],
+        "data": {symbol: b64encode(content).decode() for symbol, content in data.items()},
+    }  # fmt: skip
+    made = _in_a_process(asked)
+    if made is None:
+        from openrnn.kernels.cpu.compile import standalone_of
+
+        made = standalone_of(parts, modules, data, public)
+    head, _, code = made.partition(b"\n")
+    return code, json.loads(head)["calls"]
+
+
+def _in_a_process(asked: dict[str, Any]) -> bytes | None:
+    """The answer of a compiling process; None where none can be started, or it fails."""
     path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
     request = {
-        "source": source, "names": list(names), "path": path, "cpu": host.NAME,
+        **asked, "path": path, "cpu": host.NAME,
         "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
     # in an application that embeds Python, sys.executable may be the application
@@ -96,10 +140,7 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
             )  # fmt: skip
             if done.returncode == 0 and done.stdout:
                 return bytes(done.stdout)
-    from openrnn.kernels.cpu.compile import object_of
-
-    made: bytes = object_of(source, names)
-    return made
+    return None
 
 
 def _package() -> Sequence[str]:

@@ -1,0 +1,123 @@
+"""A forward pass whose weights are constants: what a program without Python runs.
+
+The schedule is that of any forward pass of one sequence on one thread. Weights, and panels of them,
+lie in one block of constant data; only the time loops are left to run.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.cpu import schedules
+from openrnn.backends.cpu.forward import Forward
+from openrnn.backends.cpu.layer import LayerKernels, compute_dtype
+from openrnn.backends.cpu.program import LINE, Value
+from openrnn.backends.cpu.recorder import Sizes
+from openrnn.schedule import execute
+from openrnn.spec import Problem
+
+if TYPE_CHECKING:
+    from openrnn.kernels.cpu.args import LoopArgs
+    from openrnn.kernels.cpu.objects import CompiledFunction
+    from openrnn.kernels.cpu.plan import LoopPlan
+
+CONSTANTS = "constants"
+
+
+class Loop(NamedTuple):
+    """A time loop: its arguments but for those of `given`, by field or entry of an array field."""
+
+    args: "LoopArgs"
+    given: list[tuple[int, Value]]  # by place among the arguments
+
+
+class Baked(Forward):
+    """Forward, but for what follows from weights alone, which is done at once.
+
+    Args:
+        params: in the order of `module_slots`, in the dtype that kernels compute in.
+
+    Attributes:
+        loops: in their order.
+        data: the constants; a value of the slot CONSTANTS counts its bytes.
+    """
+
+    def __init__(self, problem: Problem, steps: int, params: Sequence[Tensor]) -> None:
+        super().__init__(Sizes(problem, steps, 1, 1, True, False))
+        self.loops: list[Loop] = []
+        self.data = bytearray()
+        self._params: list[Any] = [param.detach().contiguous() for param in params]
+        spec = self.spec
+        execute(schedules.forward(spec.num_layers, spec.directions, steps), self)
+
+    def weights(self, layer: LayerKernels) -> list[Value | None]:
+        """The values of slots; `constant` makes data of those that loops read as they are."""
+        return [None if place is None else Value(("param", place)) for place in layer.places]
+
+    def _param(self, value: Value) -> Tensor:
+        slot: Any = value.slot
+        found: Tensor = self._params[slot[1]]
+        return found
+
+    def constant(self, tensor: Tensor) -> Value:
+        """Adds a tensor to the data."""
+        place = len(self.data)
+        content = tensor.numpy().tobytes()
+        self.data += content + bytes(-len(content) % LINE)
+        return Value(CONSTANTS, place)
+
+    def panels(
+        self, kernel: str, layer: LayerKernels, weight: Value | None, shape: tuple[int, int, int],
+        columns: int,
+    ) -> Value | None:  # fmt: skip
+        if weight is None:
+            return None
+        from openrnn.kernels.cpu import launch, matrices
+
+        gates, rows, padded = shape
+        dtype = layer.layout.dtype
+        out = torch.zeros(matrices.panels(kernel, dtype, gates, padded, columns), dtype=self.dtype)
+        args: Any = matrices.pack_args(gates, rows, padded, columns, 1)
+        args.matrix, args.out = self._param(weight).data_ptr(), out.data_ptr()
+        launch.run(matrices.kernel(kernel, dtype), args, args.tasks)
+        return self.constant(out)
+
+    def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
+        if not vectors:
+            return None
+        out = torch.zeros(len(vectors), layer.layout.padded, dtype=self.dtype)
+        for row, vector in zip(out, vectors):
+            if vector is not None:
+                row[: layer.layout.units] = self._param(vector)
+        return self.constant(out)
+
+    def launch(
+        self,
+        loop: "CompiledFunction",
+        args: "LoopArgs",
+        plan: "LoopPlan",
+        given: dict[str, Value | Sequence[Value | None]],
+    ) -> None:
+        given["scratch"] = self.workspace.take(plan.scratch)
+        found = []
+        for name, value in given.items():
+            entries = [value] if isinstance(value, Value) else value
+            for entry, each in enumerate(entries):
+                if each is not None and isinstance(each.slot, tuple) and each.slot[0] == "param":
+                    each = self.constant(self._param(each))  # noqa: PLW2901
+                if each is not None:
+                    found.append((args.place(name, entry), each))
+        self.loops.append(Loop(args, found))
+
+
+def baked(problem: Problem, steps: int, params: Sequence[Tensor]) -> Baked:
+    """The forward pass of one sequence of up to so many steps with these weights.
+
+    It has room for as many as pack their matrices, which is done here, once, for short calls, too.
+    """
+    from openrnn.kernels.cpu.launch import PACK_FROM
+
+    dtype = compute_dtype(problem.dtype)
+    return Baked(problem, max(steps, PACK_FROM), [param.to(dtype) for param in params])

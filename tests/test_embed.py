@@ -1,0 +1,216 @@
+"""Layers as C libraries: the bits of the layer however calls are cut, from C and from C++."""
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+import openrnn
+from openrnn.embed import targets
+
+COMPILER = shutil.which("cc")
+needs_cc = pytest.mark.skipif(COMPILER is None, reason="no C compiler is here")
+T = 150
+LAYERS = {
+    "lstm": lambda: openrnn.LSTM(3, 16),
+    "layers": lambda: openrnn.LSTM(3, 40, 2),
+    "odd": lambda: openrnn.GRU(5, 13, 3, bias=False),
+    "projection": lambda: openrnn.LSTM(7, 24, proj_size=5, cell_clip=0.5),
+    "relu": lambda: openrnn.RNN(2, 20, nonlinearity="relu"),
+    "peephole": lambda: openrnn.Recurrent(openrnn.cells.peephole_lstm, 4, 20),
+    "skip": lambda: openrnn.GRU(18, 18, input_mode="skip"),
+    "float64": lambda: openrnn.LSTM(3, 10, dtype=torch.float64),
+}
+
+
+class Native:
+    """An exported layer, loaded."""
+
+    def __init__(self, layer, folder, name="net", **options):
+        self.files = openrnn.export_native(layer, folder / name, **options)
+        self.library = ctypes.CDLL(str(self.files[2]))
+        step, self.reset = (getattr(self.library, f"{name}_{what}") for what in ("step", "reset"))
+        step.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64]
+        text = self.files[0].read_text()
+        work = int(text.split("work[")[1].split("]")[0])
+        self.dtype = next(layer.parameters()).dtype
+        self.shapes = [(layer.num_layers, 1, width) for width in layer.spec.state_sizes]
+        size = sum(shape[0] * shape[2] for shape in self.shapes) * self.dtype.itemsize
+        self.memory, self.step, self.outputs = (
+            ctypes.create_string_buffer(b"\xff" * (size + work), size + work), step,
+            layer.spec.output_size,
+        )  # fmt: skip
+        self.reset(self.memory)
+
+    def __call__(self, x, cuts=(T,)):
+        y = torch.full((len(x), 1, self.outputs), float("nan"), dtype=self.dtype)
+        begin = 0
+        for count in cuts:
+            self.step(self.memory, x[begin:].data_ptr(), y[begin:].data_ptr(), count)
+            begin += count
+        assert begin == len(x)
+        return y
+
+    def states(self):
+        found, at = [], 0
+        for shape in self.shapes:
+            size = shape[0] * shape[2] * self.dtype.itemsize
+            flat = torch.frombuffer(bytearray(self.memory.raw[at : at + size]), dtype=self.dtype)
+            found.append(flat.view(shape))
+            at += size
+        return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(one_thread):
+    """The bits of a layer are those of one thread."""
+
+
+@needs_cc
+@pytest.mark.parametrize("name", LAYERS)
+def test_bits_are_those_of_the_layer_however_calls_are_cut(tmp_path, name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]().eval()
+    dtype = next(layer.parameters()).dtype
+    x = torch.randn(T, 1, layer.input_size, dtype=dtype)
+    with torch.no_grad():
+        wanted, states = layer(x)
+    states = states if isinstance(states, tuple) else (states,)
+    native = Native(layer, tmp_path)
+    for cuts in ((T,), (1,) * T, (64, 0, 1, 85), (100, 50)):
+        native.reset(native.memory)
+        assert torch.equal(native(x, cuts), wanted)
+        assert all(map(torch.equal, native.states(), states))
+
+
+@needs_cc
+@pytest.mark.parametrize("block", [7, 500])
+def test_any_block_gives_the_same(tmp_path, block):
+    layer = LAYERS["layers"]().eval()
+    x = torch.randn(T, 1, 3)
+    with torch.no_grad():
+        wanted, _ = layer(x)
+    assert torch.equal(Native(layer, tmp_path, block=block)(x), wanted)
+
+
+@needs_cc
+def test_weights_are_those_of_the_export(tmp_path):
+    layer = LAYERS["lstm"]().eval()
+    x = torch.randn(T, 1, 3)
+    with torch.no_grad():
+        native, wanted = Native(layer, tmp_path), layer(x)[0]
+        for parameter in layer.parameters():
+            parameter.add_(1)
+        assert torch.equal(native(x), wanted)
+
+
+PROGRAM = """
+#include <stdio.h>
+#include "one.h"
+#include "two.h"
+static one_t a; static two_t b;
+int main(void) {
+    float x[6] = {1, 2, 3, 4, 5, 6}, y[2 * one_OUTPUTS], z[2 * two_OUTPUTS];
+    one_reset(&a); two_reset(&b);
+    a.h[0][1] = 0.5f;
+    one_step(&a, x, y, 2); two_step(&b, x, z, 2);
+    printf("%.9g %.9g %.9g\\n", y[one_OUTPUTS], z[two_OUTPUTS + 3], a.c[0][2]);
+    return 0;
+}
+"""
+
+
+@needs_cc
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_two_layers_in_one_program(tmp_path, language):
+    """Their kernels differ, their symbols do not meet; headers are C and C++ without a warning."""
+    torch.manual_seed(0)
+    one, two = openrnn.LSTM(3, 16), openrnn.GRU(3, 8, 2)
+    openrnn.export_native(one, tmp_path / "one")
+    openrnn.export_native(two, tmp_path / "two")
+    source, program = tmp_path / "main.c", tmp_path / "main"
+    source.write_text(PROGRAM)
+    made = subprocess.run(
+        [COMPILER, "-Wall", "-Wextra", "-Werror", "-x", language, source, "-x", "none",
+         tmp_path / "one.o", tmp_path / "two.o", "-o", program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if language == "c++" and "cc1plus" in made.stderr:
+        pytest.skip("no C++ compiler is here")
+    assert made.returncode == 0, made.stderr
+    found = [float(word) for word in subprocess.check_output([program], text=True).split()]
+    x, h = torch.arange(1.0, 7).view(2, 1, 3), torch.zeros(1, 1, 16)
+    h[0, 0, 1] = 0.5
+    with torch.no_grad():
+        y, (_, c) = one(x, (h, torch.zeros(1, 1, 16)))
+        z, _ = two(x)
+    torch.testing.assert_close(found, [y[1, 0, 0].item(), z[1, 0, 3].item(), c[0, 0, 2].item()])
+
+
+@needs_cc
+def test_programs_see_two_functions(tmp_path):
+    native = Native(LAYERS["lstm"](), tmp_path)
+    for name in ("openrnn_loop", "openrnn_row", "openrnn_data", "forward"):
+        assert not hasattr(native.library, name)
+
+
+@needs_cc
+def test_an_older_processor(tmp_path):
+    torch.manual_seed(0)
+    layer = LAYERS["layers"]().eval()
+    try:
+        targets.check("x86-64-v2")
+    except ValueError as error:
+        pytest.skip(str(error))
+    native = Native(layer, tmp_path, cpu="x86-64-v2")
+    assert "for x86-64-v2" in native.files[0].read_text()
+    x = torch.randn(T, 1, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(native(x), layer(x)[0])
+    if shutil.which("objdump"):
+        code = subprocess.check_output(["objdump", "-d", native.files[1]], text=True)
+        assert "xmm" in code
+        assert "ymm" not in code
+
+
+def test_without_a_compiler_there_is_no_library(tmp_path):
+    path = tmp_path / "sub" / "net"
+    files = openrnn.export_native(LAYERS["lstm"](), path, compiler="no-such-compiler")
+    assert [file.name for file in files] == ["net.h", "net.o"]
+    assert all(file.stat().st_size for file in files)
+
+
+def test_a_linker_that_fails_is_told(tmp_path):
+    with pytest.raises(openrnn.OpenRNNError, match="cannot link"):
+        openrnn.export_native(LAYERS["lstm"](), tmp_path / "net", compiler="false")
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "words"),
+    [
+        (lambda: openrnn.LSTM(3, 4, bidirectional=True), {}, "forward direction alone"),
+        (lambda: openrnn.LSTM(3, 4, reverse=True), {}, "forward direction alone"),
+        (lambda: openrnn.LSTM(3, 4, dtype=torch.bfloat16), {}, "needs a layer of float32 or"),
+        (lambda: openrnn.LSTM(3, 4), {"path": "my-amp"}, "must be a C identifier such as amp"),
+        (lambda: openrnn.LSTM(3, 4), {"block": 0}, "block must be a number of steps from 1"),
+        (lambda: openrnn.LSTM(3, 4), {"cpu": "z80"}, "cpu must be None or one of x86-64-v2"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path, layer, options, words):
+    path = tmp_path / options.pop("path", "net")
+    with pytest.raises(ValueError, match=words):
+        openrnn.export_native(layer(), path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_of_torch_is_no_layer(tmp_path):
+    with pytest.raises(TypeError, match="needs a layer such as"):
+        openrnn.export_native(torch.nn.LSTM(3, 4), tmp_path / "net")
+
+
+def test_a_cell_that_the_cpu_backend_refuses(tmp_path):
+    layer = openrnn.Recurrent(openrnn.cells.gru_reset_before, 3, 4)
+    with pytest.raises(openrnn.NoBackendError, match="two dependent products"):
+        openrnn.export_native(layer, tmp_path / "net")
