@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, tensors
-from openrnn.nn import autocast, checks, foreign
+from openrnn.nn import autocast, checks, foreign, jagged
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -62,13 +62,11 @@ class Layer(TorchNames):
     ) -> Any:
         """Any call; `repeats`: nothing but its tensors decides it, so that it may be remembered."""
         checks.reset_state_alone(reset, reset_state)
-        if isinstance(given, PackedSequence):
-            if lengths is not None or reset is not None or return_states or padding_value:
-                raise ValueError(
-                    "a PackedSequence takes no lengths, reset, return_states or padding_value: "
-                    "pass the padded tensor with lengths instead"
-                )
-            return self._forward_packed(given, hx, generator)
+        if isinstance(given, PackedSequence) or (isinstance(given, Tensor) and given.is_nested):
+            bare = lengths is None and reset is None
+            return self._forward_ragged(
+                given, hx, generator, bare and not return_states and not padding_value
+            )
         if not isinstance(given, Tensor):
             return foreign.call(
                 self, given, hx=hx, lengths=lengths, reset=reset, reset_state=reset_state,
@@ -191,6 +189,23 @@ class Layer(TorchNames):
             )
             batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
             self._repeats.remember(self, kind, given, call, results, batch_first)
+
+    def _forward_ragged(
+        self, given: Tensor | PackedSequence, hx: Any, generator: torch.Generator | None, bare: bool
+    ) -> Any:
+        """A call whose input has its lengths; `bare`: it has no options of padded calls."""
+        nested = isinstance(given, Tensor)
+        if not bare:
+            kind = "nested tensor" if nested else "PackedSequence"
+            raise ValueError(
+                f"a {kind} takes no lengths, reset, return_states or padding_value: "
+                "pass the padded tensor with lengths instead"
+            )
+        if not isinstance(given, Tensor):
+            return self._forward_packed(given, hx, generator)
+        x, lengths, offsets = jagged.padded(given, self.batch_first)
+        y, states = self._forward(x, hx, lengths, None, None, generator, False, 0.0)
+        return jagged.again(y, lengths, offsets), states
 
     def _forward_packed(
         self, packed: PackedSequence, hx: Any, generator: torch.Generator | None

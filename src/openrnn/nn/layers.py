@@ -51,8 +51,8 @@ class LSTM(Layer):
     Arguments, results, errors and state dict are those of `torch.nn.LSTM`, positions too.
 
     Shapes:
-        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx = (h_0, c_0) of
-        (L*D, B, O) and (L*D, B, H) -> y (T, B, D*O), (h_n, c_n) like hx
+        input (T, B, I), (B, T, I) with batch_first, which may be jagged, (T, I) or PackedSequence;
+        hx = (h_0, c_0) of (L*D, B, O) and (L*D, B, H) -> y (T, B, D*O), (h_n, c_n) like hx
 
     Raises:
         NoBackendError: the named backend refuses the call; the message says why.
@@ -86,7 +86,8 @@ class GRU(_OneState):
     Arguments, results, errors and state dict are those of `torch.nn.GRU`, positions too.
 
     Shapes:
-        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx (L*D, B, H)
+        input (T, B, I), (B, T, I) with batch_first, which may be jagged, (T, I) or PackedSequence;
+        hx (L*D, B, H)
         -> y (T, B, D*H), h_n (L*D, B, H)
 
     Example:
@@ -112,7 +113,8 @@ class RNN(_OneState):
     fourth position.
 
     Shapes:
-        input (T, B, I), (B, T, I) with batch_first, (T, I) or PackedSequence; hx (L*D, B, H)
+        input (T, B, I), (B, T, I) with batch_first, which may be jagged, (T, I) or PackedSequence;
+        hx (L*D, B, H)
         -> y (T, B, D*H), h_n (L*D, B, H)
 
     Example:

@@ -1,0 +1,266 @@
+"""What users of torch do with modules: ours live through it as torch's do."""
+
+import copy
+import io
+import multiprocessing
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import openrnn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+T, B, WIDTH, H = 5, 3, 4, 8
+X = torch.randn(T, B, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def both(**options):
+    torch.manual_seed(0)
+    theirs, ours = nn.LSTM(WIDTH, H, 2, **options), openrnn.LSTM(WIDTH, H, 2, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_fx_takes_a_layer_as_a_leaf():
+    class Model(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.out = layer, nn.Linear(H, 2)
+
+        def forward(self, x):
+            return self.out(self.layer(x)[0])
+
+    model = Model(both()[1])
+    traced = torch.fx.symbolic_trace(model)
+    assert ("call_module", "layer") in [(node.op, node.target) for node in traced.graph.nodes]
+    same(traced(X), model(X))
+
+
+def test_pruning():
+    layers = both()
+    for layer in layers:
+        torch.manual_seed(1)
+        prune.random_unstructured(layer, "weight_hh_l0", 0.5)
+    theirs, ours = layers
+    same(theirs(X)[0], ours(X)[0])
+    assert (ours.weight_hh_l0 == 0).sum() == 2 * H * H
+    prune.remove(theirs, "weight_hh_l0"), prune.remove(ours, "weight_hh_l0")
+    for _ in range(3):  # calls that repeat read what is there
+        same(theirs(X)[0], ours(X)[0])
+
+
+def test_weights_that_are_swapped_are_read():
+    """torch.nn's layers cannot be: they hold weak references to their weights."""
+    _, ours = both()
+    with torch.no_grad():
+        for _ in range(3):
+            ours(X)
+        torch.utils.swap_tensors(ours.weight_hh_l0, nn.Parameter(torch.zeros(4 * H, H)))
+        theirs, other = both()
+        theirs.weight_hh_l0.zero_()
+        same(ours(X)[0], theirs(X)[0])
+        assert not torch.equal(ours(X)[0], other(X)[0])
+
+
+def test_conversion_by_swapping(monkeypatch):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        theirs, ours = (layer.double() for layer in both())
+        for _ in range(3):
+            same(theirs(X.double())[0], ours(X.double())[0])
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_meta_device_and_to_empty():
+    layer = openrnn.LSTM(WIDTH, H, device="meta")
+    y, (h_n, _) = layer(X.to("meta"))
+    assert y.is_meta
+    assert (y.shape, h_n.shape) == ((T, B, H), (1, B, H))
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer(X)[0].isfinite().all()
+    theirs, _ = both()
+    with torch.device("meta"):
+        ours = openrnn.LSTM(WIDTH, H, 2)
+    ours.load_state_dict(theirs.state_dict(), assign=True)
+    same(ours(X)[0], theirs(X)[0])
+
+
+def test_hooks_see_every_call():
+    seen = {}
+    for layer in both():
+        log = seen[type(layer).__module__] = []
+        layer.register_forward_pre_hook(lambda *_, log=log: log.append("before"))
+        layer.register_forward_hook(lambda *a, log=log: log.append(type(a[2])))
+        layer.register_full_backward_hook(lambda *a, log=log: log.append((len(a[1]), len(a[2]))))
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, log=log: log.append("grad"))
+        x = X.clone().requires_grad_()
+        for _ in range(4):
+            layer(x)[0].sum().backward()
+    theirs, ours = seen.values()
+    assert len(ours) == 4 * (3 + 8)
+    assert sorted(map(str, ours)) == sorted(map(str, theirs))
+
+
+def _sum(layer, queue):
+    torch.set_num_threads(1)
+    queue.put(float(layer(X)[0].detach().sum()))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_shared_memory_and_a_fork():
+    _, layer = both()
+    layer.share_memory()
+    wanted = [float(layer(X)[0].detach().sum()) for _ in range(3)][-1]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_sum, args=(layer, queue))
+    process.start()
+    assert queue.get(timeout=600) == pytest.approx(wanted)
+    process.join()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode_names_the_backward_that_made_nan():
+    _, layer = both()
+    with torch.autograd.detect_anomaly():
+        for _ in range(3):
+            layer(X.clone().requires_grad_())[0].sum().backward()
+        bad = X.clone().index_fill(0, torch.tensor(0), float("nan")).requires_grad_()
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            layer(bad)[0].sum().backward()
+
+
+@pytest.mark.parametrize("average", [None, get_ema_multi_avg_fn(0.9)], ids=["swa", "ema"])
+def test_averages_of_weights(average):
+    found = []
+    for layer in both():
+        averaged = AveragedModel(layer, multi_avg_fn=average)
+        for _ in range(3):
+            layer(X)
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.add_(0.1)
+            averaged.update_parameters(layer)
+        found.append(averaged(X)[0])
+    same(*found)
+
+
+def test_a_subclass_of_tensor_stays_one():
+    class Marked(torch.Tensor):
+        pass
+
+    theirs, ours = both()
+    for _ in range(3):
+        y, _ = ours(X.as_subclass(Marked))
+        assert type(y) is Marked
+        same(y.as_subclass(torch.Tensor), theirs(X)[0])
+
+
+def test_ensembles_by_vmap():
+    models = [openrnn.LSTM(WIDTH, H) for _ in range(3)]
+    params, buffers = torch.func.stack_module_state(models)
+    base = copy.deepcopy(models[0]).to("meta")
+
+    def one(params, buffers, x):
+        return torch.func.functional_call(base, (params, buffers), (x,))[0]
+
+    found = torch.func.vmap(one, in_dims=(0, 0, None))(params, buffers, X)
+    for y, model in zip(found, models):
+        same(y, model(X)[0])
+
+
+def test_gradients_for_each_sequence():
+    layer = openrnn.LSTM(WIDTH, H)
+    params = dict(layer.named_parameters())
+
+    def loss(params, x):
+        return torch.func.functional_call(layer, params, (x[:, None],))[0].square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 1))(params, X)
+    for b in range(B):
+        wanted = torch.autograd.grad(loss(params, X[:, b]), [*params.values()])
+        for grad, want in zip(found.values(), wanted):
+            same(grad[b], want)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates jit
+def test_a_trace_is_saved_and_loaded():
+    theirs, ours = both()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(ours, X), file)
+    file.seek(0)
+    same(torch.jit.load(file)(X)[0], theirs(X)[0])
+    with pytest.raises(NotImplementedError, match=r"use torch.jit.trace or torch.export"):
+        torch.jit.script(ours)
+
+
+# nested tensors
+
+
+def jagged(*lengths, **options):
+    torch.manual_seed(1)
+    rows = [torch.randn(length, WIDTH) for length in lengths]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, **options), rows
+
+
+@pytest.mark.parametrize("kind", [openrnn.LSTM, openrnn.GRU])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}], ids=str)
+def test_jagged_sequences(kind, options):
+    """Each as it is alone, states and gradients too; of the same raggedness as the input."""
+    layer = kind(WIDTH, H, batch_first=True, dtype=torch.float32, **options)
+    x, rows = jagged(3, 0, 7, 1, requires_grad=True)
+    y, states = layer(x)
+    assert y.shape[1] == x.shape[1]  # the same symbol
+    states = states if isinstance(states, tuple) else (states,)
+    for b, row in enumerate(rows):
+        if len(row):
+            alone, alone_states = layer(row[None])
+            alone_states = alone_states if isinstance(alone_states, tuple) else (alone_states,)
+            same(y.unbind()[b], alone[0])
+            for state, other in zip(states, alone_states):
+                same(state[:, b], other[:, 0])
+    y.values().square().sum().backward()
+    wanted = torch.autograd.grad(
+        sum(layer(row[None])[0].square().sum() for row in rows if len(row)), layer.weight_hh_l0
+    )
+    same(layer.weight_hh_l0.grad, wanted[0])
+    assert x.grad.values().shape == (11, WIDTH)
+    assert (x.grad.values() != 0).any(1).all()
+
+
+def test_jagged_sequences_with_states_and_holes():
+    layer = openrnn.GRU(WIDTH, H, batch_first=True)
+    wide, h = torch.randn(3, 6, WIDTH), torch.randn(1, 3, H)
+    x = torch.nested.narrow(
+        wide, 1, torch.tensor([0, 1, 2]), torch.tensor([2, 3, 1]), layout=torch.jagged
+    )
+    y, h_n = layer(x, h)
+    for b, (begin, length) in enumerate([(0, 2), (1, 3), (2, 1)]):
+        alone, state = layer(wide[b : b + 1, begin : begin + length], h[:, b : b + 1])
+        same(y.unbind()[b], alone[0])
+        same(h_n[:, b], state[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_are_not_taken():
+    layer, (x, _) = openrnn.LSTM(WIDTH, H, batch_first=True), jagged(2, 3)
+    with pytest.raises(ValueError, match="needs batch_first=True"):
+        openrnn.LSTM(WIDTH, H)(x)
+    with pytest.raises(ValueError, match="must be jagged"):
+        layer(torch.nested.nested_tensor([torch.randn(2, WIDTH)], layout=torch.strided))
+    with pytest.raises(ValueError, match="must be jagged"):
+        layer(torch.nested.nested_tensor([torch.randn(2)], layout=torch.jagged))
+    with pytest.raises(ValueError, match="a nested tensor takes no lengths"):
+        layer(x, lengths=torch.tensor([1, 1]))
+    with pytest.raises((ValueError, RuntimeError), match="input"):
+        layer(torch.nested.nested_tensor([torch.randn(2, WIDTH + 1)], layout=torch.jagged))
