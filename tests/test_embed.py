@@ -1,14 +1,20 @@
 """Layers as C libraries: the bits of the layer however calls are cut, from C and from C++."""
 
+import copy
 import ctypes
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
+from torch import nn
 
 import openrnn
-from openrnn.embed import targets
+from openrnn.backends.cpu.baked import baked
+from openrnn.embed import export, header, names, targets
+from openrnn.embed.undefined import undefined
+from openrnn.spec import Problem
 
 COMPILER = shutil.which("cc")
 needs_cc = pytest.mark.skipif(COMPILER is None, reason="no C compiler is here")
@@ -173,9 +179,14 @@ def test_an_older_processor(tmp_path):
         assert "ymm" not in code
 
 
-def test_without_a_compiler_there_is_no_library(tmp_path):
+def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch):
+    """Nor one of an earlier export."""
     path = tmp_path / "sub" / "net"
-    files = openrnn.export_native(LAYERS["lstm"](), path, compiler="no-such-compiler")
+    path.parent.mkdir()
+    (tmp_path / "sub" / "net.so").write_bytes(b"older")
+    monkeypatch.setattr(export.shutil, "which", lambda name: None)
+    files = openrnn.export_native(LAYERS["lstm"](), path)
+    assert not (tmp_path / "sub" / "net.so").exists()
     assert [file.name for file in files] == ["net.h", "net.o"]
     assert all(file.stat().st_size for file in files)
 
@@ -194,6 +205,10 @@ def test_a_linker_that_fails_is_told(tmp_path):
         (lambda: openrnn.LSTM(3, 4), {"path": "my-amp"}, "must be a C identifier such as amp"),
         (lambda: openrnn.LSTM(3, 4), {"block": 0}, "block must be a number of steps from 1"),
         (lambda: openrnn.LSTM(3, 4), {"cpu": "z80"}, "cpu must be None or one of x86-64-v2"),
+        (lambda: openrnn.LSTM(3, 4), {"path": "int8"}, "int8_t is a type of C's library"),
+        (lambda: openrnn.LSTM(3, 4), {"block": 1 << 40}, "from 1 to 65536"),
+        (lambda: openrnn.LSTM(3, 4), {"compiler": "no-such-cc"}, "no compiler no-such-cc is here"),
+        (lambda: openrnn.LSTM(3, 4, device="meta"), {}, "got one without values"),
     ],
 )
 def test_what_cannot_be_exported_is_said(tmp_path, layer, options, words):
@@ -201,6 +216,84 @@ def test_what_cannot_be_exported_is_said(tmp_path, layer, options, words):
     with pytest.raises(ValueError, match=words):
         openrnn.export_native(layer(), path, **options)
     assert not list(tmp_path.iterdir())
+
+
+@openrnn.cell(gates="z", states="h")
+def rooted(x, r, s):
+    """A square root, for which the kernels have no polynomial."""
+    return torch.tanh(torch.sqrt(s.h * s.h + 1) * (x.z + r.z))
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    "make",
+    [lambda: openrnn.Recurrent(rooted, 2, 6), lambda: openrnn.GRU(2, 6, dtype=torch.float64)],
+    ids=["own", "float64"],
+)  # fmt: skip
+def test_the_header_names_what_is_called(tmp_path, make):
+    layer = make().eval()
+    native = Native(layer, tmp_path)
+    x = torch.randn(T, 1, 2, dtype=native.dtype)
+    with torch.no_grad():
+        assert torch.equal(native(x), layer(x)[0])
+    calls = undefined(native.files[1].read_bytes())
+    text = native.files[0].read_text().partition("C library: ")[2].partition(".\n")[0]
+    if calls is not None:
+        assert sorted(text.split(", ")) == sorted({*calls} - {"sched_yield"})
+
+
+@needs_cc
+def test_parametrizations_are_those_of_eval_mode(tmp_path):
+    layer = nn.utils.parametrizations.spectral_norm(openrnn.LSTM(3, 16), "weight_hh_l0").train()
+    before = copy.deepcopy(layer.state_dict())
+    native = Native(layer, tmp_path)
+    assert layer.training
+    assert layer.parametrizations.training
+    assert all(map(torch.equal, before.values(), layer.state_dict().values()))
+    x = torch.randn(T, 1, 3)
+    with torch.no_grad():
+        assert torch.equal(native(x), layer.eval()(x)[0])
+
+
+def test_a_default_device_is_not_asked(tmp_path):
+    with torch.device("meta"):
+        assert openrnn.export_native(openrnn.LSTM(3, 16, device="cpu"), tmp_path / "net")
+
+
+def test_no_address_of_this_process_is_written():
+    layer = LAYERS["layers"]()
+    made = baked(Problem(layer.spec, torch.float32, "cpu"), 64, layer.weights())
+    assert [loop.args.row_function for loop in made.loops] == [0, 0]
+
+
+@pytest.mark.parametrize("cpu", [None, "x86-64-v2"])
+def test_where_no_process_can_be_started_it_says_so(tmp_path, monkeypatch, cpu):
+    """And leaves this one as it was: numba here would have to link what is not whole."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(targets, "check", lambda cpu: None)
+    for _ in range(2):
+        with pytest.raises(openrnn.ExportError, match=r"process"):
+            openrnn.export_native(LAYERS["lstm"](), tmp_path / "net", cpu=cpu)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_a_header_may_have():
+    assert names.member("h") == "h"
+    assert [names.member(name) for name in ("work", "double", "new")] == [
+        "work_",
+        "double_",
+        "new_",
+    ]
+    spec = openrnn.LSTM(3, 4).spec
+    texts = [header.header(name, "a*/b", spec, "float", 8, "cpu", []) for name in ("amp", "AMP")]
+    guards = {text.partition("#ifndef ")[2].partition("\n")[0] for text in texts}
+    assert len(guards) == 2
+    assert "a*/b" not in texts[0]
+
+
+def test_a_path_names_files(tmp_path):
+    with pytest.raises(ValueError, match="must end with the files' name"):
+        openrnn.export_native(LAYERS["lstm"](), f"{tmp_path}/")
 
 
 def test_a_module_of_torch_is_no_layer(tmp_path):

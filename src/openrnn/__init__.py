@@ -13,6 +13,7 @@ from openrnn.convert import from_weights as from_weights
 from openrnn.convert import to_weights as to_weights
 from openrnn.embed import export_native as export_native
 from openrnn.errors import CellError as CellError
+from openrnn.errors import ExportError as ExportError
 from openrnn.errors import LibraryError as LibraryError
 from openrnn.errors import NoBackendError as NoBackendError
 from openrnn.errors import OpenRNNError as OpenRNNError

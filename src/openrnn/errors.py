@@ -49,6 +49,10 @@ class CellError(OpenRNNError, ValueError):
     """A cell that cannot be used: not elementwise, a wrong signature, an unknown name."""
 
 
+class ExportError(OpenRNNError, RuntimeError):
+    """A layer that `export_native` cannot write; the message says what failed, and how."""
+
+
 class CheckpointError(OpenRNNError, ValueError):
     """A checkpoint that is damaged, foreign, or does not fit the run that wants it."""
 

@@ -4,15 +4,16 @@ Sizes of panels and vectors follow from the processor when modules are imported,
 own is told what it has. It packs weights, too, so this machine must have all that the other has.
 """
 
+import json
+import pickle
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from openrnn.errors import OpenRNNError
+from openrnn.embed.compiled import Compiled, Job
+from openrnn.errors import ExportError
 
 _V2 = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
@@ -21,22 +22,19 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 
 _BEGIN = """
-import sys
+import json, sys
+folder, path, cpu, *have = sys.argv[1:]
+sys.path[:] = json.loads(path)
 import llvmlite.binding as llvm
-path, target, block, cpu, *have = sys.argv[1:]
 features = type(llvm.get_host_cpu_features())({name: True for name in have})
 llvm.get_host_cpu_features, llvm.get_host_cpu_name = (lambda: features), (lambda: cpu)
-import torch
-from openrnn.embed.export import written
-with open(path, "rb") as file:
-    layer = torch.load(file, weights_only=False)
-for made in written(layer, target, int(block)):
-    print(made)
+import pickle
+from openrnn.embed.compiled import Job, compiled
+with open(folder + "/job", "rb") as file:
+    job = Job(*pickle.load(file))
+with open(folder + "/made", "wb") as file:
+    pickle.dump(tuple(compiled(job)), file)
 """
-
-
-class ExportError(OpenRNNError, RuntimeError):
-    """A layer whose code cannot stand alone, a linker that fails, or a process for another CPU."""
 
 
 def check(cpu: str) -> None:
@@ -51,15 +49,29 @@ def check(cpu: str) -> None:
         raise ValueError(f"this machine has no {', '.join(missing)}, which {cpu} needs")
 
 
-def elsewhere(layer: Any, path: Path, block: int, cpu: str) -> list[Path]:
-    """`export.written` in a process that believes to be on that processor."""
+def elsewhere(job: Job, cpu: str) -> Compiled:
+    """`compiled` in a process that believes to be on that processor.
+
+    Raises:
+        ExportError: no such process starts, or it fails: it cannot load a cell that only a script
+            defines.
+    """
+    if not re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
+        raise ExportError(f"cpu={cpu!r} needs a Python process of its own, and none can be started")
+    path = json.dumps([place for place in sys.path if isinstance(place, str)])
     with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "layer"
-        torch.save(layer, kept)
+        try:
+            (Path(folder) / "job").write_bytes(pickle.dumps(tuple(job)))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ExportError(
+                f"the cell cannot be taken to a process for {cpu}: {error}"
+            ) from error
         done = subprocess.run(
-            [sys.executable, "-c", _BEGIN, str(kept), str(path), str(block), cpu, *LEVELS[cpu]],
+            [sys.executable, "-I", "-c", _BEGIN, folder, path, cpu, *LEVELS[cpu]],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    if done.returncode:
-        raise ExportError(f"the process for {cpu} failed: {done.stderr.strip().splitlines()[-1]}")
-    return [Path(line) for line in done.stdout.splitlines()]
+        if done.returncode:
+            words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise ExportError(f"the process for {cpu} failed: {words[-1]}")
+        header, code = pickle.loads((Path(folder) / "made").read_bytes())
+    return Compiled(header, code)

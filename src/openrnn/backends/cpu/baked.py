@@ -78,7 +78,8 @@ class Baked(Forward):
 
         gates, rows, padded = shape
         dtype = layer.layout.dtype
-        out = torch.zeros(matrices.panels(kernel, dtype, gates, padded, columns), dtype=self.dtype)
+        count = matrices.panels(kernel, dtype, gates, padded, columns)
+        out = torch.zeros(count, dtype=self.dtype, device="cpu")
         args: Any = matrices.pack_args(gates, rows, padded, columns, 1)
         args.matrix, args.out = self._param(weight).data_ptr(), out.data_ptr()
         launch.run(matrices.kernel(kernel, dtype), args, args.tasks)
@@ -87,7 +88,8 @@ class Baked(Forward):
     def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
         if not vectors:
             return None
-        out = torch.zeros(len(vectors), layer.layout.padded, dtype=self.dtype)
+        shape = len(vectors), layer.layout.padded
+        out = torch.zeros(shape, dtype=self.dtype, device="cpu")
         for row, vector in zip(out, vectors):
             if vector is not None:
                 row[: layer.layout.units] = self._param(vector)
@@ -109,6 +111,7 @@ class Baked(Forward):
                     each = self.constant(self._param(each))  # noqa: PLW2901
                 if each is not None:
                     found.append((args.place(name, entry), each))
+        args.row_function = 0  # an address in this process
         self.loops.append(Loop(args, found))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from openrnn import store
-from openrnn.errors import OpenRNNError
+from openrnn.errors import ExportError, OpenRNNError
 from openrnn.kernels.cpu import host
 
 # The program of the compiling process. It compiles for this processor, looks for packages where
@@ -93,16 +93,8 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
 
 def bitcode(source: str, names: dict[str, str]) -> bytes:
     """Optimised bitcode of functions, by symbol, for `standalone`; kept like object code."""
-
-    def make() -> bytes:
-        made = _in_a_process({"part": (source, names)})
-        if made is None:
-            from openrnn.kernels.cpu.compile import bitcode_of
-
-            made = bitcode_of((source, names))
-        return bytes(made)
-
-    return store.kept(path_of(source, ["bitcode", *names, *names.values()]), make)
+    path = path_of(source, ["bitcode", *names, *names.values()])
+    return store.kept(path, lambda: _only_in_a_process({"part": (source, names)}))
 
 
 def standalone(
@@ -115,13 +107,20 @@ def standalone(
         "modules": [b64encode(module).decode() for module in modules],
         "data": {symbol: b64encode(content).decode() for symbol, content in data.items()},
     }  # fmt: skip
+    head, _, code = _only_in_a_process(asked).partition(b"\n")
+    return code, json.loads(head)["calls"]
+
+
+def _only_in_a_process(asked: dict[str, Any]) -> bytes:
+    """As `_in_a_process`: numba here would link what is not whole, and LLVM end the process.
+
+    Raises:
+        ExportError: no such process, or it fails.
+    """
     made = _in_a_process(asked)
     if made is None:
-        from openrnn.kernels.cpu.compile import standalone_of
-
-        made = standalone_of(parts, modules, data, public)
-    head, _, code = made.partition(b"\n")
-    return code, json.loads(head)["calls"]
+        raise ExportError("the Python process that compiles did not start, or it failed")
+    return made
 
 
 def _in_a_process(asked: dict[str, Any]) -> bytes | None:

@@ -1,0 +1,83 @@
+"""A layer's object code and header, for the processor that this process compiles for."""
+
+from importlib.resources import files
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.base import traced
+from openrnn.backends.cpu.baked import baked
+from openrnn.cells import Cell
+from openrnn.embed.header import header
+from openrnn.embed.source import DATA, LOOP, ROW, functions
+from openrnn.embed.undefined import undefined
+from openrnn.errors import ExportError
+from openrnn.spec import Problem, Spec
+
+REAL = {torch.float32: "float", torch.float64: "double"}
+# what the code may call of the C library: sched_yield is named and never called, and functions of
+# <math.h> serve float64 and operators of a user's cell that have no polynomial of ours
+MEMORY = frozenset({"memcpy", "memmove", "memset", "sched_yield"})
+_MATH = """acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fma
+    fmod hypot log log10 log1p log2 nearbyint pow remainder rint round sin sinh sqrt tan tanh
+    trunc"""
+MATH = frozenset(name + suffix for name in _MATH.split() for suffix in ("", "f"))
+
+
+class Job(NamedTuple):
+    """What is exported.
+
+    Attributes:
+        cell: comes first, so that another process knows it when it reads the spec.
+        name: what all names begin with; title: what the layer is.
+        weights: in the order of `module_slots`, on the CPU.
+        block: steps whose inputs are multiplied at a time.
+    """
+
+    cell: Cell
+    spec: Spec
+    name: str
+    title: str
+    weights: list[Tensor]
+    block: int
+
+
+class Compiled(NamedTuple):
+    """The text of the header, and the object code."""
+
+    header: str
+    code: bytes
+
+
+def compiled(job: Job) -> Compiled:
+    """Compiles it.
+
+    Raises:
+        ExportError: the code calls what a C program may not have.
+    """
+    from openrnn.codegen import numba
+    from openrnn.kernels.cpu import host, objects
+
+    spec, dtype = job.spec, job.weights[0].dtype
+    problem, kind = Problem(spec, dtype, "cpu"), str(dtype).removeprefix("torch.")
+    with torch.no_grad():
+        found = functions(baked(problem, job.block, job.weights), job.block)
+    public = {"reset": f"{job.name}_reset", "step": f"{job.name}_step"}
+    loop = (files("openrnn.kernels.cpu") / "forward.py").read_text(encoding="utf-8")
+    code, declared = objects.standalone(
+        [(numba.source(traced(spec), kind), {"step_rows": ROW}), (found.text, public)],
+        [objects.bitcode(loop.replace("float32", kind), {"forward": LOOP})],
+        {DATA: found.data}, [*public.values()],
+    )  # fmt: skip
+    names = undefined(code)
+    calls = set(declared if names is None else names)
+    if unknown := ", ".join(sorted(calls - MEMORY - MATH)):
+        raise ExportError(
+            f"the compiled layer calls {unknown}, of neither <math.h> nor the memory functions of C"
+        )
+    text = header(
+        job.name, job.title, spec, REAL[dtype], found.work, host.NAME,
+        sorted(calls - {"sched_yield"}),
+    )  # fmt: skip
+    return Compiled(text, code)
