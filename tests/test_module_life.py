@@ -221,6 +221,8 @@ def test_jagged_sequences(kind, options):
     x, rows = jagged(3, 0, 7, 1, requires_grad=True)
     y, states = layer(x)
     assert y.shape[1] == x.shape[1]  # the same symbol
+    width = y.shape[2]
+    assert torch.nested.to_padded_tensor(y, 0.0).shape == (4, 7, width)
     states = states if isinstance(states, tuple) else (states,)
     for b, row in enumerate(rows):
         if len(row):

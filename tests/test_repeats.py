@@ -307,7 +307,7 @@ def test_states_of_other_kinds_end_as_ever():
         ):
             with pytest.raises(ValueError, match=r"dense|dtype"):
                 module(x, (odd, hx[1]))
-        with pytest.raises(ValueError, match="dense"):
+        with pytest.raises(ValueError, match="must be jagged"):
             module(torch.nested.nested_tensor([torch.zeros(B, WIDTH)] * T), hx)
         with pytest.raises(RuntimeError):
             module(x, (hx[0][:, :1], hx[1]))

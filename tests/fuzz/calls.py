@@ -27,6 +27,8 @@ def outputs(found: Any) -> list[Any]:
         return [found.data]
     if isinstance(found, (tuple, list)):
         return [tensor for part in found for tensor in outputs(part)]
+    if isinstance(found, Tensor) and found.is_nested:
+        return [torch.nested.to_padded_tensor(found, 0.0)]
     return [found]
 
 

@@ -198,6 +198,7 @@ STRANGE: dict[str, Callable[[Tensor], Any]] = {
 
 # those of them whose numbers somebody may read all the same
 VALUES_SOMEWHERE = {"sparse", "sparse_csr", "mkldnn", "dtensor", "duck", "numpy", "list", "tuple"}
+VALUES_SOMEWHERE |= {"nested_jagged"}
 
 # plain tensors of another shape or dtype
 CHANGED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -30,4 +30,5 @@ def again(y: Tensor, lengths: Tensor, offsets: Tensor) -> Tensor:
     steps = torch.arange(y.shape[1], device=y.device)
     rows = (steps < lengths[:, None]).flatten().nonzero().squeeze(1)
     values = y.flatten(0, 1).index_select(0, rows)
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
+    # without the longest's length, torch pads this one to the sum of all
+    return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=y.shape[1])
