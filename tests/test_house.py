@@ -32,6 +32,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {
         "cores",
         "digest",
+        "elf",
         "errors",
         "fresh",
         "guards",

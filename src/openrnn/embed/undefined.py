@@ -2,25 +2,22 @@
 
 import struct
 
-_SYMBOLS = 2  # SHT_SYMTAB of the ELF specification
+from openrnn import elf
+
+_SYMBOLS = 2  # SHT_SYMTAB: the kind of the section that has all symbols
+_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 
 
 def undefined(code: bytes) -> list[str] | None:
     """The names of undefined symbols; None for any format but 64-bit little-endian ELF."""
-    if code[:6] != b"\x7fELF\x02\x01":
+    if not code.startswith(elf.MAGIC):
         return None
-    (table,) = struct.unpack_from("<Q", code, 0x28)
-    size, count = struct.unpack_from("<HH", code, 0x3A)
-    # name, type, flags, address, offset, size, link
-    sections = [struct.unpack_from("<IIQQQQI", code, table + i * size) for i in range(count)]
-    found = []
-    for _, kind, _, _, start, length, link in sections:
-        if kind != _SYMBOLS:
-            continue
-        strings = sections[link][4]
-        for at in range(start, start + length, 24):
-            name, _, _, section = struct.unpack_from("<IBBH", code, at)
-            if section == 0 and name:
-                end = code.index(0, strings + name)
-                found.append(code[strings + name : end].decode())
+    found, sections = [], elf.sections(code)
+    for table in sections:
+        if table.kind == _SYMBOLS:
+            strings = sections[table.link].start
+            for at in range(table.start, table.start + table.size, _SYMBOL.size):
+                name, _, _, section, _, _ = _SYMBOL.unpack_from(code, at)
+                if section == 0 and name:
+                    found.append(elf.text(code, strings + name))
     return [name for name in found if name != "_GLOBAL_OFFSET_TABLE_"]  # the linker's own

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from openrnn import store
+from openrnn import elf, store
 from openrnn.errors import OpenRNNError
 from openrnn.native.device import current_stream
 from openrnn.native.recording import CURRENT
@@ -145,17 +145,12 @@ def _resources(code: bytes) -> Resources:
 
     NVRTC's log has them, too, but not where NVRTC took the cubin from its cache.
     """
-    (table,) = struct.unpack_from("<Q", code, 0x28)
-    size, count, names = struct.unpack_from("<HHH", code, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
-    strings = sections[names][4]
     found = {}
-    for label, _, _, _, start, length in sections:
-        place = strings + label
-        if code[place : code.index(0, place)] != b".nv.info":
+    for section in elf.sections(code):
+        if section.name != ".nv.info":
             continue
-        at = start
-        while at < start + length:
+        at = section.start
+        while at < section.start + section.size:
             form, attribute, extent = struct.unpack_from("<BBH", code, at)
             at += 4
             if form == _PAIR:
