@@ -34,6 +34,11 @@ class Made(NamedTuple):
     like: Callable[[Tensor], Tensor]
     template: Tensor
 
+    def shaped(self, shape: tuple[int, ...]) -> "Made":
+        """The same memory in another shape."""
+        one = self.template
+        return Made(self.like, template(shape, one.dtype, one.device))
+
 
 class Memory:
     """Fresh memory of a dtype on a device, for shapes that come again and again.

@@ -1,6 +1,5 @@
 """A layer's object code and header, for the processor that this process compiles for."""
 
-from importlib.resources import files
 from typing import NamedTuple
 
 import torch
@@ -57,17 +56,16 @@ def compiled(job: Job) -> Compiled:
         ExportError: the code calls what a C program may not have.
     """
     from openrnn.codegen import numba
-    from openrnn.kernels.cpu import host, objects
+    from openrnn.kernels.cpu import host, loops, objects
 
     spec, dtype = job.spec, job.weights[0].dtype
     problem, kind = Problem(spec, dtype, "cpu"), str(dtype).removeprefix("torch.")
     with torch.no_grad():
         found = functions(baked(problem, job.block, job.weights), job.block)
     public = {"reset": f"{job.name}_reset", "step": f"{job.name}_step"}
-    loop = (files("openrnn.kernels.cpu") / "forward.py").read_text(encoding="utf-8")
     code, declared = objects.standalone(
         [(numba.source(traced(spec), kind), {"step_rows": ROW}), (found.text, public)],
-        [objects.bitcode(loop.replace("float32", kind), {"forward": LOOP})],
+        [objects.bitcode(loops.source("forward", kind), {"forward": LOOP})],
         {DATA: found.data}, [*public.values()],
     )  # fmt: skip
     names = undefined(code)

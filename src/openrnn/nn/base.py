@@ -194,9 +194,8 @@ class Layer(TorchNames):
         self, given: Tensor | PackedSequence, hx: Any, generator: torch.Generator | None, bare: bool
     ) -> Any:
         """A call whose input has its lengths; `bare`: it has no options of padded calls."""
-        nested = isinstance(given, Tensor)
         if not bare:
-            kind = "nested tensor" if nested else "PackedSequence"
+            kind = "nested tensor" if isinstance(given, Tensor) else "PackedSequence"
             raise ValueError(
                 f"a {kind} takes no lengths, reset, return_states or padding_value: "
                 "pass the padded tensor with lengths instead"

@@ -34,18 +34,39 @@ def forward(
     """
     found: list[Operation] = []
     for layer, directions in enumerate(chunkings):
-        at_once = directions[0].at_once
-        if at_once:
+        if directions[0].at_once:
             found += both_directions.forward(layer, directions)
-        for direction, chunking in enumerate(() if at_once else directions):
-            found.append(BeginLayer(layer, direction))
-            if products:
-                found += _forward(layer, direction, chunking)
-            else:
-                found += [Loop(layer, direction, chunk) for chunk in chunking.chunks]
+        else:
+            found += _forward_in_turn(layer, directions, products)
         if dropout and layer < len(chunkings) - 1:
             found.append(Dropout(layer))
     return tuple(found)
+
+
+def _forward_in_turn(
+    layer: int, directions: Sequence[Chunking], products: bool
+) -> Iterator[Operation]:
+    """The forward pass of a layer, one direction after the other."""
+    for direction, chunking in enumerate(directions):
+        yield BeginLayer(layer, direction)
+        if products:
+            yield from _forward(layer, direction, chunking)
+        else:
+            yield from [Loop(layer, direction, chunk) for chunk in chunking.chunks]
+
+
+def _backward_in_turn(
+    layer: int, directions: Sequence[Chunking], recompute: bool, products: bool
+) -> Iterator[Operation]:
+    """The backward pass of a layer, one direction after the other."""
+    for direction, chunking in enumerate(directions):
+        yield BeginLayer(layer, direction)
+        if products:
+            yield from _backward(layer, direction, chunking, recompute)
+        else:
+            backwards = chunking.chunks[::-1]
+            yield from [Loop(layer, direction, chunk, "backward") for chunk in backwards]
+        yield FinishWeights(layer, direction)
 
 
 def _product(
@@ -89,17 +110,11 @@ def backward(
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
             found.append(Dropout(layer - 1))  # what this layer read was not saved
-        at_once = chunkings[layer][0].at_once
-        if at_once:
-            found += both_directions.backward(layer, chunkings[layer])
-        for direction, chunking in enumerate(() if at_once else chunkings[layer]):
-            found.append(BeginLayer(layer, direction))
-            if products:
-                found += _backward(layer, direction, chunking, recompute)
-            else:
-                backwards = chunking.chunks[::-1]
-                found += [Loop(layer, direction, chunk, "backward") for chunk in backwards]
-            found.append(FinishWeights(layer, direction))
+        directions = chunkings[layer]
+        if directions[0].at_once:
+            found += both_directions.backward(layer, directions)
+        else:
+            found += _backward_in_turn(layer, directions, recompute, products)
         if dropout and layer:
             found.append(Dropout(layer - 1, gradient=True))
     return tuple(found)

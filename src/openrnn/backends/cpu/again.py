@@ -11,7 +11,6 @@ from openrnn.backends.cpu import forward as forwards
 from openrnn.backends.cpu.program import Program
 from openrnn.backends.cpu.recorder import address, sizes_of
 from openrnn.kernels.cpu import launch
-from openrnn.memory import Made, template
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -21,7 +20,6 @@ class Again:
 
     def __init__(self, call: Call, shapes: Shapes) -> None:
         self.sizes = sizes_of(call)
-        self.dtype, self.device = call.x.dtype, call.x.device
         self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
         self.strides = call.x.stride()[:2]
 
@@ -29,7 +27,7 @@ class Again:
         """The program with other shapes for some of the tensors that it makes, by place."""
         made = list(program.made)
         for place, shape in shapes.items():
-            made[place] = Made(made[place].like, template(shape, self.dtype, self.device))
+            made[place] = made[place].shaped(shape)
         return program._replace(made=tuple(made))
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from openrnn.backends.cpu import schedules
 from openrnn.backends.cpu.forward import Forward
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype
-from openrnn.backends.cpu.program import LINE, Value
+from openrnn.backends.cpu.program import LINE, Value, placed
 from openrnn.backends.cpu.recorder import Sizes
 from openrnn.schedule import execute
 from openrnn.spec import Problem
@@ -51,10 +51,6 @@ class Baked(Forward):
         self._params: list[Any] = [param.detach().contiguous() for param in params]
         spec = self.spec
         execute(schedules.forward(spec.num_layers, spec.directions, steps), self)
-
-    def weights(self, layer: LayerKernels) -> list[Value | None]:
-        """The values of slots; `constant` makes data of those that loops read as they are."""
-        return [None if place is None else Value(("param", place)) for place in layer.places]
 
     def _param(self, value: Value) -> Tensor:
         slot: Any = value.slot
@@ -103,16 +99,15 @@ class Baked(Forward):
         given: dict[str, Value | Sequence[Value | None]],
     ) -> None:
         given["scratch"] = self.workspace.take(plan.scratch)
-        found = []
-        for name, value in given.items():
-            entries = [value] if isinstance(value, Value) else value
-            for entry, each in enumerate(entries):
-                if each is not None and isinstance(each.slot, tuple) and each.slot[0] == "param":
-                    each = self.constant(self._param(each))  # noqa: PLW2901
-                if each is not None:
-                    found.append((args.place(name, entry), each))
+        found = [(place, self._baked(value)) for place, value in placed(args, given)]
         args.row_function = 0  # an address in this process
         self.loops.append(Loop(args, found))
+
+    def _baked(self, value: Value) -> Value:
+        """The value; a parameter that a loop reads as it is becomes a constant."""
+        slot = value.slot
+        is_param = isinstance(slot, tuple) and slot[0] == "param"
+        return self.constant(self._param(value)) if is_param else value
 
 
 def baked(problem: Problem, steps: int, params: Sequence[Tensor]) -> Baked:

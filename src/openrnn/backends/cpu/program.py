@@ -34,6 +34,21 @@ _address = Tensor.data_ptr
 Run = Callable[[int], None]
 
 
+def placed(
+    args: "Args", given: Mapping[str, Value | Sequence[Value | None]]
+) -> list[tuple[int, Value]]:
+    """The values of fields, and of the entries of array fields, by place among the arguments."""
+    found = []
+    for name, values in given.items():
+        entries = [values] if isinstance(values, Value) else values
+        found += [
+            (args.place(name, entry), value)
+            for entry, value in enumerate(entries)
+            if value is not None
+        ]
+    return found
+
+
 class Launch:
     """One run of a kernel.
 
@@ -53,14 +68,7 @@ class Launch:
         places: Mapping[Slot, int],
         counters: int = 0,
     ) -> None:
-        words = []
-        for name, found in given.items():
-            entries = [found] if isinstance(found, Value) else found
-            words += [
-                (args.place(name, entry), places[value.slot], value.offset)
-                for entry, value in enumerate(entries)
-                if value is not None
-            ]
+        words = [(place, places[slot], offset) for place, (slot, offset) in placed(args, given)]
         self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
         self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
         self._template = bytes(args)

@@ -10,7 +10,6 @@ from openrnn.backends.base import Backend, Call, Cotangents, Needs, result_shape
 from openrnn.backends.fused.copies import ALIGNMENT, dense
 from openrnn.backends.fused.program import Program
 from openrnn.backends.fused.record import record
-from openrnn.memory import Made, template
 from openrnn.native.recording import NotRepeatableError
 from openrnn.spec import precision_of
 
@@ -37,10 +36,7 @@ class Again:
             out = backend.forward(self.called(tensors))
             return [out.y, *out.finals, *out.reserve]
 
-        self.program = record(run, given)
-        y_and_finals = [*map(_shaped, self.program.made, shapes)]
-        self.reserve = self.program.made[len(shapes) : -1]
-        self.program.made = (*y_and_finals, *self.program.made[len(shapes) :])
+        self.program = record(run, given).shaped(shapes)
 
     def called(self, every: Sequence[Tensor]) -> Call:
         """The call of x, parameters and states that lie in memory as those of the first call."""
@@ -90,10 +86,11 @@ class AgainRecorded(Again):
 
     def __init__(self, backend: Backend, call: Call, shapes: Shapes, given: Shapes) -> None:
         super().__init__(backend, call, shapes)
-        reserve = [made.template for made in self.reserve]
-        if any(tensor.dtype != call.x.dtype for tensor in reserve):
+        y, *made = [made.template for made in self.program.made[:-1]]
+        kept = [y, *made[len(shapes) - 1 :]]  # and the reserve
+        if any(tensor.dtype != call.x.dtype for tensor in kept):
             raise NotRepeatableError("forward keeps tensors of another dtype")
-        self.saved = [self.program.made[0].template.shape, *(tensor.shape for tensor in reserve)]
+        self.saved = [tensor.shape for tensor in kept]
         x, *states = given
         self._shapes = [x, *(tuple(param.shape) for param in call.params), *states]
         self._results = result_shapes(self.problem, call.x.shape[0], call.x.shape[1])
@@ -138,9 +135,7 @@ class AgainRecorded(Again):
             program = record(run, tensors)
         except (NotRepeatableError, OutOfMemoryError):
             return None
-        shapes = compress(self._shapes, there)
-        program.made = (*map(_shaped, program.made, shapes), program.made[-1])
-        return _Backward(program, there)
+        return _Backward(program.shaped([*compress(self._shapes, there)]), there)
 
     def _run(
         self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
@@ -153,7 +148,7 @@ class AgainRecorded(Again):
         count, params = len(self._shapes), self.params
         call, rest = self.called(tensors[:count]), iter(tensors[count:])
         y = next(rest).view(self._results[0])
-        reserve = [next(rest).view(made.template.shape) for made in self.reserve]
+        reserve = [next(rest) for _ in self.saved[1:]]
         dy, *finals = [
             next(rest).view(shape) if there else None
             for there, shape in zip(present, self._results)
@@ -161,9 +156,3 @@ class AgainRecorded(Again):
         wanted = Needs(needs[0], needs[1 + params :], needs[1 : 1 + params], ())
         found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
         return [found.x, *found.params, *found.states]
-
-
-def _shaped(made: Made, shape: tuple[int, ...]) -> Made:
-    """The same memory in another shape."""
-    one = made.template
-    return Made(made.like, template(shape, one.dtype, one.device))

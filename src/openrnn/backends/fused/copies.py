@@ -8,9 +8,8 @@ from openrnn.kernels.cuda.args import CopyRowsArgs
 from openrnn.memory import memory_for
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
-MOST_BY_VALUE = (
-    1 << 20
-)  # values that our kernel copies one by one; torch's copies several at a time
+# values that our kernel copies one by one at most; torch's copies several at a time
+MOST_BY_VALUE = 1 << 20
 
 
 def aligned(tensor: Tensor) -> bool:

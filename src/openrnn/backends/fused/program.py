@@ -106,6 +106,10 @@ class Wait(NamedTuple):
         return run
 
 
+class _OfThread(local):
+    runs: list[Run] | None = None
+
+
 class Program:
     """The launches, products and waits of a pass in their order.
 
@@ -119,7 +123,13 @@ class Program:
     ) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
         self._forks = any(isinstance(one, Wait) for one in operations)
-        self._local = local()
+        self._local = _OfThread()
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]]) -> "Program":
+        """The same, in which the first tensors that it makes have other shapes."""
+        first, rest = self.made[: len(shapes)], self.made[len(shapes) :]
+        made = [one.shaped(shape) for one, shape in zip(first, shapes)]
+        return Program(self.operations, [*made, *rest], self.device)
 
     def run(self, values: list[int]) -> list[Tensor]:
         """Runs it on torch's current stream; the tensors that it made, without the workspace.
@@ -141,8 +151,6 @@ class Program:
 
     def _bound(self) -> list[Run]:
         """The operations for this thread: a launch reads its arguments before it returns."""
-        try:
-            return self._local.runs  # type: ignore[no-any-return]
-        except AttributeError:
+        if self._local.runs is None:
             self._local.runs = [operation.bound() for operation in self.operations]
-            return self._local.runs  # type: ignore[no-any-return]
+        return self._local.runs

@@ -4,7 +4,7 @@ Every address that the rehearsal would have passed lies in a tensor of the calle
 took. A program has the slot of that tensor in its place, and an offset.
 """
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,8 +81,7 @@ class _Places:
     def add(self, tensor: Tensor, at: Value) -> None:
         """The memory of a tensor, which overlaps no other."""
         begin = tensor.data_ptr()
-        self._found.append((begin, begin + extent(tensor), at))
-        self._found.sort()
+        insort(self._found, (begin, begin + extent(tensor), at))
 
     def of(self, address: int) -> Value:
         """Where an address lies."""
@@ -176,16 +175,6 @@ def _operation(
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
         return Multiply(one.plan, a, b, d, one.add, one.side, spaces[one.side])
-    fields = TABLES[one.kernel.made.name].fields
-    arrays = sum(field.array for field in fields)
-    numbers = len(fields) - arrays
-    entries = (len(one.words) - numbers) // arrays if arrays else 0
-    is_pointer: list[bool] = []
-    for field in fields:
-        is_pointer += ["*" in field.cuda] * (entries if field.array else 1)
-    given = [
-        (place, places.of(word))
-        for place, (word, points) in enumerate(zip(one.words, is_pointer))
-        if points and word
-    ]
+    pointers = TABLES[one.kernel.made.name].pointers(len(one.words))
+    given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
     return Launch(one.kernel, one.clusters, one.words, one.side, tuple(given))

@@ -10,8 +10,13 @@ from openrnn.kernels.cpu import objects
 from openrnn.memo import resource
 
 
+def source(kind: str, dtype: str) -> str:
+    """The text of `forward.py` or `backward.py` of this folder, written in float32, for a dtype."""
+    text = (files("openrnn.kernels.cpu") / f"{kind}.py").read_text(encoding="utf-8")
+    return text.replace("float32", dtype)
+
+
 @resource
 def loop(kind: str, dtype: str) -> objects.CompiledFunction:
-    """`forward.py` or `backward.py` of this folder, written in float32, compiled for a dtype."""
-    text = (files("openrnn.kernels.cpu") / f"{kind}.py").read_text(encoding="utf-8")
-    return objects.kernels(text.replace("float32", dtype), [kind])[0]
+    """The same, compiled."""
+    return objects.kernels(source(kind, dtype), [kind])[0]

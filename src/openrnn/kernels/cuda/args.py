@@ -52,6 +52,16 @@ class Args:
         return [field.name for field in cls.fields].index(name)
 
     @classmethod
+    def pointers(cls, count: int) -> list[int]:
+        """Where pointers stand among so many words; arrays share what numbers leave."""
+        arrays = sum(field.array for field in cls.fields)
+        entries = (count - len(cls.fields) + arrays) // arrays if arrays else 0
+        points: list[bool] = []
+        for field in cls.fields:
+            points += ["*" in field.cuda] * (entries if field.array else 1)
+        return [place for place, one in enumerate(points) if one]
+
+    @classmethod
     def struct(cls) -> str:
         """The kernel's parameter in CUDA C++; STATES is a constant of its source."""
         lines = [f"struct {cls.__name__} {{"]
