@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# tests and jobs start many processes: each would compile torch's sources anew where this is set
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo examples test lint format fuzz clean
 setup: $(READY)

@@ -95,7 +95,7 @@ def test_the_rows_that_are_published_spill_nothing(kind, hidden):
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
     [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (9, 0), "bfloat16"),
-     ("gru", (9, 0), "float32"), ("lstm", (10, 0), "float32"), ("gru", (10, 0), "bfloat16")],
+     ("gru", (9, 0), "float32"), ("lstm", (10, 0), "bfloat16"), ("gru", (10, 0), "float32")],
     ids=str,
 )  # fmt: skip
 def test_kernels_that_share_r_through_l2(name, capability, dtype):

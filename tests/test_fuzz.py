@@ -22,15 +22,15 @@ def fuzz(*arguments):
 
 
 def test_calls_end_well():
-    done = fuzz("--calls", "400", "--cells", "0", "--compiled", "0")
+    done = fuzz("--calls", "200", "--cells", "0", "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "calls: 400 draws" in done.stdout
+    assert "calls: 200 draws" in done.stdout
 
 
 def test_cells_end_well():
-    done = fuzz("--calls", "0", "--cells", "60", "--compiled", "0")
+    done = fuzz("--calls", "0", "--cells", "30", "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "cells: 60 draws" in done.stdout
+    assert "cells: 30 draws" in done.stdout
 
 
 def test_every_pointwise_operator_has_a_template():
