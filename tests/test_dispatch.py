@@ -93,6 +93,7 @@ MISSING = {
         "does not do networks without inputs or units",
     ),
     "transform": (False, replace(PLAIN, transform=True), "does not do a torch.func transform"),
+    "int8": (False, replace(PLAIN, precision="int8"), "does not do int8 weights"),
     "dependent_product": (
         False,
         replace(PLAIN, spec=cells.gru_reset_before.spec(4, 4)),

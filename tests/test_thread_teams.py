@@ -72,6 +72,25 @@ def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths)
         assert torch.equal(have, again)
 
 
+@shared
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("proj_size", [0, 270])
+def test_gradients_whose_factors_are_packed(threads, count, proj_size):
+    """Of weights with many columns, none of them whole panels or strips, from several chunks."""
+    torch.manual_seed(0)
+    kind = {"proj_size": proj_size, "dtype": torch.float64}
+    ours, plain = (openrnn.LSTM(261, 300, backend=name, **kind) for name in ("cpu", "reference"))
+    plain.load_state_dict(ours.state_dict())
+    sizes = Layout("float64", 4, 1, 0, 0, True, 261, 300, proj_size or 300)
+    x, ends = torch.randn(60, 9, 261, dtype=torch.float64), torch.arange(52, 61)
+    assert all(map(sizes.packs_gradient, (sizes.width, sizes.wide, sizes.padded)))
+    assert sizes.chunk(60, 9) < 60
+    threads(count)
+    for lengths in (None, ends):
+        for have, want in zip(call(ours, x, lengths), call(plain, x, lengths)):
+            torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
+
+
 FEATURES = {
     "resets": {"reset": True},
     "reset states": {"reset": True, "states": True},

@@ -10,6 +10,7 @@ from openrnn.cells import cell as cell
 from openrnn.convert import ConvertCallback as ConvertCallback
 from openrnn.convert import convert as convert
 from openrnn.convert import from_weights as from_weights
+from openrnn.convert import quantize as quantize
 from openrnn.convert import to_weights as to_weights
 from openrnn.embed import export_native as export_native
 from openrnn.errors import CellError as CellError

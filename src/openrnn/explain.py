@@ -12,6 +12,7 @@ from openrnn import dispatch, functional, request
 from openrnn.dispatch import Table
 from openrnn.nn import Layer
 from openrnn.nn.cells import CellModule
+from openrnn.nn.quantized import Quantized
 from openrnn.params import module_slots
 from openrnn.request import Request
 from openrnn.spec import Problem, Spec, precision_of
@@ -67,6 +68,7 @@ def explain(
         >>> table.chosen
         'reference'
     """
+    notes: list[str] = []
     if isinstance(what, Problem):
         problem, name, where = what, backend or "auto", torch.device(what.device)
     else:
@@ -75,7 +77,7 @@ def explain(
         steps, batch = _sizes(spec, layer, x)
         lengths = lengths or isinstance(x, PackedSequence)
         data = x.data if isinstance(x, PackedSequence) else x
-        weights = list(layer.parameters()) if layer is not None else []
+        weights = _weights(layer)
         like = data if data is not None else next(iter(weights), None)
         where = torch.device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
@@ -85,16 +87,21 @@ def explain(
             grad = torch.is_grad_enabled() and keeps
         trains = (layer.training if layer else False) if training is None else training
         name = backend or (layer.backend if layer else "auto")
+        precision = precision_of(spec, kind, where.type)
+        if isinstance(layer, Quantized):
+            why = layer.why_not_int8(kind, where, grad, trains, transform, name)
+            notes = [f"int8 weights become floating point for each call: {why}"] if why else []
+            precision = precision if why else "int8"
         problem = request.problem(
             Request(
-                spec.text, kind, where, precision_of(spec, kind, where.type), grad, trains,
+                spec.text, kind, where, precision, grad, trains,
                 lengths, reset, return_states, transform, batch=batch, steps=steps,
                 capability=capability,
             )
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
-        more = [measured(problem, table.chosen, where)] if measure else []
+        more = notes + ([measured(problem, table.chosen, where)] if measure else [])
         more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
     if not quiet:
@@ -145,6 +152,14 @@ def measured(problem: Problem, backend: str, device: torch.device) -> str:
     what = "forward and backward" if problem.grad else "forward"
     took = 1e6 * median(times[2:]) / steps
     return f"{what} of {steps} steps of B {batch}: {took:.2f} us a step measured, the call included"
+
+
+def _weights(layer: Layer | CellModule | None) -> list[Tensor]:
+    """What a module's dtype and device are those of."""
+    if layer is None:
+        return []
+    every = layer.buffers() if isinstance(layer, Quantized) else layer.parameters()
+    return [tensor for tensor in every if tensor.is_floating_point()]
 
 
 def _spec(what: object) -> Spec:

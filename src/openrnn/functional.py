@@ -140,6 +140,7 @@ class Plain(NamedTuple):
     states: Sequence[Tensor]
     training: bool
     backend: str
+    precision: str = ""  # of its `Problem`, if it is not by the spec, or torch's setting
 
 
 def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
@@ -193,10 +194,8 @@ def _taken(call: Plain, grad: bool = False) -> _Taken | None:
     spec, x = call.spec, call.x
     if spec.drops(call.training) or spec.reverse:
         return None
-    asked = Request(
-        spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad,
-        batch=request.size_class(x),
-    )  # fmt: skip
+    precision = call.precision or precision_of(spec, x.dtype, x.device.type)
+    asked = Request(spec.text, x.dtype, x.device, precision, grad, batch=request.size_class(x))
     route = _route(call.backend, asked)
     made = call_of(route, (x, call.states, call.params, None, None, (), None))
     return _Taken(route, dispatch.BACKENDS[route.how.backend], made)

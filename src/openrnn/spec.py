@@ -281,7 +281,7 @@ class Problem:
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default as `precision_of` says
-            when the problem is made.
+            when the problem is made. "int8": gate matrices are int8, which the cpu backend reads.
         opaque: why no address may be taken of one of its tensors, in words; or empty.
     """
 

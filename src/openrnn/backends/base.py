@@ -75,6 +75,7 @@ class Capabilities:
     opaque: bool = False  # tensors without memory of their own
     empty: bool = False  # networks without inputs or units
     algorithms: frozenset[str] = frozenset()  # beyond "auto"
+    int8: bool = False  # gate matrices of int8
 
 
 @dataclass(slots=True)
@@ -201,6 +202,7 @@ class Backend:
             (problem.return_states, can.return_states, "the states of all steps"),
             (spec.empty, can.empty, "networks without inputs or units"),
             (problem.transform, can.transform, "a torch.func transform or forward-mode derivative"),
+            (problem.precision == "int8", can.int8, "int8 weights"),
         )
         reasons += [f"does not do {what}" for asked, able, what in wants if asked and not able]
         if problem.opaque and not can.opaque:

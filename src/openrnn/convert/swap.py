@@ -11,6 +11,7 @@ from openrnn import dispatch
 from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.convert.hints import hint
+from openrnn.nn.quantized import Quantized
 from openrnn.spec import Spec
 
 TARGETS = ("openrnn", "torch")
@@ -168,7 +169,7 @@ def _foreign(module: nn.Module) -> str | None:
     if getattr(module, "original_name", None) in NAMES:
         return "TorchScript, compiled as it is: convert the model before scripting it"
     kind = type(module)
-    if kind.__name__ in NAMES and ".quant" in kind.__module__:
+    if isinstance(module, Quantized) or (kind.__name__ in NAMES and ".quant" in kind.__module__):
         return "quantized: its weights are no parameters"
     return None
 
@@ -246,6 +247,8 @@ def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
     """Which attribute, set from outside, would change what the old or new class does, if any."""
     kind = parametrize.type_before_parametrizations(module)
     for name in (*vars(module), *module._parameters, *module._buffers, *module._modules):
+        if name == "qconfig":
+            continue  # of torch.ao.quantization: ours keep it, too
         if callable(getattr(kind, name, None)):
             return f"its method {name} was replaced"
         if name not in own and (name in vars(twin) or hasattr(type(twin), name)):

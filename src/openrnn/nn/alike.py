@@ -17,11 +17,12 @@ _offset, _storage = Tensor.storage_offset, Tensor.untyped_storage
 _bytes: Any = torch.UntypedStorage.nbytes
 _tracing: Any = torch._C._get_tracing_state
 _forward_mode = torch.autograd.forward_ad
+_modes: Any = torch._C._len_torch_dispatch_stack
 
 
 def unseen() -> bool:
     """Whether something is active that no guard sees, and that looks at what we do."""
-    return _tracing() is not None or _forward_mode._current_level >= 0
+    return _tracing() is not None or _forward_mode._current_level >= 0 or _modes() > 0
 
 
 def ordinary(x: Tensor) -> bool:

@@ -185,7 +185,7 @@ class Layer(TorchNames):
         if weights is not None:
             x, states = taken
             call = functional.Plain(
-                self.spec, x, weights, states or (), self.training, self.backend
+                self.spec, x, weights, states or (), self.training, self.backend, self._precision
             )
             batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
             self._repeats.remember(self, kind, given, call, results, batch_first)

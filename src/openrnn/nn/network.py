@@ -22,6 +22,7 @@ class Network(RepeatingModule):
     batch_first: bool
     dropout: float
     backend: str
+    _precision = ""  # of a call's `Problem`; empty: by the spec, or torch's setting
 
     def __init__(
         self,
@@ -140,6 +141,10 @@ class Network(RepeatingModule):
             return [own[name] for name in self._names]
         except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
             return [getattr(self, name) for name in self._names]
+
+    def _any_weight(self) -> Tensor:
+        """A tensor of the layer's dtype and device."""
+        return self.weights()[0]
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, as torch prints them."""

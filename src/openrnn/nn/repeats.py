@@ -20,17 +20,19 @@ CALLS = 4  # of each key: with states or without, in inference mode or not
 NEW: Any = object()  # of a key that has not been seen
 
 Key = tuple[Hashable, ...]
+Stored = tuple[dict[str, Any], list[str]]
 
 
 class Module(Protocol):
     """A layer or a one-step module."""
 
-    _names: list[str]  # of its parameters
-    _parameters: dict[str, Any]
     backend: str
     training: bool
     dropout: float
     batch_first: bool
+
+    def _reads(self) -> Stored:
+        """The tensors that a call reads beside x and states, by name, and these names in order."""
 
 
 class Repeats:
@@ -50,9 +52,9 @@ class Repeats:
         known = self._known
         if not known or unseen():
             return None
-        own: Any = module._parameters
+        own, names = module._reads()
         try:
-            every = _every(x, [own[name] for name in module._names], hx)
+            every = _every(x, [own[name] for name in names], hx)
         except KeyError:  # a parametrized one is computed anew at each call
             return None
         if not guardable(every):
@@ -129,9 +131,15 @@ def _every(x: Any, params: Sequence[Any], hx: Any) -> tuple[Any, ...]:
 class RepeatingModule(nn.Module):
     """A module that remembers calls; they are no part of its state, nor of its copies."""
 
+    _names: list[str]  # of its parameters
+
     def __init__(self) -> None:
         super().__init__()
         self._repeats = Repeats()
+
+    def _reads(self) -> Stored:
+        """The tensors that a call reads beside x and states, by name, and these names in order."""
+        return self._parameters, self._names
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_repeats"}

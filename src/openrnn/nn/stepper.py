@@ -53,7 +53,7 @@ class Stepper:
             raise ValueError(f"batch must be a number from 1, or None for no batch, got {batch!r}")
         self._layer, self._batch = layer, batch
         self._turn = 0  # the half of the states that the next step reads; it writes the other
-        self._make_room(layer.weights()[0])
+        self._make_room(layer._any_weight())
         # steps bound to memory: for tensors like these, of settings and parameters in these places
         self._alike: Alike | None = None
         self._place: tuple[Any, ...] = ()
@@ -126,8 +126,8 @@ class Stepper:
                     state.masked_fill_(mask.to(state.device, torch.bool)[:, None], 0)
 
     def _parameters(self) -> list[Any]:
-        own: dict[str, Any] = self._layer._parameters
-        return [own.get(name) for name in self._layer._names]
+        own, names = self._layer._reads()
+        return [own.get(name) for name in names]
 
     def _place_of(self, every: Sequence[Tensor]) -> tuple[Any, ...]:
         """What steps are bound to beside x: where parameters lie, settings, threads."""
@@ -149,7 +149,7 @@ class Stepper:
     def _step(self, x_t: Tensor) -> Tensor:
         """A step as `Layer.step` does it; then the next ones are bound, if they can be."""
         layer, before = self._layer, self._halves[self._turn]
-        first = layer.weights()[0]
+        first = layer._any_weight()
         with torch.no_grad():
             if first.dtype != self._y.dtype or first.device != self._y.device:
                 self._make_room(first)
@@ -178,7 +178,9 @@ class Stepper:
         runs = []
         for turn in (0, 1):
             states = [state if batched else state[:, None] for state in self._halves[turn]]
-            call = functional.Plain(layer.spec, x, every[1:], states, layer.training, layer.backend)
+            call = functional.Plain(
+                layer.spec, x, every[1:], states, layer.training, layer.backend, layer._precision
+            )
             run = functional.bind(call, (self._y, *self._halves[1 - turn]))
             if run is None:
                 return

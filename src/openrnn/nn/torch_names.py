@@ -1,5 +1,6 @@
 """What other libraries read of the layers of `torch.nn` beyond the call, with its meaning there."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ class TorchNames(Network):
     @property
     def all_weights(self) -> list[list[Tensor]]:
         """The parameters of each layer and direction, in torch's order."""
-        return [[getattr(self, name) for name in names] for names in self._all_weights]
+        weights = dict(zip(self._names, self.weights()))
+        return [[weights[name] for name in names] for names in self._all_weights]
 
     @property
     def _all_weights(self) -> list[list[str]]:
@@ -45,6 +47,28 @@ class TorchNames(Network):
                 f"{type(self).__name__} reads its weights by their names at each call: set "
                 f"{', '.join(self._names[:2])}, ... in place of _flat_weights"
             )
+
+    @property
+    def qconfig(self) -> Any:
+        """What `torch.ao.quantization` noted here; no call reads it."""
+        try:
+            return self.__dict__["qconfig"]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'") from None
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self.__dict__["qconfig"] = value
+        if self._precision != "int8":
+            warnings.warn(
+                f"torch.ao.quantization leaves {type(self).__name__} of openrnn as it is: "
+                "openrnn.quantize(model) gives it int8 weights",
+                stacklevel=2,
+            )
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        self.__dict__.pop("qconfig", None)
 
     def _init_flat_weights(self) -> None:
         self.flatten_parameters()

@@ -51,6 +51,7 @@ class Cpu(Backend):
         lengths=True,
         reset=True,
         return_states=True,
+        int8=True,
     )
 
     def absent(self) -> str | None:

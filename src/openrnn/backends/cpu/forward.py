@@ -1,11 +1,13 @@
 """The forward pass on the CPU, as a program."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from openrnn.backends.base import Call, result_shapes
 from openrnn.backends.cpu import reserve, schedules
+from openrnn.backends.cpu.layer import LayerKernels
 from openrnn.backends.cpu.program import BoundProgram, Program, Value
 from openrnn.backends.cpu.recorder import (
     Recorder,
@@ -20,6 +22,10 @@ from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, Loop
+
+if TYPE_CHECKING:
+    from openrnn.kernels.cpu.args import LoopArgs
+    from openrnn.kernels.cpu.plan import LoopPlan
 
 
 class Forward(Recorder):
@@ -48,6 +54,7 @@ class Forward(Recorder):
         count = 0 if problem.grad else min(2, spec.num_layers - 1)
         size = steps * batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(count)]
+        self.int8 = problem.precision == "int8"
 
     def begin_layer(self, operation: BeginLayer) -> None:
         """The output of the layer below becomes what this one reads."""
@@ -71,7 +78,7 @@ class Forward(Recorder):
         saved = self.saved.activations[layer.chain] if self.saved is not None else []
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
-        if plan.packs:
+        if plan.packs and not self.int8:
             shape = layout.gates, layout.units, layout.padded
             w_ih = self.panels("transpose", layer, w_ih, shape, layout.inputs)
             w_hh = self.panels("transpose", layer, w_hh, shape, layout.outputs)
@@ -80,12 +87,27 @@ class Forward(Recorder):
         read = w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)
         args = plan.args()
         given = self.shared(args, layer, operation, self._x, self._y, read, saved)
+        if self.int8:
+            self._take_int8(args, given, layer, plan)
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
         given["final"] = self.states_of(layer, "final")
         if self.problem.return_states:
             given["all_states"] = self.states_of(layer, "all")
         self.launch(loop, args, plan, given)
         self.workspace.free(mark)
+
+    def _take_int8(
+        self, args: "LoopArgs", given: dict[str, Any], layer: LayerKernels, plan: "LoopPlan"
+    ) -> None:
+        """The scales of int8 matrices, which are read as they are, and memory to round rows in."""
+        from openrnn.kernels.cpu import matrices
+
+        args.packed, args.int8_product = 0, matrices.int8_product().address
+        for name, place in zip(("scales_ih", "scales_hh"), layer.places):
+            if place is not None:
+                given[name] = Value(("scales", place))
+        args.int8_bytes = layer.layout.int8_memory
+        given["int8_memory"] = self.workspace.take(plan.tasks * args.int8_bytes)
 
 
 @memo(4096)

@@ -17,15 +17,18 @@ def readable(call: Call, dtype: torch.dtype) -> Call:
     def plain(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor.to(dtype).contiguous() for tensor in tensors]
 
+    # with int8 weights every tensor is as the kernels read it, but for strides
+    kinds = (dtype, torch.int8) if call.problem.precision == "int8" else (dtype,)
     for tensor in (*call.states, *call.params, *call.reset_states):
-        if tensor.dtype is not dtype or not tensor.is_contiguous():
+        if tensor.dtype not in kinds or not tensor.is_contiguous():
             break
     else:
         if call.lengths is None and call.reset is None and call.x.stride(-1) == 1:
             return call
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return replace(
-        call, x=contiguous_rows(x), states=plain(call.states), params=plain(call.params),
+        call, x=contiguous_rows(x), states=plain(call.states),
+        params=call.params if len(kinds) > 1 else plain(call.params),
         lengths=None if call.lengths is None else call.lengths.contiguous(),
         reset=None if call.reset is None else call.reset.contiguous(),
         reset_states=plain(call.reset_states),

@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
+# units of a panel of int8 weights, [gates, panels, pairs of columns, INT8_PANEL, 2], everywhere
+INT8_PANEL = 16
 States = Sequence[int]  # an address for each state of the cell, the emitted one first
 Table = TypeVar("Table", bound="type[Args]")
 
@@ -113,6 +115,12 @@ class LoopArgs(Args):
     bias_x: Annotated[int, "[gates, units]"]
     bias_r: Annotated[int, "[gates, units]"]
     unit_vectors: Annotated[int, "[vectors, padded]"]
+
+    scales_ih: Annotated[int, "w_ih is int8 panels with these scales"]
+    scales_hh: Annotated[int, "w_hh is int8 panels with these scales"]
+    int8_product: Annotated[int, "address of the product with int8 panels"]
+    int8_memory: Annotated[int, "memory [tasks, int8_bytes], for rows that are rounded"]
+    int8_bytes: Annotated[int, "of one task"]
 
     lengths: Annotated[int, "int64 [B]"]
     order: Annotated[int, "int64 [B]: rows by falling length"]

@@ -14,7 +14,8 @@ from numba import int64, njit
 from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args_type import loop_args_at
 from openrnn.kernels.cpu.gradients import column_sums_float32 as column_sums
-from openrnn.kernels.cpu.gradients import outer_product_float32 as outer_product
+from openrnn.kernels.cpu.gradients import packed_product_float32 as packed_product
+from openrnn.kernels.cpu.layout import PACKED_STRIP
 from openrnn.kernels.cpu.memory import int64_at
 from openrnn.kernels.cpu.product import product_float32 as product
 from openrnn.kernels.cpu.regions import call, new_cell_args
@@ -58,6 +59,7 @@ class Tile(NamedTuple):
     spare: int  # [columns]: partial sums; the gradient of h that no projected cell has
     t_at: int  # [capacity] int64: t of each row
     b_at: int  # [capacity] int64: b of each row
+    packed: tuple[int, int]  # memory of `packed_product`: for panels, for this thread's strip
     sums: int  # weight and bias gradients, as `LoopArgs.sums` says; 0 where not wanted
 
 
@@ -83,9 +85,12 @@ def tile_of(args, start, rows, scratch, sums, team):
     bias = m_rows + (capacity * padded * SIZE if projecting else 0)
     spare = bias + columns * SIZE
     t_at = spare + columns * SIZE
+    panels = (t_at + 16 * capacity + 63) // 64 * 64
+    widest = max(width, args.wide, padded if projecting else 0)
+    strip = panels + capacity * (widest + team.thread * PACKED_STRIP) * SIZE
     return Tile(
         start, rows, begin, end, d_hidden, d_others, entry, dm, dr, dx_gates, h_rows, x_rows,
-        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, sums,
+        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, (panels, strip), sums,
     )  # fmt: skip
 
 
@@ -102,17 +107,18 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     """Adds a chunk's part of weight and bias gradients; returns the barrier's next phase."""
     columns, width, wide, padded = args.columns, args.width, args.wide, args.padded
     outputs, thread, threads = args.outputs, team.thread, team.threads
-    begin, end = part_of(args.gates * padded, PANEL, team)
+    begin, end = part = part_of(args.gates * padded, PANEL, team)
     ends = end if threads > 1 else columns
     d_w_hh = tile.sums + columns * wide * SIZE
     d_w_hr = d_w_hh + columns * width * SIZE
     d_bias_x = d_w_hr + outputs * padded * SIZE
-    dr, dx = (tile.dr, columns), (tile.dx_gates, columns)
-    outer_product((begin, end), count, dr, (tile.h_rows, width), d_w_hh, accumulate)
+    dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
+    h, memory = (tile.h_rows, width), tile.packed
+    phase = packed_product(team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
     if args.w_hr != 0:
         dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
-        part = (outputs * thread // threads, outputs * (thread + 1) // threads)
-        outer_product(part, count, dh, m, d_w_hr, accumulate)
+        rows = (outputs * thread // threads, outputs * (thread + 1) // threads)
+        phase = packed_product(team, phase, rows, count, dh, m, memory, d_w_hr, accumulate)
     column_sums(d_bias_x, tile.dx_gates, (count, columns), tile.spare, (begin, ends))
     if args.summed == 0:
         d_bias_r = d_bias_x + columns * SIZE
@@ -129,7 +135,7 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         else:
             copy(target, source, args.inputs, wide)
     phase = barrier(team, phase)
-    outer_product((begin, end), count, dx, (tile.x_rows, wide), tile.sums, accumulate)
+    phase = packed_product(team, phase, part, count, dx, x, memory, tile.sums, accumulate)
     return barrier(team, phase)
 
 
@@ -164,10 +170,7 @@ def input_gradients(args, tile, team, count):
 
 @njit(nogil=True, error_model="numpy")
 def flush(args, tile, team, count, accumulate, phase):
-    """Weight, bias and input gradients of a chunk's `count` rows, this thread's share of each.
-
-    Returns the barrier's next phase.
-    """
+    """This thread's share of all gradients of a chunk's rows; returns the barrier's next phase."""
     if tile.sums != 0:
         phase = weight_gradients(args, tile, team, count, accumulate, phase)
     if args.dx != 0:

@@ -45,10 +45,11 @@ class Tile(NamedTuple):
     x_rows: int  # [chunk * rows, inputs]
     gates: int  # [steps or chunk, rows or batch, columns]: saved, or scratch
     gates_step: int  # elements from one step's gate rows to those of the next
+    int8_memory: int  # this thread's
 
 
 @njit(forceinline=True, error_model="numpy")
-def tile_of(args, start, rows, scratch, team):
+def tile_of(args, start, rows, scratch, team, int8_memory):
     """A tile whose rows lie in this scratch."""
     padded, columns, other = args.padded, args.columns, (args.states - 1) * args.padded
     begin, end = part_of(padded, PANEL, team)
@@ -69,13 +70,13 @@ def tile_of(args, start, rows, scratch, team):
         gates, gates_step = args.saved_gates + start * columns * SIZE, args.batch * columns
     return Tile(
         start, rows, begin, end, first, last, hidden, others, entry, bias, unwanted, r, emitted,
-        x_rows, gates, gates_step,
+        x_rows, gates, gates_step, int8_memory,
     )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
-def multiply(args, tile, shape, a, weight, c, accumulate):
-    """C (+)= A times the transposed gate matrix, packed in panels or as it is.
+def multiply(args, tile, shape, a, weight, scales, c, accumulate):
+    """C (+)= A times the transposed gate matrix: packed in panels, as it is, or int8 with scales.
 
     Of each gate the units of the thread: whole panels, unless it has them all. Shape is (rows,
     inner); a and c are (address, elements from row to row).
@@ -83,9 +84,16 @@ def multiply(args, tile, shape, a, weight, c, accumulate):
     rows, inner = shape
     c_at, columns = c
     begin, end, padded = tile.begin, tile.end, args.padded
-    if args.packed == 0:
-        sizes, wanted = (args.gates, args.units, padded), (begin, min(end, args.units))
-        dots(shape, sizes, wanted, a, (weight, inner), c, accumulate)
+    sizes = (args.gates, args.units, padded)
+    if scales != 0:
+        given = (
+            rows, inner, args.gates, args.units, padded, begin, end, a[0], a[1], weight, scales,
+            c_at, columns, int64(accumulate), tile.int8_memory,
+        )  # fmt: skip
+        call(args.int8_product, given)  # type: ignore[call-arg]  # numba's
+    elif args.packed == 0:
+        units = (begin, min(end, args.units))
+        dots(shape, sizes, units, a, (weight, inner), c, accumulate)
     elif end - begin == padded:
         b = (weight, PANEL, PANEL * inner)
         product((rows, inner, columns), (a[0], a[1], 1), b, c, accumulate)
@@ -139,17 +147,17 @@ def input_side(args, tile, first, last, live, base, gates):
         if ragged and args.skip == 0 and live > 0:
             source = (a + slot * a_step * SIZE, a_row)
             target = (gates + slot * tile.gates_step * SIZE, columns)
-            multiply(args, tile, (live, inputs), source, args.w_ih, target, False)
+            multiply(args, tile, (live, inputs), source, args.w_ih, args.scales_ih, target, False)
     if ragged or args.skip != 0:
         return
     if a_step == rows * a_row and tile.gates_step == rows * columns:
         shape = ((last - first) * rows, inputs)
-        multiply(args, tile, shape, (a, a_row), args.w_ih, (gates, columns), False)
+        multiply(args, tile, shape, (a, a_row), args.w_ih, args.scales_ih, (gates, columns), False)
     else:
         for slot in range(last - first):
             source = (a + slot * a_step * SIZE, a_row)
             target = (gates + slot * tile.gates_step * SIZE, columns)
-            multiply(args, tile, (rows, inputs), source, args.w_ih, target, False)
+            multiply(args, tile, (rows, inputs), source, args.w_ih, args.scales_ih, target, False)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -301,7 +309,7 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
     ):
         target = (gate if summed else tile.r, columns)
         shape = (live, args.outputs)
-        multiply(args, tile, shape, (before, width), args.w_hh, target, summed)
+        multiply(args, tile, shape, (before, width), args.w_hh, args.scales_hh, target, summed)
     elif not summed:
         copy(tile.r, 0, 0, live * columns)
     h = after
@@ -365,6 +373,7 @@ def forward(args_at, task, running):
         return
     rows = args.tile_rows
     scratch = args.scratch + place * args.scratch_bytes
+    int8_memory = args.int8_memory + task * args.int8_bytes
     for start in range(place * rows, args.batch, teams * rows):
-        tile = tile_of(args, start, min(rows, args.batch - start), scratch, team)
+        tile = tile_of(args, start, min(rows, args.batch - start), scratch, team, int8_memory)
         phase = forward_tile(args, tile, team, phase)

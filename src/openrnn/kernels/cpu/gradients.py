@@ -4,15 +4,21 @@ from numba import njit
 
 from openrnn.kernels.cpu import product as products
 from openrnn.kernels.cpu import rows
-from openrnn.kernels.cpu.layout import STRIP_ELEMENTS, STRIP_ROWS
+from openrnn.kernels.cpu.layout import (
+    PACKED_STRIP,
+    PANELS_TO_PACK,
+    STRIP_ELEMENTS,
+    STRIP_ROWS,
+)
 from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.team import barrier, part_of
 from openrnn.kernels.cpu.vectors import PANEL, SIZES
 
 
 def _for(dtype):
     size, panel = SIZES[dtype], PANEL[dtype]
     copy, add = getattr(rows, f"copy_{dtype}"), getattr(rows, f"add_{dtype}")
-    product = getattr(products, f"product_{dtype}")
+    product, highest = getattr(products, f"product_{dtype}"), products.HIGHEST
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
@@ -50,8 +56,54 @@ def _for(dtype):
                 accumulate,
             )
 
-    return column_sums, outer_product
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def packed_product(team, phase, wanted, count, a, b, memory, c, accumulate):
+        """`outer_product` by a team, of packed factors; returns the barrier's next phase.
+
+        Rows of a and b lie far apart, and each would be at a new page of memory.
+
+        Args:
+            wanted: of this thread.
+            memory: addresses: of the team, for b in panels of columns, [columns / PANEL, count,
+                PANEL]; of this thread, for a strip of a in blocks of HIGHEST columns, the last of
+                which may be narrower, [PACKED_STRIP / HIGHEST, count, columns of the block].
+        """
+        begin, end = wanted
+        a_at, a_row = a
+        b_at, columns = b
+        panels, strip = memory
+        if columns < PANELS_TO_PACK * panel:
+            outer_product(wanted, count, a, b, c, accumulate)
+            return phase
+        phase = barrier(team, phase)  # others may still read panels of another matrix
+        mine, last = part_of(columns, panel, team)
+        for first in range(mine, last, panel):
+            for k in range(count):
+                place = panels + (first * count + k * panel) * size
+                copy(place, b_at + (k * columns + first) * size, panel, panel)
+        phase = barrier(team, phase)
+        for first in range(begin, end, PACKED_STRIP):
+            some = min(PACKED_STRIP, end - first)
+            for block in range(0, some, highest):
+                height = min(highest, some - block)
+                for k in range(count):
+                    place = strip + (block * count + k * height) * size
+                    copy(place, a_at + (k * a_row + first + block) * size, height, height)
+            for column in range(0, columns, panel):
+                for block in range(0, some, highest):
+                    height = min(highest, some - block)
+                    product(
+                        (height, count, panel),
+                        (strip + block * count * size, 1, height),
+                        (panels + column * count * size, panel, panel),
+                        (c + ((first + block) * columns + column) * size, columns),
+                        accumulate,
+                    )
+        return phase
+
+    return column_sums, packed_product
 
 
-column_sums_float32, outer_product_float32 = _for("float32")
-column_sums_float64, outer_product_float64 = _for("float64")
+column_sums_float32, packed_product_float32 = _for("float32")
+column_sums_float64, packed_product_float64 = _for("float64")

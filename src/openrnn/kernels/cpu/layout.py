@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from openrnn.kernels.cpu.args import INT8_PANEL
 from openrnn.kernels.cpu.host import SIZES, WIDTH, lanes_of, panel_of
 
 # rows of a tile: enough to reuse each loaded weight often, few enough for the caches
@@ -16,9 +17,14 @@ LEAST_CHUNK_ROWS = 384
 # elements of one factor of a weight gradient that are used at a time, and the least columns
 STRIP_ELEMENTS = 1 << 16
 STRIP_ROWS = 40
+# panels of the other factor from which on both are packed, and columns of the first then
+PANELS_TO_PACK = 8
+PACKED_STRIP = 96
 # multiply-adds of a call, and of a step, that are worth another thread
 LEAST_WORK = 400_000
 LEAST_SHARE = 24_000
+# rows whose int8 products are made together
+INT8_ROWS = 32
 # panels of units from which on they are worth padding to a whole number
 PANELS_TO_SHARE = 8
 
@@ -129,8 +135,18 @@ class Layout:
         elements += chunk * rows * self.inputs + (0 if saves else chunk * rows * self.columns)
         return _up(elements * self.size, 64) + 64
 
-    def backward_scratch(self, rows: int, chunk: int) -> int:
-        """Bytes of scratch memory of one team in the backward loop."""
+    @cached_property
+    def int8_memory(self) -> int:
+        """Bytes of a thread for the rows that it rounds for int8 products, and their scales."""
+        widest = _up(max(self.inputs, self.outputs), INT8_PANEL)
+        return _up(INT8_ROWS * (2 * widest + 4), 64)
+
+    def packs_gradient(self, columns: int) -> bool:
+        """Whether the factors of a weight gradient with so many columns are packed."""
+        return columns >= PANELS_TO_PACK * self.panel
+
+    def backward_scratch(self, rows: int, chunk: int, threads: int) -> int:
+        """Bytes of scratch memory of one team of so many threads in the backward loop."""
         capacity = chunk * rows
         elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
         elements += rows * self.padded + 2 * self.columns
@@ -138,7 +154,14 @@ class Layout:
         elements += capacity * (self.width + self.wide)
         if self.projecting:
             elements += capacity * (self.width + self.padded)
-        return _up(elements * self.size + 16 * capacity, 64) + 64
+        return _up(elements * self.size + 16 * capacity, 64) + 64 + self.packed(capacity, threads)
+
+    def packed(self, capacity: int, threads: int) -> int:
+        """Bytes of a team for packed factors of weight gradients: panels, a strip a thread."""
+        widest = max(self.width, self.wide, self.padded if self.projecting else 0)
+        if not self.packs_gradient(widest):
+            return 0
+        return _up(capacity * (widest + threads * PACKED_STRIP) * self.size, 64)
 
     @cached_property
     def sums(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Weight matrices packed into panels, and their gradients, added up from the sums of all teams."""
+"""Weight matrices packed into panels, their gradients from the sums of all teams, int8 products."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -32,6 +32,13 @@ def _tasks(elements: int, threads: int) -> int:
 def kernel(name: str, dtype: str) -> objects.CompiledFunction:
     """One of "transpose", "pack" and "collect"."""
     return _kernels()[f"{name}_{dtype}"]
+
+
+@lru_cache(maxsize=1)
+def int8_product() -> objects.CompiledFunction:
+    """The product with int8 weights, which time loops call."""
+    source = "from openrnn.kernels.cpu.int8 import int8_product\n"
+    return objects.kernels(source, ["int8_product"])[0]
 
 
 def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:

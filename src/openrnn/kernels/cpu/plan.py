@@ -57,7 +57,7 @@ def plan(
     teams = layout.tasks(steps, batch, rows, threads)
     size = layout.team_size(batch, rows, threads) if shares else 1
     room = (
-        layout.backward_scratch(rows, chunk)
+        layout.backward_scratch(rows, chunk, size)
         if backward
         else layout.forward_scratch(rows, chunk, purpose == "training")
     )

@@ -29,6 +29,8 @@ __all__ = ["LANES", "PANEL", "dots_float32", "dots_float64", "product_float32", 
 _PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
+HIGHEST = len(_PANELS)  # rows of a tile of `product`
+
 _INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
 
 
@@ -149,7 +151,7 @@ def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped
 
 def _make_product(dtype: str) -> Any:
     size, panel, widths = SIZES[dtype], PANEL[dtype], _PANELS
-    highest = len(widths)
+    highest = HIGHEST
 
     @compiled
     @named(dtype)
