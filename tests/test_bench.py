@@ -95,6 +95,10 @@ def test_precisions():
     assert precision_of("float16", wants, "cuda") == "float16"
     with pytest.raises(ValueError, match="tf32 needs a CUDA device"):
         precision_of("tf32", plain, "cpu")
+    int8 = replace(TINY, dtype="int8")
+    assert precision_of("auto", int8, "cpu") == precision_of("int8", plain, "cpu") == "int8"
+    with pytest.raises(ValueError, match="int8 needs device cpu, got cuda"):
+        precision_of("auto", int8, "cuda")
 
 
 # the table

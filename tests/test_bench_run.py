@@ -24,7 +24,7 @@ from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.nn import Torch
 from openrnn.bench.engines.onnxruntime import OnnxRuntime
-from openrnn.bench.engines.ours import Ours
+from openrnn.bench.engines.ours import Ours, Unquantized
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.measure import measure
 from openrnn.bench.ratios import Pair
@@ -173,6 +173,19 @@ def test_onnx_runtime_computes_the_row_and_no_gradients(row, monkeypatch):
     assert "float64" in engine.refuses(Task(row, "float64", "cpu"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert "OMP_NUM_THREADS=1" in engine.refuses(Task(row, "float32", "cpu"))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mgu"])
+def test_int8_weights_are_compared_with_torchs_and_with_none(cell):
+    row = BenchRow(cell, cell, 4, 3, 8, 16, dtype="int8", modes=("forward", "training"))
+    engines = engines_of(("torch", "float32"), "cpu")
+    found = measure(row, "int8", "cpu", engines, QUICK)
+    forward, training = by_engine(found, "forward"), by_engine(found, "training")
+    timed = {"openrnn", "float32", "torch"} - ({"torch"} if cell == "mgu" else set())
+    assert {name for name, one in forward.items() if one.status == "ok"} == timed
+    assert {name for name, one in training.items() if one.status == "ok"} == {"float32"}
+    assert forward["float32"].error < 1e-5 < forward["openrnn"].error
+    assert not Unquantized().concerns(Task(row, "float32", "cpu"))
 
 
 def test_a_step_is_compiled():

@@ -236,7 +236,8 @@ def bench(
     dtype: Annotated[
         str | None,
         _option(
-            "bfloat16, float16, tf32, float32, float64, several with commas, or auto: each row's",
+            "bfloat16, float16, tf32, float32, float64, int8, several with commas, or auto: each "
+            "row's",
             "the suite's",
         ),
     ] = None,

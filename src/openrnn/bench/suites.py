@@ -161,6 +161,17 @@ def _cpu() -> Iterable[BenchRow]:
         yield BenchRow(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
 
 
+def _int8() -> Iterable[BenchRow]:
+    """Inference with int8 weights on a CPU: one step, one sequence, batches."""
+    sizes = [(1, 1, 64), (1, 16, 256), (1, 1, 640), (100, 1, 256), (100, 1, 650), (60, 64, 128),
+             (35, 20, 650), (64, 32, 512)]  # fmt: skip
+    for cell, (steps, batch, hidden) in product(("lstm", "gru"), sizes):
+        name = f"{cell}-{hidden}-b{batch}-t{steps}"
+        yield BenchRow(
+            name, cell, steps, batch, hidden, hidden, dtype="int8", modes=("forward",), full=True
+        )
+
+
 def _cells() -> Iterable[BenchRow]:
     """What few run fast: other cells, resets, lengths, gates recomputed by backward."""
     for cell in ("peephole_lstm", OWN_CELL, "coupled_lstm"):
@@ -223,7 +234,7 @@ _MADE = {
     "users": _USERS, "deepbench": _deepbench(), "latency": _latency(), "scaling": _scaling(),
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
-    "precision": _precision(), "loops": _loops(), "stacks": _stacks(),
+    "precision": _precision(), "loops": _loops(), "stacks": _stacks(), "int8": _int8(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -250,6 +261,7 @@ DEFAULTS = {
     "host": Defaults(("torch",), (BF16, "tf32")),
     "stacks": Defaults(("torch", "graph", "cudnn"), (BF16,)),
     "precision": Defaults(("torch",)),
+    "int8": Defaults(("torch", "float32")),
     "loops": Defaults(tuple(WAYS), backend="fused"),
 }
 OPTIONS = {"against": "against", "dtypes": "dtype", "backend": "backend"}

@@ -29,6 +29,7 @@ PRECISIONS = {
     "tf32": Precision(torch.float32, "tf32", 3e-3),
     "float32": Precision(torch.float32, "ieee", 1e-4),
     "float64": Precision(torch.float64, "ieee", 1e-9),
+    "int8": Precision(torch.float32, "ieee", 5e-2),  # of weights; inputs and states are float32
 }
 
 
@@ -39,11 +40,14 @@ def precision_of(name: str, row: BenchRow, device: str) -> str:
         ValueError: there is no such precision, or not on this device.
     """
     if name == "auto":
-        return "float32" if device == "cpu" else row.dtype or "tf32"
+        name = row.dtype or "tf32"
+        name = "float32" if device == "cpu" and name != "int8" else name
     if name not in PRECISIONS:
         raise ValueError(f"dtype must be auto or of {', '.join(PRECISIONS)}, got {name!r}")
     if name == "tf32" and device == "cpu":
         raise ValueError("dtype tf32 needs a CUDA device")
+    if name == "int8" and device != "cpu":
+        raise ValueError(f"dtype int8 needs device cpu, got {device}")
     return name
 
 

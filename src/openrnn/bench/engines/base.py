@@ -8,6 +8,7 @@ from torch import Tensor
 
 from openrnn.bench.modes import MODES
 from openrnn.bench.task import Task
+from openrnn.errors import NoBackendError
 
 
 class Ready:
@@ -55,6 +56,22 @@ class Ready:
     def names(self, mode: str) -> list[str]:
         """What `run` returns, by name."""
         return ["y", *(f"d{name}" for name in self.leaves)] if MODES[mode].gradients else ["y"]
+
+
+class Inference(Ready):
+    """An engine that computes no gradients."""
+
+    def __init__(
+        self, task: Task, name: str, call: Callable[[], Tensor],
+        chosen: Callable[[str], str | None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        super().__init__(task, call, {}, chosen)
+        self._name = name
+
+    def run(self, mode: str) -> list[Tensor]:
+        if MODES[mode].gradients:
+            raise NoBackendError(str(self.task.row), {self._name: ["it computes no gradients"]})
+        return super().run(mode)
 
 
 class Engine:

@@ -1,5 +1,6 @@
 """torch.nn: as users call it, with PackedSequence for lengths, step by step for resets."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from openrnn.bench.cases import TORCH_CELLS, BenchRow
-from openrnn.bench.engines.base import Engine, Ready, hx_of, leaf, leaves_of
+from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
 from openrnn.bench.task import Task
 
 KINDS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
@@ -26,11 +27,17 @@ class Torch(Engine):
             return "torch.nn has no resets; its users run a loop of steps"
         if task.row.lengths:
             return "torch.nn takes lengths in a PackedSequence only"
+        if task.precision == "int8" and task.row.cell not in KINDS:
+            return "torch.ao.quantization knows LSTM and GRU alone"
         return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         layer, x, first = _layer(task), leaf(task.x), hx_of(task.states)
-        yield Ready(task, lambda: layer(x, first)[0], leaves_of(layer, x))
+        if task.precision == "int8":
+            quantized, given = _quantized(layer), x.detach()
+            yield Inference(task, self.name, lambda: quantized(given, first)[0])
+        else:
+            yield Ready(task, lambda: layer(x, first)[0], leaves_of(layer, x))
 
 
 class Packed(Engine):
@@ -99,6 +106,16 @@ def _layer(task: Task) -> torch.nn.RNNBase:
     made.load_state_dict(task.weights)
     made.flatten_parameters()
     return made
+
+
+def _quantized(layer: torch.nn.RNNBase) -> torch.nn.Module:
+    """The layer by torch's own dynamic quantization."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates it; torchao has nothing for these layers
+        kinds = {type(layer)}
+        model = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer), kinds)
+    found: torch.nn.Module = model[0]
+    return found
 
 
 def network(row: BenchRow) -> torch.nn.RNNBase:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn.bench.engines.base import Engine, Ready, hx_of
+from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of
 from openrnn.bench.modes import MODES
 from openrnn.bench.task import Task, layer_of, products
-from openrnn.errors import NoBackendError
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -42,13 +41,7 @@ class OnnxRuntime(Engine):
         return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        yield _Inference(task, _session(task))
-
-
-class _Inference(Ready):
-    """A session, which computes no gradients."""
-
-    def __init__(self, task: Task, session: Any) -> None:
+        session = _session(task)
         names = [each.name for each in session.get_inputs()]
         given = dict(zip(names, (tensor.numpy() for tensor in (task.x, *task.states))))
         output = session.get_outputs()[0].name
@@ -56,12 +49,7 @@ class _Inference(Ready):
         def call() -> Tensor:
             return torch.from_numpy(session.run([output], given)[0])
 
-        super().__init__(task, call, {})
-
-    def run(self, mode: str) -> list[Tensor]:
-        if MODES[mode].gradients:
-            raise NoBackendError(str(self.task.row), {"onnxruntime": ["it computes no gradients"]})
-        return super().run(mode)
+        yield Inference(task, self.name, call)
 
 
 def _session(task: Task) -> Any:

@@ -10,10 +10,11 @@ from functools import partial
 import torch
 
 from openrnn.bench.cases import TORCH_CELLS
-from openrnn.bench.engines.base import Engine, Ready, hx_of, leaf, leaves_of
+from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
 from openrnn.bench.modes import MODES
 from openrnn.bench.task import PRECISIONS, Task, layer_of
 from openrnn.explain import explain
+from openrnn.nn import Layer
 
 ALGORITHMS = ("standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 # steps from which persist_dynamic, far slower than the others, is left out
@@ -34,6 +35,21 @@ class Ours(Engine):
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         yield _ready(task, self.backend, **self.options)
+
+
+class Unquantized(Ours):
+    """Our layer in float32, on rows of int8 weights."""
+
+    def __init__(self, backend: str = "auto") -> None:
+        super().__init__(backend, "float32")
+
+    def concerns(self, task: Task) -> bool:
+        return task.precision == "int8"
+
+    def candidates(self, task: Task) -> Iterator[Ready]:
+        layer = layer_of(task.row, backend=self.backend, device=task.device, dtype=task.x.dtype)
+        layer.load_state_dict(task.weights)
+        yield _of(task, layer)
 
 
 class Recomputing(Ours):
@@ -83,8 +99,20 @@ def _always(algorithm: str, _: str) -> str:
 
 
 def _ready(task: Task, backend: str, **options: str) -> Ready:
+    """The task by our layer; with int8 weights where it asks for these."""
     layer = layer_of(task.row, backend=backend, device=task.device, dtype=task.x.dtype, **options)
     layer.load_state_dict(task.weights)
+    if task.precision != "int8":
+        return _of(task, layer)
+    from openrnn.convert import quantize  # sources of other commits may have none
+
+    quantize(layer, quiet=True)
+    ready = _of(task, layer)
+    return Inference(task, "openrnn", ready.call, ready.chosen)
+
+
+def _of(task: Task, layer: Layer) -> Ready:
+    """The task by a layer of ours that has its weights."""
     x = leaf(task.x)
     asked = {"lengths": task.lengths, "reset": task.reset, "reset_state": hx_of(task.fresh)}
     extra = {name: given for name, given in asked.items() if given is not None}
