@@ -5,7 +5,7 @@ READY := .venv/ready
 # tests and jobs start many processes: each would compile torch's sources anew where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo examples test lint format fuzz clean
+.PHONY: setup demo examples test test-all lint format fuzz clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -28,11 +28,13 @@ demo: $(READY)
 examples: $(READY)
 	for example in examples/*.py; do $(BIN)/python $$example || exit 1; done
 
+# what decides whether a change lands, but for tests marked as slow; test-all runs these too
+test: TESTS = -m 'not slow'
 # mypy has one thread and runs beside the tests; what it says comes last
-test: $(READY)
+test test-all: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy > .venv/types & types=$$!; $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; \
+	$(BIN)/mypy > .venv/types & types=$$!; $(BIN)/pytest -n 2 --dist worksteal $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests || types))
 
 # random calls and cells against the reference, e.g. make fuzz FUZZ="--seed 1 --device cuda"

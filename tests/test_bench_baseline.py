@@ -164,6 +164,7 @@ def test_workers_share_the_rows(monkeypatch):
     assert len(shares) == 2
 
 
+@pytest.mark.slow
 def test_a_constant_of_the_package_has_another_value_in_a_process():
     """In its own process alone; a constant that is not there is an error."""
     changed = remote.Other("no-overlap", settings={"openrnn.spec.SHIFT": 1.0})

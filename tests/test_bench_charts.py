@@ -34,7 +34,9 @@ def ink(path):
     return float((pixels < 0.97).any(-1).mean())
 
 
-@pytest.mark.parametrize("suite", ["users", "scaling", "deepbench"])
+@pytest.mark.parametrize(
+    "suite", ["users", "scaling", pytest.param("deepbench", marks=pytest.mark.slow)]
+)
 def test_charts_are_not_empty(suite, tmp_path):
     found = fill(SUITES[suite])
     written = charts.draw(found, tmp_path, "x")

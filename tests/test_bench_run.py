@@ -188,6 +188,7 @@ def test_int8_weights_are_compared_with_torchs_and_with_none(cell):
     assert not Unquantized().concerns(Task(row, "float32", "cpu"))
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled():
     row = BenchRow("custom", "coupled_lstm", 2, 2, 3, 4, modes=("forward",))
     task = Task(row, "float32", "cpu")

@@ -150,7 +150,16 @@ TRANSFORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("maml", "jvp", "per_example"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("grad", "vmap", "vjp", "jacrev", "jacfwd")
+        ),
+    ],
+)
 def test_transforms_inside_a_graph(name):
     """`torch.func` is seen by the compiler too: the reference has its derivatives."""
     torch.compiler.reset()

@@ -74,7 +74,13 @@ def _one_thread(one_thread):
 
 
 @needs_cc
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "lstm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layers", "odd", "projection", "float64"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("peephole", "skip")),
+    ],
+)
 def test_bits_are_those_of_the_layer_however_calls_are_cut(tmp_path, name):
     torch.manual_seed(0)
     layer = LAYERS[name]().eval()
@@ -160,6 +166,7 @@ def test_programs_see_two_functions(tmp_path):
         assert not hasattr(native.library, name)
 
 
+@pytest.mark.slow
 @needs_cc
 def test_an_older_processor(tmp_path):
     torch.manual_seed(0)

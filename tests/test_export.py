@@ -132,6 +132,7 @@ def test_a_traced_packed_sequence_may_have_another_batch(backend):
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [name for name in ON_CPU if name != "reference"])
 def test_aot_inductor(backend, tmp_path):
     """A package compiled ahead calls our operator, with no initial states too."""

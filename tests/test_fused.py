@@ -94,10 +94,21 @@ def test_the_rows_that_are_published_spill_nothing(kind, hidden):
 @compiles
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
-    [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (9, 0), "bfloat16"),
-     ("gru", (9, 0), "float32"), ("lstm", (10, 0), "bfloat16"), ("gru", (10, 0), "float32")],
+    [
+        ("lstm", (8, 0), "bfloat16"),
+        ("lstm", (9, 0), "bfloat16"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("gru", (8, 0), "float32"),
+                ("gru", (9, 0), "float32"),
+                ("lstm", (10, 0), "bfloat16"),
+                ("gru", (10, 0), "float32"),
+            )
+        ),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_kernels_that_share_r_through_l2(name, capability, dtype):
     """The first choice of a size that no cluster holds, with every feature and with none.
 
@@ -455,6 +466,7 @@ def test_tries_side_by_side_end_as_one_by_one(folder, monkeypatch):
     assert pools == [kernels.AT_ONCE]
 
 
+@pytest.mark.slow
 @compiles
 def test_threads_do_not_race_for_the_compiler_s_import():
     """In a process whose first kernel is compiled among others."""

@@ -21,16 +21,18 @@ def fuzz(*arguments):
     )  # fmt: skip
 
 
-def test_calls_end_well():
-    done = fuzz("--calls", "200", "--cells", "0", "--compiled", "0")
+@pytest.mark.parametrize("draws", [80, pytest.param(400, marks=pytest.mark.slow)])
+def test_calls_end_well(draws):
+    done = fuzz("--calls", str(draws), "--cells", "0", "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "calls: 200 draws" in done.stdout
+    assert f"calls: {draws} draws" in done.stdout
 
 
-def test_cells_end_well():
-    done = fuzz("--calls", "0", "--cells", "30", "--compiled", "0")
+@pytest.mark.parametrize("draws", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_cells_end_well(draws):
+    done = fuzz("--calls", "0", "--cells", str(draws), "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "cells: 30 draws" in done.stdout
+    assert f"cells: {draws} draws" in done.stdout
 
 
 def test_every_pointwise_operator_has_a_template():

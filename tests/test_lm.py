@@ -569,6 +569,7 @@ def test_saves_on_the_way(tmp_path, monkeypatch, texts):
 # several processes
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, folder, texts):
     """Through torchrun, with a resume halfway: the same numbers, rounding apart."""
     options = ["--corpus", folder, "--out", tmp_path / "two", "--quiet"]

@@ -134,9 +134,14 @@ def test_any_head(run, tmp_path, own):
 @pytest.mark.parametrize(
     "name",
     [
-        "model/embedding.weight", "model/rnn.weight_hh_l0", "model/output.bias",
-        "optimizer/rnn.weight_hh_l0/exp_avg", "optimizer/output.bias/exp_avg_sq",
-        "optimizer/output.bias/step", "state/0", "state/1", "generator/cpu/0",
+        *("model/rnn.weight_hh_l0", "optimizer/output.bias/step", "state/0", "generator/cpu/0"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "model/embedding.weight", "model/output.bias", "optimizer/rnn.weight_hh_l0/exp_avg",
+                "optimizer/output.bias/exp_avg_sq", "state/1",
+            )
+        ),
     ],
 )  # fmt: skip
 def test_any_tensor(run, tmp_path, name):

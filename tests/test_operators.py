@@ -112,6 +112,8 @@ def applied(target, given, tensors):
 
 
 def calls():
+    """Of each operator a call; those of its other overloads are marked as slow."""
+    seen = set()
     for name, overload, target in overloads():
         least = needed(target._schema)
         words = f"{name}.{overload}"
@@ -122,7 +124,9 @@ def calls():
                     continue
             except (RuntimeError, NotImplementedError, ValueError):
                 continue  # not of float tensors, or not with so few arguments
-            yield pytest.param(name, target, given, id=f"{words}{given}")
+            marks = [pytest.mark.slow] if name in seen else []
+            seen.add(name)
+            yield pytest.param(name, target, given, id=f"{words}{given}", marks=marks)
 
 
 NUMBER = count()

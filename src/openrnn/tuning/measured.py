@@ -119,7 +119,8 @@ def fastest_first(
     if exact and first in known:
         fill = dict(zip(FILL, known[first].fill))
         fronts.insert(0, replace(first, **fill))  # type: ignore[arg-type]
-    others = (config for config in configs if shape_of(config) != shape_of(first))
+    shape = shape_of(first)
+    others = (config for config in configs if shape_of(config) != shape)
     return [*dict.fromkeys(fronts), *others]
 
 
