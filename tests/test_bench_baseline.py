@@ -4,12 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from bench_cases import QUICK, TINY, alone  # noqa: F401
 
 from openrnn import cli
@@ -69,6 +71,7 @@ def test_both_are_timed_in_turn_by_todays_bench(old, tmp_path, monkeypatch, caps
     assert {one.row.name for one in read(path).results} == {"tiny", "other"}
 
 
+@pytest.mark.slow
 def test_every_kind_of_call_of_the_host_is_timed(old):
     row = replace(TINY, modes=HOST_MODES)
     with remote.in_turn([remote.Other("baseline", old)], "reference", "cpu") as engines:
@@ -101,6 +104,41 @@ def test_sources_that_do_not_run(tmp_path):
         remote.in_turn([remote.Other("baseline", tmp_path)], "reference", "cpu") as engines,
     ):
         measure(TINY, "float32", "cpu", engines[1:], QUICK)
+
+
+def test_on_a_cpu_with_several_threads_peers_have_processes(monkeypatch):
+    started = []
+
+    @contextmanager
+    def in_turn(others, *about):
+        started.extend((*others, about))
+        yield ["ours"]
+
+    monkeypatch.setattr(remote, "in_turn", in_turn)
+    choice = choice_of(Options(against=("torch", "onnxruntime", "no-overlap")), "users", "cpu")
+    with _engines(Options(), choice, "cpu", []) as engines:
+        assert [one.name for one in engines] == ["openrnn", "torch", "onnxruntime"]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with _engines(Options(), choice, "cpu", []) as engines:
+        assert engines == ["ours"]
+    others = [remote.Other(name, peer=True) for name in ("torch", "onnxruntime")]
+    assert started == [*others, ("auto", "cpu")]
+
+
+@pytest.mark.slow
+def test_a_peer_in_a_process_of_its_own():
+    row = replace(TINY, dtype="int8", modes=("forward", "training"))
+    others = [remote.Other(name, peer=True) for name in ("torch", "float32")]
+    with remote.in_turn(others, "cpu", "cpu") as engines:
+        found = measure(row, "int8", "cpu", engines, QUICK)
+        plain = measure(row, "float32", "cpu", engines, QUICK)
+    status = {(one.engine, one.mode): one.status for one in found}
+    assert status == {
+        ("openrnn", "forward"): "ok", ("openrnn", "training"): "refused",
+        ("torch", "forward"): "ok", ("torch", "training"): "refused",
+        ("float32", "forward"): "ok", ("float32", "training"): "ok",
+    }  # fmt: skip
+    assert {one.engine for one in plain} == {"openrnn", "torch"}
 
 
 def test_the_server_answers_in_words_what_it_cannot_do():

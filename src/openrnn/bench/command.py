@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from openrnn.bench import (
@@ -85,13 +86,18 @@ def _todo(suite: str, dtypes: Sequence[str], globs: Sequence[str], device: str) 
 def _engines(
     options: Options, choice: Choice, device: str, todo: Sequence[Todo]
 ) -> Iterator[list[Engine]]:
-    """Ours and its peers; with a baseline, or other ways of ours, each in a process of its own."""
+    """Ours and its peers; with a baseline, or other ways of ours, each in a process of its own.
+
+    On a CPU with several threads peers have processes of their own too: idle threads of an engine
+    spin for a while, and in one process they take the cores from the next one.
+    """
     workers = options.workers if device == "cuda" else 0
-    # on a CPU nothing overlaps
-    ways = {name: settings for name, settings in WAYS.items() if name in choice.against}
-    others = [
-        remote.Other(name, settings=settings) for name, settings in ways.items() if device == "cuda"
-    ]
+    peers, others = choice.against, list[remote.Other]()
+    if device == "cuda":
+        others = [remote.Other(name, settings=WAYS[name]) for name in peers if name in WAYS]
+    elif torch.get_num_threads() > 1:  # none of `WAYS`: on a CPU nothing overlaps
+        others = [remote.Other(peer.name, peer=True) for peer in peers_of(peers, choice.backend)]
+        peers = ()
     with ExitStack() as stack:
         if options.baseline:
             sources = stack.enter_context(baseline.sources(options.baseline))
@@ -100,7 +106,7 @@ def _engines(
             remote.compile_ahead(place, todo, workers)
         if others:
             ours = stack.enter_context(remote.in_turn(others, choice.backend, device))
-            yield [*ours, *peers_of(choice.against, choice.backend)]
+            yield [*ours, *peers_of(peers, choice.backend)]
         else:
             yield engines_of(choice.against, choice.backend)
 

@@ -1,6 +1,6 @@
-"""Our engine in a process of its own, over the sources of this commit or of another one.
+"""Engines in processes of their own: ours over the sources of any commit, and peers.
 
-So both are sampled in turn, under equal conditions, by the same code: that of `bench.server`.
+All are sampled in turn, under equal conditions, by the same code: that of `bench.server`.
 """
 
 import json
@@ -59,11 +59,15 @@ def started(sources: Path, **first: Any) -> subprocess.Popen[str]:
 
 
 class Other(NamedTuple):
-    """Our layer as another peer of itself: the engine's name, sources, and constants of theirs."""
+    """Our layer as another peer of itself: the engine's name, sources, and constants of theirs.
+
+    With `peer` the engine of that name instead, one of `engines.PEERS`.
+    """
 
     name: str
     sources: Path = SOURCES
     settings: Mapping[str, float] = MappingProxyType({})
+    peer: bool = False
 
 
 class Process:
@@ -71,7 +75,9 @@ class Process:
 
     def __init__(self, other: "Other", backend: str, device: str) -> None:
         self.sources, self.device, self.busy = other.sources, device, 0.0
-        about = {"name": other.name, "backend": backend, "device": device}
+        about = {
+            "name": other.name, "backend": backend, "device": device, "peer": other.peer
+        }  # fmt: skip
         self._process = started(
             other.sources, do="serve", about=about, settings=dict(other.settings)
         )
@@ -162,7 +168,7 @@ class RemoteSide(Side):
 
 @contextmanager
 def in_turn(others: Sequence[Other], backend: str, device: str) -> Iterator[list[Engine]]:
-    """Ours as it is and as others have it, each in a process: as called, and from CUDA graphs."""
+    """Ours as it is, and others, each in a process; on a GPU as called and from CUDA graphs."""
     processes: list[Process] = []
     all_ = (Other("openrnn"), *others)
     try:

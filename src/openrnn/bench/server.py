@@ -1,8 +1,9 @@
-"""What runs in a process of its own, over the sources of any commit: our engine, on request.
+"""What runs in a process of its own, over the sources of any commit: an engine, on request.
 
 Requests come as JSON lines on standard input, the first one says what to do; each has an answer, a
 JSON line as well. The modules of `openrnn.bench` here are today's, the rest of the package is
 that of the other commit: what this module imports may use nothing but layers and `openrnn.explain`.
+Peers are asked of this commit alone.
 """
 
 import gc
@@ -75,20 +76,27 @@ def serve(requests: TextIO, answers: TextIO, handle: Callable[[Request], Answer]
 
 @dataclass
 class Server:
-    """Our engine, as called and from CUDA graphs, on one row at a time.
+    """One engine on one row at a time; ours as called and from CUDA graphs.
 
     Args:
         name: of the engine in results; from graphs it has `-graph` at its end.
+        peer: it is the peer of that name, and not ours.
     """
 
     name: str
     backend: str
     device: str
+    peer: bool = False
     engines: dict[str, Engine] = field(default_factory=dict)
     sides: dict[str, Local] = field(default_factory=dict)
     ground: Ground | None = None
 
     def __post_init__(self) -> None:
+        if self.peer:
+            from openrnn.bench.engines import peers_of  # sources of other commits lack parts
+
+            self.engines = {one.name: one for one in peers_of((self.name,), self.backend, True)}
+            return
         ours = Ours(self.backend, self.name)
         graph = f"{self.name}-graph"
         self.engines = {self.name: ours, graph: GraphReplay(graph, ours)}

@@ -43,8 +43,11 @@ def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
     ]
 
 
-def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
+def peers_of(against: Sequence[str], backend: str, apart: bool = False) -> list[Engine]:
     """The named peers, but for those of `WAYS`, which are run by `bench.remote`.
+
+    Args:
+        apart: each will have a process of its own.
 
     Raises:
         ValueError: there is no such peer.
@@ -56,7 +59,7 @@ def peers_of(against: Sequence[str], backend: str) -> list[Engine]:
         engine.name: engine
         for engine in (
             Torch(), DirectCudnn(), Packed(), StepLoop(), Eager(), Compiled(), FlashRNN(),
-            TorchRL(), OnnxRuntime(), Unquantized(backend), Recomputing(backend),
+            TorchRL(), OnnxRuntime(apart), Unquantized(backend), Recomputing(backend),
             GraphReplay("graph", Torch()),
             GraphReplay("cudnn-graph", DirectCudnn(algorithms=STATIC)),
             *(DirectCudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),

@@ -21,9 +21,16 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class OnnxRuntime(Engine):
-    """A session with one thread; inputs and outputs are torch's memory."""
+    """A session with torch's number of threads; inputs and outputs are torch's memory.
+
+    Args:
+        apart: no other engine is in this process.
+    """
 
     name, title = "onnxruntime", "ONNX Runtime"
+
+    def __init__(self, apart: bool = False) -> None:
+        self.apart = apart
 
     def concerns(self, task: Task) -> bool:
         return task.device == "cpu" and any(not MODES[mode].gradients for mode in task.row.modes)
@@ -36,8 +43,8 @@ class OnnxRuntime(Engine):
             return "it is called without lengths and resets here"
         if task.precision != "float32":
             return f"it is called in float32 here, not {task.precision}"
-        if torch.get_num_threads() > 1:
-            return "its threads spin and slow others of this process: run it with OMP_NUM_THREADS=1"
+        if torch.get_num_threads() > 1 and not self.apart:
+            return "its threads spin and slow others of this process"
         return None
 
     def candidates(self, task: Task) -> Iterator[Ready]:
@@ -58,7 +65,7 @@ def _session(task: Task) -> Any:
     layer.load_state_dict(task.weights)
     given = (task.x, hx_of(task.states)) if task.states else (task.x,)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
     # torch's exporter raises where cuDNN's settings of convolutions and networks differ
     with tempfile.TemporaryDirectory() as folder, products("tf32"), _silent():
         path = Path(folder) / "row.onnx"
