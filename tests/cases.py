@@ -583,3 +583,17 @@ def with_cell(case: Case, cell: Cell) -> Case:
         bidirectional=old.bidirectional, bias_mode=old.bias_mode, reverse=old.reverse,
     )  # fmt: skip
     return replace(case, spec=spec)
+
+
+def thinned(cases, every):
+    """Cases of which every so manieth runs in `make test`, the others in `make test-all` alone."""
+    found = []
+    for place, case in enumerate(cases):
+        values, name = (case,), None
+        if isinstance(case, type(pytest.param())):
+            values, name = case.values, case.id
+        elif isinstance(case, tuple):
+            values = case
+        marks = [pytest.mark.slow] if place % every else []
+        found.append(pytest.param(*values, id=name, marks=marks))
+    return found

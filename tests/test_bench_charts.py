@@ -3,6 +3,7 @@
 import matplotlib.image
 import pytest
 from bench_cases import result
+from cases import thinned
 
 from openrnn.bench import charts
 from openrnn.bench.cases import BenchRow
@@ -34,9 +35,7 @@ def ink(path):
     return float((pixels < 0.97).any(-1).mean())
 
 
-@pytest.mark.parametrize(
-    "suite", ["users", "scaling", pytest.param("deepbench", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("suite", thinned(["scaling", "users", "deepbench"], 3))
 def test_charts_are_not_empty(suite, tmp_path):
     found = fill(SUITES[suite])
     written = charts.draw(found, tmp_path, "x")

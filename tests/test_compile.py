@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import thinned
 from torch import nn
 
 import openrnn
@@ -152,13 +153,7 @@ TRANSFORMS = {
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
 @pytest.mark.parametrize(
     "name",
-    [
-        *("maml", "jvp", "per_example"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("grad", "vmap", "vjp", "jacrev", "jacfwd")
-        ),
-    ],
+    thinned(["maml", "grad", "vmap", "jvp", "vjp", "jacrev", "per_example", "jacfwd"], 3),
 )
 def test_transforms_inside_a_graph(name):
     """`torch.func` is seen by the compiler too: the reference has its derivatives."""

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from cases import thinned
 from torch import nn
 
 import openrnn
@@ -76,10 +77,7 @@ def _one_thread(one_thread):
 @needs_cc
 @pytest.mark.parametrize(
     "name",
-    [
-        *("layers", "odd", "projection", "float64"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("peephole", "skip")),
-    ],
+    thinned(["odd", "layers", "projection", "peephole", "float64", "skip"], 2),
 )
 def test_bits_are_those_of_the_layer_however_calls_are_cut(tmp_path, name):
     torch.manual_seed(0)
@@ -133,7 +131,7 @@ int main(void) {
 
 
 @needs_cc
-@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("language", thinned(["c", "c++"], 2))
 def test_two_layers_in_one_program(tmp_path, language):
     """Their kernels differ, their symbols do not meet; headers are C and C++ without a warning."""
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import CELLS
+from cases import CELLS, thinned
 from torch import sigmoid, tanh
 
 import openrnn
@@ -69,7 +69,7 @@ def combinations():
 
 
 @compiles
-@pytest.mark.parametrize(("name", "capability", "dtype"), [*combinations()])
+@pytest.mark.parametrize(("name", "capability", "dtype"), thinned(combinations(), 2))
 def test_no_kernel_spills(name, capability, dtype):
     """Registers, shared memory and spills of what would run, with every feature and with none."""
     cell = trace(TRACED[name])
@@ -83,7 +83,7 @@ def test_no_kernel_spills(name, capability, dtype):
 
 
 @compiles
-@pytest.mark.parametrize("hidden", [64, 256, 512, 640, 1024])
+@pytest.mark.parametrize("hidden", thinned([512, 64, 256, 640, 1024], 2))
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_the_rows_that_are_published_spill_nothing(kind, hidden):
     for dtype in ("bfloat16", "float32")[: 2 if hidden <= 512 else 1]:
@@ -94,21 +94,13 @@ def test_the_rows_that_are_published_spill_nothing(kind, hidden):
 @compiles
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
-    [
-        ("lstm", (8, 0), "bfloat16"),
-        ("lstm", (9, 0), "bfloat16"),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ("gru", (8, 0), "float32"),
-                ("gru", (9, 0), "float32"),
-                ("lstm", (10, 0), "bfloat16"),
-                ("gru", (10, 0), "float32"),
-            )
-        ),
-    ],
+    thinned(
+        [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (10, 0), "bfloat16"),
+         ("lstm", (9, 0), "bfloat16"), ("gru", (9, 0), "float32"), ("gru", (10, 0), "float32")],
+        3,
+    ),
     ids=str,
-)
+)  # fmt: skip
 def test_kernels_that_share_r_through_l2(name, capability, dtype):
     """The first choice of a size that no cluster holds, with every feature and with none.
 
@@ -184,7 +176,9 @@ RANKS = {
 }
 
 
-@pytest.mark.parametrize("size", sorted(measured.table()), ids=str)
+@pytest.mark.parametrize(
+    "size", thinned(((size,) for size in sorted(measured.table())), 3), ids=str
+)
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(size):
     kind, mask, gates, width, operand_bytes, units = size
     dtype = {2: "float16", 4: "float32"}[width]
@@ -419,7 +413,7 @@ def wgmma_combinations():
 
 
 @compiles
-@pytest.mark.parametrize(("dtype", "kind", "count"), [*wgmma_combinations()])
+@pytest.mark.parametrize(("dtype", "kind", "count"), thinned(wgmma_combinations(), 2))
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest.
 

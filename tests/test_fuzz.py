@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import thinned
 from fuzz import graphs, judge, making, operators, tensors, verdict, workers
 from fuzz.verdict import Outcome
 
@@ -21,18 +22,12 @@ def fuzz(*arguments):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("draws", [80, pytest.param(400, marks=pytest.mark.slow)])
-def test_calls_end_well(draws):
-    done = fuzz("--calls", str(draws), "--cells", "0", "--compiled", "0")
+@pytest.mark.parametrize(("calls", "cells"), thinned([(60, 8), (400, 60)], 2))
+def test_calls_and_cells_end_well(calls, cells):
+    done = fuzz("--calls", str(calls), "--cells", str(cells), "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert f"calls: {draws} draws" in done.stdout
-
-
-@pytest.mark.parametrize("draws", [10, pytest.param(60, marks=pytest.mark.slow)])
-def test_cells_end_well(draws):
-    done = fuzz("--calls", "0", "--cells", str(draws), "--compiled", "0")
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert f"cells: {draws} draws" in done.stdout
+    assert f"calls: {calls} draws" in done.stdout
+    assert f"cells: {cells} draws" in done.stdout
 
 
 def test_every_pointwise_operator_has_a_template():

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from cases import ON_CPU, require
+from cases import ON_CPU, require, thinned
 from test_backends import idle
 
 import openrnn
@@ -46,7 +46,7 @@ def test_a_name_crosses_an_operator(name):
     assert cells.lookup(Spec.parse(str(spec)).cell) is made
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", thinned(["aot_eager", "eager"], 2))
 @pytest.mark.parametrize("cell", [cells.gru_reset_before, cells.lstm], ids=lambda cell: cell.key)
 def test_the_reference_is_one_graph(cell, backend):
     """Forward and gradients are those of an eager call, without a warning."""

@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from cases import thinned
 from test_trace import MEANING, agree
 
 import openrnn
@@ -112,8 +113,6 @@ def applied(target, given, tensors):
 
 
 def calls():
-    """Of each operator a call; those of its other overloads are marked as slow."""
-    seen = set()
     for name, overload, target in overloads():
         least = needed(target._schema)
         words = f"{name}.{overload}"
@@ -124,15 +123,13 @@ def calls():
                     continue
             except (RuntimeError, NotImplementedError, ValueError):
                 continue  # not of float tensors, or not with so few arguments
-            marks = [pytest.mark.slow] if name in seen else []
-            seen.add(name)
-            yield pytest.param(name, target, given, id=f"{words}{given}", marks=marks)
+            yield pytest.param(name, target, given, id=f"{words}{given}")
 
 
 NUMBER = count()
 
 
-@pytest.mark.parametrize(("name", "target", "given"), list(calls()))
+@pytest.mark.parametrize(("name", "target", "given"), thinned(calls(), 4))
 def test_an_operator_has_a_kernel_or_a_reason(name, target, given):
     """Step and derivative of a traced one are autograd's, in float64."""
 

@@ -82,7 +82,8 @@ x86 = pytest.mark.skipif(
 
 
 @x86
-@pytest.mark.parametrize("width", [16, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", LESSER)
 def test_a_network_and_products_in_narrower_vectors(width, tmp_path):
     program = (
         "import test_widths as t; t.compare(); print(t.host.WIDTH, t.host.LANES);"
