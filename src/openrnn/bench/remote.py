@@ -1,9 +1,11 @@
 """Engines in processes of their own: ours over the sources of any commit, and peers.
 
-All are sampled in turn, under equal conditions, by the same code: that of `bench.server`.
+All are sampled in turn, under equal conditions, by the same code: that of `bench.server`. On a CPU
+a process is stopped while others are asked: its idle threads would spin and take their cores.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +26,8 @@ from openrnn.errors import OpenRNNError
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1]  # of this commit
-PAUSE = 0.005  # seconds before a sample on a CPU, in which the other process's threads fall asleep
+# seconds before a sample on a CPU where processes cannot be stopped: their threads fall asleep
+PAUSE = 0.005
 # other sources first on the path, with this bench put in the place of their own
 BOOT = """
 import importlib.util, sys
@@ -78,6 +81,7 @@ class Process:
         about = {
             "name": other.name, "backend": backend, "device": device, "peer": other.peer
         }  # fmt: skip
+        self.stops = device == "cpu" and sys.platform == "linux"
         self._process = started(
             other.sources, do="serve", about=about, settings=dict(other.settings)
         )
@@ -90,6 +94,7 @@ class Process:
             OpenRNNError: it could not do what was asked.
         """
         to, back = self._process.stdin, self._process.stdout
+        self._signal("SIGCONT")
         line = ""
         if to is not None and back is not None:
             try:
@@ -98,6 +103,7 @@ class Process:
                 line = back.readline()
             except BrokenPipeError:
                 pass
+        self._signal("SIGSTOP")
         if not line:
             raise DeviceLostError(
                 f"the process with the sources at {self.sources} ended; its error is above"
@@ -110,8 +116,13 @@ class Process:
             raise OpenRNNError(f"the sources at {self.sources}: {answer['error']}")
         return answer
 
+    def _signal(self, name: str) -> None:
+        if self.stops:
+            self._process.send_signal(getattr(signal, name))
+
     def close(self) -> None:
         """Ends the process."""
+        self._signal("SIGCONT")
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 try:
@@ -154,7 +165,7 @@ class RemoteSide(Side):
         return bool(answer["ready"])
 
     def sample(self, mode: str, count: int) -> float:
-        if self.process.device == "cpu":
+        if self.process.device == "cpu" and not self.process.stops:
             time.sleep(PAUSE)
         answer = self.process.ask("sample", self.name, mode=mode, count=count)
         return float(answer["us"])

@@ -6,9 +6,11 @@ that of the other commit: what this module imports may use nothing but layers an
 Peers are asked of this commit alone.
 """
 
+import ctypes
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ from openrnn.bench.task import PRECISIONS, layer_of, products
 from openrnn.bench.timer import LONG, quiet
 from openrnn.errors import OpenRNNError
 
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
 
@@ -39,6 +42,7 @@ def main() -> None:
     os.dup2(2, 1)
     first: Request = json.loads(sys.stdin.readline())
     torch.set_num_threads(first["threads"])
+    _end_with_parent()
     if first["do"] == "compile":
         compile_rows(first)
         return
@@ -46,6 +50,12 @@ def main() -> None:
         change(path, value)
     handle = Server(**first["about"]).handle
     serve(sys.stdin, answers, handle)
+
+
+def _end_with_parent() -> None:
+    """On Linux a stopped process would outlive a killed one that asks: it would read no end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def change(path: str, value: float) -> None:

@@ -54,9 +54,9 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
         sums = [emitter.zeros(len(columns)) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
         b_panels = [emitter.at(b, builder.mul(b_panel, number(panel))) for panel in range(width)]
-        with cgutils.for_range(builder, inner) as loop:
-            a_offset = builder.mul(loop.index, a_inner)
-            b_offset = builder.mul(loop.index, b_inner)
+        with emitter.loop(inner) as k:
+            a_offset = builder.mul(k, a_inner)
+            b_offset = builder.mul(k, b_inner)
             b_vectors = [
                 emitter.load(emitter.at(b_panels[panel], b_offset, number(half * emitter.lanes)))
                 for panel, half in columns
@@ -123,8 +123,8 @@ def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped
                 for row, value in enumerate(values):
                     emitter.add_product(sums[row][unit], value, weights)
 
-        with cgutils.for_range(builder, builder.udiv(inner, lanes)) as loop:
-            add_lanes(builder.mul(loop.index, lanes), None)
+        with emitter.loop(builder.udiv(inner, lanes)) as block:
+            add_lanes(builder.mul(block, lanes), None)
         tail = builder.urem(inner, lanes)
         with builder.if_then(builder.icmp_signed(">", tail, number(0))):
             add_lanes(builder.sub(inner, tail), emitter.below(tail, emitter.lanes))

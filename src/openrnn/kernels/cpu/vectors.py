@@ -125,6 +125,23 @@ class Emitter:
         return vectors[0]
 
     @contextmanager
+    def loop(self, count: ir.Value) -> Iterator[ir.Value]:
+        """The body of a loop over 0 .. count - 1; yields the index.
+
+        LLVM is told not to unroll it. Where strides are constants it would, and load what the next
+        round multiplies before this one is done: twenty sums fill the registers, so half of the
+        time went to spills.
+        """
+        with cgutils.for_range(self.builder, count) as loop:
+            yield loop.index
+        _, latch = loop.index.incomings[-1]
+        module = self.builder.module
+        once = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+        about = module.add_metadata([once])
+        about.operands = (about, once)  # a loop's metadata begins with itself
+        latch.terminator.set_metadata("llvm.loop", about)
+
+    @contextmanager
     def cases(self, value: ir.Value) -> Iterator[Callable[[int], None]]:
         """A switch: inside, `case(n)` starts the code for `value` n; other values do nothing."""
         end = self.builder.append_basic_block("end")
