@@ -21,7 +21,7 @@ class Again:
     def __init__(self, call: Call, shapes: Shapes) -> None:
         self.sizes = sizes_of(call)
         self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
-        self.strides = call.x.stride()[:2]
+        self.strides, self.params = call.x.stride()[:2], len(call.params)
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
@@ -40,7 +40,8 @@ class Again:
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
-        return self._program.run([*self.strides, *map(address, every)])
+        params = every[1 : 1 + self.params]
+        return self._program.run([*self.strides, *map(address, every)], params)
 
 
 class AgainRecorded(Again):
@@ -48,7 +49,7 @@ class AgainRecorded(Again):
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         super().__init__(call, shapes)
-        self._params, self._given = len(call.params), given
+        self._given = given
         self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
         y, *made, _ = [made.template.shape for made in self._program.made]
@@ -77,7 +78,7 @@ class AgainRecorded(Again):
         return [backwards.gradient(place, made) for place in places]
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
-        params, states = needs[1 : 1 + self._params], needs[1 + self._params :]
+        params, states = needs[1 : 1 + self.params], needs[1 + self.params :]
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.sizes, backwards.Given(given[0], finals, ()), asked)

@@ -84,7 +84,8 @@ class Cpu(Backend):
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call = tensors.readable(call, dtype)
         order = tensors.rows_by_length(call)
-        made = forward.program(sizes_of(call)).run(values(call, order))
+        params = call.params if given == dtype else ()
+        made = forward.program(sizes_of(call)).run(values(call, order), params)
         states = 1 + len(problem.spec.states)
         y, finals, rest = made[0], made[1:states], made[states:]
         all_states: list[Tensor] = []

@@ -14,6 +14,7 @@ from openrnn.kernels.cpu import launch
 from openrnn.memory import Made
 
 if TYPE_CHECKING:
+    from openrnn.backends.cpu.kept import Kept
     from openrnn.kernels.cpu.args import Args
     from openrnn.kernels.cpu.objects import CompiledFunction
 
@@ -176,18 +177,25 @@ class Program(NamedTuple):
 
     Args:
         made: their slots follow those that a run gives values for.
+        kept: their slots stand before the workspace's, the first one next to it.
     """
 
     operations: tuple[Launch | Clear | Copy, ...]
     made: tuple[Made, ...]
+    kept: tuple["Kept", ...] = ()
 
-    def run(self, values: list[int]) -> list[Tensor]:
-        """Runs all of it; the tensors that it made, without the workspace."""
+    def run(self, values: list[int], params: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Runs all of it; the tensors that it made, without the workspace.
+
+        Args:
+            params: those of the call, where they may keep panels.
+        """
+        panels = [each.panels(values, params) for each in self.kept]
         made = [like(template) for like, template in self.made]
-        values += map(_address, made)
+        workspace = made.pop()
+        values += map(_address, (*made, *reversed(panels), workspace))
         for operation in self.operations:
             operation.run(values)
-        made.pop()
         return made
 
 
@@ -203,11 +211,16 @@ class BoundProgram:
         self, program: Program, values: list[int], free: int, results: Sequence[Tensor]
     ) -> None:
         workspace = program.made[-1]
-        self._memory = (*results, workspace.like(workspace.template))
+        kept = [each.bound(values) for each in program.kept]
+        panels = [memory for memory, _ in reversed(kept)]
+        self._updates = [update for _, update in kept]
+        self._memory = (*results, *panels, workspace.like(workspace.template))
         every = [*values, *map(_address, self._memory)]
         self._runs = [operation.bound(every, free) for operation in program.operations]
 
     def run(self, value: int) -> None:
         """Runs all of it."""
+        for update in self._updates:
+            update()
         for run in self._runs:
             run(value)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from openrnn import philox
 from openrnn.backends.base import Call, state_shapes
+from openrnn.backends.cpu.kept import OUT, Kept
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype, layer_kernels, loop_plan
 from openrnn.backends.cpu.program import (
     WORKSPACE,
@@ -21,6 +22,7 @@ from openrnn.backends.cpu.program import (
     Workspace,
 )
 from openrnn.kernels.cpu import launch
+from openrnn.kernels.cpu.args import DIGEST_WORDS
 from openrnn.memory import Made, template
 from openrnn.params import module_slots
 from openrnn.schedule.operations import FinishWeights, Loop
@@ -119,6 +121,7 @@ class Recorder:
         self.sums = Workspace(SUMS)
         self.made: list[Made] = []
         self.operations: list[Launch | Clear | Copy] = []
+        self.kept: list[Kept] = []
 
     def side_stream(self) -> AbstractContextManager[object]:
         """Nothing: operations run one after the other, on all threads."""
@@ -145,7 +148,7 @@ class Recorder:
         """What was written down."""
         spaces = [self.sums] if self.sums.size else []
         made = [self._made((-(-each.size // self.size),)) for each in (*spaces, self.workspace)]
-        return Program(tuple(self.operations), (*self.made, *made))
+        return Program(tuple(self.operations), (*self.made, *made), tuple(self.kept))
 
     def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:
         """The layer and direction of an operation."""
@@ -194,6 +197,8 @@ class Recorder:
     ) -> Value | None:  # fmt: skip
         """A weight matrix in panels, written by "transpose" or "pack" of `kernels.cpu.matrices`.
 
+        In inference it is kept for the next call.
+
         Args:
             shape: gates, rows of a gate, rows of a gate in the panels.
         """
@@ -202,14 +207,26 @@ class Recorder:
         from openrnn.kernels.cpu import matrices
 
         gates, rows, padded = shape
-        dtype = layer.layout.dtype
+        dtype, threads = layer.layout.dtype, self.sizes.threads
         size = matrices.panels(kernel, dtype, gates, padded, columns)
-        out = self.workspace.take(size * self.size)
-        args = matrices.pack_args(gates, rows, padded, columns, self.sizes.threads)
-        given = {"matrix": weight, "out": out}
-        run = matrices.kernel(kernel, dtype)
-        self.operations.append(Launch(run, args, args.tasks, given, self.places))
-        return out
+        args = matrices.pack_args(gates, rows, padded, columns, threads)
+        run, places = matrices.kernel(kernel, dtype), self.places
+        if self.problem.grad:
+            out = self.workspace.take(size * self.size)
+            given = {"matrix": weight, "out": out}
+            self.operations.append(Launch(run, args, args.tasks, given, places))
+            return out
+        places, given = {**places, OUT: -1}, {"matrix": weight, "out": Value(OUT)}
+        pack = Launch(run, args, args.tasks, given, places)
+        told = matrices.digest_args(gates * rows * columns, dtype, threads)
+        digest = Launch(matrices.digest(), told, told.tasks, given, places)
+        param: int = weight.slot[1]  # type: ignore[index]  # a slot of parameters is ("param", place)
+        key = kernel, dtype, *shape, columns
+        words = told.tasks * DIGEST_WORDS
+        self.kept.append(Kept(param, key, digest, words, pack, self._made((size,))))
+        slot = "panels", len(self.kept)
+        self.places[slot] = -1 - len(self.kept)
+        return Value(slot)
 
     def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
         """Per-unit vectors as rows (vectors, padded), the padding zero; None where none are."""

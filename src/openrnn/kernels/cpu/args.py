@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 # units of a panel of int8 weights, [gates, panels, pairs of columns, INT8_PANEL, 2], everywhere
 INT8_PANEL = 16
+DIGEST_WORDS = 128  # of a task's digest of a matrix
 States = Sequence[int]  # an address for each state of the cell, the emitted one first
 Table = TypeVar("Table", bound="type[Args]")
 
@@ -167,6 +168,17 @@ class PackArgs(Args):
     padded: Annotated[int, "rows of a gate in the panels"]
     columns: Annotated[int, ""]
     out: Annotated[int, "the panels"]
+
+
+@_table
+class DigestArgs(Args):
+    """Of `digest`, which tells whether a matrix has changed."""
+
+    __slots__ = ()
+    tasks: Annotated[int, "tasks that share the matrix"]
+    matrix: Annotated[int, "its memory"]
+    words: Annotated[int, "of 4 bytes in it"]
+    out: Annotated[int, "[tasks, DIGEST_WORDS] of 4 bytes"]
 
 
 @_table

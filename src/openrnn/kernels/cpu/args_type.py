@@ -16,7 +16,15 @@ from numba.extending import (
     register_model,
 )
 
-from openrnn.kernels.cpu.args import Args, CollectArgs, LoopArgs, PackArgs, RegionArgs, States
+from openrnn.kernels.cpu.args import (
+    Args,
+    CollectArgs,
+    DigestArgs,
+    LoopArgs,
+    PackArgs,
+    RegionArgs,
+    States,
+)
 
 INT = ir.IntType(64)
 BYTES = 8  # of a field
@@ -79,4 +87,5 @@ def _reader_of(table: type[Args]) -> Any:
 
 
 loop_args_at, pack_args_at = _reader_of(LoopArgs), _reader_of(PackArgs)
+digest_args_at = _reader_of(DigestArgs)
 collect_args_at, region_args_at = _reader_of(CollectArgs), _reader_of(RegionArgs)

@@ -1,11 +1,11 @@
-"""Weight matrices packed into panels, their gradients from the sums of all teams, int8 products."""
+"""Weight matrices in panels, digests of them, their gradients from all teams, int8 products."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from openrnn.kernels.cpu import objects
-from openrnn.kernels.cpu.args import CollectArgs, PackArgs
+from openrnn.kernels.cpu.args import CollectArgs, DigestArgs, PackArgs
 from openrnn.kernels.cpu.host import PANEL, SIZES
 from openrnn.kernels.cpu.layout import Layout
 
@@ -21,6 +21,7 @@ def _whole_panels(columns: int, dtype: str) -> int:
 @lru_cache(maxsize=1)
 def _kernels() -> dict[str, objects.CompiledFunction]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
+    names.append("digest")
     source = f"from openrnn.kernels.cpu.panels import {', '.join(names)}\n"
     return dict(zip(names, objects.kernels(source, names)))
 
@@ -32,6 +33,11 @@ def _tasks(elements: int, threads: int) -> int:
 def kernel(name: str, dtype: str) -> objects.CompiledFunction:
     """One of "transpose", "pack" and "collect"."""
     return _kernels()[f"{name}_{dtype}"]
+
+
+def digest() -> objects.CompiledFunction:
+    """The kernel that makes a digest of a matrix, of any dtype."""
+    return _kernels()["digest"]
 
 
 @lru_cache(maxsize=1)
@@ -58,6 +64,11 @@ def pack_args(gates: int, rows: int, padded: int, columns: int, threads: int) ->
         tasks=_tasks(gates * rows * columns, threads), gates=gates, rows=rows, padded=padded,
         columns=columns,
     )  # fmt: skip
+
+
+def digest_args(elements: int, dtype: str, threads: int) -> DigestArgs:
+    """Arguments of `digest`, but for addresses."""
+    return DigestArgs(tasks=_tasks(elements, threads), words=elements * SIZES[dtype] // 4)
 
 
 class Gradient(NamedTuple):

@@ -20,6 +20,7 @@ def _pointer_to(element):
 
 float32_at = _pointer_to(types.float32)
 float64_at = _pointer_to(types.float64)
+uint32_at = _pointer_to(types.uint32)
 int64_at = _pointer_to(types.int64)
 bytes_at = _pointer_to(types.uint8)
 
