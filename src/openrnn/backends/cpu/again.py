@@ -40,8 +40,9 @@ class Again:
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
-        params = every[1 : 1 + self.params]
-        return self._program.run([*self.strides, *map(address, every)], params)
+        program = self._program
+        params = every[1 : 1 + self.params] if program.kept else ()
+        return program.run([*self.strides, *map(address, every)], params)
 
 
 class AgainRecorded(Again):

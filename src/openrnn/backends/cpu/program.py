@@ -192,10 +192,12 @@ class Program(NamedTuple):
         """
         panels = [each.panels(values, params) for each in self.kept]
         made = [like(template) for like, template in self.made]
-        workspace = made.pop()
-        values += map(_address, (*made, *reversed(panels), workspace))
+        values += map(_address, made)
+        if panels:
+            values[-1:-1] = map(_address, reversed(panels))
         for operation in self.operations:
             operation.run(values)
+        made.pop()
         return made
 
 
