@@ -103,7 +103,7 @@ def test_another_parameter_has_panels_of_its_own(packed):
 @torch.no_grad()
 def test_a_stepper_sees_a_change(packed):
     layer, _ = case()
-    stepper, x = layer.stepper(64), torch.randn(64, 9)
+    stepper, x = layer.stepper(128), torch.randn(128, 9)
     stepper(x)
     layer.weight_hh_l0.data.mul_(-1)
     layer.weight_ih_l0.data.mul_(2)

@@ -34,7 +34,7 @@ def export_native(
         void NAME_step(NAME_t *state, const float *x, float *y, int64_t n);
 
     `step` runs n steps of one sequence from the states and leaves those after the last. However a
-    sequence is cut into calls, its bits are those of `layer(x, states)` on one thread, for x of 48
+    sequence is cut into calls, its bits are those of `layer(x, states)` on one thread, for x of 96
     steps or more (shorter ones are summed in another order). It allocates and locks nothing, so an
     audio thread may call it. In float32 shipped cells call no mathematical library either; the
     header names what is called.
@@ -46,7 +46,7 @@ def export_native(
         layer: a layer such as `openrnn.LSTM`, in its forward direction alone.
         path: the files' path without suffix; its name, NAME, begins all names of the header.
         block: steps whose inputs are multiplied at a time, at most 65,536; longer calls run in
-            blocks. Above 48, more need more of the caller's memory.
+            blocks. Above 96, more need more of the caller's memory.
         cpu: the oldest processor that is to run it, "x86-64-v2", "x86-64-v3" (AVX2) or "x86-64-v4"
             (AVX-512); by default this machine's own. This machine must have what it has.
         compiler: the C compiler that links the shared library; by default cc, if there is one.
