@@ -92,6 +92,27 @@ def test_gradients_whose_factors_are_packed(threads, count, proj_size):
             torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
 
 
+@shared
+@pytest.mark.parametrize("proj_size", [0, 250])
+def test_one_team_for_all_tiles(threads, proj_size, monkeypatch):
+    """As for gradients of 32 MiB: tiles follow each other and add to the same sums."""
+    monkeypatch.setattr("openrnn.kernels.cpu.layout.LARGE_SUMS", 0)
+    torch.manual_seed(0)
+    ours, plain = (
+        openrnn.LSTM(39, 260, 2, proj_size=proj_size, backend=name) for name in ("cpu", "reference")
+    )
+    plain.load_state_dict(ours.state_dict())
+    sizes = layout(260, outputs=proj_size or 260)
+    rows = sizes.tile_rows(83, 2, True)
+    assert sizes.one_team(3, 83, 2)
+    assert sizes.tasks(3, 83, rows, 2) == 2 < 83 / rows
+    x, ends = torch.randn(3, 83, 39), torch.arange(83) % 4
+    threads(2)
+    for lengths in (None, ends):
+        for have, want in zip(call(ours, x, lengths), call(plain, x, lengths)):
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+
+
 FEATURES = {
     "resets": {"reset": True},
     "reset states": {"reset": True, "states": True},

@@ -19,8 +19,8 @@ from openrnn.kernels.cpu.args import Args, RegionArgs
 if TYPE_CHECKING:
     from openrnn.kernels.cpu.objects import CompiledFunction
 
-# rows T x B from which on packed matrices pay: at 64 rows and 256 to 1,024 units calls that read them
-# in place take 5 to 20% less, with AVX2 and AVX-512; at 128 they take more as often as less
+# rows T x B from which on packed matrices pay: at 64 rows and 256 to 1,024 units calls that read
+# them in place take 5 to 20% less, with AVX2 and AVX-512; at 128 they take more as often as less
 PACK_FROM = 96
 
 Address = int

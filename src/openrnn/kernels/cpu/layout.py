@@ -23,6 +23,10 @@ PACKED_STRIP = 96
 # multiply-adds of a call, and of a step, that are worth another thread
 LEAST_WORK = 400_000
 LEAST_SHARE = 24_000
+# of a team's sums of gradients, and rows T x B, where one team for all tiles beats one for each: so
+# much memory has new pages in each call, and a few rows do not pay for them
+LARGE_SUMS = 32 << 20
+FEW_ROWS = 256
 # rows whose int8 products are made together
 INT8_ROWS = 32
 # panels of units from which on they are worth padding to a whole number
@@ -115,6 +119,11 @@ class Layout:
         tiles = (batch + rows - 1) // rows
         worth = rows * self.columns * self.outputs // LEAST_SHARE
         return max(1, min(threads // tiles, self.padded // self.panel, worth))
+
+    def one_team(self, steps: int, batch: int, threads: int) -> bool:
+        """Whether all threads share every tile of a backward run, where they may share one."""
+        large = sum(self.sums) * self.size >= LARGE_SUMS and steps * batch <= FEW_ROWS
+        return large and self.padded // self.panel >= threads
 
     def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
         """How many threads the work is worth, one a tile."""

@@ -56,6 +56,8 @@ def plan(
     chunk = layout.chunk(steps, rows)
     teams = layout.tasks(steps, batch, rows, threads)
     size = layout.team_size(batch, rows, threads) if shares else 1
+    if backward and shares and teams > 1 and layout.one_team(steps, batch, threads):
+        teams, size = 1, threads
     room = (
         layout.backward_scratch(rows, chunk, size)
         if backward
