@@ -2,7 +2,6 @@
 
 import copy
 import ctypes
-import gc
 import io
 import threading
 
@@ -19,13 +18,13 @@ from openrnn.kernels.cpu.args import DIGEST_WORDS
 @pytest.fixture
 def packed(monkeypatch):
     """How many matrices have been packed."""
-    count, pack = [0], kept.Kept._packed
+    count, pack = [0], kept.KeptPanels._packed
 
     def counting(self, values):
         count[0] += 1
         return pack(self, values)
 
-    monkeypatch.setattr(kept.Kept, "_packed", counting)
+    monkeypatch.setattr(kept.KeptPanels, "_packed", counting)
     return count
 
 
@@ -34,28 +33,39 @@ def case(**options):
     return openrnn.LSTM(9, 40, backend="cpu", **options), torch.randn(60, 2, 9)
 
 
+def warm(layer, x):
+    """Calls are remembered from the second of a kind on, and the third keeps panels."""
+    return [layer(x)[0] for _ in range(3)][-1]
+
+
 def right(layer, x):
     """The reference's answer with the weights as they are now."""
-    plain = openrnn.LSTM(9, layer.hidden_size, proj_size=layer.proj_size, backend="reference")
+    kind = {"proj_size": layer.proj_size, "dtype": layer.weight_ih_l0.dtype}
+    plain = openrnn.LSTM(9, layer.hidden_size, backend="reference", **kind)
     plain.load_state_dict(layer.state_dict())
-    return plain.to(x.dtype)(x)[0]
+    return plain(x)[0]
+
+
+def close(layer, x):
+    torch.testing.assert_close(layer(x)[0], right(layer, x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
-def test_calls_of_inference_pack_once(packed):
+def test_calls_without_gradients_pack_once(packed):
     layer, x = case()
     first = layer(x)[0]
-    assert packed == [2]
-    again = [layer(some)[0] for some in (x, x, x[:50], x[:50], x[:50])]
-    assert packed == [2]
+    warm(layer, x)
+    before = packed[0]
+    again = [layer(some)[0] for some in (x, x, x[:50], x[:50], x[:50], x[:50])]
+    assert packed[0] == before + 4  # calls of another size are not remembered at once
     assert all(torch.equal(y, first[: len(y)]) for y in again)
-    layer(x[:2])  # too few rows for packing to pay: read as they are
-    assert packed == [2]
+    warm(layer, x[:2])  # too few rows for packing to pay: read as they are
+    assert packed[0] == before + 4
 
 
 def test_training_packs_in_its_workspace(packed):
     layer, x = case()
-    for _ in range(3):
+    for _ in range(4):
         layer(x)[0].sum().backward()
     assert packed == [0]
 
@@ -79,84 +89,105 @@ CHANGES = {
 def test_any_change_of_a_weight_is_seen(packed, change, name):
     """Most leave a tensor's version as it is, so versions would not tell."""
     layer, x = case(proj_size=30 if name == "weight_hr_l0" else 0)
-    for _ in range(3):
-        layer(x)
+    warm(layer, x)
     before = packed[0]
     CHANGES[change](layer.get_parameter(name))
     for _ in range(2):
-        torch.testing.assert_close(layer(x)[0], right(layer, x), rtol=1e-4, atol=1e-5)
+        close(layer, x)
     assert packed[0] == before + 1
 
 
 @torch.no_grad()
-def test_another_parameter_has_panels_of_its_own(packed):
+def test_another_parameter(packed):
     layer, x = case()
-    layer(x)
+    warm(layer, x)
     layer.weight_ih_l0 = nn.Parameter(-layer.weight_ih_l0)
-    torch.testing.assert_close(layer(x)[0], right(layer, x), rtol=1e-4, atol=1e-5)
+    close(layer, x)
+    swapped = nn.Parameter(layer.weight_hh_l0.clone() * 2)
+    torch.utils.swap_tensors(layer.weight_hh_l0, swapped)  # refuses what has a weak reference
+    close(layer, x)
     other = copy.deepcopy(layer)
-    assert packed == [3]
-    assert torch.equal(other(x)[0], layer(x)[0])
-    assert packed == [5]
+    assert torch.equal(warm(other, x), layer(x)[0])
+    assert not other._repeats.memory.keys() - layer._repeats.memory.keys()
+    layer.double()
+    assert not layer._repeats.memory
+    close(layer, x.double())
 
 
 @torch.no_grad()
-def test_a_stepper_sees_a_change(packed):
+def test_a_stepper_sees_a_change():
     layer, _ = case()
     stepper, x = layer.stepper(128), torch.randn(128, 9)
-    stepper(x)
+    for _ in range(4):  # both halves of its memory are bound, and have packed
+        stepper(x)
     layer.weight_hh_l0.data.mul_(-1)
     layer.weight_ih_l0.data.mul_(2)
-    h, c = (state.clone() for state in stepper.state)
-    y = stepper(x)
-    want = layer(x[None], (h, c))[0][0]
-    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-6)
+    for _ in range(2):
+        h, c = (state.clone() for state in stepper.state)
+        y = stepper(x)
+        want = layer(x[None], (h, c))[0][0]
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
-def test_only_parameters_keep_them(packed):
-    """A converted or computed weight is another tensor in each call."""
-    gc.collect()
-    before = len(kept._KEPT)
-    layer, x = case(dtype=torch.bfloat16)
-    for _ in range(3):
-        layer(x.bfloat16())
-    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
-    layer.float()(x)
-    assert packed == [8]
-    gc.collect()
-    assert len(kept._KEPT) == before + 1  # weight_ih of the last call
-
-
-@torch.no_grad()
-def test_panels_go_with_their_parameter_and_into_no_file():
-    gc.collect()
-    before = len(kept._KEPT)
+def test_panels_go_into_no_file_and_no_copy():
     layer, x = case()
     size = io.BytesIO()
     torch.save(layer, size)
-    layer(x)
-    assert len(kept._KEPT) == before + 2
+    warm(layer, x)
+    assert len(layer._repeats.memory) == 2
     file = io.BytesIO()
     torch.save(layer, file)
     assert abs(file.tell() - size.tell()) < 64
-    del layer
-    gc.collect()
-    assert len(kept._KEPT) == before
+    assert not copy.deepcopy(layer)._repeats.memory
 
 
-def test_threads_call_one_layer():
+@torch.no_grad()
+def test_the_digest_is_that_of_any_number_of_threads(packed):
+    layer, x = openrnn.LSTM(64, 200, backend="cpu"), torch.randn(100, 1, 64)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 1, 2):
+            torch.set_num_threads(count)
+            warm(layer, x)
+        before = packed[0]
+        for count in (1, 2, 3, 1):
+            torch.set_num_threads(count)
+            layer(x)
+        assert packed[0] == before + 2  # of three threads none was remembered
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_threads_call_a_layer_whose_weights_change():
+    """Panels are never overwritten, so none reads half of the old and half of the new ones."""
     layer, x = case()
     with torch.no_grad():
-        want, wrong = layer(x)[0], []
+        weights = [p.clone() for p in layer.parameters()]
+        warm(layer, x)
+        wanted = []
+        for scale in (1, -1):
+            for own, weight in zip(layer.parameters(), weights):
+                own.copy_(scale * weight)
+            wanted.append(layer(x)[0])
+    wrong, begin, rounds = [], threading.Barrier(4), 40
 
-    def work():
-        with torch.no_grad():
-            for _ in range(30):
-                if not torch.allclose(layer(x)[0], want, atol=1e-5):
-                    wrong.append(1)
+    def work(place):
+        try:
+            with torch.no_grad():
+                for turn in range(rounds):
+                    begin.wait(60)
+                    if place == 0:
+                        for own, weight in zip(layer.parameters(), weights):
+                            own.copy_((1, -1)[turn % 2] * weight)
+                    begin.wait(60)
+                    if not torch.equal(layer(x)[0], wanted[turn % 2]):
+                        wrong.append(turn)
+        except Exception as error:
+            wrong.append(error)
+            begin.abort()
 
-    running = [threading.Thread(target=work) for _ in range(4)]
+    running = [threading.Thread(target=work, args=(place,)) for place in range(4)]
     for thread in running:
         thread.start()
     for thread in running:
@@ -172,7 +203,7 @@ def test_every_word_is_in_the_digest(dtype, tasks, count):
 
     def told():
         args = matrices.digest_args(count, dtype, 1)
-        args.tasks, words = tasks, (ctypes.c_int32 * (tasks * DIGEST_WORDS))()
+        args.tasks, args.parts, words = tasks, 4, (ctypes.c_int32 * (4 * DIGEST_WORDS))()
         args.matrix, args.out = x.data_ptr(), ctypes.addressof(words)
         launch.run(matrices.digest(), args, tasks)
         return bytes(words)

@@ -8,10 +8,11 @@ import torch
 from cases import thinned
 
 import openrnn
-from openrnn import cells
+from openrnn import cells, memo
 from openrnn.kernels.cpu import launch, team
 from openrnn.kernels.cpu.host import SIZES, WIDTH, WIDTHS, width_of
 from openrnn.kernels.cpu.layout import FEWEST_ROWS, Layout
+from openrnn.kernels.cpu.plan import plan
 
 shared = pytest.mark.skipif(
     launch.openmp() is None or not team.POSSIBLE, reason="torch has no OpenMP whose threads we use"
@@ -103,9 +104,10 @@ def test_one_team_for_all_tiles(threads, proj_size, monkeypatch):
     )
     plain.load_state_dict(ours.state_dict())
     sizes = layout(260, outputs=proj_size or 260)
-    rows = sizes.tile_rows(83, 2, True)
-    assert sizes.one_team(3, 83, 2)
-    assert sizes.tasks(3, 83, rows, 2) == 2 < 83 / rows
+    found = plan(sizes, "backward", 3, 83, 2, reverse=False, skip=False, ragged=False)
+    assert (found.tasks, found.teams) == (2, 1)
+    assert found.args().tile_rows < 83
+    memo.clear()  # of plans with other limits
     x, ends = torch.randn(3, 83, 39), torch.arange(83) % 4
     threads(2)
     for lengths in (None, ends):

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
-from openrnn.backends.base import Backend, Call, Outputs, RecordedRepeat, Repeat, remember_host
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Memory,
+    Outputs,
+    RecordedRepeat,
+    Repeat,
+    remember_host,
+)
 from openrnn.memo import memo
 from openrnn.request import Request
 from openrnn.route import How, Route, call_of, route_for
@@ -143,7 +151,9 @@ class Plain(NamedTuple):
     precision: str = ""  # of its `Problem`, if it is not by the spec, or torch's setting
 
 
-def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+def repeat(
+    call: Plain, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
+) -> Repeat | None:
     """What runs a call that has been run, and calls like it, with no new look at the tensors.
 
     None where its backend has none, and where the call draws dropout masks or turns sequences.
@@ -152,9 +162,10 @@ def repeat(call: Plain, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
         call: it records no gradient, is under no transform, and its tensors have memory of their
             own.
         shapes: of y and the final states as they are to be returned, contiguous.
+        memory: of the module that calls, for what calls may leave for each other.
     """
     taken = _taken(call)
-    return None if taken is None else taken.backend.repeat(taken.call, shapes)
+    return None if taken is None else taken.backend.repeat(taken.call, shapes, memory)
 
 
 def repeat_recorded(

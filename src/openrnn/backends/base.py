@@ -1,8 +1,8 @@
 """What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ TensorShape = tuple[tuple[int, ...], torch.dtype]
 # y and final states from x, parameters and states alike those of an earlier call; None where they
 # turn out to have no memory, or something that the earlier call followed from has changed
 Repeat = Callable[[Sequence[Tensor]], list[Tensor] | None]
+Memory = dict[Hashable, Any]  # what calls of one module keep for each other
 
 
 class RecordedRepeat(Protocol):
@@ -237,12 +238,15 @@ class Backend:
         """Runs the call; keeps a reserve only where `call.problem.grad`."""
         raise NotImplementedError
 
-    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+    def repeat(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
+    ) -> Repeat | None:
         """What runs this call, without gradients, and those of tensors that are alike; or None.
 
         Args:
             call: without lengths, resets and dropout.
             shapes: of y and the final states as it returns them, contiguous.
+            memory: of the module that calls, for what calls may leave for each other.
         """
         return None
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -174,25 +174,25 @@ class RemoteSide(Side):
         return self.process.busy
 
     def close(self) -> None:
-        self.process.ask("close", self.name)
+        with suppress(DeviceLostError):  # of a process that ended the row is gone, too
+            self.process.ask("close", self.name)
 
 
 @contextmanager
 def in_turn(others: Sequence[Other], backend: str, device: str) -> Iterator[list[Engine]]:
     """Ours as it is, and others, each in a process; on a GPU as called and from CUDA graphs."""
-    processes: list[Process] = []
     all_ = (Other("openrnn"), *others)
-    try:
-        processes += [Process(other, backend, device) for other in all_]
+    with ExitStack() as stack:
+        processes = []
+        for other in all_:
+            processes.append(Process(other, backend, device))
+            stack.callback(processes[-1].close)
         ways = ("",) if device == "cpu" else ("", "-graph")
         yield [
             Remote(process, f"{other.name}{way}")
             for way in ways
             for process, other in zip(processes, all_)
         ]
-    finally:
-        for process in processes:
-            process.close()
 
 
 def compile_ahead(sources: Path, todo: Sequence[tuple[BenchRow, str]], workers: int) -> None:

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """On Linux a stopped process would outlive a killed one that asks: it would read no end."""
+    """On Linux ends with the thread that started it, as a stopped process would read no end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

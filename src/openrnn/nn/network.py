@@ -112,6 +112,7 @@ class Network(RepeatingModule):
         own: dict[str, Any] = self._parameters
         before = {name: flat.addresses([own.get(name)]) for name in self._names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+        self._repeats.memory.clear()  # of parameters that may be elsewhere now
         # what stays where it was may be shared, as by processes that train together
         if all(flat.addresses([own.get(name)]) != there for name, there in before.items()):
             self.flatten_parameters()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from openrnn import functional, tensors
-from openrnn.backends.base import Repeat
+from openrnn.backends.base import Memory, Repeat
 from openrnn.nn.alike import Alike, guardable, ordinary, unseen
 from openrnn.nn.recorded import Recorded
 
@@ -41,6 +41,7 @@ class Repeats:
     def __init__(self) -> None:
         # of each key the latest first; None where the backend that runs it cannot repeat it
         self._known: dict[Key, tuple[tuple[Alike, Repeat], ...] | None] = {}
+        self.memory: Memory = {}
 
     def run(self, module: Module, kind: str, x: Any, hx: Any) -> list[Tensor] | None:
         """y and the final states of a call like an earlier one; None if it is not known to be one.
@@ -98,22 +99,23 @@ class Repeats:
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every):
-            found = _again(every, call, results, batch_first)
+            found = self._again(every, call, results, batch_first)
             self._known[key] = None if found is None else (found, *before)
 
-
-def _again(
-    every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor], batch_first: bool
-) -> tuple[Alike, Repeat] | None:
-    """A call to be made again; None where its backend cannot."""
-    records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
-    alike = Alike(every, records)
-    if not records:
-        run = functional.repeat(call, shapes)
-        return None if run is None else (alike, run)
-    x, states = call.x if batch_first else every[0], every[1 + len(call.params) :]
-    found = functional.repeat_recorded(call, shapes, [tuple(each.shape) for each in (x, *states)])
-    return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
+    def _again(
+        self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
+        batch_first: bool,
+    ) -> tuple[Alike, Repeat] | None:  # fmt: skip
+        """A call to be made again; None where its backend cannot."""
+        records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
+        alike = Alike(every, records)
+        if not records:
+            run = functional.repeat(call, shapes, self.memory)
+            return None if run is None else (alike, run)
+        x, states = call.x if batch_first else every[0], every[1 + len(call.params) :]
+        given = [tuple(each.shape) for each in (x, *states)]
+        found = functional.repeat_recorded(call, shapes, given)
+        return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
 
 
 def _key(module: Module, kind: str, x: Tensor, hx: type) -> Key:

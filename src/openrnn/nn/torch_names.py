@@ -61,8 +61,8 @@ class TorchNames(Network):
         self.__dict__["qconfig"] = value
         if self._precision != "int8":
             warnings.warn(
-                f"torch.ao.quantization leaves {type(self).__name__} of openrnn as it is: "
-                "openrnn.quantize(model) gives it int8 weights",
+                f"torch.ao.quantization leaves {type(self).__name__} of openrnn in floating point, "
+                "whichever modules it was asked for: openrnn.quantize(model) gives it int8 weights",
                 stacklevel=2,
             )
 

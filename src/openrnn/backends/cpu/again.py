@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from openrnn.backends.base import Call, Needs
+from openrnn.backends.base import Call, Memory, Needs
 from openrnn.backends.cpu import backward as backwards
 from openrnn.backends.cpu import forward as forwards
 from openrnn.backends.cpu.program import Program
@@ -18,10 +18,11 @@ Shapes = Sequence[tuple[int, ...]]
 class Again:
     """A forward pass, whose results have the shapes of the caller: a `Repeat`."""
 
-    def __init__(self, call: Call, shapes: Shapes) -> None:
+    def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
         self.sizes = sizes_of(call)
         self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
         self.strides, self.params = call.x.stride()[:2], len(call.params)
+        self._memory = memory
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
@@ -40,9 +41,7 @@ class Again:
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
-        program = self._program
-        params = every[1 : 1 + self.params] if program.kept else ()
-        return program.run([*self.strides, *map(address, every)], params)
+        return self._program.run([*self.strides, *map(address, every)], self._memory)
 
 
 class AgainRecorded(Again):

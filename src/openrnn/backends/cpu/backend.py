@@ -15,6 +15,7 @@ from openrnn.backends.base import (
     Capabilities,
     Cotangents,
     Gradients,
+    Memory,
     Needs,
     Outputs,
     RecordedRepeat,
@@ -84,8 +85,7 @@ class Cpu(Backend):
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call = tensors.readable(call, dtype)
         order = tensors.rows_by_length(call)
-        params = call.params if given == dtype else ()
-        made = forward.program(sizes_of(call)).run(values(call, order), params)
+        made = forward.program(sizes_of(call)).run(values(call, order))
         states = 1 + len(problem.spec.states)
         y, finals, rest = made[0], made[1:states], made[states:]
         all_states: list[Tensor] = []
@@ -96,8 +96,10 @@ class Cpu(Backend):
             all_states = [states.to(given) for states in all_states]
         return Outputs(y, finals, all_states, rest)
 
-    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
-        return Again(call, shapes) if tensors.is_readable(call) else None
+    def repeat(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
+    ) -> Repeat | None:
+        return Again(call, shapes, memory) if tensors.is_readable(call) else None
 
     def repeat_recorded(
         self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]

@@ -1,59 +1,52 @@
-"""Weights in panels, kept from one call of inference to the next.
+"""Weights in panels, which calls of a module without gradients keep for the next one.
 
-A parameter of a module keeps the panels that were made of it, with a digest of its elements. Each
-call makes the digest anew, in a fraction of the time of packing, and packs where it has changed.
-A tensor's version would be quicker to compare, and wrong: `p.data.copy_(q)`, the usual update of a
-target network, leaves it as it is.
+A module that repeats calls has memory for them (`nn/repeats.py`): panels, with a digest of the
+elements that they were made of. Each call makes the digest anew, in a fraction of the time of
+packing, and packs where it differs. A tensor's version would be quicker to compare, and wrong:
+`p.data.copy_(q)`, the usual update of a target network, leaves it as it is. A weak reference to the
+parameter would be wrong, too: `torch.utils.swap_tensors` refuses tensors that have one.
 """
 
 import ctypes
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
-from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+from torch import Tensor
 
+from openrnn.backends.base import Memory
 from openrnn.backends.cpu.program import Launch
 from openrnn.memory import Made
 
 OUT = "out"  # the slot of what a launch here writes, the last of its values
 
-# of a parameter, by what panels of it follow from: the digest, and the panels
-_KEPT: MutableMapping[Tensor, dict[Hashable, tuple[bytes, Tensor]]] = WeakIdKeyDictionary()
 
-
-class Kept:
+class KeptPanels:
     """A matrix in panels for the calls of a program.
 
     Args:
-        param: its place among the parameters.
-        key: what its panels follow from beyond its elements.
+        key: the matrix among the parameters, and what its panels follow from beyond its elements.
         digest, pack: write to `OUT`; words: int32 numbers of the digest.
         made: memory for the panels.
     """
 
-    def __init__(
-        self, param: int, key: Hashable, digest: Launch, words: int, pack: Launch, made: Made
-    ) -> None:
-        self._param, self._key, self._made = param, key, made
-        self._digest, self._pack = digest, pack
+    def __init__(self, key: Hashable, digest: Launch, words: int, pack: Launch, made: Made) -> None:
+        self._key, self._digest, self._pack, self._made = key, digest, pack, made
         self._words = ctypes.c_int32 * words
 
-    def panels(self, values: Sequence[int], params: Sequence[Tensor]) -> Tensor:
-        """The panels of a call's matrix, packed now unless a parameter of a module kept them.
+    def panels(self, values: Sequence[int], memory: Memory | None) -> Tensor:
+        """The panels of a call's matrix: those in memory while they are right, else new ones.
+
+        Panels are never overwritten: another thread may read them.
 
         Args:
-            values: of the slots that a run gives; params: none where they are converted ones.
+            values: of the slots that a run gives.
         """
-        param = params[self._param] if params else None
-        if type(param) is not nn.Parameter:
+        if memory is None:
             return self._packed(values)
-        of_param = _KEPT.get(param)
-        if of_param is None:
-            of_param = _KEPT[param] = {}
-        now, found = self._told(values), of_param.get(self._key)
-        if found is None or found[0] != now:
-            found = of_param[self._key] = now, self._packed(values)
-        return found[1]
+        digest, known = self._digest_of(values), memory.get(self._key)
+        if known is None or known[0] != digest:
+            known = memory[self._key] = digest, self._packed(values)
+        panels: Tensor = known[1]
+        return panels
 
     def bound(self, values: Sequence[int]) -> tuple[Tensor, Callable[[], None]]:
         """Panels in memory of their own, and what packs them where the matrix has changed."""
@@ -61,14 +54,14 @@ class Kept:
 
         def update() -> None:
             nonlocal before
-            now = self._told(values)
-            if now != before:
+            digest = self._digest_of(values)
+            if digest != before:
                 self._pack.run([*values, panels.data_ptr()])
-                before = now
+                before = digest
 
         return panels, update
 
-    def _told(self, values: Sequence[int]) -> bytes:
+    def _digest_of(self, values: Sequence[int]) -> bytes:
         words = self._words()
         self._digest.run([*values, ctypes.addressof(words)])
         return bytes(words)

@@ -14,7 +14,8 @@ from openrnn.kernels.cpu import launch
 from openrnn.memory import Made
 
 if TYPE_CHECKING:
-    from openrnn.backends.cpu.kept import Kept
+    from openrnn.backends.base import Memory
+    from openrnn.backends.cpu.kept import KeptPanels
     from openrnn.kernels.cpu.args import Args
     from openrnn.kernels.cpu.objects import CompiledFunction
 
@@ -182,15 +183,15 @@ class Program(NamedTuple):
 
     operations: tuple[Launch | Clear | Copy, ...]
     made: tuple[Made, ...]
-    kept: tuple["Kept", ...] = ()
+    kept: tuple["KeptPanels", ...] = ()
 
-    def run(self, values: list[int], params: Sequence[Tensor] = ()) -> list[Tensor]:
+    def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace.
 
         Args:
-            params: those of the call, where they may keep panels.
+            memory: of the module that calls, for panels.
         """
-        panels = [each.panels(values, params) for each in self.kept]
+        panels = [each.panels(values, memory) for each in self.kept]
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
         if panels:
@@ -213,9 +214,9 @@ class BoundProgram:
         self, program: Program, values: list[int], free: int, results: Sequence[Tensor]
     ) -> None:
         workspace = program.made[-1]
-        kept = [each.bound(values) for each in program.kept]
-        panels = [memory for memory, _ in reversed(kept)]
-        self._updates = [update for _, update in kept]
+        bound = [each.bound(values) for each in program.kept]
+        panels = [memory for memory, _ in reversed(bound)]
+        self._updates = [update for _, update in bound]
         self._memory = (*results, *panels, workspace.like(workspace.template))
         every = [*values, *map(_address, self._memory)]
         self._runs = [operation.bound(every, free) for operation in program.operations]

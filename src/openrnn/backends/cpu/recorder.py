@@ -9,7 +9,7 @@ from torch import Tensor
 
 from openrnn import philox
 from openrnn.backends.base import Call, state_shapes
-from openrnn.backends.cpu.kept import OUT, Kept
+from openrnn.backends.cpu.kept import OUT, KeptPanels
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype, layer_kernels, loop_plan
 from openrnn.backends.cpu.program import (
     WORKSPACE,
@@ -121,7 +121,7 @@ class Recorder:
         self.sums = Workspace(SUMS)
         self.made: list[Made] = []
         self.operations: list[Launch | Clear | Copy] = []
-        self.kept: list[Kept] = []
+        self.kept: list[KeptPanels] = []
 
     def side_stream(self) -> AbstractContextManager[object]:
         """Nothing: operations run one after the other, on all threads."""
@@ -197,7 +197,7 @@ class Recorder:
     ) -> Value | None:  # fmt: skip
         """A weight matrix in panels, written by "transpose" or "pack" of `kernels.cpu.matrices`.
 
-        In inference it is kept for the next call.
+        Without gradients it may be kept for the next call.
 
         Args:
             shape: gates, rows of a gate, rows of a gate in the panels.
@@ -218,12 +218,10 @@ class Recorder:
             return out
         places, given = {**places, OUT: -1}, {"matrix": weight, "out": Value(OUT)}
         pack = Launch(run, args, args.tasks, given, places)
-        told = matrices.digest_args(gates * rows * columns, dtype, threads)
-        digest = Launch(matrices.digest(), told, told.tasks, given, places)
-        param: int = weight.slot[1]  # type: ignore[index]  # a slot of parameters is ("param", place)
-        key = kernel, dtype, *shape, columns
-        words = told.tasks * DIGEST_WORDS
-        self.kept.append(Kept(param, key, digest, words, pack, self._made((size,))))
+        of = matrices.digest_args(gates * rows * columns, dtype, threads)
+        digest = Launch(matrices.digest(), of, of.tasks, given, places)
+        key, words = (weight, kernel, dtype, *shape, columns), of.parts * DIGEST_WORDS
+        self.kept.append(KeptPanels(key, digest, words, pack, self._made((size,))))
         slot = "panels", len(self.kept)
         self.places[slot] = -1 - len(self.kept)
         return Value(slot)

@@ -17,6 +17,7 @@ from openrnn.backends.base import (
     Cotangents,
     Faster,
     Gradients,
+    Memory,
     Needs,
     Outputs,
     RecordedRepeat,
@@ -157,7 +158,9 @@ class Fused(Backend):
         reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
         return Outputs(y, run.finals, all_states, reserve)
 
-    def repeat(self, call: Call, shapes: Sequence[tuple[int, ...]]) -> Repeat | None:
+    def repeat(
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
+    ) -> Repeat | None:
         try:
             return Again(self, call, shapes) if call.x.numel() else None
         except (NotRepeatableError, torch.OutOfMemoryError):

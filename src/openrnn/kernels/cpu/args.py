@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 # units of a panel of int8 weights, [gates, panels, pairs of columns, INT8_PANEL, 2], everywhere
 INT8_PANEL = 16
-DIGEST_WORDS = 128  # of a task's digest of a matrix
+DIGEST_WORDS = 128  # of the digest of a part of a matrix
 States = Sequence[int]  # an address for each state of the cell, the emitted one first
 Table = TypeVar("Table", bound="type[Args]")
 
@@ -178,7 +178,8 @@ class DigestArgs(Args):
     tasks: Annotated[int, "tasks that share the matrix"]
     matrix: Annotated[int, "its memory"]
     words: Annotated[int, "of 4 bytes in it"]
-    out: Annotated[int, "[tasks, DIGEST_WORDS] of 4 bytes"]
+    parts: Annotated[int, "of the matrix, each with a digest of its own"]
+    out: Annotated[int, "[parts, DIGEST_WORDS] of 4 bytes"]
 
 
 @_table

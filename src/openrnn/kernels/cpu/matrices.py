@@ -11,6 +11,7 @@ from openrnn.kernels.cpu.layout import Layout
 
 # elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
+DIGEST_PARTS = 16  # of such a matrix, which threads share
 
 
 def _whole_panels(columns: int, dtype: str) -> int:
@@ -67,8 +68,10 @@ def pack_args(gates: int, rows: int, padded: int, columns: int, threads: int) ->
 
 
 def digest_args(elements: int, dtype: str, threads: int) -> DigestArgs:
-    """Arguments of `digest`, but for addresses."""
-    return DigestArgs(tasks=_tasks(elements, threads), words=elements * SIZES[dtype] // 4)
+    """Arguments of `digest`, but for addresses; its result does not depend on `threads`."""
+    parts = DIGEST_PARTS if elements >= LEAST_ELEMENTS else 1
+    words = elements * SIZES[dtype] // 4
+    return DigestArgs(tasks=min(parts, threads), parts=parts, words=words)
 
 
 class Gradient(NamedTuple):

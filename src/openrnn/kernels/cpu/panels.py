@@ -15,32 +15,34 @@ PRIME = 0x9E3779B1
 
 @njit(forceinline=True)
 def _mixed(word, more):
-    """A word of a digest after another word of the matrix: each bit of it changes many.
+    """A word of a digest after another word of the matrix.
 
-    The shift brings high bits down. Without it the signs of all elements could change unseen.
+    The shift brings high bits down: without it the signs of all elements could change unseen.
     """
     made = uint32((word ^ more) * uint32(PRIME))
     return uint32(made ^ (made >> uint32(15)))
 
 
 def digest(args_at, task, running):
-    """Each word of a digest is made of every DIGEST_WORDS-th word of a task's part of a matrix.
+    """Each word of a digest is made of every DIGEST_WORDS-th word of a part of a matrix.
 
-    A word that has changed alone changes it for certain.
+    One changed word always changes the digest. Several go unseen where each digest word that they
+    reach comes out as before, as one in 2**32 does.
     """
     args = digest_args_at(args_at)
-    begin, end = args.words * task // args.tasks, args.words * (task + 1) // args.tasks
-    made = uint32_at(args.out + task * DIGEST_WORDS * 4)
-    for j in range(DIGEST_WORDS):
-        made[j] = uint32(0)
-    rows = (end - begin) // DIGEST_WORDS
-    for i in range(rows):
-        given = uint32_at(args.matrix + (begin + i * DIGEST_WORDS) * 4)
+    for part in range(task, args.parts, args.tasks):
+        begin, end = args.words * part // args.parts, args.words * (part + 1) // args.parts
+        made = uint32_at(args.out + part * DIGEST_WORDS * 4)
         for j in range(DIGEST_WORDS):
+            made[j] = uint32(0)
+        rows = (end - begin) // DIGEST_WORDS
+        for i in range(rows):
+            given = uint32_at(args.matrix + (begin + i * DIGEST_WORDS) * 4)
+            for j in range(DIGEST_WORDS):
+                made[j] = _mixed(made[j], given[j])
+        given = uint32_at(args.matrix + (begin + rows * DIGEST_WORDS) * 4)
+        for j in range(end - begin - rows * DIGEST_WORDS):
             made[j] = _mixed(made[j], given[j])
-    given = uint32_at(args.matrix + (begin + rows * DIGEST_WORDS) * 4)
-    for j in range(end - begin - rows * DIGEST_WORDS):
-        made[j] = _mixed(made[j], given[j])
 
 
 def _for(dtype: str) -> tuple[Any, ...]:

@@ -136,10 +136,10 @@ class Emitter:
             yield loop.index
         _, latch = loop.index.incomings[-1]
         module = self.builder.module
-        once = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
-        about = module.add_metadata([once])
-        about.operands = (about, once)  # a loop's metadata begins with itself
-        latch.terminator.set_metadata("llvm.loop", about)
+        no_unroll = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+        loop_id = module.add_metadata([no_unroll])
+        loop_id.operands = (loop_id, no_unroll)  # a loop's metadata begins with itself
+        latch.terminator.set_metadata("llvm.loop", loop_id)
 
     @contextmanager
     def cases(self, value: ir.Value) -> Iterator[Callable[[int], None]]:
