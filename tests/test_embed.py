@@ -184,6 +184,48 @@ def test_an_older_processor(tmp_path):
         assert "ymm" not in code
 
 
+ON_ARM = """
+#include "net.h"
+#include <stdio.h>
+static net_t net; static REAL x[STEPS * net_INPUTS], y[STEPS * net_OUTPUTS];
+int main(void) {
+    net_reset(&net);
+    if (fread(x, sizeof x, 1, stdin) != 1) return 1;
+    net_step(&net, x, y, STEPS);
+    return fwrite(y, sizeof y, 1, stdout) != 1;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layers", "odd", "projection", "peephole", "float64"])
+def test_64_bit_arm(tmp_path, name):
+    """Run by an emulator where there is one; its bits are this machine's, by the order of sums."""
+    torch.manual_seed(0)
+    layer = LAYERS[name]().eval()
+    header, code = openrnn.export_native(layer, tmp_path / "net", cpu="aarch64")
+    content = code.read_bytes()
+    assert int.from_bytes(content[18:20], "little") == 183  # EM_AARCH64
+    assert "for aarch64-linux-gnu" in header.read_text()
+    needed = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+    if not all(map(shutil.which, needed)):
+        pytest.skip(f"{' or '.join(needed)} is not here")
+    x = torch.randn(T, 1, layer.input_size, dtype=next(layer.parameters()).dtype)
+    real = "double" if x.dtype == torch.float64 else "float"
+    (tmp_path / "main.c").write_text(ON_ARM)
+    defined = [f"-DREAL={real}", f"-DSTEPS={T}", "-I", tmp_path]
+    program = tmp_path / "main"
+    subprocess.run(
+        [needed[0], "-static", *defined, tmp_path / "main.c", code, "-o", program, "-lm"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    given = x.numpy().tobytes()
+    out = subprocess.check_output([needed[1], program], input=given)
+    y = torch.frombuffer(bytearray(out), dtype=x.dtype).view(T, -1)
+    with torch.no_grad():
+        torch.testing.assert_close(y, layer(x)[0][:, 0])
+
+
 def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch):
     """Nor one of an earlier export."""
     path = tmp_path / "sub" / "net"

@@ -24,6 +24,14 @@ _MATH = """acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp
 MATH = frozenset(name + suffix for name in _MATH.split() for suffix in ("", "f"))
 
 
+class Machine(NamedTuple):
+    """A processor of another architecture, in LLVM's words."""
+
+    triple: str
+    cpu: str
+    features: str
+
+
 class Job(NamedTuple):
     """What is exported.
 
@@ -32,6 +40,7 @@ class Job(NamedTuple):
         name: what all names begin with; title: what the layer is.
         weights: in the order of `module_slots`, on the CPU.
         block: steps whose inputs are multiplied at a time.
+        machine: of another architecture; None for this process's own processor.
     """
 
     cell: Cell
@@ -40,6 +49,7 @@ class Job(NamedTuple):
     title: str
     weights: list[Tensor]
     block: int
+    machine: Machine | None = None
 
 
 class Compiled(NamedTuple):
@@ -66,7 +76,7 @@ def compiled(job: Job) -> Compiled:
     code, declared = objects.standalone(
         [(numba.source(traced(spec), kind), {"step_rows": ROW}), (found.text, public)],
         [objects.bitcode(loops.source("forward", kind), {"forward": LOOP})],
-        {DATA: found.data}, [*public.values()],
+        {DATA: found.data}, [*public.values()], job.machine,
     )  # fmt: skip
     names = undefined(code)
     calls = set(declared if names is None else names)
@@ -75,7 +85,8 @@ def compiled(job: Job) -> Compiled:
             f"the compiled layer calls {unknown}, of neither <math.h> nor the memory functions of C"
         )
     text = header(
-        job.name, job.title, spec, REAL[dtype], found.work, host.NAME,
+        job.name, job.title, spec, REAL[dtype], found.work,
+        job.machine.triple if job.machine else host.NAME,
         sorted(calls - {"sched_yield"}),
     )  # fmt: skip
     return Compiled(text, code)

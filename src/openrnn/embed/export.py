@@ -11,7 +11,7 @@ import torch
 from openrnn import dispatch
 from openrnn.embed import names
 from openrnn.embed.compiled import REAL, Job, compiled
-from openrnn.embed.targets import check, elsewhere
+from openrnn.embed.targets import FOREIGN, check, elsewhere
 from openrnn.errors import ExportError
 from openrnn.spec import Problem, whole
 
@@ -48,8 +48,10 @@ def export_native(
         block: steps whose inputs are multiplied at a time, at most 65,536; longer calls run in
             blocks. Above 96, more need more of the caller's memory.
         cpu: the oldest processor that is to run it, "x86-64-v2", "x86-64-v3" (AVX2) or "x86-64-v4"
-            (AVX-512); by default this machine's own. This machine must have what it has.
-        compiler: the C compiler that links the shared library; by default cc, if there is one.
+            (AVX-512), of which this machine must have all; or "aarch64", every 64-bit ARM under
+            Linux or Android. By default this machine's own.
+        compiler: the C compiler that links the shared library; by default cc, if there is one, and
+            none for another architecture.
 
     Returns:
         NAME.h, NAME.o and, where there is a compiler, NAME.so (on macOS NAME.dylib).
@@ -98,7 +100,10 @@ def export_native(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".h").write_text(made.header, encoding="utf-8")
     path.with_suffix(".o").write_bytes(made.code)
-    return [path.with_suffix(".h"), path.with_suffix(".o"), *_linked(path, compiler or "cc")]
+    files = [path.with_suffix(".h"), path.with_suffix(".o")]
+    if cpu in FOREIGN and compiler is None:
+        return files
+    return [*files, *_linked(path, compiler or "cc")]
 
 
 def _weights(layer: "Layer") -> list[torch.Tensor]:

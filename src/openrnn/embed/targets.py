@@ -2,6 +2,8 @@
 
 Sizes of panels and vectors follow from the processor when modules are imported, so a process of its
 own is told what it has. It packs weights, too, so this machine must have all that the other has.
+For another architecture the process believes to have no feature at all, so vectors are of 16 bytes
+and nothing is written for one architecture alone; LLVM makes the other's code of that.
 """
 
 import json
@@ -12,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from openrnn.embed.compiled import Compiled, Job
+from openrnn.embed.compiled import Compiled, Job, Machine
 from openrnn.errors import ExportError
 
 _V2 = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
@@ -20,6 +22,8 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsa
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 # the levels of the x86-64 psABI, https://gitlab.com/x86-psABIs/x86-64-ABI
 LEVELS = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
+# other architectures, with the vectors that every processor of them has
+FOREIGN = {"aarch64": Machine("aarch64-linux-gnu", "generic", "+neon")}
 
 _BEGIN = """
 import json, sys
@@ -41,8 +45,11 @@ def check(cpu: str) -> None:
     """Raises ValueError for a processor that is not known, or that has more than this one."""
     import llvmlite.binding as llvm
 
+    if cpu in FOREIGN:
+        return
     if cpu not in LEVELS:
-        raise ValueError(f"cpu must be None or one of {', '.join(LEVELS)}, got {cpu!r}")
+        names = ", ".join((*LEVELS, *FOREIGN))
+        raise ValueError(f"cpu must be None or one of {names}, got {cpu!r}")
     have = llvm.get_host_cpu_features()
     missing = [name for name in LEVELS[cpu] if not have.get(name)]
     if missing:
@@ -59,15 +66,17 @@ def elsewhere(job: Job, cpu: str) -> Compiled:
     if not re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
         raise ExportError(f"cpu={cpu!r} needs a Python process of its own, and none can be started")
     path = json.dumps([place for place in sys.path if isinstance(place, str)])
+    name = cpu if cpu in LEVELS else "generic"
     with tempfile.TemporaryDirectory() as folder:
         try:
+            job = job._replace(machine=FOREIGN.get(cpu))
             (Path(folder) / "job").write_bytes(pickle.dumps(tuple(job)))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ExportError(
                 f"the cell cannot be taken to a process for {cpu}: {error}"
             ) from error
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _BEGIN, folder, path, cpu, *LEVELS[cpu]],
+            [sys.executable, "-I", "-c", _BEGIN, folder, path, name, *LEVELS.get(cpu, ())],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -73,7 +73,7 @@ def bitcode_of(part: Part) -> bytes:
 @global_compiler_lock  # type: ignore[untyped-decorator]
 def standalone_of(
     parts: Sequence[Part], modules: Sequence[bytes], data: Mapping[str, bytes],
-    public: Sequence[str],
+    public: Sequence[str], machine: Sequence[str] | None = None,
 ) -> bytes:  # fmt: skip
     """Object code that a linker takes, with data, for programs without Python.
 
@@ -82,6 +82,7 @@ def standalone_of(
         modules: bitcode of others.
         data: constants by symbol, at multiples of 64 bytes.
         public: the symbols of functions that programs see; all others are hidden.
+        machine: triple, processor and features of another architecture; None for this process's.
     """
     whole, _ = _linked(parts, data)
     for module in modules:
@@ -89,9 +90,18 @@ def standalone_of(
     for each in (*whole.functions, *whole.global_variables):
         if not each.is_declaration and each.name not in public:
             each.linkage = "internal"
-    machine = _machine(whole.triple, reloc="pic", codemodel="default", jit=False)
+    if machine is None:
+        target = _machine(whole.triple, reloc="pic", codemodel="default", jit=False)
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        whole.triple, cpu, features = machine
+        target = llvm.Target.from_triple(whole.triple).create_target_machine(
+            cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
+        )
+        whole.data_layout = str(target.target_data)
     head = json.dumps({"triple": whole.triple, "calls": _calls(whole)})
-    code: bytes = machine.emit_object(whole)
+    code: bytes = target.emit_object(whole)
     return head.encode() + b"\n" + code
 
 
@@ -166,7 +176,7 @@ def serve(request: dict[str, Any]) -> None:
     elif "parts" in request:
         data = {symbol: b64decode(text) for symbol, text in request["data"].items()}
         modules = [b64decode(text) for text in request["modules"]]
-        code = standalone_of(request["parts"], modules, data, request["public"])
+        code = standalone_of(request["parts"], modules, data, request["public"], request["machine"])
     else:
         code = object_of(request["source"], request["names"])
     with os.fdopen(out, "wb") as pipe:

@@ -99,11 +99,11 @@ def bitcode(source: str, names: dict[str, str]) -> bytes:
 
 def standalone(
     parts: Sequence[tuple[str, dict[str, str]]], modules: Sequence[bytes], data: dict[str, bytes],
-    public: Sequence[str],
+    public: Sequence[str], machine: Sequence[str] | None = None,
 ) -> tuple[bytes, list[str]]:  # fmt: skip
     """Object code for a linker, and the functions that it calls: see `compile.standalone_of`."""
     asked = {
-        "parts": parts, "public": list(public),
+        "parts": parts, "public": list(public), "machine": machine,
         "modules": [b64encode(module).decode() for module in modules],
         "data": {symbol: b64encode(content).decode() for symbol, content in data.items()},
     }  # fmt: skip
