@@ -8,7 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_fused_launches import clear_caches, named, without_side_stream
+from test_fused_launches import (
+    clear_caches,
+    named,
+    wavefront_if_asked,
+    without_side_stream,
+)
 from test_fused_products import at, copy_rows, multiply, permute_weights
 from test_repeats import flat
 
@@ -43,7 +48,10 @@ GRIDS = {
     "backward": GridBackwardConfig(16, 2, 2, 2, 1, 1, 3, clusters=2),
 }
 
-OPTIONS = [{}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True}]
+OPTIONS = [
+    {}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True},
+    {"num_layers": 3, "wavefront": 2},
+]  # fmt: skip
 
 
 def steps(args, address, step):
@@ -169,7 +177,8 @@ def pretended(monkeypatch):
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
         length=STEPS, **options,
     ):  # fmt: skip
-        monkeypatch.setattr(schedules, "at_once", lambda *_: at_once)
+        monkeypatch.setattr(schedules, "at_once", lambda *_: int(at_once))
+        monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
 
         def kernel(kind, *_):
             return Kernel(kind, hidden), configs[kind]
@@ -214,12 +223,20 @@ def test_a_program_does_what_the_pass_does(
     call = pretended(hidden, configs, states, False, batch_first, **options)
     fused = BACKENDS["fused"]
     run = fused.repeat(call, shapes_of(call))
-    waits = [one.side for one in run.program.operations if isinstance(one, program.Wait)]
-    assert waits == ([True, False] if "at_once" in options else [])
+    waits = [one.stream for one in run.program.operations if isinstance(one, program.Wait)]
+    wavefront = "wavefront" in options and hidden == 16
+    if not wavefront:
+        assert waits == ([1, 0] if "at_once" in options else [])
     spaces = {
-        (one.side, one.space) for one in run.program.operations if isinstance(one, program.Multiply)
+        (one.stream, one.space)
+        for one in run.program.operations
+        if isinstance(one, program.Multiply)
     }
-    assert len(spaces) == len({space for _, space in spaces}) == 1 + ("at_once" in options)
+    assert (
+        len(spaces)
+        == len({space for _, space in spaces})
+        == (3 if wavefront else 1 + ("at_once" in options))
+    )
     for given in ([call.x, *call.params, *call.states], None):
         every = given or others([call.x, *call.params, *call.states])
         want = fused.forward(run.called(every))

@@ -35,6 +35,7 @@ from openrnn.kernels.cuda.args import LOOPS, PLAIN
 from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
+from openrnn.schedule.operations import MAIN
 from openrnn.spec import Problem
 from openrnn.tuning import chunks
 
@@ -86,18 +87,31 @@ def store(config, args):
 
 
 def without_side_stream(monkeypatch, joins):
-    """A side stream without a device: its work is done at once; a launch event of 7."""
+    """Side streams without a device: their work is done at once; a launch event of 7.
 
-    def nothing():
-        pass
+    joins: called when the main stream waits for one.
+    """
 
-    side = SimpleNamespace(
-        launch_event=7, wait_for_launch=nothing, wait_for_main=nothing, join=joins, handle=1,
-        stream=None,
+    def wait(waiting, other):
+        if waiting == MAIN:
+            joins()
+
+    beside = SimpleNamespace(
+        launch_event=7, wait_for_launch=lambda waiting: None, wait=wait,
+        handle=lambda number: number, side=lambda number: None,
     )  # fmt: skip
-    monkeypatch.setattr(launches, "side_stream", lambda device: side)
-    monkeypatch.setattr(program, "side_stream", lambda device: side)
+    monkeypatch.setattr(launches, "streams", lambda device: beside)
+    monkeypatch.setattr(program, "streams", lambda device: beside)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+def wavefront_if_asked(key, *_):
+    """`schedules.in_wavefront` without a device."""
+    asked = key.spec.wavefront
+    if not asked or key.layer(0, 0).units != key.spec.hidden_size:
+        return None
+    edges = chunks.even(-(-key.steps // asked), key.steps)
+    return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
 
 
 @pytest.fixture
@@ -129,7 +143,7 @@ def launched(monkeypatch):
                     if configs[self.kind].clusters > 1:
                         step.unfilled.append(store(configs[self.kind], args))
 
-        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit):
+        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit, loops):
             step.asked.add((kind, flags))
             return Kernel(kind), configs[kind]
 
@@ -160,6 +174,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     monkeypatch.setattr(schedules, "at_once", lambda *_: False)
+    monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
     return step
 
 

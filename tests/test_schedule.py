@@ -11,6 +11,7 @@ from openrnn.schedule.operations import (
     MAIN,
     SIDE,
     BeginLayer,
+    CutMasks,
     Dropout,
     FillFlags,
     FinishWeights,
@@ -19,9 +20,8 @@ from openrnn.schedule.operations import (
     Loop,
     MakeRoom,
     OfChunk,
+    Wait,
     WaitForLaunch,
-    WaitForMain,
-    WaitForSide,
 )
 
 EDGES = [(0, 11), (0, 3, 11), (0, 2, 5, 11), (0, 1, 2, 3, 11)]
@@ -48,13 +48,12 @@ def ran(operations, kind):
 
 def finished_before(operations, stream, place):
     """What is certain to be done when the operation at `place` begins on a stream."""
-    done, running = set(), {MAIN: [], SIDE: []}
+    done, running = set(), {one.stream: [] for one in operations} | {MAIN: [], SIDE: []}
     launches = []  # what stood on the main stream when the loop launched last began
     for operation in operations[:place]:
-        if isinstance(operation, WaitForSide):
-            running[MAIN] += [other for other in running[SIDE] if other not in running[MAIN]]
-        elif isinstance(operation, WaitForMain):
-            running[SIDE] += [other for other in running[MAIN] if other not in running[SIDE]]
+        if isinstance(operation, Wait):
+            here = running[operation.stream]
+            here += [other for other in running[operation.other] if other not in here]
         elif isinstance(operation, WaitForLaunch):
             running[SIDE] += [other for other in launches if other not in running[SIDE]]
         else:
@@ -119,7 +118,7 @@ def test_nothing_runs_before_what_it_needs(edges, options, reverse):
             assert set(needs(operation, operations, chunking)) <= done, operation
         # what is still running on the side stream would outlive the call
         ended = finished_before(operations, MAIN, len(operations))
-        waits = (WaitForLaunch, WaitForMain, WaitForSide)
+        waits = (WaitForLaunch, Wait)
         assert {other for other in operations if not isinstance(other, waits)} == ended
 
 
@@ -133,7 +132,7 @@ def needs_at_once(operation, operations):
         ]  # fmt: skip
 
     back = any(isinstance(other, GradientProducts) for other in operations)
-    if isinstance(operation, WaitForMain | WaitForSide):
+    if isinstance(operation, Wait):
         return []
     layer, own = operation.layer, (operation.direction,)
     if isinstance(operation, InputProduct):  # of both directions of the layer below
@@ -166,9 +165,7 @@ def test_both_directions_run_at_once_and_after_what_they_need(layers):
                 assert len(other) == 1
                 assert other[0] not in done
         ended = finished_before(operations, MAIN, len(operations))
-        assert {
-            one for one in operations if not isinstance(one, WaitForMain | WaitForSide)
-        } == ended
+        assert {one for one in operations if not isinstance(one, Wait)} == ended
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
@@ -177,7 +174,7 @@ def test_what_the_side_stream_uses_is_taken_before_it_begins(back):
     whole = Chunking((0, 11), at_once=True), Chunking((0, 11), True, at_once=True)
     operations = (schedule.backward if back else schedule.forward)((whole,))
     verbs = [(operation.verb, operation.stream) for operation in operations]
-    fork, join = verbs.index(("wait_for_main", SIDE)), verbs.index(("wait_for_side", MAIN))
+    fork, join = verbs.index(("wait", SIDE)), verbs.index(("wait", MAIN))
     room = [place for place, (verb, _) in enumerate(verbs) if verb in ("begin_layer", "make_room")]
     assert max(room) < fork
     sides = [place for place, (_, stream) in enumerate(verbs) if stream == SIDE]
@@ -202,7 +199,7 @@ def test_products_run_beside_the_loop_of_the_chunk_before():
     lines = [(type(operation), operation.stream) for operation in operations]
     room, loop, wait, product, join = (
         (MakeRoom, MAIN), (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE),
-        (WaitForSide, MAIN),
+        (Wait, MAIN),
     )  # fmt: skip
     assert lines == [
         (BeginLayer, MAIN), (InputProduct, MAIN),
@@ -300,8 +297,8 @@ class Recorder:
         return launch
 
     @contextmanager
-    def side_stream(self):
-        self.stream = SIDE
+    def on_stream(self, number):
+        self.stream = number
         yield
         self.stream = MAIN
 
@@ -324,3 +321,93 @@ def test_a_failure_waits_for_the_side_stream():
         schedule.execute(operations, recorder)
     assert recorder.abandoned
     assert len(recorder.ran) == 6
+
+
+def needs_of_wavefront(operation, operations):
+    """What must be done before an operation of a wavefront begins, by layers and chunks."""
+
+    def of(types, layer, chunk=None, **more):
+        return [
+            other for other in operations
+            if isinstance(other, types) and other.layer == layer
+            and (chunk is None or other.chunk == chunk)
+            and all(getattr(other, name) == value for name, value in more.items())
+        ]  # fmt: skip
+
+    if isinstance(operation, Wait | CutMasks):
+        return []
+    layer, back = operation.layer, any(isinstance(other, FinishWeights) for other in operations)
+    chunk = getattr(operation, "chunk", None)
+    chunks = list(dict.fromkeys(one.chunk for one in operations if isinstance(one, Loop)))
+    own = chunks.index(chunk) if chunk in chunks else 0
+    begun = of(BeginLayer, layer) if not isinstance(operation, BeginLayer | Dropout) else []
+    if isinstance(operation, Loop):
+        before = of(Loop, layer, chunks[own - 1]) if own else []  # its states
+        masks = [one for one in operations if isinstance(one, CutMasks) and one.chunk == chunk]
+        given = (
+            [*of(GradientProducts, layer + 1, chunk, of="x"), *of(Dropout, layer, chunk)] if back
+            else of(InputProduct, layer, chunk)
+        )  # fmt: skip
+        return [*begun, *before, *masks, *given]
+    if isinstance(operation, InputProduct):  # all chunks of a layer write the same room
+        before = of(Loop, layer, chunks[own - 1]) if own else of(MakeRoom, layer)
+        below = [*of(Loop, layer - 1, chunk), *of(Dropout, layer - 1, chunk)]
+        return [*begun, *before, *below]
+    if isinstance(operation, Dropout) and chunk is not None:
+        products = of(GradientProducts, layer + 1, chunk, of="x")
+        return products if back else [*of(Loop, layer, chunk), *of(BeginLayer, layer + 1)]
+    if isinstance(operation, GradientProducts):
+        return [*begun, *of(Loop, layer, chunk if operation.of == "x" else None)]
+    if isinstance(operation, FinishWeights):
+        return of(GradientProducts, layer)
+    return []
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("edges", EDGES[1:], ids=str)
+@pytest.mark.parametrize("layers", [2, 3, 8, 11])
+def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout):
+    chunkings = ((Chunking(edges, wavefront=True),),) * layers
+    for operations in (
+        schedule.forward(chunkings, dropout), schedule.backward(chunkings, dropout),
+    ):  # fmt: skip
+        loops = [one for one in operations if isinstance(one, Loop)]
+        assert len({(one.layer, one.chunk) for one in loops}) == layers * (len(edges) - 1)
+        for place, operation in enumerate(operations):
+            done = finished_before(operations, operation.stream, place)
+            assert {*needs_of_wavefront(operation, operations)} <= done, operation
+        ended = finished_before(operations, MAIN, len(operations))
+        assert {one for one in operations if not isinstance(one, Wait)} == ended
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_layers_of_a_wavefront_run_at_the_same_time(layers):
+    """A layer's chunk may run beside the next chunk of the layer before."""
+    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True),),) * layers
+    for operations, kind in (
+        (schedule.forward(chunkings), "forward"), (schedule.backward(chunkings), "backward"),
+    ):  # fmt: skip
+        place = {
+            (one.layer, one.chunk.number): number
+            for number, one in enumerate(operations) if isinstance(one, Loop)
+        }  # fmt: skip
+        order = range(layers) if kind == "forward" else range(layers - 1, -1, -1)
+        numbers = range(3) if kind == "forward" else range(2, -1, -1)
+        for (layer, above), (chunk, later) in itertools.product(
+            itertools.pairwise(order), itertools.pairwise(numbers)
+        ):
+            one, other = place[above, chunk], place[layer, later]
+            first, last = sorted((one, other))
+            done = finished_before(operations, operations[last].stream, last)
+            assert operations[first] not in done
+
+
+def test_a_wavefronts_memory_is_taken_on_the_main_stream_first():
+    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True),),) * 3
+    for operations in (schedule.forward(chunkings, True), schedule.backward(chunkings, True)):
+        fork = next(place for place, one in enumerate(operations) if isinstance(one, Wait))
+        room = [
+            place for place, one in enumerate(operations)
+            if isinstance(one, BeginLayer | MakeRoom | CutMasks)
+        ]  # fmt: skip
+        assert max(room) < fork

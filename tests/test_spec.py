@@ -60,7 +60,7 @@ def test_every_field_is_in_the_text():
         "unit_params": ("p",), "num_layers": 2, "bidirectional": True, "bias_mode": "none",
         "input_mode": "skip", "proj_size": 1, "dropout": 0.1, "cell_clip": (-1.0, 1.0),
         "precision": "tf32", "algorithm": "standard", "reset_dropout_state": True,
-        "recompute": "gates", "reverse": True,
+        "recompute": "gates", "reverse": True, "wavefront": 32,
     }  # fmt: skip
     assert others.keys() == {field.name for field in fields(Spec) if field.init}
     for name, value in others.items():

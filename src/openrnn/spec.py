@@ -68,6 +68,8 @@ class Spec:
         input_size, hidden_size: I and H; one-step modules take 0, as torch's do.
         gates, states, unit_params: the cell's names; the first state is the one emitted.
         bias_mode: which bias vectors exist: "double" (both), "input", "recurrent", "none".
+        wavefront: steps of a chunk of a stack whose layers run beside each other, each a chunk
+            behind the one below, where a backend can; 0: layer by layer; None: it chooses.
         reverse: each layer runs from the end of a sequence to its start, in this direction alone.
         input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
         proj_size: P, or 0 for no projection.
@@ -105,6 +107,7 @@ class Spec:
     reset_dropout_state: bool = False
     recompute: str = "none"
     reverse: bool = False
+    wavefront: int | None = None
     # set once, because a compiler that traces a call reads them and cannot trace a cache
     text: str = field(init=False, repr=False, compare=False)
     directions: int = field(init=False, repr=False, compare=False)
@@ -159,6 +162,12 @@ class Spec:
         object.__setattr__(self, "text", self._text())
 
     def _check_words(self) -> None:
+        if self.wavefront is not None:
+            object.__setattr__(self, "wavefront", whole("wavefront", self.wavefront))
+            if not 0 <= self.wavefront <= LARGEST:
+                raise ValueError(
+                    f"wavefront must be None, 0 or the steps of a chunk, got {self.wavefront}"
+                )
         for name, valid in (
             ("bias_mode", BIAS_MODES),
             ("input_mode", INPUT_MODES),

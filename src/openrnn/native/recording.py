@@ -26,7 +26,7 @@ class Launched(NamedTuple):
     kernel: "CudaKernel"
     clusters: int
     words: tuple[int, ...]
-    side: bool  # on the side stream
+    stream: int
 
 
 class Multiplied(NamedTuple):
@@ -37,44 +37,43 @@ class Multiplied(NamedTuple):
     b: int
     d: int
     add: bool
-    side: bool
+    stream: int
 
 
-class Fork(NamedTuple):
-    """The side stream waits for all that the main stream was given."""
+class Waited(NamedTuple):
+    """A stream waits for all that the other one was given."""
 
-
-class Join(NamedTuple):
-    """The main stream waits for all that the side stream was given."""
+    stream: int
+    other: int
 
 
 class Recording:
     """What a thread would have run, in its order."""
 
     def __init__(self) -> None:
-        self.operations: list[Launched | Multiplied | Fork | Join] = []
-        self._side = False
+        self.operations: list[Launched | Multiplied | Waited] = []
+        self._stream = 0
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Within it, what is written down belongs to the side stream."""
-        self._side = True
+    def on(self, stream: int) -> Iterator[None]:
+        """Within it, what is written down belongs to a side stream."""
+        self._stream = stream
         try:
             yield
         finally:
-            self._side = False
+            self._stream = 0
 
     def launch(
         self, kernel: "CudaKernel", clusters: int, words: Sequence[int], launch_event: int
     ) -> None:
         """Instead of `CudaKernel.launch`."""
         if launch_event:
-            raise NotRepeatableError("the side stream waits for a launch")
-        self.operations.append(Launched(kernel, clusters, tuple(words), self._side))
+            raise NotRepeatableError("a side stream waits for a launch")
+        self.operations.append(Launched(kernel, clusters, tuple(words), self._stream))
 
     def multiply(self, plan: "MatmulPlan", a: int, b: int, d: int, add: bool) -> None:
         """Instead of `Product.run`."""
-        self.operations.append(Multiplied(plan, a, b, d, add, self._side))
+        self.operations.append(Multiplied(plan, a, b, d, add, self._stream))
 
 
 class _Current(local):

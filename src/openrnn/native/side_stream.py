@@ -1,6 +1,7 @@
-"""A second stream beside torch's current one, for what runs next to a loop."""
+"""Streams beside torch's current one, for what runs next to a loop, and events between them."""
 
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,40 +21,59 @@ def supported() -> bool:
     return int(driver.cuDriverGetVersion()[1]) >= DRIVER
 
 
-class SideStream:
-    """A stream of our own, and events by which it and the main stream wait for each other.
+class Streams:
+    """A main stream, number 0, and side streams of our own beside it, made when first asked for.
 
     Args:
-        main: handle of the stream that it lies beside.
+        main: handle of the main stream.
 
     Attributes:
-        stream: as torch knows it; handle: as the driver does.
         launch_event: with it a launch says that all its blocks have begun: `CudaKernel.launch`.
     """
 
     def __init__(self, device: int, main: int) -> None:
-        self.main = main
+        self.device = device
+        self._lock = Lock()
         with torch.cuda.device(device):
-            self.handle = int(self._ask("cuStreamCreate", 1))  # CU_STREAM_NON_BLOCKING
-            self.stream = torch.cuda.ExternalStream(self.handle, device)
-            # CU_EVENT_DISABLE_TIMING
-            self.launch_event, self._main_event, self._side_event = (
-                int(self._ask("cuEventCreate", 2)) for _ in range(3)
-            )
+            self.launch_event = self._new_event()
+            self._events = [self._new_event()]  # of each stream
+        self._handles = [main]
+        self._streams = list[torch.cuda.ExternalStream]()  # the side streams
 
-    def wait_for_launch(self) -> None:
-        """What the stream does next waits until the blocks of that launch have begun."""
-        self._ask("cuStreamWaitEvent", self.handle, self.launch_event, 0)
+    def handle(self, number: int) -> int:
+        """A stream as the driver knows it."""
+        if number >= len(self._handles):
+            self._grow(number)
+        return self._handles[number]
 
-    def wait_for_main(self) -> None:
-        """What the stream does next waits for all that the main stream was given."""
-        self._ask("cuEventRecord", self._main_event, self.main)
-        self._ask("cuStreamWaitEvent", self.handle, self._main_event, 0)
+    def side(self, number: int) -> torch.cuda.ExternalStream:
+        """A side stream, from 1 on, as torch knows it."""
+        if number >= len(self._handles):
+            self._grow(number)
+        return self._streams[number - 1]
 
-    def join(self) -> None:
-        """What the main stream does next waits for all that this one was given."""
-        self._ask("cuEventRecord", self._side_event, self.handle)
-        self._ask("cuStreamWaitEvent", self.main, self._side_event, 0)
+    def wait(self, waiting: int, other: int) -> None:
+        """What a stream does next waits for all that the other one was given."""
+        waits, handle = self.handle(waiting), self.handle(other)
+        event = self._events[other]
+        self._ask("cuEventRecord", event, handle)
+        self._ask("cuStreamWaitEvent", waits, event, 0)
+
+    def wait_for_launch(self, waiting: int) -> None:
+        """What a stream does next waits until the blocks of that launch have begun."""
+        self._ask("cuStreamWaitEvent", self.handle(waiting), self.launch_event, 0)
+
+    def _grow(self, number: int) -> None:
+        """Makes the side streams up to `number`; handles come last, as others look at them."""
+        with self._lock, torch.cuda.device(self.device):
+            while number >= len(self._handles):
+                made = int(self._ask("cuStreamCreate", 1))  # CU_STREAM_NON_BLOCKING
+                self._events.append(self._new_event())
+                self._streams.append(torch.cuda.ExternalStream(made, self.device))
+                self._handles.append(made)
+
+    def _new_event(self) -> int:
+        return int(self._ask("cuEventCreate", 2))  # CU_EVENT_DISABLE_TIMING
 
     @staticmethod
     def _ask(name: str, *arguments: int) -> Any:
@@ -66,13 +86,13 @@ class SideStream:
 
 
 @resource
-def _beside(device: int, stream: int) -> SideStream:
-    return SideStream(device, stream)
+def _beside(device: int, stream: int) -> Streams:
+    return Streams(device, stream)
 
 
-def side_stream(device: int) -> SideStream:
-    """The stream beside torch's current one.
+def streams(device: int) -> Streams:
+    """The streams beside torch's current one.
 
-    Each stream has its own, so that one that captures a graph shares it with none that does not.
+    Each stream has its own, so that one that captures a graph shares them with none that does not.
     """
     return _beside(device, current_stream(device))

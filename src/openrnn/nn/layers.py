@@ -23,6 +23,9 @@ EXTRAS = """
             save memory (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says).
         reverse: the layers run from the end of each sequence, its true end with lengths, to its
             start, as the reverse direction of a bidirectional layer does; y stays in input order.
+        wavefront: layers of a stack run at the same time, each a chunk of so many steps behind the
+            one below (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says). None:
+            where a model of their time says that it pays; 0: one layer after the other.
 
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final

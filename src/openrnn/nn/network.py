@@ -47,6 +47,7 @@ class Network(RepeatingModule):
         reset_dropout_state: bool = False,
         recompute: str = "none",
         reverse: bool = False,
+        wavefront: int | None = None,
     ) -> None:
         super().__init__()
         checks.torch_arguments(
@@ -65,6 +66,7 @@ class Network(RepeatingModule):
             dropout=self.dropout, cell_clip=clip_bounds(cell_clip),
             precision=precision or "default", algorithm=algorithm,
             reset_dropout_state=reset_dropout_state, recompute=recompute, reverse=reverse,
+            wavefront=wavefront,
         )  # fmt: skip
         cells.check(self._spec)
         self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
@@ -167,6 +169,7 @@ class Network(RepeatingModule):
             ("reset_dropout_state", False),
             ("recompute", "none"),
             ("reverse", False),
+            ("wavefront", None),
         ):
             if getattr(self._spec, name) != plain:
                 words.append(f"{name}={getattr(self._spec, name)!r}")

@@ -47,6 +47,7 @@ def spec(
     algorithm: str = "auto",
     reset_dropout_state: bool = False,
     recompute: str = "none",
+    wavefront: int | None = None,
 ) -> Spec:
     """The network that the operators here take; they also take that of any cell, `cell.spec(...)`.
 
@@ -65,6 +66,8 @@ def spec(
             "persist_static_small_h"; "auto" takes the fastest.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.
         recompute: "none", or "gates": backward computes gates again, to save memory.
+        wavefront: steps of a chunk of layers that run at the same time, each a chunk behind the one
+            below; 0: one layer after the other; None: by a model of their time.
 
     Raises:
         ValueError: a word is unknown or a size impossible.
@@ -90,7 +93,7 @@ def spec(
         bias_mode=bias_mode, input_mode=skips, proj_size=num_proj, dropout=dropout,
         cell_clip=clip_bounds(cell_clip),
         precision=precision or "default", algorithm=algorithm,
-        reset_dropout_state=reset_dropout_state, recompute=recompute,
+        reset_dropout_state=reset_dropout_state, recompute=recompute, wavefront=wavefront,
     )  # fmt: skip
     cells.check(made)
     return made

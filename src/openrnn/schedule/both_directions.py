@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
+    MAIN,
     SIDE,
     BeginLayer,
     FinishWeights,
@@ -16,34 +17,35 @@ from openrnn.schedule.operations import (
     Loop,
     MakeRoom,
     Operation,
-    WaitForMain,
-    WaitForSide,
+    Wait,
 )
 
 
 def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
     """The forward pass of a layer; each direction's product lies on the stream of its loop."""
     (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
-    yield BeginLayer(layer, 0)
-    yield BeginLayer(layer, 1)
+    loops = chunkings[0].loops
+    yield BeginLayer(layer, 0, loops)
+    yield BeginLayer(layer, 1, loops)
     yield MakeRoom(layer, 1, reverse)
-    yield WaitForMain(stream=SIDE)
+    yield Wait(MAIN, stream=SIDE)
     yield InputProduct(layer, 0, chunk)
     yield Loop(layer, 0, chunk)
     yield InputProduct(layer, 1, reverse, stream=SIDE)
     yield Loop(layer, 1, reverse, stream=SIDE)
-    yield WaitForSide()
+    yield Wait(SIDE)
 
 
 def backward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
     """The backward pass of a layer; the second dx is added to the first."""
     (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
-    yield BeginLayer(layer, 0)
-    yield BeginLayer(layer, 1)
-    yield WaitForMain(stream=SIDE)
+    loops = chunkings[0].loops
+    yield BeginLayer(layer, 0, loops)
+    yield BeginLayer(layer, 1, loops)
+    yield Wait(MAIN, stream=SIDE)
     yield Loop(layer, 0, chunk, "backward")
     yield Loop(layer, 1, reverse, "backward", stream=SIDE)
-    yield WaitForSide()
+    yield Wait(SIDE)
     yield GradientProducts(layer, 0, chunk)
     yield GradientProducts(layer, 1, reverse)
     yield FinishWeights(layer, 0)

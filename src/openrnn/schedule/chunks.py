@@ -31,6 +31,8 @@ class Chunking:
         reverse: forward begins with the last chunk.
         overlap: products of one chunk run on a side stream beside the loop of another.
         at_once: the loops of both directions of the layer run at the same time, each of all steps.
+        wavefront: its chunks run beside those of other layers.
+        loops: how many loops like its own run at the same time.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
     """
@@ -39,6 +41,8 @@ class Chunking:
     reverse: bool = False
     overlap: bool = False
     at_once: bool = False
+    wavefront: bool = False
+    loops: int = 1
     fills: frozenset[str] = frozenset()
 
     @cached_property

@@ -1,8 +1,11 @@
-"""Layers one after the other; products of a chunk beside the loop of another."""
+"""Layers one after the other; products of a chunk beside the loop of another.
+
+A stack whose chunkings say so runs as a wavefront, a layer in both directions at once.
+"""
 
 from collections.abc import Iterator, Sequence
 
-from openrnn.schedule import both_directions
+from openrnn.schedule import both_directions, wavefront
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
@@ -17,8 +20,8 @@ from openrnn.schedule.operations import (
     MakeRoom,
     Operation,
     Schedule,
+    Wait,
     WaitForLaunch,
-    WaitForSide,
 )
 
 
@@ -33,6 +36,8 @@ def forward(
         products: input products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
+    if chunkings[0][0].wavefront:
+        return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
     for layer, directions in enumerate(chunkings):
         if directions[0].at_once:
             found += both_directions.forward(layer, directions)
@@ -70,7 +75,7 @@ def _backward_in_turn(
 
 
 def _product(
-    layer: int, direction: int, chunk: Chunk, fills: bool, stream: str
+    layer: int, direction: int, chunk: Chunk, fills: bool, stream: int
 ) -> Iterator[Operation]:
     """What a forward loop reads: its input product, and flags, last so that they lie in L2 then."""
     yield InputProduct(layer, direction, chunk, stream=stream)
@@ -91,7 +96,7 @@ def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operati
         for other in ahead:
             yield WaitForLaunch(stream=SIDE)
             yield from _product(layer, direction, other, fills, SIDE)
-            yield WaitForSide()
+            yield Wait(SIDE)
 
 
 def backward(
@@ -107,6 +112,8 @@ def backward(
         products: gradient products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
+    if chunkings[0][0].wavefront:
+        return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
             found.append(Dropout(layer - 1))  # what this layer read was not saved
@@ -141,7 +148,7 @@ def _backward(
             after = chunks[place + 1]
             beside.append(FillFlags(layer, direction, after, backward=True, stream=SIDE))
         if waits:
-            yield WaitForSide()
+            yield Wait(SIDE)
         yield Loop(layer, direction, chunk, "backward", bool(beside))
         if beside:
             yield WaitForLaunch(stream=SIDE)
@@ -150,5 +157,5 @@ def _backward(
         if not overlap:
             yield GradientProducts(layer, direction, chunk)
     if overlap:
-        yield WaitForSide()
+        yield Wait(SIDE)
         yield GradientProducts(layer, direction, chunks[-1])

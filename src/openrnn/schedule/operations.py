@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from openrnn.schedule.chunks import Chunk
 
-MAIN, SIDE = "main", "side"  # torch's current stream, and one of ours beside it
+MAIN, SIDE = 0, 1  # torch's current stream, and the first of ours beside it
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,12 @@ class Operation:
     """One thing that a backend does; `verb` names the method of a backend's launches that does it.
 
     Args:
-        stream: MAIN or SIDE; operations of one stream run in the order of the schedule.
+        stream: MAIN, or the number of a side stream; operations of one stream run in the order of
+            the schedule.
     """
 
     verb: ClassVar[str]
-    stream: str = field(default=MAIN, kw_only=True)
+    stream: int = field(default=MAIN, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,17 @@ class OfChunk(Operation):
 
 @dataclass(frozen=True)
 class MakeRoom(OfChunk):
-    """Takes the memory that an input product and a fill on the side stream will write.
+    """Takes the memory that an input product and a fill on a side stream will write.
 
     It comes before the loop that they run beside. Memory that is free after that loop's launch may
     be what the loop still reads, as the allocator knows the order of the main stream alone.
+
+    Args:
+        shared: all chunks of the layer use it in turn; this is the longest.
     """
 
     verb = "make_room"
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Loop(OfChunk):
 
     Args:
         kind: "forward", "backward", or "recompute": forward again, only to save activations.
-        signals: it records an event once all of its blocks run, for which the side stream waits.
+        signals: it records an event once all of its blocks run, for which a side stream waits.
     """
 
     verb = "loop"
@@ -77,9 +82,14 @@ class Loop(OfChunk):
 
 @dataclass(frozen=True)
 class GradientProducts(OfChunk):
-    """dx, dW_ih and dW_hh of the chunk from its gate gradients."""
+    """dx, dW_ih and dW_hh of the chunk from its gate gradients.
+
+    Args:
+        of: "all" of them, "x" or "weights".
+    """
 
     verb = "gradient_products"
+    of: str = "all"
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,24 @@ class OfLayer(Operation):
 
 @dataclass(frozen=True)
 class BeginLayer(OfLayer):
-    """Makes room, on the main stream, for what the operations of its chunks write."""
+    """Makes room, on the main stream, for what the operations of its chunks write.
+
+    Args:
+        loops: how many loops like its own run at the same time; by that its kernel is chosen.
+        masked: forward: each chunk of what it reads gets its dropout mask, for which there is room.
+    """
 
     verb = "begin_layer"
+    loops: int = 1
+    masked: bool = False
+
+
+@dataclass(frozen=True)
+class CutMasks(Operation):
+    """Lengths and resets of a chunk, counted from its first step, made on the main stream."""
+
+    verb = "cut_masks"
+    chunk: Chunk
 
 
 @dataclass(frozen=True)
@@ -106,16 +131,21 @@ class FinishWeights(OfLayer):
 
 @dataclass(frozen=True)
 class Dropout(Operation):
-    """Puts the dropout mask of a layer on its output, or on the gradient of that."""
+    """Puts the dropout mask of a layer on its output, or on the gradient of that.
+
+    Args:
+        chunk: the steps; None for all.
+    """
 
     verb = "dropout"
     layer: int
     gradient: bool = False
+    chunk: Chunk | None = None
 
 
 @dataclass(frozen=True)
 class WaitForLaunch(Operation):
-    """The side stream waits until all blocks of the loop launched last are running.
+    """A side stream waits until all blocks of the loop launched last are running.
 
     Else its work could take their multiprocessors.
     """
@@ -124,17 +154,11 @@ class WaitForLaunch(Operation):
 
 
 @dataclass(frozen=True)
-class WaitForMain(Operation):
-    """The side stream waits for all that the main stream was given so far."""
+class Wait(Operation):
+    """A stream waits for all that another one was given so far."""
 
-    verb = "wait_for_main"
-
-
-@dataclass(frozen=True)
-class WaitForSide(Operation):
-    """The main stream waits for all that runs on the side stream."""
-
-    verb = "wait_for_side"
+    verb = "wait"
+    other: int
 
 
 Schedule = tuple[Operation, ...]
@@ -142,7 +166,13 @@ Schedule = tuple[Operation, ...]
 
 def show(schedule: Schedule) -> list[str]:
     """A line each: `main  loop  forward  layer 0  forward direction  steps 0 to 9`."""
-    return [f"{operation.stream:<5} {_words(operation)}" for operation in schedule]
+    width = max((len(stream_name(operation.stream)) for operation in schedule), default=0)
+    return [f"{stream_name(one.stream):<{width + 1}} {_words(one)}" for one in schedule]
+
+
+def stream_name(number: int) -> str:
+    """A stream for a person: "main", "side", "side 2", ..."""
+    return "main" if number == MAIN else "side" if number == SIDE else f"side {number}"
 
 
 def show_call(forward: Schedule, backward: Schedule | None) -> list[str]:
@@ -157,12 +187,16 @@ def _words(operation: Operation) -> str:
     words = [operation.verb]
     if isinstance(operation, Loop):
         words.append(operation.kind)
+    if isinstance(operation, Wait):
+        words.append(f"for {stream_name(operation.other)}")
+    if isinstance(operation, GradientProducts) and operation.of != "all":
+        words.append(f"of {operation.of}")
     if isinstance(operation, Dropout):
         words.append("of the gradient" if operation.gradient else "of the output")
     if isinstance(operation, Dropout | OfChunk | OfLayer):
         words.append(f"layer {operation.layer}")
     if isinstance(operation, OfChunk | OfLayer):
         words.append("reverse direction" if operation.direction else "forward direction")
-    if isinstance(operation, OfChunk):
+    if isinstance(operation, OfChunk | CutMasks | Dropout) and operation.chunk is not None:
         words.append(f"steps {operation.chunk.begin} to {operation.chunk.end}")
     return "  ".join(words)

@@ -6,6 +6,8 @@ LARGE = 256 << 20  # bytes of gate gradients of all steps, from which on a call 
 ENOUGH = 44 << 20  # bytes of gate gradients of a chunk
 LEAST = 128  # steps of a chunk, before all are made even: half of it at least
 
+LARGEST_WAVEFRONT = 512 << 20  # bytes of gate gradients of all layers and steps, held at once
+
 # the same with recompute, where memory comes first
 ENOUGH_RECOMPUTED = 32 << 20
 LEAST_RECOMPUTED = 32

@@ -54,13 +54,17 @@ def pays(products: float) -> bool:
 
 def loop_step(
     kind: str, flags: plan.Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int,
+    capability: tuple[int, int], processors: int, loops: int = 1,
 ) -> LoopStep:  # fmt: skip
-    """The step of the kernel that runs.
+    """The step of the kernel that runs where so many loops run at the same time.
 
     No multiprocessor counts as idle on devices on which nothing was measured.
     """
-    config = plan.ranked(kind, flags, cell, dtype, hidden, batch, capability, processors)[0]
+    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
+    config = plan.ranked(*asked)[0]
+    if loops > 1:
+        tiles = kind, cell, dtype, hidden, -(-batch // 8), flags, capability, processors
+        config = next(plan.holding(*tiles, loops))
     limits = Limits.of(capability, processors)
     time = plan.us_of(cell, dtype, config, batch, limits)
     blocks = -(-batch // config.rows) * config.clusters * config.cluster

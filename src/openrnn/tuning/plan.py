@@ -109,18 +109,31 @@ def ranked(
 
 def holding(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: Flags,
-    capability: tuple[int, int], processors: int | None = None,
+    capability: tuple[int, int], processors: int | None = None, loops: int = 1,
 ) -> Iterator[ForwardConfig | BackwardConfig]:  # fmt: skip
     """The ranked kernels as they are compiled first, where shared memory holds them.
 
     By values alone: nothing is compiled.
+
+    Args:
+        loops: how many such loops the device is to hold at once.
     """
-    shared = Limits.of(capability, processors).shared
-    batch = 8 * batch_tiles
+    limits = Limits.of(capability, processors)
+    shared, batch = limits.shared, 8 * batch_tiles
     for config in ranked(kind, flags, cell, dtype, hidden, batch, capability, processors):
+        if not holds(config, batch, loops, limits):
+            continue
         tried = first_try(hidden, config, flags)
         if replace(tried, stages=2).shared(cell, dtype) <= shared:
             yield tried
+
+
+def holds(config: KernelConfig, batch: int, loops: int, limits: Limits) -> bool:
+    """Whether a device holds so many loops of a kernel at once; of several none may be a grid."""
+    if loops == 1:
+        return True
+    places = dict(limits.places).get(config.cluster, 0)
+    return config.clusters == 1 and loops * -(-batch // config.rows) <= places
 
 
 def first_try(hidden: int, config: Config, flags: Flags) -> Config:

@@ -123,7 +123,7 @@ class Recorder:
         self.operations: list[Launch | Clear | Copy] = []
         self.kept: list[KeptPanels] = []
 
-    def side_stream(self) -> AbstractContextManager[object]:
+    def on_stream(self, number: int) -> AbstractContextManager[object]:
         """Nothing: operations run one after the other, on all threads."""
         return nullcontext()
 

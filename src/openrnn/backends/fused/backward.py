@@ -33,7 +33,6 @@ class Backward(ForwardLoops):
 
     Attributes:
         d_initial, d_reset_states, d_params: the gradients, None where not wanted.
-        dx: of the input of the current layer; the first layer's is that of the call.
     """
 
     def __init__(
@@ -60,30 +59,32 @@ class Backward(ForwardLoops):
             any(grad is not None for grad in self.d_all_states),
             any(grad is not None for grad in self.d_reset_states),
         )
-        self.dy = grads.y  # of the current layer
-        self.dx: Tensor | None = None
-        self._input = call.x  # what the current layer read
+        self._dy = grads.y  # of the layer that began last
+        self._dx: dict[int, Tensor | None] = {}  # of layers whose lower layer has not begun
+        self._input = call.x  # what the layer that began last read
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
-        self._current: dict[int, LayerGradients] = {}  # of the layer, by direction
-        self._chunk_states: Tensor | None = None  # gradients that the previous chunk left
+        self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
+        # gradients of states that the previous chunk left, of each layer and direction
+        self._left: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
 
     def begin_layer(self, operation: BeginLayer) -> None:
         layer, direction = operation.layer, operation.direction
         if direction == 0:
             if layer < self.spec.num_layers - 1:
-                self.dy = self.dx
-            self.dx, self._input = None, self._input_of(layer)
+                self._dy = self._dx.pop(layer + 1)
+            self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
-        loop = prepared.loop_for(weights.layer, self.batch, self._flags)
-        self._chunk_states = None
-        other = self._current.get(0)  # the other direction, if it has not finished
-        dx = self.dx if other is None else other.dx
-        tensors = LayerTensors(self._input, self.outputs[layer], self.dy, dx)
-        self._current[direction] = LayerGradients(
+        loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
+        # the second direction adds to the dx of the first
+        tensors = LayerTensors(
+            self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
+        )
+        at = self._current[layer, direction] = LayerGradients(
             self, weights, self.chunkings[layer][direction], loop, tensors,
             weights.layer.wanted(self.needs),
         )  # fmt: skip
+        self._dx[layer] = at.dx
 
     def _input_of(self, layer: int) -> Tensor:
         """What a layer read: x, or the output of the layer below, with its mask."""
@@ -96,13 +97,25 @@ class Backward(ForwardLoops):
     def dropout(self, operation: Dropout) -> None:
         if not operation.gradient:
             self._masked = masked(self.call, operation.layer, self.outputs[operation.layer])
-        elif self.dx is not None:
-            self.dx = masked(self.call, operation.layer, self.dx)
+            return
+        above, chunk = operation.layer + 1, operation.chunk
+        if chunk is not None:
+            found = self._current[above, 0].dx
+            if found is not None:
+                dx = chunk.of(found)
+                masked(self.call, operation.layer, dx, chunk.begin, dx)
+            return
+        whole = self._dx[above]
+        if whole is not None:
+            self._dx[above] = masked(self.call, operation.layer, whole)
+
+    def _at(self, operation: OfChunk) -> LayerGradients:
+        return self._current[operation.layer, operation.direction]
 
     # recomputed activations
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
-        return operation.chunk.of(self._input)
+        return operation.chunk.of(self._at(operation).x)
 
     def chunk_output(self, operation: OfChunk) -> Tensor:
         return self._recomputed(operation)[0]
@@ -110,18 +123,18 @@ class Backward(ForwardLoops):
     def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
         """Memory for y and saved activations of a chunk whose forward loop runs again."""
         if self._recompute_buffers is None:
-            steps, layer = operation.chunk.steps, self._current[operation.direction].layer
+            steps, layer = operation.chunk.steps, self._at(operation).layer
             width = self.spec.directions * layer.hidden
             saved = self.empty(*layer.saved_shape(steps, self.batch))
             self._recompute_buffers = self.empty(steps, self.batch, width), saved
         return self._recompute_buffers
 
     def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
-        return prepared.loop_for(weights.layer, self.batch, self.forward_flags(False, True))
+        return prepared.loop_for(weights.layer, self.batch, self.forward_flags(False, True), 1)
 
     def fill_flags(self, operation: FillFlags) -> None:
         if operation.backward:
-            fill_flags(self._current[operation.direction].d_gates(operation.chunk))
+            fill_flags(self._at(operation).d_gates(operation.chunk))
         else:
             super().fill_flags(operation)
 
@@ -133,14 +146,14 @@ class Backward(ForwardLoops):
 
     def _recompute(self, operation: Loop) -> None:
         """Runs a chunk's forward loop again, for its saved activations."""
-        chunk, index = operation.chunk, self._current[operation.direction].layer.index
+        chunk, index = operation.chunk, self._at(operation).layer.index
         y, saved = self._recomputed(operation)
         before = self.saved[index][chunk.number - 1] if chunk.number else None
         # the states that the chunk ends with are not read: forward has written them
         self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        at, chunk = self._current[operation.direction], operation.chunk
+        at, chunk, place = self._at(operation), operation.chunk, operation.place[:2]
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         buffers = self._recompute_buffers
         saved = buffers[1] if buffers else chunk.of(self.saved[layer.index])
@@ -160,7 +173,7 @@ class Backward(ForwardLoops):
             lengths=lengths,
             order=order,
             reset=reset,
-            chunk_in=address(self._chunk_states),
+            chunk_in=address(self._left.get(place)),
             chunk_out=address(room),
             steps=chunk.steps,
             d_final=self.states(layer, self.d_finals),
@@ -169,21 +182,21 @@ class Backward(ForwardLoops):
             d_reset_state=self.states(layer, self.d_reset_states),
         )
         at.loop.launch(words, self.launch_event(operation.signals))
-        self._chunk_states, self._recompute_buffers = room, None
+        self._left[place], self._recompute_buffers = room, None
 
     def gradient_products(self, operation: GradientProducts) -> None:
-        self._current[operation.direction].products(operation.chunk)
+        self._at(operation).products(operation.chunk, operation.of)
 
     def finish_weights(self, operation: FinishWeights) -> None:
-        at = self._current.pop(operation.direction)
+        at = self._current.pop((operation.layer, operation.direction))
         for place, grad in zip(at.layer.places, at.finished()):
             if place is not None:
                 self.d_params[place] = grad
-        self.dx = at.dx
 
     @property
     def gradients(self) -> Gradients:
         """What the call asked for."""
         return Gradients(
-            self.dx if self.needs.x else None, self.d_initial, self.d_params, self.d_reset_states
-        )
+            self._dx.get(0) if self.needs.x else None, self.d_initial, self.d_params,
+            self.d_reset_states,
+        )  # fmt: skip

@@ -1,7 +1,7 @@
 """How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels
+from openrnn.backends.fused import kernels, schedules
 from openrnn.spec import Problem
 from openrnn.tuning import plan
 from openrnn.tuning.limits import Limits
@@ -42,4 +42,12 @@ def describe(problem: Problem) -> list[str]:
             f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
             f"{time:.2f} us a step by the model"
         )
+        steps = problem.steps or 0
+        front = schedules.wavefront_of(problem, kind, flags, steps, batch, True) if steps else None
+        if front is not None:
+            lines.append(
+                f"{name} as a wavefront: {spec.num_layers} layers at the same time, each "
+                f"{-(-steps // front.chunks)} steps behind the one before; {front.us:,.0f} us by "
+                f"the model, layer by layer {front.in_turn:,.0f}"
+            )
     return lines

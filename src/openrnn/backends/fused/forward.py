@@ -42,18 +42,25 @@ class Forward(ForwardLoops):
         self._recompute = self.spec.recompute == "gates"
         save = bool(saved) and not self._recompute
         self._flags = self.forward_flags(bool(all_states), save)
-        self._left: Tensor | None = None  # the states that the previous chunk left
+        # the states that the previous chunk left, of each layer and direction
+        self._left: dict[tuple[int, int], Tensor | None] = {}
 
     def begin_layer(self, operation: BeginLayer) -> None:
-        self._left = None
+        self._loops[operation.layer, operation.direction] = operation.loops
         if operation.direction == 0:
             width = self.spec.directions * self.spec.hidden_size
-            if len(self.inputs) == len(self.outputs):  # no mask after the layer below
+            if operation.masked:
+                self.inputs.append(self.empty(self.steps, self.batch, width))
+            elif len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
             self.outputs.append(self.empty(self.steps, self.batch, width))
 
     def dropout(self, operation: Dropout) -> None:
-        self.inputs.append(masked(self.call, operation.layer, self.outputs[operation.layer]))
+        layer, chunk, y = operation.layer, operation.chunk, self.outputs[operation.layer]
+        if chunk is None:
+            self.inputs.append(masked(self.call, layer, y))
+        else:
+            masked(self.call, layer, chunk.of(y), chunk.begin, chunk.of(self.inputs[layer + 1]))
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         return operation.chunk.of(self.inputs[operation.layer])
@@ -62,10 +69,11 @@ class Forward(ForwardLoops):
         return operation.chunk.of(self.outputs[operation.layer])
 
     def forward_loop(self, weights: Weights) -> PreparedLoop:
-        return loop_for(weights.layer, self.batch, self._flags)
+        layer = weights.layer
+        return loop_for(layer, self.batch, self._flags, self.loops_of(layer))
 
     def loop(self, operation: Loop) -> None:
-        chunk, reverse = operation.chunk, operation.direction
+        chunk, reverse, place = operation.chunk, operation.direction, operation.place[:2]
         saved, room = None, None
         if self.saved:
             saved = self.saved[operation.layer * self.spec.directions + reverse]
@@ -76,6 +84,6 @@ class Forward(ForwardLoops):
         self.launch_forward(
             operation, self.chunk_output(operation),
             None if saved is None or self._recompute else chunk.of(saved),
-            (self._left, room), self.finals, self.all_states, operation.signals,
+            (self._left.get(place), room), self.finals, self.all_states, operation.signals,
         )  # fmt: skip
-        self._left = room
+        self._left[place] = room

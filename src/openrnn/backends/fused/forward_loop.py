@@ -13,6 +13,7 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import aligned, copied
 from openrnn.backends.fused.launches import Launches, Weights, address, fill_flags
+from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.memory import memory_for
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
@@ -40,6 +41,7 @@ class ForwardLoops(Launches):
     def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
         super().__init__(call, lengths, spin_limit)
         self._inputs: dict[tuple[int, int, int], Inputs] = {}
+        self._rooms: dict[tuple[int, int], Tensor] = {}  # of layers whose chunks share one
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         """What the layer reads in the chunk (T, B, I)."""
@@ -69,13 +71,24 @@ class ForwardLoops(Launches):
             empty = memory_for(torch.float16, x.device).empty if half else self.empty
             flags = empty(steps, self.batch, layer.units)
         if not layer.skips:
-            x_gates = self.empty(steps, self.batch, layer.gates * layer.units)
+            room = self._rooms.get((operation.layer, operation.direction))
+            x_gates = self._x_gates(layer, steps) if room is None else room[:steps]
             return Inputs(weights, loop, x_gates, flags)
         ready = layer.exact and x.stride(-1) == 1 and aligned(x)
         return Inputs(weights, loop, x if ready else copied(x, layer.units), flags)
 
+    def _x_gates(self, layer: LayerKernels, steps: int) -> Tensor:
+        return self.empty(steps, self.batch, layer.gates * layer.units)
+
     def make_room(self, operation: MakeRoom) -> None:
-        self._inputs_of(operation)
+        if operation.shared:
+            weights = self.weights(operation.layer, operation.direction)
+            layer = weights.layer
+            room = self._x_gates(layer, operation.chunk.steps)
+            self._rooms[operation.layer, operation.direction] = room
+            _ = weights.recurrent  # made here, on the main stream
+        else:
+            self._inputs_of(operation)
 
     def input_product(self, operation: InputProduct) -> None:
         inputs = self._inputs_of(operation)

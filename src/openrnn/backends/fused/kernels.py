@@ -123,6 +123,7 @@ def _compiling(
 def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
+    loops: int = 1,
 ) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
     """Compiled kernels, best first: those without spills, then those with.
 
@@ -133,9 +134,12 @@ def fitting(
     Args:
         kind: "forward" or "backward".
         batch_tiles: tiles of 8 rows in the batch.
+        loops: how many such loops the device is to hold at once.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    held = plan.holding(kind, cell, dtype, hidden, batch_tiles, flags, capability, processors)
+    held = plan.holding(
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops
+    )
     configs = list(islice(held, TRIES))
     spilling: list[LoopConfig] = []
     for config, after in zip_longest(configs, configs[1:]):
@@ -163,16 +167,18 @@ def best(
 @resource
 def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
-    device: int, spin_limit: int = 0,
+    device: int, spin_limit: int = 0, loops: int = 1,
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
-    spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
+    Args:
+        spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
+        loops: how many such loops run at the same time.
     """
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count
     for made, config in fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops
     ):
         shared, cooperative = config.shared(cell, dtype), config.clusters > 1
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)

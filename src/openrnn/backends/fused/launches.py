@@ -1,4 +1,4 @@
-"""What the forward and the backward pass of a call share: weights, masks, the side stream."""
+"""What the forward and the backward pass of a call share: weights, masks, streams."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -20,10 +20,10 @@ from openrnn.backends.fused.layer import (
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
-from openrnn.native.recording import CURRENT, Fork, Join
-from openrnn.native.side_stream import SideStream, side_stream
+from openrnn.native.recording import CURRENT, Waited
+from openrnn.native.side_stream import Streams, streams
 from openrnn.schedule import Chunk
-from openrnn.schedule.operations import SIDE, Operation, WaitForLaunch, WaitForMain, WaitForSide
+from openrnn.schedule.operations import MAIN, CutMasks, Operation, Wait, WaitForLaunch
 
 
 def address(tensor: Tensor | None) -> int:
@@ -132,8 +132,8 @@ class Launches:
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
-        self._forked = False  # the side stream may have work
-        self._kept: list[object] = []  # what that reads
+        self._sides: dict[int, list[object]] = {}  # side streams with work, and what that reads
+        self._loops: dict[tuple[int, int], int] = {}  # see `BeginLayer`, of layer and direction
 
     def weights(self, layer: int, direction: int) -> Weights:
         """The parameters of a layer and direction."""
@@ -185,6 +185,10 @@ class Launches:
         """Memory for the states between two chunks: float32 (states, B, H)."""
         return self.empty_float32(len(self.spec.states), self.batch, self.spec.hidden_size)
 
+    def loops_of(self, layer: LayerKernels) -> int:
+        """How many loops like this one run at the same time."""
+        return self._loops.get((layer.index // self.spec.directions, layer.direction), 1)
+
     def states(
         self, layer: LayerKernels, group: Sequence[Tensor | None], begin: int = 0
     ) -> Sequence[int]:
@@ -202,50 +206,48 @@ class Launches:
             for state in group
         ]  # fmt: skip
 
-    # the side stream
+    # streams
 
     @cached_property
-    def _side(self) -> SideStream:
-        return side_stream(self.device)
+    def _streams(self) -> Streams:
+        return streams(self.device)
 
-    def side_stream(self) -> AbstractContextManager[object]:
-        """Within it, what is launched goes to the side stream."""
-        self._forked = True
+    def on_stream(self, number: int) -> AbstractContextManager[object]:
+        """Within it, what is launched goes to a side stream."""
+        self._sides.setdefault(number, [])
         if CURRENT.recording is not None:
-            return CURRENT.recording.aside()
-        return torch.cuda.stream(self._side.stream)
+            return CURRENT.recording.on(number)
+        return torch.cuda.stream(self._streams.side(number))
 
     def launch_event(self, signals: bool) -> int:
-        """The event that a loop's launch records for the side stream; or 0."""
-        return self._side.launch_event if signals else 0
+        """The event that a loop's launch records for a side stream; or 0."""
+        return self._streams.launch_event if signals else 0
 
-    def wait_for_launch(self, _: WaitForLaunch) -> None:
-        self._side.wait_for_launch()
+    def cut_masks(self, operation: CutMasks) -> None:
+        self.masks(operation.chunk)
 
-    def wait_for_main(self, _: WaitForMain) -> None:
-        if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(Fork())
-        else:
-            self._side.wait_for_main()
+    def wait_for_launch(self, operation: WaitForLaunch) -> None:
+        self._streams.wait_for_launch(operation.stream)
 
-    def wait_for_side(self, _: WaitForSide) -> None:
-        self._join()
-        self._kept.clear()
+    def wait(self, operation: Wait) -> None:
+        self._wait(operation.stream, operation.other)
+        if operation.stream == MAIN:
+            self._sides.pop(operation.other, None)
 
     def abandon(self) -> None:
-        if self._forked:
-            self._join()
+        for number in self._sides:
+            self._wait(MAIN, number)
 
     def keep(self, operation: Operation, what: object) -> None:
-        """Keeps what an operation on the side stream reads until the main stream has waited.
+        """Keeps what an operation on a side stream reads until the main stream has waited for it.
 
         Memory that is free may be written on the main stream at once.
         """
-        if operation.stream is SIDE:
-            self._kept.append(what)
+        if operation.stream != MAIN:
+            self._sides[operation.stream].append(what)
 
-    def _join(self) -> None:
+    def _wait(self, stream: int, other: int) -> None:
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(Join())
+            CURRENT.recording.operations.append(Waited(stream, other))
         else:
-            self._side.join()
+            self._streams.wait(stream, other)

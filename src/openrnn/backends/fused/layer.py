@@ -170,11 +170,13 @@ class LayerKernels:
         of_params = (place is not None and needs.params[place] for place in self.places)
         return below, *of_params
 
-    def kernel(self, batch: int, flags: Flags) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The kernel of a loop and its configuration."""
+    def kernel(
+        self, batch: int, flags: Flags, loops: int = 1
+    ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
+        """The kernel of a loop, of so many that run at the same time, and its configuration."""
         return kernels.kernel(
             flags.kind, self.cell, self.name, self.hidden, (batch + 7) // 8, names_of(flags),
-            self.device, self.spin_limit,
+            self.device, self.spin_limit, loops,
         )  # fmt: skip
 
 

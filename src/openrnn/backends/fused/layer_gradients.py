@@ -57,7 +57,7 @@ class LayerGradients:
         self.dy = _laid_out(self.layer, tensors.dy)
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
-        self._whole = chunking.overlap or len(chunks) == 1
+        self._whole = chunking.overlap or chunking.wavefront or len(chunks) == 1
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
         self._d_gates = launches.empty(steps, launches.batch, layer.width)
         self._tiles = -(-launches.batch // loop.config.rows) * loop.config.tiles
@@ -68,14 +68,16 @@ class LayerGradients:
         if wanted[0] and not self._adds:
             self.dx = launches.empty(*x.shape)
         self._input = self._recurrent = None
+        several = len(chunks) > 1 and not chunking.wavefront  # products add to the weights
         if weights.w_ih is not None and wanted[1]:
-            self._input = WeightGradient(weights, layer.left_spans, x.shape[2], len(chunks) > 1)
+            self._input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
-            self._recurrent = WeightGradient(
-                weights, layer.right_spans, layer.hidden, len(chunks) > 1
-            )
-        if chunking.overlap and self.dx is not None:
-            _ = weights.input_by_planes  # both streams read it: make it on the main one
+            self._recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
+        # what side streams read is made here, on the main one
+        if (chunking.overlap or chunking.wavefront) and self.dx is not None:
+            _ = weights.input_by_planes
+        if chunking.wavefront:
+            _ = weights.recurrent_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""
@@ -86,11 +88,13 @@ class LayerGradients:
         sums = self._sums
         return sums.data_ptr() + chunk.number * self._tiles * sums.stride(0) * sums.itemsize
 
-    def products(self, chunk: Chunk) -> None:
-        """The products of a chunk, after its loop."""
+    def products(self, chunk: Chunk, of: str) -> None:
+        """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
-        if self.dx is not None:
+        if self.dx is not None and of != "weights":
             input_gradient(self.weights, chunk.of(self.dx), d_gates, self._adds)
+        if of == "x":
+            return
         if self._input is not None:
             add_input(self.weights, chunk.of(self.x), d_gates, self._input)
         if self._recurrent is not None:

@@ -13,6 +13,9 @@ from openrnn.native.cublaslt import Layout, Product, product_for
 class PreparedLoop:
     """A time loop, forward or backward as `flags` say, for a batch size.
 
+    Args:
+        loops: how many such loops the device is to hold at once.
+
     Attributes:
         kernel, config: of the loop.
         args: its arguments, of which each launch gives addresses, T and the strides of tensors that
@@ -22,8 +25,8 @@ class PreparedLoop:
             that blocks send each other.
     """
 
-    def __init__(self, layer: LayerKernels, batch: int, flags: Flags) -> None:
-        self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags)
+    def __init__(self, layer: LayerKernels, batch: int, flags: Flags, loops: int) -> None:
+        self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags, loops)
         self.polls = self.config.clusters > 1
         masks = flags.lengths or flags.reset
         self.own_flags = self.polls and (masks or not layer.exact or self.config.half_operands)

@@ -16,11 +16,11 @@ from openrnn.memory import Made
 from openrnn.native.cublaslt import MatmulPlan
 from openrnn.native.device import On, current_stream
 from openrnn.native.nvrtc import CudaKernel, Parameter
-from openrnn.native.side_stream import side_stream
+from openrnn.native.side_stream import streams
 
 _address = Tensor.data_ptr
-Streams = tuple[int, int]  # handles of the main stream and, where one is used, the side stream
-Run = Callable[[Sequence[int], Streams], None]  # of the values
+Handles = Sequence[int]  # of the main stream and those side streams that are used
+Run = Callable[[Sequence[int], Handles], None]  # of the values
 
 
 class Value(NamedTuple):
@@ -35,29 +35,29 @@ class Launch(NamedTuple):
 
     Attributes:
         words: its arguments as their struct has them, but for addresses.
-        side: on the side stream.
+        stream: its number; 0 is the main one.
         given: the addresses, by their place among the words.
     """
 
     kernel: CudaKernel
     clusters: int
     words: tuple[int, ...]
-    side: bool
+    stream: int
     given: tuple[tuple[int, Value], ...]
 
     def bound(self) -> Run:
         """Launches it, with memory of one thread for its arguments."""
         parameter = Parameter(len(self.words))
         parameter.words[:] = self.words
-        launch, clusters, side = self.kernel.launch_at, self.clusters, self.side
+        launch, clusters, stream = self.kernel.launch_at, self.clusters, self.stream
         given = [(place, slot, offset) for place, (slot, offset) in self.given]
         self.kernel.enter()
 
-        def run(values: Sequence[int], streams: Streams) -> None:
+        def run(values: Sequence[int], handles: Handles) -> None:
             words = parameter.words
             for place, slot, offset in given:
                 words[place] = values[slot] + offset
-            launch(parameter.address, clusters, streams[side])
+            launch(parameter.address, clusters, handles[stream])
 
         return run
 
@@ -70,38 +70,38 @@ class Multiply(NamedTuple):
     b: Value
     d: Value
     add: bool
-    side: bool
+    stream: int
     space: Value  # of its workspace
 
     def bound(self) -> Run:
         """Multiplies."""
-        multiply, add, side = self.plan.multiply, self.add, self.side
+        multiply, add, stream = self.plan.multiply, self.add, self.stream
         (a, from_a), (b, from_b), (d, from_d), (space, from_space) = (
             self.a, self.b, self.d, self.space
         )  # fmt: skip
 
-        def run(values: Sequence[int], streams: Streams) -> None:
+        def run(values: Sequence[int], handles: Handles) -> None:
             multiply(
                 values[a] + from_a, values[b] + from_b, values[d] + from_d, add,
-                values[space] + from_space, streams[side],
+                values[space] + from_space, handles[stream],
             )  # fmt: skip
 
         return run
 
 
 class Wait(NamedTuple):
-    """A stream waits for all that the other was given; `side`: the side stream waits."""
+    """A stream waits for all that the other one was given."""
 
-    side: bool
+    stream: int
+    other: int
     device: int
 
     def bound(self) -> Run:
         """Waits."""
-        device, side = self.device, self.side
+        stream, other, device = self
 
-        def run(values: Sequence[int], streams: Streams) -> None:
-            beside = side_stream(device)
-            (beside.wait_for_main if side else beside.join)()
+        def run(values: Sequence[int], handles: Handles) -> None:
+            streams(device).wait(stream, other)
 
         return run
 
@@ -122,7 +122,7 @@ class Program:
         self, operations: Sequence[Launch | Multiply | Wait], made: Sequence[Made], device: int
     ) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
-        self._forks = any(isinstance(one, Wait) for one in operations)
+        self._sides = max((one.stream for one in operations), default=0)
         self._local = _OfThread()
 
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> "Program":
@@ -143,9 +143,12 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        streams = current_stream(device), side_stream(device).handle if self._forks else 0
+        handles = [current_stream(device)]
+        if self._sides:
+            beside = streams(device)
+            handles += [beside.handle(number + 1) for number in range(self._sides)]
         for run in self._bound():
-            run(values, streams)
+            run(values, handles)
         made.pop()  # the workspace
         return made
 

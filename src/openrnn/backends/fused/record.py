@@ -17,12 +17,11 @@ from openrnn.backends.fused.program import Launch, Multiply, Program, Value, Wai
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
 from openrnn.memory import Made, template
 from openrnn.native.recording import (
-    Fork,
-    Join,
     Launched,
     Multiplied,
     NotRepeatableError,
     Recording,
+    Waited,
     recorded,
 )
 from openrnn.tensors import extent
@@ -126,9 +125,10 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     device = given[0].device.index or 0
     # behind the temporaries lies what products need: those of a stream, in turn, share theirs
     space = _space(recording)
-    spaces = Value(workspace, size), Value(workspace, size + space)
+    count = 1 + max((one.stream for one in recording.operations), default=0)
+    spaces = [Value(workspace, size + number * space) for number in range(count)]
     operations = [_operation(one, places, spaces, device) for one in recording.operations]
-    size += 2 * space
+    size += count * space
     made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
     return Program(operations, made, device)
 
@@ -162,19 +162,18 @@ def _space(recording: Recording) -> int:
 
 
 def _operation(
-    one: Launched | Multiplied | Fork | Join, places: _Places, spaces: tuple[Value, Value],
-    device: int,
+    one: Launched | Multiplied | Waited, places: _Places, spaces: Sequence[Value], device: int
 ) -> Launch | Multiply | Wait:  # fmt: skip
     """What was recorded, with slots for its addresses.
 
     Args:
-        spaces: workspaces of products on the main stream and on the side stream.
+        spaces: the workspace of products on each stream.
     """
-    if isinstance(one, Fork | Join):
-        return Wait(isinstance(one, Fork), device)
+    if isinstance(one, Waited):
+        return Wait(one.stream, one.other, device)
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
-        return Multiply(one.plan, a, b, d, one.add, one.side, spaces[one.side])
+        return Multiply(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
     pointers = TABLES[one.kernel.made.name].pointers(len(one.words))
     given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
-    return Launch(one.kernel, one.clusters, one.words, one.side, tuple(given))
+    return Launch(one.kernel, one.clusters, one.words, one.stream, tuple(given))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from openrnn import schedule
-from openrnn.backends.base import Call, Needs
-from openrnn.backends.fused import prepared
+from openrnn.backends.base import Call, Needs, traced
+from openrnn.backends.fused import kernels, prepared
 from openrnn.backends.fused.layer import (
     BackwardFlags,
     Flags,
@@ -20,15 +20,17 @@ from openrnn.backends.fused.layer import (
     layer_kernels,
     names_of,
 )
+from openrnn.codegen.cuda import planes
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
-from openrnn.tuning import chunks, overlap, plan
+from openrnn.tuning import chunks, measured, overlap, plan, wavefront
 
 # a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
 AT_ONCE = 30
+LEAST_GAIN = 0.9  # of the time in turn, at most, that both at once must take
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
@@ -84,11 +86,13 @@ def forward(key: ScheduleKey) -> Schedule:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        polls = prepared.loop_for(here, key.batch, on).polls
+        polls = prepared.loop_for(here, key.batch, on, 1).polls
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
-    found = _at_once(key, _of_all(key.spec, chunking), on, flags, key.spec.layer_input)
+    found = in_wavefront(key, "forward", flags, False)
+    if found is None:
+        found = _at_once(key, _of_all(key.spec, chunking), on, flags, key.spec.layer_input)
     return schedule.forward(found, problem.drops)
 
 
@@ -113,14 +117,16 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     def chunking(layer: int, direction: int) -> Chunking:
         here = key.layer(layer, direction)
         polls = set[str]()
-        if prepared.loop_for(here, key.batch, on).polls:
+        if prepared.loop_for(here, key.batch, on, 1).polls:
             polls.add("backward")
-        if key.recompute and prepared.loop_for(here, key.batch, recompute).polls:
+        if key.recompute and prepared.loop_for(here, key.batch, recompute, 1).polls:
             polls.add("recompute")
         wide = columns(layer, direction)
         return _cut(key, here, "backward", key.masks, wide, frozenset(polls))
 
-    found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns)
+    found = in_wavefront(key, "backward", key.masks, any(needs.params))
+    if found is None:
+        found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
@@ -140,6 +146,47 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
+def in_wavefront(key: ScheduleKey, kind: str, flags: plan.Flags, wanted: bool) -> Chunkings | None:
+    """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
+
+    Args:
+        kind, flags: of the loops.
+        wanted: gradients of weights are.
+    """
+    if key.reset_states or key.spec.num_layers == 1:
+        return None
+    about = torch.cuda.get_device_properties(key.device)
+    problem = replace(
+        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
+    )
+    found = wavefront_of(problem, kind, flags, key.steps, key.batch, wanted)
+    if found is None:
+        return None
+    edges = chunks.even(found.chunks, key.steps)
+    return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
+
+
+def wavefront_of(
+    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
+) -> wavefront.Wavefront | None:
+    """The wavefront of a problem whose device is known, by values alone; None: layer by layer."""
+    spec, cell = problem.spec, traced(problem.spec)
+    stack = spec.num_layers > 1 and not spec.bidirectional and spec.hidden_size % 8 == 0
+    plain = spec.input_mode == "linear" and not (problem.grad and spec.recompute == "gates")
+    if spec.wavefront == 0 or not stack or not plain or problem.capability is None:
+        return None
+    step = batch * len(planes(cell)) * spec.hidden_size * problem.dtype.itemsize
+    if spec.num_layers * steps * step > chunks.LARGEST_WAVEFRONT:  # gate gradients
+        return None
+    after = 2 * spec.hidden_size if kind == "backward" and wanted else 0
+    asked = wavefront.Stack(
+        kind, flags, cell, str(problem.dtype).removeprefix("torch."), spec.hidden_size,
+        spec.num_layers, spec.hidden_size, after, problem.capability,
+        problem.processors or measured.PROCESSORS,
+    )  # fmt: skip
+    return wavefront.best(asked, steps, batch, spec.wavefront)
+
+
 def _at_once(
     key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags, columns: Callable[[int], int]
 ) -> Chunkings:
@@ -151,36 +198,53 @@ def _at_once(
     """
     if not key.spec.bidirectional or key.recompute:
         return found
-    whole = Chunking((0, key.steps), at_once=True)
-    both = whole, replace(whole, reverse=True)
-    return tuple(
-        both if at_once(key, layer, found[layer], on, flags, columns(layer)) else found[layer]
-        for layer in range(key.spec.num_layers)
-    )
+
+    def of(layer: int) -> tuple[Chunking, ...]:
+        loops = at_once(key, layer, found[layer], on, flags, columns(layer))
+        if not loops:
+            return found[layer]
+        whole = Chunking((0, key.steps), at_once=True, loops=loops)
+        return whole, replace(whole, reverse=True)
+
+    return tuple(of(layer) for layer in range(key.spec.num_layers))
 
 
 def at_once(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
     columns: int,
-) -> bool:  # fmt: skip
-    """Whether the loops of both directions of a layer are to run at the same time.
+) -> int:  # fmt: skip
+    """Whether the loops of both directions of a layer are to run at the same time: 0 if not.
 
     They are where the device holds the blocks of both and no memory bounds their chunks, unless
     products that would run beside a loop take longer than that loop. Blocks of a grid wait for each
     other, and those of another launch may be between them.
+
+    Returns:
+        the loops for which their kernel is chosen: 1 where the device holds the quickest one twice,
+        2 where it holds a slower one that takes less than the two of them in turn.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
-        return False
-    both = [key.layer(layer, direction) for direction in (0, 1)]
-    for kernel, config in (one.kernel(key.batch, on) for one in both):
+        return 0
+    one, tiles = key.layer(layer, 0), (key.batch + 7) // 8
+    alone = _loop_step(one, on.kind, flags, tiles).us
+    for loops in (1, 2):
+        try:
+            kernel, config = one.kernel(key.batch, on, loops)
+        except kernels.NoKernelError:
+            return 0
         clusters = -(-key.batch // config.rows)
-        if config.clusters > 1 or 2 * clusters > kernel.max_clusters:
-            return False
-    loop = key.steps * _loop_step(both[0], on.kind, flags, (key.batch + 7) // 8).us
-    rows, size = both[0].gates * both[0].hidden, key.problem.dtype.itemsize
+        if config.clusters == 1 and 2 * clusters <= kernel.max_clusters:
+            break
+    else:
+        return 0
+    step = _loop_step(one, on.kind, flags, tiles, loops).us
+    if step > LEAST_GAIN * 2 * alone:
+        return 0
+    loop = key.steps * step
+    rows, size = one.gates * one.hidden, key.problem.dtype.itemsize
     products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
     hidden = any(chunking.overlap for chunking in chunkings)
-    return loop >= AT_ONCE and not (hidden and products >= loop)
+    return loops if loop >= AT_ONCE and not (hidden and products >= loop) else 0
 
 
 def _cut(
@@ -228,7 +292,9 @@ def edges(
 
 
 @memo(4096)
-def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
+def _loop_step(
+    layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int, loops: int = 1
+) -> overlap.LoopStep:
     """A step of the loop on the layer's device, for so many tiles of 8 rows.
 
     No multiprocessor counts as idle where the driver has no launch completion events.
@@ -236,6 +302,6 @@ def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) ->
     about = torch.cuda.get_device_properties(layer.device)
     step = overlap.loop_step(
         kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
-        (about.major, about.minor), about.multi_processor_count,
+        (about.major, about.minor), about.multi_processor_count, loops,
     )  # fmt: skip
     return step if supported() else step._replace(idle=0.0)

@@ -268,6 +268,7 @@ class DropoutArgs(Args):
     width: Annotated[int, "int64", "values of a row"]
     seed: Annotated[int, "const int64*", "[2] seed and offset, in memory for CUDA graphs"]
     layer: Annotated[int, "int64", "the layer whose output x is"]
+    first: Annotated[int, "int64", "number of the first step"]
     threshold: Annotated[int, "int64", "smallest number below 2^32 that is not dropped"]
     scale: Annotated[int, "int64", "bits of the float32 that kept values are multiplied by"]
 

@@ -8,7 +8,7 @@ extern "C" __global__ void dropout(const __grid_constant__ DropoutArgs args) {
     const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (number >= args.steps * args.batch * groups) return;
     const int64 group = number % groups, row = number / groups;
-    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(row / args.batch),
+    uint32 c[4] = {uint32(group), uint32(row % args.batch), uint32(args.first + row / args.batch),
                    uint32(args.layer + 256 * args.seed[1])};
     uint32 k0 = uint32(args.seed[0]), k1 = uint32(args.seed[0] >> 32);
     #pragma unroll

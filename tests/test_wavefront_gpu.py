@@ -1,0 +1,144 @@
+"""Stacks as wavefronts on the GPU: the results of layer by layer."""
+
+import pytest
+import torch
+
+import openrnn
+from openrnn import memo
+from openrnn.backends.fused import schedules
+from openrnn.nn.repeats import Repeats
+
+pytestmark = pytest.mark.gpu
+T, B, WIDTH = 100, 20, 24
+MASKS = [(), ("lengths",), ("reset",), ("lengths", "reset")]
+
+
+def given(kind="LSTM", hidden=128, dtype=torch.bfloat16, num_layers=3, wavefront=16, **options):
+    torch.manual_seed(0)
+    module = getattr(openrnn, kind)(
+        WIDTH, hidden, num_layers, device="cuda", dtype=dtype, backend="fused",
+        wavefront=wavefront, **options,
+    )  # fmt: skip
+    x = torch.randn(T, B, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
+    return module, x
+
+
+def step(module, x, **masks):
+    """Results and gradients."""
+    torch.manual_seed(1)
+    y, states = module(x, **masks)
+    results = [y, *(states if isinstance(states, tuple) else (states,))]
+    weights = [torch.randn_like(result) for result in results]
+    return [*results, *torch.autograd.grad(results, [x, *module.parameters()], weights)]
+
+
+def in_turn(monkeypatch, module, x, **masks):
+    """The same, layer by layer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "in_wavefront", lambda *_: None)
+        memo.clear()
+        module._repeats = Repeats()
+        found = step(module, x, **masks)
+    memo.clear()
+    module._repeats = Repeats()
+    return found
+
+
+def masks_of(names):
+    every = {
+        "lengths": torch.randint(0, T + 1, (B,), device="cuda"),
+        "reset": torch.rand(T, B, device="cuda") < 0.05,
+    }
+    return {name: every[name] for name in names}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", [64, 256])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_results_are_those_of_layer_by_layer(monkeypatch, kind, hidden, dtype, masks):
+    """The bits of y and the states; gradients as close as sums in another order are."""
+    module, x = given(kind, hidden, dtype)
+    masks = masks_of(masks)
+    wanted = in_turn(monkeypatch, module, x, **masks)
+    states = 3 if kind == "LSTM" else 2
+    first = step(module, x, **masks)
+    for want, found in zip(wanted, first):
+        error = (found - want).float().norm() / want.float().norm()
+        assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+    assert all(map(torch.equal, first[:states], wanted))
+    for _ in range(4):  # also where the call is repeated
+        assert all(map(torch.equal, step(module, x, **masks), first))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
+@pytest.mark.parametrize("layers", [2, 3, 11])
+def test_any_chunk_and_any_number_of_layers(monkeypatch, layers, chunk):
+    module, x = given(num_layers=layers, wavefront=chunk)
+    wanted = in_turn(monkeypatch, module, x)
+    found = step(module, x)
+    assert all(map(torch.equal, found[:3], wanted))
+    for want, one in zip(wanted, found):
+        assert (one - want).float().norm() <= 1e-2 * want.float().norm()
+
+
+def test_dropout_between_layers(monkeypatch):
+    module, x = given(dropout=0.5, num_layers=4, hidden=256)
+    wanted = in_turn(monkeypatch, module, x)
+    for _ in range(3):
+        found = step(module, x)
+        assert all(map(torch.equal, found[:3], wanted))
+        for want, one in zip(wanted, found):
+            assert (one - want).float().norm() <= 1e-2 * want.float().norm()
+
+
+def test_states_of_all_steps(monkeypatch):
+    module, x = given()
+    with torch.no_grad():
+        found = module(x, return_states=True)
+        monkeypatch.setattr(schedules, "in_wavefront", lambda *_: None)
+        memo.clear()
+        wanted = module(x, return_states=True)
+    assert torch.equal(found[0], wanted[0])
+    assert all(map(torch.equal, found[2], wanted[2]))
+
+
+def test_the_model_chooses_and_explain_shows_it():
+    module, x = given(hidden=256, num_layers=8, wavefront=None)
+    x = torch.randn(512, B, WIDTH, device="cuda", dtype=x.dtype)
+    table = str(openrnn.explain(module, x, schedule=True))
+    assert "side 7" in table
+    assert "wavefront" in table
+    module, _ = given(hidden=256, num_layers=8, wavefront=0)
+    assert "side 2" not in str(openrnn.explain(module, x, schedule=True))
+
+
+def test_many_calls_one_after_the_other():
+    """Memory of side streams goes round without being written too early."""
+    module, x = given(hidden=256)
+    others = [torch.randn_like(x).requires_grad_() for _ in range(4)]
+    wanted = [step(module, other) for other in others]
+    for number in range(60):
+        found = step(module, others[number % 4])
+        noise = [torch.full_like(x, float("nan")) for _ in range(3)]
+        assert all(map(torch.equal, found, wanted[number % 4]))
+        del noise
+
+
+def test_in_a_graph_and_on_other_streams():
+    module, x = given()
+    with torch.no_grad():
+        wanted = module(x)[0]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = [module(x)[0] for _ in range(3)]
+        torch.cuda.current_stream().wait_stream(stream)
+        assert all(torch.equal(one, wanted) for one in found)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y, _ = module(x)
+        x.mul_(2)
+        again, _ = module(x)
+        graph.replay()
+        assert torch.equal(y, again)
