@@ -21,7 +21,7 @@ class Again:
     def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
         self.sizes = sizes_of(call)
         self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
-        self.strides, self.params = call.x.stride()[:2], len(call.params)
+        self.strides = call.x.stride()[:2]
         self._memory = memory
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
@@ -49,7 +49,7 @@ class AgainRecorded(Again):
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         super().__init__(call, shapes)
-        self._given = given
+        self._given, self._params = given, len(call.params)
         self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
         y, *made, _ = [made.template.shape for made in self._program.made]
@@ -78,7 +78,7 @@ class AgainRecorded(Again):
         return [backwards.gradient(place, made) for place in places]
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
-        params, states = needs[1 : 1 + self.params], needs[1 + self.params :]
+        params, states = needs[1 : 1 + self._params], needs[1 + self._params :]
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.sizes, backwards.Given(given[0], finals, ()), asked)
