@@ -47,9 +47,7 @@ class Unquantized(Ours):
         return task.precision == "int8"
 
     def candidates(self, task: Task) -> Iterator[Ready]:
-        layer = layer_of(task.row, backend=self.backend, device=task.device, dtype=task.x.dtype)
-        layer.load_state_dict(task.weights)
-        yield _of(task, layer)
+        yield _of(task, _layer(task, self.backend))
 
 
 class Recomputing(Ours):
@@ -98,10 +96,16 @@ def _always(algorithm: str, _: str) -> str:
     return algorithm
 
 
-def _ready(task: Task, backend: str, **options: str) -> Ready:
-    """The task by our layer; with int8 weights where it asks for these."""
+def _layer(task: Task, backend: str, **options: str) -> Layer:
+    """Our layer of the task's row, with its weights."""
     layer = layer_of(task.row, backend=backend, device=task.device, dtype=task.x.dtype, **options)
     layer.load_state_dict(task.weights)
+    return layer
+
+
+def _ready(task: Task, backend: str, **options: str) -> Ready:
+    """The task by our layer; with int8 weights where it asks for these."""
+    layer = _layer(task, backend, **options)
     if task.precision != "int8":
         return _of(task, layer)
     from openrnn.convert import quantize  # sources of other commits may have none
