@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from openrnn.backends.base import Backend
-from openrnn.convert.faces import label
-from openrnn.convert.swap import ConversionRow, convert
+from openrnn.convert.faces import OURS, THEIRS
+from openrnn.convert.outcome import ConversionRow, change_each, table
+from openrnn.convert.swap import convert
 from openrnn.dispatch import BACKENDS
 from openrnn.nn import Layer, quantized
-from openrnn.nn.cells import CellModule
 from openrnn.request import for_backend
 
 MIB = 2**20
@@ -41,10 +41,7 @@ class Quantization:
         return f"{found}: {self.before / MIB:.1f} -> {self.after / MIB:.1f} MiB" if count else found
 
     def __str__(self) -> str:
-        cells = [(row.path or "(the model itself)", row.kind, row.note) for row in self.rows]
-        widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
-        lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
-        return "\n".join([self._title(), *lines])
+        return table(self._title(), self.rows)
 
 
 def quantize(model: nn.Module, *, quiet: bool = False) -> Quantization:
@@ -77,24 +74,18 @@ def quantize(model: nn.Module, *, quiet: bool = False) -> Quantization:
           1  openrnn.LSTM  int8, largest error of a weight 0.00025
     """
     convert(model, quiet=True)
-    rows: list[ConversionRow] = []
-    known: dict[int, ConversionRow] = {}
-    before = after = 0
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, Layer | CellModule | nn.RNNBase | nn.RNNCellBase):
-            continue
-        first = known.get(id(module))
-        if first is not None:
-            note = f"{first.note} (the same module as {first.path})"
-            rows.append(ConversionRow(path, first.kind, first.swapped, note))
-            continue
-        kind, size = label(type(module)), _size(module)
+    sizes: list[tuple[int, int]] = []  # bytes before and after
+
+    def change(module: nn.Module) -> tuple[str, bool]:
+        size = _size(module)
         note, done = _turn(module)
-        known[id(module)] = ConversionRow(path, kind, done, note)
-        rows.append(known[id(module)])
         if done:
-            before, after = before + size, after + _size(module)
-    found = Quantization(model, tuple(rows), before, after)
+            sizes.append((size, _size(module)))
+        return note, done
+
+    rows = change_each(model, lambda module: isinstance(module, OURS + THEIRS), change)
+    before, after = sum(size for size, _ in sizes), sum(size for _, size in sizes)
+    found = Quantization(model, rows, before, after)
     if not quiet:
         print(found)  # what the function is for
     return found

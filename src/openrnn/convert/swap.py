@@ -11,6 +11,7 @@ from openrnn import dispatch
 from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.convert.hints import hint
+from openrnn.convert.outcome import ConversionRow, change_each, table
 from openrnn.nn.quantized import Quantized
 from openrnn.spec import Spec
 
@@ -29,16 +30,6 @@ class Options:
 
     backend: str = "auto"
     subclass: bool = False
-
-
-@dataclass(frozen=True)
-class ConversionRow:
-    """What became of one recurrent module: its path in the model, what it was, and the outcome."""
-
-    path: str
-    kind: str
-    swapped: bool
-    note: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,12 +65,9 @@ class Conversion:
         return f"{count} of {len(self.rows)} recurrent modules turned into those of {self.to}"
 
     def __str__(self) -> str:
-        cells = [(row.path or "(the model itself)", row.kind, row.note) for row in self.rows]
-        widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
         if not self.rows and self.to == "openrnn":
             return f"{self._title()}\n  {hint(self.model)}"
-        lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
-        return "\n".join([self._title(), *lines])
+        return table(self._title(), self.rows)
 
 
 def convert(
@@ -136,28 +124,23 @@ def _convert(
     only: dict[int, Options] | None = None,
 ) -> Conversion:
     """Turns all recurrent modules, or those whose ids are given, with options of their own."""
-    rows: list[ConversionRow] = []
-    first: dict[int, ConversionRow] = {}
     swapped: list[tuple[nn.Module, Options]] = []
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if not _recurrent(module) or (only is not None and id(module) not in only):
-            continue
-        known = first.get(id(module))
-        if known is not None:
-            note = f"{known.note} (the same module as {known.path})"
-            rows.append(ConversionRow(path, known.kind, known.swapped, note))
-            continue
+
+    def wanted(module: nn.Module) -> bool:
+        return _recurrent(module) and (only is None or id(module) in only)
+
+    def change(module: nn.Module) -> tuple[str, bool]:
         had = options
         if isinstance(module, OURS):
             had = Options(module.backend, isinstance(module, THEIRS))
-        chosen = options if only is None else only[id(module)]
-        kind, reason = label(type(module)), _turn(module, to, chosen)
-        note = f"left: {reason}" if reason else f"now {label(type(module))}"
-        first[id(module)] = ConversionRow(path, kind, not reason, note)
-        rows.append(first[id(module)])
-        if not reason:
-            swapped.append((module, had))
-    return Conversion(model, to, tuple(rows), tuple(swapped))
+        reason = _turn(module, to, options if only is None else only[id(module)])
+        if reason:
+            return f"left: {reason}", False
+        swapped.append((module, had))
+        return f"now {label(type(module))}", True
+
+    rows = change_each(model, wanted, change)
+    return Conversion(model, to, rows, tuple(swapped))
 
 
 def _recurrent(module: nn.Module) -> bool:
