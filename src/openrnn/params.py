@@ -31,6 +31,11 @@ class Slot:
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_gate_matrix(self) -> bool:
+        """Whether it is a W_ih or a W_hh."""
+        return self.name.startswith(("weight_ih", "weight_hh"))
+
 
 @dataclass(frozen=True)
 class Chain:

@@ -249,7 +249,7 @@ def turn(layer: Layer) -> None:
         columns: dict[str, int] = {}
         for slot, weight in zip(params.module_slots(layer.spec), weights):
             delattr(layer, slot.name)
-            if not slot.name.startswith(("weight_ih", "weight_hh")):
+            if not slot.is_gate_matrix:
                 layer.register_buffer(slot.name, weight)
                 continue
             columns[slot.name] = slot.shape[1]

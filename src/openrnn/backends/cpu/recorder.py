@@ -26,7 +26,7 @@ from openrnn.kernels.cpu.args import DIGEST_WORDS
 from openrnn.memory import Made, template
 from openrnn.params import module_slots
 from openrnn.schedule.operations import FinishWeights, Loop
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem
 
 if TYPE_CHECKING:
     from openrnn.kernels.cpu.args import LoopArgs
@@ -68,11 +68,6 @@ def sizes_of(call: Call) -> Sizes:
     )  # fmt: skip
 
 
-def is_gate_matrix(spec: Spec, place: int) -> bool:
-    """Whether the parameter at this place in `module_slots` is a W_ih or a W_hh."""
-    return module_slots(spec)[place].name.startswith(("weight_ih", "weight_hh"))
-
-
 class Rows(NamedTuple):
     """A tensor (T, B, width): its address, and elements from a step, and a row, to the next."""
 
@@ -88,10 +83,10 @@ class Rows(NamedTuple):
 def slots(sizes: Sizes) -> list[Slot]:
     """What both passes read of a call, in the order of `values`."""
     problem, spec = sizes.problem, sizes.problem.spec
-    params, states = range(len(module_slots(spec))), range(len(spec.states))
-    found: list[Slot] = ["x_step", "x_row", "x", *(("param", k) for k in params)]
+    params, states = module_slots(spec), range(len(spec.states))
+    found: list[Slot] = ["x_step", "x_row", "x", *(("param", k) for k in range(len(params)))]
     if problem.precision == "int8":
-        found += [("scales", k) for k in params if is_gate_matrix(spec, k)]
+        found += [("scales", k) for k, param in enumerate(params) if param.is_gate_matrix]
     found += [("state", k) for k in states] if sizes.states else []
     found += [("reset_state", k) for k in states] if sizes.resets else []
     found += ["lengths", "order"] if problem.lengths else []
