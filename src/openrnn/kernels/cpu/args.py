@@ -76,6 +76,7 @@ class LoopArgs(Args):
     columns: Annotated[int, "of a gate row: gates * padded, rounded up to whole panels"]
     width: Annotated[int, "O rounded up to whole panels"]
     wide: Annotated[int, "the input width rounded up to whole panels"]
+    widest: Annotated[int, "the most columns of a weight gradient, rounded up to whole panels"]
 
     gates: Annotated[int, "gates of the cell"]
     states: Annotated[int, "states of the cell; the others are all but the emitted one"]

@@ -86,8 +86,7 @@ def tile_of(args, start, rows, scratch, sums, team):
     spare = bias + columns * SIZE
     t_at = spare + columns * SIZE
     panels = (t_at + 16 * capacity + 63) // 64 * 64
-    widest = max(width, args.wide, padded if projecting else 0)
-    strip = panels + capacity * (widest + team.thread * PACKED_STRIP) * SIZE
+    strip = panels + capacity * (args.widest + team.thread * PACKED_STRIP) * SIZE
     return Tile(
         start, rows, begin, end, d_hidden, d_others, entry, dm, dr, dx_gates, h_rows, x_rows,
         dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, (panels, strip), sums,

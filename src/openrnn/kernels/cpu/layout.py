@@ -150,6 +150,11 @@ class Layout:
         widest = _up(max(self.inputs, self.outputs), INT8_PANEL)
         return _up(INT8_ROWS * (2 * widest + 4), 64)
 
+    @cached_property
+    def widest(self) -> int:
+        """The most columns of a weight gradient, rounded up to whole panels."""
+        return max(self.width, self.wide, self.padded if self.projecting else 0)
+
     def packs_gradient(self, columns: int) -> bool:
         """Whether the factors of a weight gradient with so many columns are packed."""
         return columns >= PANELS_TO_PACK * self.panel
@@ -167,10 +172,9 @@ class Layout:
 
     def packed(self, capacity: int, threads: int) -> int:
         """Bytes of a team for packed factors of weight gradients: panels, a strip a thread."""
-        widest = max(self.width, self.wide, self.padded if self.projecting else 0)
-        if not self.packs_gradient(widest):
+        if not self.packs_gradient(self.widest):
             return 0
-        return _up(capacity * (widest + threads * PACKED_STRIP) * self.size, 64)
+        return _up(capacity * (self.widest + threads * PACKED_STRIP) * self.size, 64)
 
     @cached_property
     def sums(self) -> tuple[int, ...]:

@@ -76,6 +76,7 @@ def plan(
         columns=layout.columns,
         width=layout.width,
         wide=layout.wide,
+        widest=layout.widest,
         gates=layout.gates,
         states=states,
         vectors=layout.vectors,
