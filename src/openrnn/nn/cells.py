@@ -154,15 +154,8 @@ class LSTMCell(CellModule):
         return h, c
 
 
-class GRUCell(CellModule):
-    """One GRU step: `torch.nn.GRUCell`. Equations: `openrnn.GRU`.
-
-    Shapes:
-        input (B, I) or (I,), hx (B, H) or (H,) -> h'
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(cells.gru, *args, **kwargs)
+class _OneState(CellModule):
+    _title: str  # its name in messages
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """h' after one step."""
@@ -174,16 +167,31 @@ class GRUCell(CellModule):
             return found
         if hx is None:
             return self._step(input, None)[0]
-        checks.cell_states("GRUCell", self.cell.states, hx)
+        checks.cell_states(self._title, self.cell.states, hx)
         return self._step(input, (hx,))[0]
 
 
-class RNNCell(CellModule):
+class GRUCell(_OneState):
+    """One GRU step: `torch.nn.GRUCell`. Equations: `openrnn.GRU`.
+
+    Shapes:
+        input (B, I) or (I,), hx (B, H) or (H,) -> h'
+    """
+
+    _title = "GRUCell"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cells.gru, *args, **kwargs)
+
+
+class RNNCell(_OneState):
     """One Elman step: `torch.nn.RNNCell`. Equations: `openrnn.RNN`.
 
     Shapes:
         input (B, I) or (I,), hx (B, H) or (H,) -> h'
     """
+
+    _title = "RNNCell"
 
     def __init__(
         self,
@@ -202,19 +210,6 @@ class RNNCell(CellModule):
             known[nonlinearity], input_size, hidden_size, bias, device, dtype, **kwargs
         )
         self.nonlinearity = nonlinearity
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """h' after one step."""
-        states = self._repeated(input, hx)
-        if states is not None:
-            return states[0]
-        if not isinstance(input, Tensor) or (hx is not None and foreign.answers(hx)):
-            found: Tensor = foreign.call(self, input, hx=hx)
-            return found
-        if hx is None:
-            return self._step(input, None)[0]
-        checks.cell_states("RNNCell", self.cell.states, hx)
-        return self._step(input, (hx,))[0]
 
 
 # for `help`, editors and `torch.nn.utils.skip_init`
