@@ -15,9 +15,10 @@ from openrnn.errors import LibraryError
 from openrnn.memo import memo, resource
 from openrnn.memory import template
 from openrnn.native.device import current_stream
+from openrnn.native.library import Library
 from openrnn.native.recording import CURRENT
 
-# One letter an argument: p pointer, i int32, z size_t, l int64. Every function returns a status.
+# One letter an argument, as in `native.library.TYPES`.
 SIGNATURES = {
     "cublasLtCreate": "p",
     "cublasLtMatmulDescCreate": "pii",
@@ -34,12 +35,6 @@ SIGNATURES = {
     # workspace and its size, stream
     "cublasLtMatmul": "ppppppp" + "ppppp" + "ppzp",
 }
-TYPES = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int32,
-    "z": ctypes.c_size_t,
-    "l": ctypes.c_int64,
-}
 # cudaDataType and cublasComputeType_t: sums in float32, of float32 numbers as tf32
 KINDS = {torch.float32: (0, 77), torch.float16: (2, 68), torch.bfloat16: (14, 68)}
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # of cublasLtMatmulDescAttributes_t
@@ -50,8 +45,10 @@ _IN_FLOAT32 = 2
 MOST = 32 << 20  # bytes of workspace
 
 
-class CublasLt:
+class CublasLt(Library):
     """The functions of one libcublasLt, as attributes; each raises LibraryError where it fails."""
+
+    title = "cuBLASLt"
 
     def __init__(self, path: str) -> None:
         try:
@@ -60,20 +57,10 @@ class CublasLt:
             raise LibraryError("cuBLASLt", "cannot be loaded", str(error)) from None
         self._words = dll.cublasLtGetStatusString
         self._words.restype = ctypes.c_char_p
-        for name, letters in SIGNATURES.items():
-            function = getattr(dll, name)
-            function.argtypes = [TYPES[letter] for letter in letters]
-            function.restype = ctypes.c_int
-            function.errcheck = self._check
-            setattr(self, name, function)
+        self.declare(dll, SIGNATURES)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"cuBLASLt's {name} has no row in SIGNATURES")
-
-    def _check(self, status: int, function: Any, arguments: Any) -> int:
-        if status:
-            raise LibraryError(function.__name__, self._words(status).decode(errors="replace"), "")
-        return status
+    def error(self, call: str, status: int) -> LibraryError:
+        return LibraryError(call, self._words(status).decode(errors="replace"), "")
 
 
 @lru_cache(maxsize=1)

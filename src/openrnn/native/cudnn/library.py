@@ -6,17 +6,16 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from openrnn.errors import LibraryError
+from openrnn.native.library import Library
 
 OLDEST = 90000  # cuDNN 9.0: earlier ones have another clip and other data descriptors
 NAME = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
 
-# One letter an argument: p pointer, i int32, z size_t, u uint64, f float, d double.
-# Every function here returns a status.
+# One letter an argument, as in `native.library.TYPES`.
 SIGNATURES = {
     "cudnnCreate": "p",
     "cudnnDestroy": "p",
@@ -50,22 +49,16 @@ SIGNATURES = {
     "cudnnRNNBackwardData_v8": "ppp" + "ppp" + "pp" + "pppp" * 2 + "zp" * 3,
     "cudnnRNNBackwardWeights_v8": "ppip" + "pp" * 3 + "zp" * 3,
 }
-TYPES = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int32,
-    "z": ctypes.c_size_t,
-    "u": ctypes.c_uint64,
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
-}
 
 
-class CudnnLibrary:
+class CudnnLibrary(Library):
     """The functions of one libcudnn, as attributes; each raises LibraryError where it fails.
 
     Args:
         path: a file, or the name under which the loader knows it.
     """
+
+    title = "cuDNN"
 
     def __init__(self, path: str = NAME) -> None:
         try:
@@ -79,22 +72,9 @@ class CudnnLibrary:
             raise LibraryError("cuDNN", "is too old", f"needs 9.0 or later, got {self.version}")
         self._dll.cudnnGetErrorString.restype = ctypes.c_char_p
         self._dll.cudnnGetLastErrorString.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        for name, letters in SIGNATURES.items():
-            function = getattr(self._dll, name)
-            function.argtypes = [TYPES[letter] for letter in letters]
-            function.restype = ctypes.c_int
-            function.errcheck = self._check
-            setattr(self, name, function)
+        self.declare(self._dll, SIGNATURES)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"cuDNN's {name} has no row in SIGNATURES")
-
-    def _check(self, status: int, function: Any, arguments: Any) -> int:
-        if status:
-            raise self._error(function.__name__, status)
-        return status
-
-    def _error(self, call: str, status: int) -> LibraryError:
+    def error(self, call: str, status: int) -> LibraryError:
         words = ctypes.create_string_buffer(2048)
         self._dll.cudnnGetLastErrorString(words, len(words))
         name = self._dll.cudnnGetErrorString(status).decode(errors="replace")
