@@ -90,7 +90,7 @@ def forward(key: ScheduleKey) -> Schedule:
         fills = frozenset({"forward"}) if polls else frozenset[str]()
         return _cut(key, here, "forward", flags, inner, fills)
 
-    found = in_wavefront(key, "forward", flags, False)
+    found = in_wavefront(key, on, flags, False)
     if found is None:
         found = _at_once(key, _of_all(key.spec, chunking), on, flags, key.spec.layer_input)
     return schedule.forward(found, problem.drops)
@@ -124,7 +124,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         wide = columns(layer, direction)
         return _cut(key, here, "backward", key.masks, wide, frozenset(polls))
 
-    found = in_wavefront(key, "backward", key.masks, any(needs.params))
+    found = in_wavefront(key, on, key.masks, any(needs.params))
     if found is None:
         found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns)
     return found, schedule.backward(found, problem.drops, key.recompute)
@@ -146,11 +146,11 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
-def in_wavefront(key: ScheduleKey, kind: str, flags: plan.Flags, wanted: bool) -> Chunkings | None:
+def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
     """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
 
     Args:
-        kind, flags: of the loops.
+        on, flags: of the loops.
         wanted: gradients of weights are.
     """
     if key.reset_states or key.spec.num_layers == 1:
@@ -159,8 +159,9 @@ def in_wavefront(key: ScheduleKey, kind: str, flags: plan.Flags, wanted: bool) -
     problem = replace(
         key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
     )
-    found = wavefront_of(problem, kind, flags, key.steps, key.batch, wanted)
-    if found is None:
+    found = wavefront_of(problem, on.kind, flags, key.steps, key.batch, wanted)
+    # the kernel that was loaded may be a grid where the first of the ranking is none
+    if found is None or prepared.loop_for(key.layer(0, 0), key.batch, on, 1).polls:
         return None
     edges = chunks.even(found.chunks, key.steps)
     return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
@@ -173,7 +174,7 @@ def wavefront_of(
     spec, cell = problem.spec, traced(problem.spec)
     stack = spec.num_layers > 1 and not spec.bidirectional and spec.hidden_size % 8 == 0
     plain = spec.input_mode == "linear" and not (problem.grad and spec.recompute == "gates")
-    if spec.wavefront == 0 or not stack or not plain or problem.capability is None:
+    if not steps or spec.wavefront == 0 or not stack or not plain or problem.capability is None:
         return None
     step = batch * len(planes(cell)) * spec.hidden_size * problem.dtype.itemsize
     if spec.num_layers * steps * step > chunks.LARGEST_WAVEFRONT:  # gate gradients
