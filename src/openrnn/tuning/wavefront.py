@@ -96,6 +96,6 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
 def _config(stack: Stack, batch: int) -> KernelConfig:
     """The kernel of a loop."""
     return plan.ranked(
-        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8, stack.capability,
-        stack.processors,
+        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
+        stack.capability, stack.processors,
     )[0]  # fmt: skip
