@@ -4,7 +4,7 @@ A chunk is a task of a layer: its product and its loop. It waits for the chunk b
 layer and for the same chunk of the layer below. So n chunks of L layers take at least n + L - 1
 tasks one after the other, and at least as long as the device needs for the clusters of all tasks.
 The constants were fitted to six stacks in 38 cuts, timed from CUDA graphs on an H200 (error 15%):
-`benchmarks/log/wavefront.json`. Kernels that leave room for more loops at once were at most 3% faster.
+`benchmarks/log/wavefront.json`. Kernels that leave room for more loops were at most 3% faster.
 """
 
 from typing import NamedTuple

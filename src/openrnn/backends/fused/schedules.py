@@ -146,9 +146,7 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
-def in_wavefront(
-    key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool
-) -> Chunkings | None:
+def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
     """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
 
     Args:
