@@ -562,7 +562,7 @@ def test_a_new_option_is_inexact_until_it_is_known(monkeypatch):
     known = {given.name for given in dataclasses.fields(Spec) if given.init} - swap.SHARED
     assert known == {
         "unit_params", "input_mode", "cell_clip", "precision", "algorithm", "reset_dropout_state",
-        "recompute", "reverse",
+        "recompute", "reverse", "wavefront",
     }  # fmt: skip
     monkeypatch.setattr(swap, "SHARED", swap.SHARED - {"num_layers"})
     done = quietly(openrnn.GRU(3, 4, 2), to="torch")
