@@ -8,6 +8,7 @@ from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import (
     LOOPS,
     PLAIN,
+    STEPS,
     CopyRowsArgs,
     ForwardArgs,
     PreparedArgs,
@@ -16,7 +17,7 @@ from openrnn.kernels.cuda.args import (
 from openrnn.native import nvrtc
 
 ABSENT = nvrtc.absent()
-TABLES = {**LOOPS, **PLAIN}
+TABLES = {**LOOPS, **STEPS, **PLAIN}
 
 
 def filled(table, states):

@@ -274,3 +274,28 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 
     def _k_size(self, cell: Traced) -> int:
         return len(cell.gates) * self.units
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """A kernel of a single step, forward or backward; H, I and B are arguments of it.
+
+    Args:
+        kind: "step_forward" or "step_backward".
+        tiles: of 8 batch rows that a block takes; backward takes them in turn.
+        warps: of a block; in forward they split K.
+    """
+
+    kind: str
+    tiles: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def shared(self, cell: Traced) -> int:
+        """Bytes of shared memory of a block that its launch asks for: partial sums of warps."""
+        if self.kind == "step_backward":
+            return 0
+        return self.warps * _ceil_div(len(cell.gates), 2) * self.tiles * 512

@@ -32,6 +32,7 @@ class Chunking:
         overlap: products of one chunk run on a side stream beside the loop of another.
         at_once: the loops of both directions of the layer run at the same time, each of all steps.
         wavefront: its chunks run beside those of other layers.
+        step: it is a single step, which has kernels of its own.
         loops: how many loops like its own run at the same time.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
@@ -42,6 +43,7 @@ class Chunking:
     overlap: bool = False
     at_once: bool = False
     wavefront: bool = False
+    step: bool = False
     loops: int = 1
     fills: frozenset[str] = frozenset()
 

@@ -1,11 +1,12 @@
 """Layers one after the other; products of a chunk beside the loop of another.
 
-A stack whose chunkings say so runs as a wavefront, a layer in both directions at once.
+A stack whose chunkings say so runs as a wavefront, a layer in both directions at once or as a
+single step.
 """
 
 from collections.abc import Iterator, Sequence
 
-from openrnn.schedule import both_directions, wavefront
+from openrnn.schedule import both_directions, single_step, wavefront
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
@@ -41,6 +42,8 @@ def forward(
     for layer, directions in enumerate(chunkings):
         if directions[0].at_once:
             found += both_directions.forward(layer, directions)
+        elif directions[0].step:
+            found += single_step.forward(layer, directions)
         else:
             found += _forward_in_turn(layer, directions, products)
         if dropout and layer < len(chunkings) - 1:
@@ -120,6 +123,8 @@ def backward(
         directions = chunkings[layer]
         if directions[0].at_once:
             found += both_directions.backward(layer, directions)
+        elif directions[0].step:
+            found += single_step.backward(layer, directions)
         else:
             found += _backward_in_turn(layer, directions, recompute, products)
         if dropout and layer:

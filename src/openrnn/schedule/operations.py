@@ -81,6 +81,18 @@ class Loop(OfChunk):
 
 
 @dataclass(frozen=True)
+class Step(OfChunk):
+    """All of a single step, T = 1: in forward its products, too; in backward its gate gradients.
+
+    Args:
+        kind: "forward" or "backward".
+    """
+
+    verb = "step"
+    kind: str = "forward"
+
+
+@dataclass(frozen=True)
 class GradientProducts(OfChunk):
     """dx, dW_ih and dW_hh of the chunk from its gate gradients.
 
@@ -185,7 +197,7 @@ def show_call(forward: Schedule, backward: Schedule | None) -> list[str]:
 
 def _words(operation: Operation) -> str:
     words = [operation.verb]
-    if isinstance(operation, Loop):
+    if isinstance(operation, Loop | Step):
         words.append(operation.kind)
     if isinstance(operation, Wait):
         words.append(f"for {stream_name(operation.other)}")

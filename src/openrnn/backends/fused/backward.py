@@ -10,6 +10,7 @@ from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, address, fill_flags
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.backends.fused.single_step import launch_backward
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
@@ -19,6 +20,7 @@ from openrnn.schedule.operations import (
     GradientProducts,
     Loop,
     OfChunk,
+    Step,
 )
 
 
@@ -64,6 +66,7 @@ class Backward(ForwardLoops):
         self._input = call.x  # what the layer that began last read
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
+        self._backward_loops: dict[tuple[int, int], prepared.PreparedLoop] = {}
         # gradients of states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
@@ -75,14 +78,16 @@ class Backward(ForwardLoops):
                 self._dy = self._dx.pop(layer + 1)
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
-        loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
+        chunking, parts = self.chunkings[layer][direction], 1
+        if not chunking.step:
+            loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
+            self._backward_loops[layer, direction], parts = loop, loop.parts
         # the second direction adds to the dx of the first
         tensors = LayerTensors(
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
         )
         at = self._current[layer, direction] = LayerGradients(
-            self, weights, self.chunkings[layer][direction], loop, tensors,
-            weights.layer.wanted(self.needs),
+            self, weights, chunking, parts, tensors, weights.layer.wanted(self.needs)
         )  # fmt: skip
         self._dx[layer] = at.dx
 
@@ -161,7 +166,8 @@ class Backward(ForwardLoops):
         dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
         way = 1 if operation.direction else -1  # against that of the forward loop
         lengths, order, reset = self.mask_addresses(chunk)
-        words = at.loop.args.words(
+        loop = self._backward_loops[place]
+        words = loop.args.words(
             weight=at.weights.recurrent_by_planes.data_ptr(),
             saved=saved.data_ptr(),
             dy=0 if dy is None else chunk.of(dy).data_ptr(),
@@ -181,8 +187,13 @@ class Backward(ForwardLoops):
             d_initial=self.states(layer, self.d_initial),
             d_reset_state=self.states(layer, self.d_reset_states),
         )
-        at.loop.launch(words, self.launch_event(operation.signals))
+        loop.launch(words, self.launch_event(operation.signals))
         self._left[place], self._recompute_buffers = room, None
+
+    def step(self, operation: Step) -> None:
+        at = self._at(operation)
+        saved, grads = self.saved[at.layer.index], (self.d_finals, self.d_all_states)
+        launch_backward(self, at, operation.chunk, saved, grads, self.d_initial)
 
     def gradient_products(self, operation: GradientProducts) -> None:
         self._at(operation).products(operation.chunk, operation.of)

@@ -8,7 +8,8 @@ from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.prepared import PreparedLoop, loop_for
-from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk
+from openrnn.backends.fused.single_step import launch_forward
+from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk, Step
 
 
 class Forward(ForwardLoops):
@@ -87,3 +88,11 @@ class Forward(ForwardLoops):
             (self._left.get(place), room), self.finals, self.all_states, operation.signals,
         )  # fmt: skip
         self._left[place] = room
+
+    def step(self, operation: Step) -> None:
+        layer, direction = operation.layer, operation.direction
+        saved = self.saved[layer * self.spec.directions + direction] if self.saved else None
+        launch_forward(
+            self, self.weights(layer, direction), self.inputs[layer], self.outputs[layer], saved,
+            self.finals, self.all_states,
+        )  # fmt: skip

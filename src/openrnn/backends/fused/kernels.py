@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from openrnn.codegen import cuda
-from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig
+from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig, StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError
@@ -211,6 +211,24 @@ def launch(
         words[first_row] = first
         used = min(copies, -(-(batch - first) // config.rows))
         kernel.launch(used * config.clusters, words, launch_event)
+
+
+@memo(1024)
+def step_binary(cell: Traced, dtype: str, config: StepConfig, arch: str) -> nvrtc.Binary:
+    """The compiled kernel of a single step."""
+    source, title = cuda.step_source(cell, dtype, config), f"{cell.name}-{dtype}-{config.kind}"
+    return nvrtc.binary(nvrtc.KernelSource(source, config.kind, arch, title))
+
+
+def best_step(
+    configs: Iterable[StepConfig], cell: Traced, dtype: str, arch: str
+) -> tuple[nvrtc.Binary, StepConfig]:
+    """The first of some kernels of a step that spills nothing, or the last of all."""
+    for config in configs:
+        made = step_binary(cell, dtype, config, arch)
+        if not made.resources.spilled:
+            break
+    return made, config
 
 
 @memo(256)

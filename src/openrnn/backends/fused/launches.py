@@ -74,6 +74,7 @@ class Weights:
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
+        self._recurrent_rows: Tensor | None = None
 
     # made when first read, and not by cached_property, whose lock costs 2 us before Python 3.12
 
@@ -102,6 +103,17 @@ class Weights:
         if self._recurrent_by_planes is None:
             self._recurrent_by_planes = self.layer.permuted(self.w_hh, self.layer.right, True)
         return self._recurrent_by_planes
+
+    @property
+    def recurrent_rows(self) -> Tensor:
+        """R (G*H, H) with its gates in the order of the gate gradients' last planes; H is exact."""
+        if self._recurrent_rows is None:
+            layer = self.layer
+            as_it_is = len(layer.right_spans) == 1
+            self._recurrent_rows = (
+                self.w_hh if as_it_is else layer.permuted(self.w_hh, layer.right, False)
+            )
+        return self._recurrent_rows
 
 
 class Masks(NamedTuple):

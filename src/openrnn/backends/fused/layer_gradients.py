@@ -8,7 +8,6 @@ from torch import Tensor
 from openrnn.backends.fused.copies import aligned, copied
 from openrnn.backends.fused.launches import Launches, Weights, address
 from openrnn.backends.fused.layer import LayerKernels
-from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.weight_gradients import (
     WeightGradient,
     add_input,
@@ -38,7 +37,7 @@ class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
     Args:
-        loop: the backward loop.
+        parts: of the sums over rows that the launch for a chunk leaves.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
@@ -47,10 +46,10 @@ class LayerGradients:
     """
 
     def __init__(
-        self, launches: Launches, weights: Weights, chunking: Chunking, loop: PreparedLoop,
+        self, launches: Launches, weights: Weights, chunking: Chunking, parts: int,
         tensors: LayerTensors, wanted: tuple[bool, ...],
     ) -> None:  # fmt: skip
-        self.launches, self.weights, self.loop = launches, weights, loop
+        self.launches, self.weights, self._parts = launches, weights, parts
         self.layer: LayerKernels = weights.layer
         x, self.wanted = tensors.x, wanted
         self.x, self.y = x, tensors.y
@@ -60,8 +59,7 @@ class LayerGradients:
         self._whole = chunking.overlap or chunking.wavefront or len(chunks) == 1
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
         self._d_gates = launches.empty(steps, launches.batch, layer.width)
-        self._tiles = -(-launches.batch // loop.config.rows) * loop.config.tiles
-        rows = len(chunks) * self._tiles
+        rows = len(chunks) * parts
         self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
         self._adds = tensors.dx is not None
         self.dx = tensors.dx
@@ -86,7 +84,7 @@ class LayerGradients:
     def sums_of(self, chunk: Chunk) -> int:
         """Where a chunk's sums over steps and rows go, which give bias gradients."""
         sums = self._sums
-        return sums.data_ptr() + chunk.number * self._tiles * sums.stride(0) * sums.itemsize
+        return sums.data_ptr() + chunk.number * self._parts * sums.stride(0) * sums.itemsize
 
     def products(self, chunk: Chunk, of: str) -> None:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""

@@ -21,6 +21,7 @@ class PreparedLoop:
         args: its arguments, of which each launch gives addresses, T and the strides of tensors that
             are not its own.
         polls: its blocks wait for values in a flag buffer, which may be y or the gate gradients.
+        parts: of the sums over rows that backward leaves.
         own_flags: forward needs a flag buffer besides y, since y does not hold exactly the values
             that blocks send each other.
     """
@@ -29,6 +30,7 @@ class PreparedLoop:
         self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags, loops)
         self.polls = self.config.clusters > 1
         masks = flags.lengths or flags.reset
+        self.parts = -(-batch // self.config.rows) * self.config.tiles
         self.own_flags = self.polls and (masks or not layer.exact or self.config.half_operands)
         forward = flags.kind == "forward"
         back_in_time = forward == (layer.direction == 1)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.program import Launch, Multiply, Program, Value, Wait
-from openrnn.kernels.cuda.args import LOOPS, PLAIN, Args
+from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS, Args
 from openrnn.memory import Made, template
 from openrnn.native.recording import (
     Launched,
@@ -28,7 +28,7 @@ from openrnn.tensors import extent
 
 MOST = 64 << 20  # bytes that a rehearsal takes: what needs more is not bound by its host
 PART = 256  # bytes that parts of the workspace begin at multiples of
-TABLES: dict[str, type[Args]] = {**LOOPS, **PLAIN}
+TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
 _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
 
 Rehearsed = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]

@@ -26,7 +26,7 @@ from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
-from openrnn.tuning import chunks, measured, overlap, plan, wavefront
+from openrnn.tuning import chunks, measured, overlap, plan, single_step, wavefront
 
 # a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
 AT_ONCE = 30
@@ -79,6 +79,8 @@ class ScheduleKey(NamedTuple):
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
     problem = key.problem
+    if single_step.takes(problem, key.steps, key.batch):
+        return schedule.forward(_one_step(key.spec), problem.drops)
     save = problem.grad and not key.recompute
     on = ForwardFlags(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
     # the model of a step knows no reset states; with recompute it is asked as if forward saved
@@ -100,6 +102,10 @@ def forward(key: ScheduleKey) -> Schedule:
 def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass for the gradients that are wanted."""
     problem = key.problem
+    before = any(needs.states) or any(needs.reset_states)
+    if single_step.differentiates(problem, key.steps, key.batch, before):
+        single = _one_step(key.spec)
+        return single, schedule.backward(single, problem.drops)
     masks = problem.lengths, problem.reset
     on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
     recompute = ForwardFlags(*masks, False, key.reset_states, True)
@@ -137,6 +143,10 @@ def listed(key: ScheduleKey) -> list[str]:
         count = len(module_slots(key.spec))
         _, found = backward(key, Needs(True, (), (True,) * count, ()))
     return schedule.show_call(forward(key), found)
+
+
+def _one_step(spec: Spec) -> Chunkings:
+    return ((Chunking((0, 1), step=True),) * spec.directions,) * spec.num_layers
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:

@@ -7,6 +7,7 @@ numbers, 0 for null, so that both sides agree on offsets by the order of fields 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -36,15 +37,14 @@ class Args:
     __slots__ = ()
     fields: ClassVar[tuple[Field, ...]]
     _numbers: ClassVar[Any]  # getters of several fields at once: a launch costs microseconds
-    _arrays: ClassVar[Any]  # of four arrays, or None
+    _arrays: ClassVar[Any]  # of two arrays or more, or None
 
     def words(self) -> list[int]:
         """The fields as the struct has them."""
         numbers: tuple[int, ...] = self._numbers(self)
         if self._arrays is None:
             return [*numbers]
-        a, b, c, d = self._arrays(self)
-        return [*numbers, *a, *b, *c, *d]
+        return [*numbers, *chain.from_iterable(self._arrays(self))]
 
     @classmethod
     def place(cls, name: str) -> int:
@@ -95,8 +95,8 @@ class PreparedArgs:
         values: tuple[Any, ...] = tuple(given.values())
         if not self._arrays:
             return [*order(values + self._shared)]
-        *numbers, a, b, c, d = values
-        return [*order((*numbers, *self._shared)), *a, *b, *c, *d]
+        numbers, arrays = values[: -self._arrays], values[-self._arrays :]
+        return [*order(numbers + self._shared), *chain.from_iterable(arrays)]
 
     def _order(self, given: tuple[str, ...]) -> Any:
         wanted = [field.name for field in self._table.fields]
@@ -121,8 +121,8 @@ def _table(cls: Table) -> Table:
     for name in made.__slots__:
         cuda, meaning = hints[name].__metadata__
         found.append(Field(name, cuda, meaning, get_args(hints[name])[0] is not int))
-    if sorted(found, key=lambda field: field.array) != found or sum(f.array for f in found) % 4:
-        raise TypeError(f"{cls.__name__} needs its arrays last, none or four")
+    if sorted(found, key=lambda field: field.array) != found or sum(f.array for f in found) == 1:
+        raise TypeError(f"{cls.__name__} needs its arrays last, and not a single one")
     numbers = [field.name for field in found if not field.array]
     arrays = [field.name for field in found if field.array]
     made.fields = tuple(found)
@@ -216,6 +216,54 @@ class BackwardArgs(Args):
 
 
 @_table
+class StepForwardArgs(Args):
+    """Of `step_forward`, one step (T = 1) of one layer and direction."""
+
+    weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
+    w_ih: Annotated[int, "const storage_t*", "W_ih [GATES, units, inputs], or null"] = 0
+    x: Annotated[
+        int, "const storage_t*", "[B, inputs]; without w_ih the input side [B, GATES, units]"
+    ]
+    x_row: Annotated[int, "int64", "values from a row to the next"]
+    x_gate: Annotated[int, "int64", "without w_ih: values from a gate to the next"] = 0
+    inputs: Annotated[int, "int64", "I, a multiple of 8"]
+    y: Annotated[int, "storage_t*", "out [B, units], by rows"]
+    y_row: Annotated[int, "int64", "values from a row to the next"]
+    saved: Annotated[
+        int, "storage_t*", "out [tiles of 8 rows, units / 8, 64 cells, SAVED] in planes, or null"
+    ] = 0
+    bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
+    bias_r: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    reset: Annotated[int, "const unsigned char*", "[B] of rows reset before the step, or null"] = 0
+    batch: Annotated[int, "int64", "B"]
+    units: Annotated[int, "int64", "H, a multiple of 8"]
+    initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
+    final: Annotated[States, "storage_t*", "out [B, units] each"]
+    all_states: Annotated[States, "storage_t*", "out [B, units] each, or null"]
+
+
+@_table
+class StepBackwardArgs(Args):
+    """Of `step_backward`, the derivative of one step of one layer and direction."""
+
+    saved: Annotated[int, "const storage_t*", "as forward wrote it"]
+    dy: Annotated[int, "const storage_t*", "[B, units], by rows; or null"] = 0
+    dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
+    d_gates: Annotated[int, "storage_t*", "out [B, PLANES, units]"]
+    sums: Annotated[int, "float*", "out [PLANES + VECTORS, units] over rows"]
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    batch: Annotated[int, "int64", "B"]
+    units: Annotated[int, "int64", "H, a multiple of 8"]
+    d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    d_all_states: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    d_initial: Annotated[
+        States, "storage_t*", "out [B, units] each without what R passes on, or null"
+    ]
+
+
+@_table
 class PermuteWeightsArgs(Args):
     """Of `permute_weights`."""
 
@@ -301,6 +349,7 @@ class SortLengthsArgs(Args):
 
 
 LOOPS: dict[str, type[Args]] = {"forward": ForwardArgs, "backward": BackwardArgs}
+STEPS: dict[str, type[Args]] = {"step_forward": StepForwardArgs, "step_backward": StepBackwardArgs}
 PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
     "permute_weights": PermuteWeightsArgs,
     "copy_rows": CopyRowsArgs,

@@ -1,0 +1,119 @@
+"""A single step of a layer and direction, T = 1: its kernels, and their launches."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from openrnn.backends.fused import kernels, prepared
+from openrnn.backends.fused.copies import aligned, copied, dense
+from openrnn.backends.fused.launches import Launches, Weights, address
+from openrnn.backends.fused.layer import LayerKernels
+from openrnn.backends.fused.layer_gradients import LayerGradients
+from openrnn.codegen.config import StepConfig
+from openrnn.kernels.cuda.args import STEPS, PreparedArgs
+from openrnn.memo import memo
+from openrnn.native import nvrtc
+from openrnn.schedule import Chunk
+from openrnn.tuning import single_step
+
+States = Sequence[Tensor | None]
+
+
+class PreparedStep:
+    """The kernel of a step for a batch size, loaded.
+
+    Args:
+        inputs: values of a row that the layer reads.
+
+    Attributes:
+        args: its arguments, of which each launch gives addresses and strides.
+        blocks: of a launch.
+    """
+
+    def __init__(self, layer: LayerKernels, batch: int, kind: str, inputs: int) -> None:
+        arch = nvrtc.arch_of(torch.cuda.get_device_capability(layer.device))
+        configs = [single_step.BACKWARD]
+        shared = {"batch": batch, "units": layer.hidden}
+        if kind == "step_forward":
+            configs = [*single_step.forward(layer.gates, inputs, layer.hidden, batch)]
+            shared["inputs"] = inputs
+        made, config = kernels.best_step(configs, layer.cell, layer.name, arch)
+        self.config: StepConfig = config
+        self.kernel = nvrtc.loaded(made, 1, config.threads, config.shared(layer.cell), layer.device)
+        self.args = PreparedArgs(STEPS[kind], **shared)
+        parts = -(-batch // (8 * config.tiles)) if kind == "step_forward" else 1
+        self.blocks = layer.hidden // 8 * parts
+
+
+step_for = memo(4096)(PreparedStep)
+
+
+def launch_forward(
+    launches: Launches, weights: Weights, x: Tensor, y: Tensor, saved: Tensor | None,
+    finals: States, all_states: States,
+) -> None:  # fmt: skip
+    """Launches the step of a layer and direction.
+
+    Args:
+        x (1, B, I), y (1, B, D*H): what the layer reads, and writes.
+        saved: memory for saved activations of this layer and direction, or None.
+        finals, all_states: of all layers and directions.
+    """
+    layer, call = weights.layer, launches.call
+    if not (x.stride(-1) == 1 and aligned(x)):
+        x = copied(x)
+    inputs = x.shape[2]
+    step = step_for(layer, launches.batch, "step_forward", inputs)
+    w_ih = None if weights.w_ih is None else dense(weights.w_ih)
+    words = step.args.words(
+        weight=weights.recurrent.data_ptr(),
+        w_ih=address(w_ih),
+        x=x.data_ptr(),
+        x_row=x.stride(1),
+        x_gate=0,  # a skip input is the same for all gates
+        y=y.data_ptr() + layer.direction * layer.hidden * y.element_size(),
+        y_row=y.stride(1),
+        saved=address(saved),
+        bias_x=address(weights.b_ih),
+        bias_r=address(weights.b_hh),
+        vectors=address(weights.unit_vectors),
+        reset=address(launches.reset),
+        initial=launches.states(layer, call.states),
+        reset_state=launches.states(layer, call.reset_states),
+        final=launches.states(layer, finals),
+        all_states=launches.states(layer, all_states),
+    )
+    step.kernel.launch(step.blocks, words)
+
+
+def launch_backward(
+    launches: Launches, at: LayerGradients, chunk: Chunk, saved: Tensor,
+    grads: tuple[States, States], d_initial: States,
+) -> None:  # fmt: skip
+    """Launches the derivative of the step, and the product that passes gradients on to h before it.
+
+    Args:
+        grads: of the final states, and of the states of all steps.
+        d_initial: memory for the gradients of the initial states.
+    """
+    layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
+    step = step_for(layer, launches.batch, "step_backward", 0)
+    d_before = launches.states(layer, d_initial)
+    words = step.args.words(
+        saved=saved.data_ptr(),
+        dy=address(dy),
+        dy_row=0 if dy is None else dy.stride(1),
+        d_gates=d_gates.data_ptr(),
+        sums=at.sums_of(chunk),
+        vectors=address(at.weights.unit_vectors),
+        d_final=launches.states(layer, grads[0]),
+        d_all_states=launches.states(layer, grads[1]),
+        d_initial=d_before,
+    )
+    step.kernel.launch(step.blocks, words)
+    if d_before[0]:
+        right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
+        product = prepared.input_gradient(layer, layer.hidden, launches.batch)
+        rows = at.weights.recurrent_rows.data_ptr()
+        product.run(d_gates.data_ptr() + right, rows, d_before[0], True)

@@ -1,0 +1,51 @@
+"""Which calls are single steps that have kernels of their own, and the configurations of these.
+
+A time loop first loads all of R, which pays from the second step on. One step reads each weight
+once instead, so T = 1 is a problem of its own.
+"""
+
+from collections.abc import Iterator
+
+from openrnn.codegen.config import StepConfig
+from openrnn.spec import Problem
+
+MOST_ROWS = 64  # of the batch: beyond it a GEMM and a loop share the work better
+MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
+LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
+BACKWARD_WARPS = 8
+
+
+def takes(problem: Problem, steps: int, batch: int) -> bool:
+    """Whether the step kernels run a forward pass: one step of few rows, in whole 16 bytes."""
+    spec = problem.spec
+    inputs = {spec.layer_input(layer) for layer in range(spec.num_layers)}
+    whole = spec.hidden_size % 8 == 0 and all(size % 8 == 0 for size in inputs)
+    masked = problem.lengths or (problem.reset and spec.bidirectional)
+    again = problem.grad and spec.recompute != "none"
+    return steps == 1 and batch <= MOST_ROWS and whole and not masked and not again
+
+
+def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bool:
+    """The same for the backward pass.
+
+    Args:
+        before: gradients of initial or reset states are wanted.
+    """
+    return takes(problem, steps, batch) and not (problem.reset and before)
+
+
+def forward(gates: int, inputs: int, hidden: int, batch: int) -> Iterator[StepConfig]:
+    """The forward kernels of a layer, best first; a later one has fewer registers to fill."""
+    fragments = -(-gates // 2)
+    most = max(1, MOST_SUMS // fragments)
+    tiles = min((tiles for tiles in (1, 2, 4) if 8 * tiles >= batch), default=4)
+    while tiles > most:
+        tiles //= 2
+    while tiles:
+        if tiles < 4 and inputs + hidden >= LARGE_K:
+            yield StepConfig("step_forward", tiles, 16)
+        yield StepConfig("step_forward", tiles, 8)
+        tiles //= 2
+
+
+BACKWARD = StepConfig("step_backward", 1, BACKWARD_WARPS)
