@@ -1,9 +1,11 @@
 """How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, schedules
+from openrnn.backends.fused import kernels, wavefronts
+from openrnn.codegen.config import KernelConfig
+from openrnn.native import nvrtc
 from openrnn.spec import Problem
-from openrnn.tuning import plan
+from openrnn.tuning import plan, single_step
 from openrnn.tuning.limits import Limits
 
 
@@ -19,6 +21,10 @@ def describe(problem: Problem) -> list[str]:
     kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
     lines = []
     for kind, flags in kinds:
+        step = _of_step(problem, kind)
+        if step is not None:
+            lines.append(step)
+            continue
         batch_tiles, again = (batch + 7) // 8, "save" in flags and spec.recompute != "none"
         name = f"{kind} again" if again else kind
         found = kernels.best(
@@ -42,12 +48,45 @@ def describe(problem: Problem) -> list[str]:
             f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
             f"{time:.2f} us a step by the model"
         )
-        steps = problem.steps or 0
-        front = schedules.wavefront_of(problem, kind, flags, steps, batch, True) if steps else None
-        if front is not None:
-            lines.append(
-                f"{name} as a wavefront: {spec.num_layers} layers at the same time, each "
-                f"{-(-steps // front.chunks)} steps behind the one before; {front.us:,.0f} us by "
-                f"the model, layer by layer {front.in_turn:,.0f}"
-            )
+        lines += _of_stack(problem, name, kind, flags, config)
     return lines
+
+
+def _of_stack(
+    problem: Problem, name: str, kind: str, flags: plan.Flags, config: KernelConfig
+) -> list[str]:
+    """A line where the layers run as a wavefront, or were to and do not."""
+    spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
+    if not steps:
+        return []
+    found = wavefronts.wavefront_of(problem, kind, flags, steps, batch, True)
+    if found is not None and config.clusters == 1:
+        return [
+            f"{name} as a wavefront: {spec.num_layers} layers at the same time, each "
+            f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
+            f"the model, layer by layer {found.in_turn:,.0f}"
+        ]
+    if not spec.wavefront:
+        return []
+    why = wavefronts.refusal(problem, steps, batch)
+    why = why or "its kernel is a grid, whose blocks must all run at once"
+    return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
+
+
+def _of_step(problem: Problem, kind: str) -> str | None:
+    """The line of a kernel, "forward" or "backward", of a single step; None where loops run."""
+    spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
+    if problem.capability is None or not single_step.takes(problem, steps, batch):
+        return None
+    configs = iter([single_step.BACKWARD])
+    if kind == "forward":
+        configs = single_step.forward(len(spec.gates), spec.input_size, spec.hidden_size, batch)
+    elif not single_step.differentiates(problem, steps, batch, True):
+        return None
+    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    made, config = kernels.best_step(configs, cell, dtype, nvrtc.arch_of(problem.capability))
+    parts = -(-batch // (8 * config.tiles)) if kind == "forward" else 1
+    return (
+        f"{kind} of a single step: {spec.hidden_size // 8 * parts} blocks of {config.threads} "
+        f"threads, {made.resources.registers} registers"
+    )

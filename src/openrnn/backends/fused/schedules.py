@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from openrnn import schedule
-from openrnn.backends.base import Call, Needs, traced
+from openrnn.backends.base import Call, Needs
 from openrnn.backends.fused import kernels, prepared
 from openrnn.backends.fused.layer import (
     BackwardFlags,
@@ -20,13 +20,13 @@ from openrnn.backends.fused.layer import (
     layer_kernels,
     names_of,
 )
-from openrnn.codegen.cuda import planes
+from openrnn.backends.fused.wavefronts import wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
-from openrnn.tuning import chunks, measured, overlap, plan, single_step, wavefront
+from openrnn.tuning import chunks, overlap, plan, single_step
 
 # a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
 AT_ONCE = 30
@@ -175,27 +175,6 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
         return None
     edges = chunks.even(found.chunks, key.steps)
     return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
-
-
-def wavefront_of(
-    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
-) -> wavefront.Wavefront | None:
-    """The wavefront of a problem whose device is known, by values alone; None: layer by layer."""
-    spec, cell = problem.spec, traced(problem.spec)
-    stack = spec.num_layers > 1 and not spec.bidirectional and spec.hidden_size % 8 == 0
-    plain = spec.input_mode == "linear" and not (problem.grad and spec.recompute == "gates")
-    if not steps or spec.wavefront == 0 or not stack or not plain or problem.capability is None:
-        return None
-    step = batch * len(planes(cell)) * spec.hidden_size * problem.dtype.itemsize
-    if spec.num_layers * steps * step > chunks.LARGEST_WAVEFRONT:  # gate gradients
-        return None
-    after = 2 * spec.hidden_size if kind == "backward" and wanted else 0
-    asked = wavefront.Stack(
-        kind, flags, cell, str(problem.dtype).removeprefix("torch."), spec.hidden_size,
-        spec.num_layers, spec.hidden_size, after, problem.capability,
-        problem.processors or measured.PROCESSORS,
-    )  # fmt: skip
-    return wavefront.best(asked, steps, batch, spec.wavefront)
 
 
 def _at_once(

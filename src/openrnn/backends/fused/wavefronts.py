@@ -1,0 +1,50 @@
+"""Which problems run as a wavefront, by values alone: see `tuning/wavefront.py` for the cut."""
+
+from openrnn.backends.base import traced
+from openrnn.codegen.cuda import planes
+from openrnn.spec import Problem
+from openrnn.tuning import chunks, measured, plan, wavefront
+
+
+def refusal(problem: Problem, steps: int, batch: int) -> str | None:
+    """Why the layers of a stack run one after the other; None where they need not."""
+    spec = problem.spec
+    if spec.num_layers == 1:
+        return "there is one layer"
+    if spec.bidirectional:
+        return "a layer of two directions needs all steps of the one below"
+    if spec.hidden_size % 8:
+        return f"hidden_size {spec.hidden_size}, needs a multiple of 8"
+    if spec.input_mode != "linear":
+        return "a skip input has no product to cut"
+    if problem.grad and spec.recompute == "gates":
+        return "recompute='gates' has time chunks of its own"
+    step = batch * len(planes(traced(spec))) * spec.hidden_size * problem.dtype.itemsize
+    bytes_ = spec.num_layers * steps * step
+    if bytes_ > chunks.LARGEST_WAVEFRONT:
+        most = chunks.LARGEST_WAVEFRONT >> 20
+        return f"its gate gradients would take {bytes_ >> 20} MiB at once, at most {most}"
+    return None
+
+
+def wavefront_of(
+    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
+) -> wavefront.Wavefront | None:
+    """The wavefront of a problem whose device is known; None: layer by layer.
+
+    Args:
+        kind, flags: of the loops.
+        wanted: gradients of weights are.
+    """
+    spec = problem.spec
+    if spec.wavefront == 0 or not steps or problem.capability is None:
+        return None
+    if refusal(problem, steps, batch) is not None:
+        return None
+    asked = wavefront.Stack(
+        kind, flags, traced(spec), str(problem.dtype).removeprefix("torch."), spec.hidden_size,
+        spec.num_layers, spec.hidden_size,
+        2 * spec.hidden_size if kind == "backward" and wanted else 0,
+        problem.capability, problem.processors or measured.PROCESSORS,
+    )  # fmt: skip
+    return wavefront.best(asked, steps, batch, spec.wavefront)

@@ -1,0 +1,77 @@
+"""Small calls of every kind of CUDA kernel and schedule, for NVIDIA's compute-sanitizer.
+
+    compute-sanitizer --tool racecheck python3 -m tests.sanitize --part 0 --parts 4
+
+Each case is named before it runs, so that a report can be told to belong to it. The sanitizer
+itself says what is wrong; here a result that is no number ends the run.
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+
+import openrnn
+from openrnn import cells
+
+BF16, TF32 = torch.bfloat16, torch.float32
+Case = dict[str, object]
+
+
+def cases() -> Iterator[Case]:
+    """Blocks, clusters and grids with and without masks; both directions, stacks, single steps."""
+    for cell in ("lstm", "gru"):
+        for hidden in (24, 37, 256, 1031):
+            for dtype in (BF16, TF32):
+                yield {"cell": cell, "hidden": hidden, "dtype": dtype}
+                yield {"cell": cell, "hidden": hidden, "dtype": dtype, "masks": True}
+        yield {"cell": cell, "hidden": 64, "bidirectional": True, "steps": 120}
+        yield {"cell": cell, "hidden": 64, "layers": 3, "wavefront": 3, "steps": 11}
+        yield {"cell": cell, "hidden": 256, "layers": 3, "wavefront": 3, "masks": True}
+        for hidden, batch in ((64, 3), (256, 33), (1024, 16)):
+            for dtype in (BF16, TF32):
+                yield {
+                    "cell": cell, "hidden": hidden, "batch": batch, "dtype": dtype, "steps": 1,
+                }  # fmt: skip
+
+
+def run(
+    cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
+    layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
+    masks: bool = False,
+) -> None:  # fmt: skip
+    """One training call, with initial states."""
+    torch.manual_seed(0)
+    layer = openrnn.Recurrent(
+        getattr(cells, cell), 16, hidden, layers, bidirectional=bidirectional,
+        wavefront=wavefront, backend="fused", device="cuda", dtype=dtype,
+    )  # fmt: skip
+    x = torch.randn(steps, batch, 16, device="cuda", dtype=dtype, requires_grad=True)
+    shape = layer.spec.chains, batch, hidden
+    states = tuple(torch.zeros(shape, device="cuda", dtype=dtype) for _ in layer.spec.states)
+    given = {}
+    if masks:
+        given["lengths"] = torch.arange(batch, device="cuda") % (steps + 1)
+        given["reset"] = torch.arange(steps * batch, device="cuda").view(steps, batch) % 7 == 0
+    y, *_ = layer(x, states if len(states) > 1 else states[0], **given)
+    grads = torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+    if not all(bool(one.isfinite().all()) for one in (y, *grads)):
+        raise SystemExit("a result is not finite")
+
+
+def main() -> None:
+    """Runs the cases of a part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=int, default=0, help="which of the parts to run, from 0")
+    parser.add_argument("--parts", type=int, default=1, help="how many there are")
+    asked = parser.parse_args()
+    chosen = [*cases()][asked.part :: asked.parts]
+    for number, case in enumerate(chosen):
+        print(f"case {number + 1} of {len(chosen)}: {case}", flush=True)
+        run(**case)  # type: ignore[arg-type]
+        torch.cuda.synchronize()
+    print("all cases ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Single steps without a GPU: when they run, what is compiled, what launches are given.
+
+The kernels are pretended: they do with torch what the CUDA source says, on the memory that a launch
+names, so that results can be compared with the reference.
+"""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from cases import CELLS
+from test_fused_launches import clear_caches
+from test_fused_products import at, copy_rows, multiply, permute_weights
+
+from openrnn import schedule
+from openrnn.backends.base import Call, Cotangents, Needs
+from openrnn.backends.fused import backend, kernels, schedules
+from openrnn.backends.fused import single_step as steps
+from openrnn.cells import lookup
+from openrnn.codegen import cuda
+from openrnn.codegen.config import StepConfig, saved_names
+from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.kernels.cuda.args import PLAIN, STEPS
+from openrnn.native import cublaslt, nvrtc
+from openrnn.params import module_slots
+from openrnn.schedule import Chunking
+from openrnn.spec import Problem
+from openrnn.tuning import single_step
+
+ABSENT = nvrtc.absent()
+TRACED = {name: cell for name, cell in CELLS.items() if not cell.dependent_product}
+HIDDEN, BATCH, WIDTH = 16, 5, 24
+
+
+def problem(name="lstm", dtype=torch.bfloat16, device="cuda", hidden=64, inputs=24, **given):
+    asked = ("grad", "lengths", "reset", "training")
+    options = {key: given.pop(key) for key in asked if key in given}
+    spec = CELLS[name].spec(inputs, hidden, **given)
+    return Problem(spec, dtype, device, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "batch", "runs"),
+    [({}, 1, 64, True), ({}, 1, 65, False), ({}, 2, 1, False), ({"hidden": 60}, 1, 1, False),
+     ({"inputs": 20}, 1, 1, False), ({"lengths": True}, 1, 1, False),
+     ({"reset": True}, 1, 1, True), ({"reset": True, "bidirectional": True}, 1, 1, False),
+     ({"bidirectional": True, "num_layers": 2}, 1, 1, True),
+     ({"recompute": "gates", "grad": True}, 1, 1, False), ({"recompute": "gates"}, 1, 1, True)],
+    ids=str,
+)  # fmt: skip
+def test_which_calls_are_single_steps(given, steps, batch, runs):
+    assert single_step.takes(problem(**given), steps, batch) is runs
+
+
+def test_a_backward_pass_with_resets_and_gradients_of_states_is_a_loop():
+    asked = problem(reset=True, grad=True)
+    assert single_step.differentiates(asked, 1, 1, False)
+    assert not single_step.differentiates(asked, 1, 1, True)
+    assert single_step.differentiates(problem(grad=True), 1, 1, True)
+
+
+@pytest.mark.parametrize("gates", [1, 3, 4, 8, 16])
+@pytest.mark.parametrize("batch", [1, 8, 9, 64])
+@pytest.mark.parametrize("hidden", [64, 1024])
+def test_configurations_cover_the_batch_with_as_many_sums_as_registers_hold(gates, batch, hidden):
+    found = [*single_step.forward(gates, hidden, hidden, batch)]
+    assert found
+    assert all(one.tiles * -(-gates // 2) <= max(single_step.MOST_SUMS, 8) for one in found)
+    assert found[-1].tiles == 1
+    assert all(one.tiles <= one.warps for one in found)  # each tile has a warp that ends it
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", TRACED)
+def test_what_runs_spills_nothing(name, dtype):
+    cell = trace(TRACED[name])
+    for batch in (1, 32):
+        for arch in ("sm_80", "sm_90"):
+            configs = single_step.forward(len(cell.gates), 1024, 1024, batch)
+            made, config = kernels.best_step(configs, cell, dtype, arch)
+            assert made.resources.spilled == 0
+            assert made.resources.registers * config.threads <= 65536
+    made = kernels.step_binary(cell, dtype, single_step.BACKWARD, "sm_90")
+    assert made.resources.spilled == 0
+
+
+def test_its_schedule_has_neither_loop_nor_input_product():
+    chunkings = ((Chunking((0, 1), step=True),) * 2,) * 2
+    forward = schedule.show(schedule.forward(chunkings, dropout=True))
+    assert [line.split()[1] for line in forward] == [
+        *["begin_layer", "step"] * 2, "dropout", *["begin_layer", "step"] * 2
+    ]  # fmt: skip
+    backward = schedule.show(schedule.backward(chunkings))
+    each = ["begin_layer", "step", "gradient_products", "finish_weights"]
+    assert [line.split()[1] for line in backward] == each * 4
+
+
+def named(table, words, states):
+    """The arguments of a launch by name."""
+    rest = iter(words)
+    taken = {
+        field.name: [next(rest) for _ in range(states)] if field.array else next(rest)
+        for field in table.fields
+    }
+    assert next(rest, None) is None
+    return SimpleNamespace(**taken)
+
+
+def rows(address, width, stride=None):
+    """The rows of the batch that lie there; zeros where the address is null."""
+    return at(address, (BATCH, width), stride) if address else torch.zeros(BATCH, width)
+
+
+class Kernel:
+    """A kernel whose launches are done here."""
+
+    threads = 256
+
+    def __init__(self, kind, cell):
+        self.kind, self.cell, self.traced = kind, cell, trace(cell)
+
+    def launch(self, blocks, words, event=0):
+        table = {**STEPS, **PLAIN}[self.kind]
+        args = named(table, words, len(self.cell.states))
+        if self.kind == "step_forward":
+            assert blocks == HIDDEN // 8  # all five rows are in one tile
+        run = {"permute_weights": permute_weights, "copy_rows": copy_rows}
+        run.get(self.kind, getattr(self, self.kind, None))(args)
+
+    def reset_rows(self, args):
+        if not args.reset:
+            return torch.zeros(BATCH, dtype=torch.bool)
+        raw = (ctypes.c_uint8 * BATCH).from_address(args.reset)
+        return torch.from_numpy(numpy.ctypeslib.as_array(raw)) != 0
+
+    def vectors(self, args):
+        count = len(self.cell.unit_params)
+        return tuple(at(args.vectors, (count, HIDDEN))) if count else ()
+
+    def saved(self, args):
+        """Memory for saved activations, a row of H values for each and each of 8 rows."""
+        return at(args.saved, (len(saved_names(self.traced)), 8 * HIDDEN))
+
+    def step_forward(self, args):
+        gates, reset = len(self.cell.gates), self.reset_rows(args)[:, None]
+        before = [
+            torch.where(reset, rows(other, HIDDEN), rows(first, HIDDEN))
+            for first, other in zip(args.initial, args.reset_state)
+        ]
+        if args.w_ih:
+            x = rows(args.x, args.inputs, args.x_row)
+            x = x @ at(args.w_ih, (gates * HIDDEN, args.inputs)).T
+        else:
+            assert args.x_gate == 0
+            x = rows(args.x, HIDDEN, args.x_row).repeat(1, gates)
+        r = before[0] @ at(args.weight, (gates * HIDDEN, HIDDEN)).T
+        x = x + (at(args.bias_x, (1, gates * HIDDEN)) if args.bias_x else 0)
+        r = r + (at(args.bias_r, (1, gates * HIDDEN)) if args.bias_r else 0)
+        x, r = x.split(HIDDEN, 1), r.split(HIDDEN, 1)
+        after = self.cell.step(x, r, tuple(before), self.vectors(args), torch.clone)
+        rows(args.y, HIDDEN, args.y_row).copy_(after[0])
+        for place, state in zip([*args.final, *args.all_states], [*after, *after]):
+            if place:
+                rows(place, HIDDEN).copy_(state)
+        if args.saved:
+            values = {f"s_{name}": one for name, one in zip(self.cell.states, before)}
+            for gate, left, right in zip(self.cell.gates, x, r):
+                values |= {f"a_{gate}": left + right, f"x_{gate}": left, f"r_{gate}": right}
+            for line, name in zip(self.saved(args), saved_names(self.traced)):
+                line[: BATCH * HIDDEN].copy_(values[name].flatten())
+
+    @torch.enable_grad()
+    def step_backward(self, args):
+        values = {
+            name: line[: BATCH * HIDDEN].view(BATCH, HIDDEN).clone().requires_grad_()
+            for name, line in zip(saved_names(self.traced), self.saved(args))
+        }
+        zero = torch.zeros(BATCH, HIDDEN)
+
+        def value(name):  # what is not saved has no part in the derivative, but in its size
+            return values.setdefault(name, zero.clone().requires_grad_())
+
+        apart = self.traced.apart
+        x = tuple(value(f"x_{g}" if g in apart else f"a_{g}") for g in self.cell.gates)
+        r = tuple(value(f"r_{g}") if g in apart else zero for g in self.cell.gates)
+        states = tuple(value(f"s_{name}") for name in self.cell.states)
+        vectors = tuple(one.clone().requires_grad_() for one in self.vectors(args))
+        after = self.cell.step(x, r, states, vectors, torch.clone)
+        grads = [
+            rows(first, HIDDEN) + rows(second, HIDDEN)
+            for first, second in zip(args.d_final, args.d_all_states)
+        ]
+        grads[0] = grads[0] + rows(args.dy, HIDDEN, args.dy_row)
+        planes = [values[name[1:]] for name in cuda.planes(self.traced)]
+        found = torch.autograd.grad(
+            after, [*planes, *states, *vectors], grads, allow_unused=True, materialize_grads=True
+        )
+        d_gates, d_before = found[: len(planes)], found[len(planes) :]
+        rows(args.d_gates, len(planes) * HIDDEN).copy_(torch.cat(d_gates, 1).detach())
+        sums = [*(one.sum(0) for one in d_gates), *d_before[len(states) :]]
+        at(args.sums, (len(sums), HIDDEN)).copy_(torch.stack(sums).detach())
+        for place, grad in zip(args.d_initial, d_before):
+            if place:
+                rows(place, HIDDEN).copy_(grad.detach())
+
+    def reduce_bias_gradients(self, args):
+        sums = at(args.sums, (args.planes + args.vectors, HIDDEN))
+        first = args.planes - args.gates
+        sides = (args.input_bias, args.left, 0), (args.recurrent_bias, args.right, first)
+        for place, order, start in sides:
+            if place:
+                taken = [start + (order >> 4 * gate & 15) for gate in range(args.gates)]
+                at(place, (args.gates, HIDDEN)).copy_(sums[taken])
+        if args.unit_vectors:
+            at(args.unit_vectors, (args.vectors, HIDDEN)).copy_(sums[args.planes :])
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A call of some cell and options, whose kernels and products run here."""
+    monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    monkeypatch.setattr(cublaslt.Product, "run", multiply)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+    def call(name, states=True, **given):
+        cell = lookup(name)
+        made = SimpleNamespace()
+
+        def best(configs, cell, dtype, arch):
+            return made, next(iter(configs))
+
+        def loaded(binary, cluster, threads, shared, device):
+            assert binary is made
+            return Kernel(made.kind, cell)
+
+        class Prepared(steps.PreparedStep):
+            def __init__(self, layer, batch, kind, inputs):
+                made.kind = kind
+                super().__init__(layer, batch, kind, inputs)
+
+        monkeypatch.setattr(kernels, "best_step", best)
+        monkeypatch.setattr(steps.nvrtc, "loaded", loaded)
+        monkeypatch.setattr(steps, "step_for", Prepared)
+        monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, cell))
+        clear_caches()
+        masks = {key: given.pop(key) for key in ("reset", "reset_states") if key in given}
+        asked = problem(
+            name, torch.float32, "cpu", HIDDEN, given.pop("inputs", WIDTH), grad=True,
+            reset="reset" in masks, **given,
+        )  # fmt: skip
+        spec = asked.spec
+        before = [torch.randn(spec.chains, BATCH, HIDDEN) for _ in spec.states] if states else []
+        params = [torch.randn(slot.shape) / 4 for slot in module_slots(spec)]
+        return Call(asked, torch.randn(1, BATCH, spec.input_size), before, params, **masks)
+
+    yield call
+    clear_caches()
+
+
+CASES = [
+    {}, {"states": False}, {"num_layers": 2}, {"bidirectional": True, "num_layers": 2},
+    {"input_mode": "skip", "inputs": HIDDEN}, {"bias_mode": "none"}, {"bias_mode": "input"},
+    {"bias_mode": "recurrent"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize("name", TRACED)
+def test_results_and_gradients_are_those_of_the_reference(pretended, name, options):
+    call = pretended(name, **options)
+    count, params = len(call.states), len(call.params)
+    needs = Needs(True, (True,) * count, (True,) * params, ())
+    check(call, needs)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["to zeros", "to given states"])
+@pytest.mark.parametrize("states", [False, True], ids=["from zeros", "from states"])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_resets(pretended, name, states, given):
+    """Without gradients of states: with these, backward is a loop."""
+    reset = torch.tensor([[True, False, False, True, False]])
+    others = [torch.randn(1, BATCH, HIDDEN) for _ in lookup(name).states] if given else []
+    call = pretended(name, states, reset=reset, reset_states=others)
+    nothing = (False,) * len(call.states)
+    check(call, Needs(True, nothing, (True,) * len(call.params), (False,) * len(others)))
+
+
+@torch.no_grad()
+def check(call, needs):
+    """Compares both passes with the reference."""
+    fused, reference = BACKENDS["fused"], BACKENDS["reference"]
+    out, want = fused.forward(call), reference.forward(call)
+    key = schedules.ScheduleKey.of(call, False, 0)
+    assert {one.verb for one in schedules.forward(key)} == {"begin_layer", "step"}
+    for one, other in zip([out.y, *out.finals], [want.y, *want.finals], strict=True):
+        torch.testing.assert_close(one, other)
+    grads = Cotangents(torch.randn_like(out.y), [torch.randn_like(one) for one in out.finals], [])
+    found = fused.backward(call, out.y, out.reserve, grads, needs)
+    wanted = reference.backward(call, out.y, [], grads, needs)
+    pairs = zip(
+        [found.x, *found.states, *found.params], [wanted.x, *wanted.states, *wanted.params],
+        strict=True,
+    )  # fmt: skip
+    for one, other in pairs:
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_without_a_whole_number_of_groups_is_refused_by_value():
+    assert StepConfig("step_forward", 4, 8).shared(trace(TRACED["lstm"])) == 8 * 2 * 4 * 512
+    assert not single_step.takes(problem(hidden=63), 1, 1)
