@@ -202,22 +202,20 @@ class Kernel:
         )
         d_gates, d_before = found[: len(planes)], found[len(planes) :]
         rows(args.d_gates, len(planes) * HIDDEN).copy_(torch.cat(d_gates, 1).detach())
-        sums = [*(one.sum(0) for one in d_gates), *d_before[len(states) :]]
-        at(args.sums, (len(sums), HIDDEN)).copy_(torch.stack(sums).detach())
+        gates = len(self.cell.gates)
+        sides = (args.input_bias, args.left, 0), (args.recurrent_bias, args.right, 1)
+        for place, order, recurrent in sides:
+            if place:
+                first = (len(planes) - gates) * recurrent
+                taken = [first + (order >> 4 * gate & 15) for gate in range(gates)]
+                sums = torch.stack([d_gates[plane].sum(0) for plane in taken])
+                at(place, (gates, HIDDEN)).copy_(sums.detach())
+        if vectors:
+            sums = torch.stack(d_before[len(states) :])
+            at(args.d_vectors, (len(vectors), HIDDEN)).copy_(sums.detach())
         for place, grad in zip(args.d_initial, d_before):
             if place:
                 rows(place, HIDDEN).copy_(grad.detach())
-
-    def reduce_bias_gradients(self, args):
-        sums = at(args.sums, (args.planes + args.vectors, HIDDEN))
-        first = args.planes - args.gates
-        sides = (args.input_bias, args.left, 0), (args.recurrent_bias, args.right, first)
-        for place, order, start in sides:
-            if place:
-                taken = [start + (order >> 4 * gate & 15) for gate in range(args.gates)]
-                at(place, (args.gates, HIDDEN)).copy_(sums[taken])
-        if args.unit_vectors:
-            at(args.unit_vectors, (args.vectors, HIDDEN)).copy_(sums[args.planes :])
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class Backward(ForwardLoops):
                 self._dy = self._dx.pop(layer + 1)
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
-        chunking, parts = self.chunkings[layer][direction], 1
+        chunking, parts = self.chunkings[layer][direction], 0
         if not chunking.step:
             loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
             self._backward_loops[layer, direction], parts = loop, loop.parts

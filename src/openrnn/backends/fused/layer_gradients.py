@@ -33,11 +33,19 @@ class LayerTensors(NamedTuple):
     dx: Tensor | None
 
 
+class Biases(NamedTuple):
+    """Gradients of both biases and of all unit vectors; None where there are none or not wanted."""
+
+    input: Tensor | None
+    recurrent: Tensor | None
+    unit_vectors: Tensor | None
+
+
 class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
     Args:
-        parts: of the sums over rows that the launch for a chunk leaves.
+        parts: of the sums over rows that the launch for a chunk leaves; 0: it adds them up itself.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
@@ -60,7 +68,10 @@ class LayerGradients:
         steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
         self._d_gates = launches.empty(steps, launches.batch, layer.width)
         rows = len(chunks) * parts
-        self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
+        self._sums: Tensor | None = None
+        if parts:
+            self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
+        self._biases: Biases | None = None
         self._adds = tensors.dx is not None
         self.dx = tensors.dx
         if wanted[0] and not self._adds:
@@ -84,6 +95,8 @@ class LayerGradients:
     def sums_of(self, chunk: Chunk) -> int:
         """Where a chunk's sums over steps and rows go, which give bias gradients."""
         sums = self._sums
+        if sums is None:
+            return 0
         return sums.data_ptr() + chunk.number * self._parts * sums.stride(0) * sums.itemsize
 
     def products(self, chunk: Chunk, of: str) -> None:
@@ -106,23 +119,34 @@ class LayerGradients:
         self._reduce_biases(found)
         return found
 
+    def biases(self) -> "Biases":
+        """Memory for the gradients of biases and unit vectors."""
+        if self._biases is None:
+            weights = self.weights
+
+            def room(like: Tensor | None, want: bool) -> Tensor | None:
+                return None if like is None or not want else torch.empty_like(like)
+
+            self._biases = Biases(
+                room(weights.b_ih, self.wanted[3]), room(weights.b_hh, self.wanted[4]),
+                # wanted or not, as the kernel writes all of them
+                room(weights.unit_vectors, True),
+            )  # fmt: skip
+        return self._biases
+
     def _reduce_biases(self, found: Found) -> None:
         """The gradients of biases and unit vectors, from the sums of all chunks."""
-        layer, weights = self.layer, self.weights
-        if weights.b_ih is not None and self.wanted[3]:
-            found[2] = torch.empty_like(weights.b_ih)
-        if weights.b_hh is not None and self.wanted[4]:
-            found[3] = torch.empty_like(weights.b_hh)
-        vectors: Tensor | None = None
-        if weights.unit_vectors is not None:  # wanted or not, as the kernel writes all of them
-            vectors = torch.empty_like(weights.unit_vectors)
+        layer, biases = self.layer, self.biases()
+        found[2], found[3], vectors = biases
+        if vectors is not None:
             wanted = self.wanted[6:]
             found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
-        elif found[2] is None and found[3] is None:
+        sums = self._sums
+        if sums is None or biases == (None, None, None):
             return
         rows = (2 * layer.gates + layer.vectors) * layer.hidden
         words = layer.reduce_bias_args.words(
-            sums=self._sums.data_ptr(), parts=self._sums.shape[0], input_bias=address(found[2]),
+            sums=sums.data_ptr(), parts=sums.shape[0], input_bias=address(found[2]),
             recurrent_bias=address(found[3]), unit_vectors=address(vectors),
         )  # fmt: skip
         kernel = layer.reduce_bias_gradients

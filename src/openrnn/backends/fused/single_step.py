@@ -35,6 +35,8 @@ class PreparedStep:
         arch = nvrtc.arch_of(torch.cuda.get_device_capability(layer.device))
         configs = [single_step.BACKWARD]
         shared = {"batch": batch, "units": layer.hidden}
+        if kind == "step_backward":
+            shared |= {"left": layer.left_word, "right": layer.right_word}
         if kind == "step_forward":
             configs = [*single_step.forward(layer.gates, inputs, layer.hidden, batch)]
             shared["inputs"] = inputs
@@ -99,13 +101,15 @@ def launch_backward(
     """
     layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
     step = step_for(layer, launches.batch, "step_backward", 0)
-    d_before = launches.states(layer, d_initial)
+    d_before, biases = launches.states(layer, d_initial), at.biases()
     words = step.args.words(
         saved=saved.data_ptr(),
         dy=address(dy),
         dy_row=0 if dy is None else dy.stride(1),
         d_gates=d_gates.data_ptr(),
-        sums=at.sums_of(chunk),
+        input_bias=address(biases.input),
+        recurrent_bias=address(biases.recurrent),
+        d_vectors=address(biases.unit_vectors),
         vectors=address(at.weights.unit_vectors),
         d_final=launches.states(layer, grads[0]),
         d_all_states=launches.states(layer, grads[1]),

@@ -252,10 +252,14 @@ class StepBackwardArgs(Args):
     dy: Annotated[int, "const storage_t*", "[B, units], by rows; or null"] = 0
     dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
     d_gates: Annotated[int, "storage_t*", "out [B, PLANES, units]"]
-    sums: Annotated[int, "float*", "out [PLANES + VECTORS, units] over rows"]
+    input_bias: Annotated[int, "storage_t*", "out [GATES, units], or null"] = 0
+    recurrent_bias: Annotated[int, "storage_t*", "out [GATES, units], or null"] = 0
+    d_vectors: Annotated[int, "storage_t*", "out [VECTORS, units]; null where VECTORS is 0"] = 0
     vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
     batch: Annotated[int, "int64", "B"]
     units: Annotated[int, "int64", "H, a multiple of 8"]
+    left: Annotated[int, "int64", "4 bits each: the plane of a gate on the input side"]
+    right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]
     d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     d_all_states: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     d_initial: Annotated[

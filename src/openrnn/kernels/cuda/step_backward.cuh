@@ -8,7 +8,8 @@
 #include "saved.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int SUMS = PLANES + VECTORS;  // over rows, of a unit
+constexpr int SUMS = PLANES + VECTORS;       // over rows, of a unit
+constexpr int RESULTS = 2 * GATES + VECTORS;  // gradients that such sums are
 
 // The gradients of the states of a cell after the step.
 INLINE void load_gradients(const StepBackwardArgs& args, int64 b, int unit,
@@ -43,6 +44,27 @@ INLINE void derive_row(const StepBackwardArgs& args, int64 b, int unit,
         if (args.d_initial[k]) args.d_initial[k][b * args.units + unit] = narrow(d_before[k]);
 }
 
+// A gradient that is a sum over rows: of a gate's bias, of its recurrent bias, or of a vector.
+struct Result {
+    storage_t* target;  // of all units, or null
+    int place;          // among the sums
+
+    INLINE Result(const StepBackwardArgs& args, int number) {
+        const int gate = number % GATES;
+        storage_t* matrix = args.d_vectors;
+        int row = number - 2 * GATES;
+        place = PLANES + row;
+        if (number < GATES) {
+            matrix = args.input_bias, row = gate;
+            place = int(args.left >> 4 * gate) & 15;
+        } else if (number < 2 * GATES) {
+            matrix = args.recurrent_bias, row = gate;
+            place = PLANES - GATES + (int(args.right >> 4 * gate) & 15);
+        }
+        target = matrix ? matrix + row * args.units : nullptr;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 step_backward(const __grid_constant__ StepBackwardArgs args) {
     __shared__ float parts[WARPS][SUMS][8];
@@ -69,10 +91,12 @@ step_backward(const __grid_constant__ StepBackwardArgs args) {
         if ((lane & 3) == 0) parts[warp][i][lane >> 2] = sum;
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < SUMS * 8; at += THREADS) {
+    for (int at = threadIdx.x; at < RESULTS * 8; at += THREADS) {
+        const Result result(args, at / 8);
+        if (!result.target) continue;
         float sum = 0.0f;
         #pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += parts[w][at / 8][at % 8];
-        args.sums[at / 8 * args.units + group * 8 + at % 8] = sum;
+        for (int w = 0; w < WARPS; ++w) sum += parts[w][result.place][at % 8];
+        result.target[group * 8 + at % 8] = narrow(sum);
     }
 }
