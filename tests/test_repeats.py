@@ -59,6 +59,12 @@ def hits(monkeypatch):
     return count
 
 
+def quantized(module):
+    whole = nn.Sequential(module)
+    openrnn.quantize(whole)
+    return whole[0]
+
+
 def remembered(module, x, hx):
     """The module after it has come to remember this call."""
     with torch.no_grad():
@@ -373,3 +379,49 @@ def test_sizes_that_come_once_are_not_kept():
             module(torch.randn(steps % 7 + 1, steps, WIDTH))
     assert len(module._repeats._known) <= repeats.KEYS
     assert not any(module._repeats._known.values())
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "int8"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_step_with_resets_returns_the_same(hits, kind, batched):
+    """As a policy acts: each mask is another one, and lies elsewhere."""
+    module = getattr(openrnn, "LSTM" if kind == "int8" else kind)(WIDTH, H, 2)
+    if kind == "int8":
+        module = quantized(module)
+    rows = (B,) if batched else ()
+    x = torch.randn(*rows, WIDTH)
+    state = torch.randn(2, *rows, H)
+    hx = state if kind == "GRU" else (state, torch.randn(2, *rows, H))
+    masks = (torch.rand(9, *rows) < 0.5).unbind(0)
+    with torch.no_grad():
+        wanted = [
+            flat(module.step(x, hx, reset=mask.float()))
+            for mask in masks  # never remembered
+        ]
+        assert hits == [0]
+        found = [flat(module.step(x, hx, reset=mask)) for mask in masks]
+        assert hits == [7]
+        plain = flat(module.step(x, hx))
+        assert hits == [7]
+    for one, other in zip(found, wanted):
+        assert all(map(torch.equal, one, other))
+    never = flat(copy.deepcopy(module).step(x, hx, reset=torch.zeros(rows, dtype=torch.bool)))
+    assert all(map(torch.equal, plain, never))
+
+
+def test_a_step_with_resets_that_is_not_remembered(hits):
+    """Where a gradient is recorded, and masks that lie in columns or on another device."""
+    module, x = openrnn.GRU(WIDTH, H), torch.randn(B, WIDTH)
+    column = torch.zeros(B, 3, dtype=torch.bool)[:, 1]
+    for _ in range(3):
+        y, _ = module.step(x, reset=column.contiguous())
+        assert y.requires_grad
+        with torch.no_grad():
+            module.step(x, reset=column)
+    assert hits == [0]
+    with torch.no_grad():
+        for _ in range(3):
+            module.step(x, reset=column.contiguous())
+        assert hits == [1]
+        with pytest.raises(ValueError, match="reset"):
+            module.step(x, reset=torch.zeros(B + 1, dtype=torch.bool))

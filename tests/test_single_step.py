@@ -17,7 +17,7 @@ from test_fused_products import at, copy_rows, multiply, permute_weights
 
 from openrnn import schedule
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, kernels, schedules
+from openrnn.backends.fused import backend, kernels, program, schedules
 from openrnn.backends.fused import single_step as steps
 from openrnn.cells import lookup
 from openrnn.codegen import cuda
@@ -26,6 +26,7 @@ from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import PLAIN, STEPS
 from openrnn.native import cublaslt, nvrtc
+from openrnn.native.recording import CURRENT
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
@@ -123,10 +124,26 @@ class Kernel:
 
     def __init__(self, kind, cell):
         self.kind, self.cell, self.traced = kind, cell, trace(cell)
+        self.made = SimpleNamespace(name=kind)
+        self.table = {**STEPS, **PLAIN}[kind]
 
     def launch(self, blocks, words, event=0):
-        table = {**STEPS, **PLAIN}[self.kind]
-        args = named(table, words, len(self.cell.states))
+        if CURRENT.recording is None:
+            self.run(blocks, words)
+        else:
+            CURRENT.recording.launch(self, blocks, words, event)
+
+    def enter(self):
+        pass
+
+    def launch_at(self, parameter, blocks, stream, event=0):
+        arrays = sum(field.array for field in self.table.fields)
+        count = len(self.table.fields) + arrays * (len(self.cell.states) - 1)
+        start = ctypes.c_void_p.from_address(parameter).value
+        self.run(blocks, [*(ctypes.c_int64 * count).from_address(start)])
+
+    def run(self, blocks, words):
+        args = named(self.table, words, len(self.cell.states))
         if self.kind == "step_forward":
             assert blocks == HIDDEN // 8  # all five rows are in one tile
         run = {"permute_weights": permute_weights, "copy_rows": copy_rows}
@@ -224,6 +241,8 @@ def pretended(monkeypatch):
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(cublaslt.Product, "run", multiply)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(program, "current_stream", lambda device: 0)
 
     def call(name, states=True, **given):
         cell = lookup(name)
@@ -248,8 +267,8 @@ def pretended(monkeypatch):
         clear_caches()
         masks = {key: given.pop(key) for key in ("reset", "reset_states") if key in given}
         asked = problem(
-            name, torch.float32, "cpu", HIDDEN, given.pop("inputs", WIDTH), grad=True,
-            reset="reset" in masks, **given,
+            name, torch.float32, "cpu", HIDDEN, given.pop("inputs", WIDTH),
+            grad=given.pop("grad", True), reset="reset" in masks, **given,
         )  # fmt: skip
         spec = asked.spec
         before = [torch.randn(spec.chains, BATCH, HIDDEN) for _ in spec.states] if states else []
@@ -286,6 +305,28 @@ def test_resets(pretended, name, states, given):
     call = pretended(name, states, reset=reset, reset_states=others)
     nothing = (False,) * len(call.states)
     check(call, Needs(True, nothing, (True,) * len(call.params), (False,) * len(others)))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@torch.no_grad()
+def test_a_step_that_repeats_has_new_addresses_alone(pretended, name, resets, num_layers):
+    """As a policy acts: other x, states and resets, which may lie at any address."""
+    given = {"reset": torch.zeros(1, BATCH, dtype=torch.bool)} if resets else {}
+    call = pretended(name, grad=False, num_layers=num_layers, **given)
+    fused = BACKENDS["fused"]
+    out = fused.forward(call)
+    run = fused.repeat(call, [tuple(one.shape) for one in (out.y, *out.finals)])
+    assert len(run.program.operations) == num_layers
+    for place in range(3):
+        masks = (torch.rand(3, BATCH) < 0.5)[place, None]
+        call.x, call.states = torch.randn_like(call.x), [*map(torch.randn_like, call.states)]
+        call.reset = masks if resets else None
+        every = [call.x, *call.params, *call.states, *([masks] if resets else [])]
+        want = BACKENDS["reference"].forward(call)
+        for one, other in zip(run(every), [want.y, *want.finals], strict=True):
+            torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()

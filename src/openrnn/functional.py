@@ -140,7 +140,7 @@ def recurrent(
 
 
 class Plain(NamedTuple):
-    """A call of `recurrent` with no more than states."""
+    """A call of `recurrent` with no more than states and, where no gradient is wanted, resets."""
 
     spec: Spec
     x: Tensor
@@ -149,6 +149,7 @@ class Plain(NamedTuple):
     training: bool
     backend: str
     precision: str = ""  # of its `Problem`, if it is not by the spec, or torch's setting
+    reset: Tensor | None = None  # (T, B) bool, contiguous
 
 
 def repeat(
@@ -206,9 +207,12 @@ def _taken(call: Plain, grad: bool = False) -> _Taken | None:
     if spec.drops(call.training) or spec.reverse:
         return None
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
-    asked = Request(spec.text, x.dtype, x.device, precision, grad, batch=request.size_class(x))
+    asked = Request(
+        spec.text, x.dtype, x.device, precision, grad, reset=call.reset is not None,
+        batch=request.size_class(x),
+    )  # fmt: skip
     route = _route(call.backend, asked)
-    made = call_of(route, (x, call.states, call.params, None, None, (), None))
+    made = call_of(route, (x, call.states, call.params, None, call.reset, (), None))
     return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
 
 

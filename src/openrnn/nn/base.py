@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
+from openrnn.nn.repeats import mask
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -98,7 +99,7 @@ class Layer(TorchNames):
             finals = tuple(state.squeeze(1) for state in finals)
             all_states = tuple(states.squeeze(2) for states in all_states)
         if repeats:
-            self._remember("forward", (given, hx), (input, states), (y, *finals))
+            self._remember("forward", (given, hx, None), (input, states, None), (y, *finals))
         if batched and self.batch_first:
             y = y.transpose(0, 1)
             all_states = tuple(states.transpose(1, 2) for states in all_states)
@@ -130,9 +131,9 @@ class Layer(TorchNames):
             >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
             True
         """
-        repeats = reset is None and reset_state is None and not is_compiling()
+        repeats = (reset is None or mask(reset, x_t)) and reset_state is None and not is_compiling()
         if repeats:
-            found = self._repeats.run(self, "step", x_t, state)
+            found = self._repeats.run(self, "step", x_t, state, reset)
             if found is not None:
                 y_t, *states = found
                 return y_t, self._give(tuple(states))
@@ -151,13 +152,13 @@ class Layer(TorchNames):
         self._check_input(input)
         initial = self._states(state, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
-        mask = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
-        y, finals, _ = self._run(input, initial, None, mask, reset_states, False, None)
+        ends = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
+        y, finals, _ = self._run(input, initial, None, ends, reset_states, False, None)
         y = y[0] if batched else y[0, 0]
         if not batched:
             finals = tuple(state.squeeze(1) for state in finals)
         if repeats:
-            self._remember("step", (x_t, state), (input, initial), (y, *finals))
+            self._remember("step", (x_t, state, reset), (input, initial, ends), (y, *finals))
         return y, self._give(finals)
 
     def stepper(self, batch: int | None = None) -> Stepper:
@@ -171,22 +172,23 @@ class Layer(TorchNames):
     def _remember(
         self,
         kind: str,
-        given: tuple[Tensor, Any],
-        taken: tuple[Tensor, list[Tensor] | None],
+        given: tuple[Tensor, Any, Tensor | None],
+        taken: tuple[Tensor, list[Tensor] | None, Tensor | None],
         results: Sequence[Tensor],
     ) -> None:
         """Remembers a call of forward or step.
 
         Args:
-            given: its input and states; taken: the same, time-major and 3-D.
+            given: its input, states and resets; taken: the same, time-major, 3-D and 2-D.
             results: y, time-major, and the final states.
         """
         weights = self.own_weights()
         if weights is not None:
-            x, states = taken
+            x, states, reset = taken
             call = functional.Plain(
-                self.spec, x, weights, states or (), self.training, self.backend, self._precision
-            )
+                self.spec, x, weights, states or (), self.training, self.backend, self._precision,
+                reset,
+            )  # fmt: skip
             batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
             self._repeats.remember(self, kind, given, call, results, batch_first)
 

@@ -117,7 +117,7 @@ class CellModule(RepeatingModule):
         if not torch.compiler.is_compiling():
             call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
             asked = hx[0] if hx is not None and len(hx) == 1 else hx  # as the caller has it
-            self._repeats.remember(self, "step", (input, asked), call, (y, *after))
+            self._repeats.remember(self, "step", (input, asked, None), call, (y, *after))
         return after
 
 

@@ -148,12 +148,12 @@ class Quantized(Layer):
     def _remember(
         self,
         kind: str,
-        given: tuple[Tensor, Any],
-        taken: tuple[Tensor, list[Tensor] | None],
+        given: tuple[Tensor, Any, Tensor | None],
+        taken: tuple[Tensor, list[Tensor] | None, Tensor | None],
         results: Sequence[Tensor],
     ) -> None:
-        (x, states), stored = taken, self._stored()
-        if stored is not None and self._takes(x, stored, states or [], []):
+        (x, states, reset), stored = taken, self._stored()
+        if stored is not None and self._takes(x, stored, states or [], [reset]):
             super()._remember(kind, given, taken, results)
 
     def _stored(self) -> list[Tensor] | None:

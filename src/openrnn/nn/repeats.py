@@ -7,6 +7,7 @@ the second of a kind on.
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from openrnn import functional, tensors
@@ -43,24 +44,27 @@ class Repeats:
         self._known: dict[Key, tuple[tuple[Alike, Repeat], ...] | None] = {}
         self.memory: Memory = {}
 
-    def run(self, module: Module, kind: str, x: Any, hx: Any) -> list[Tensor] | None:
+    def run(
+        self, module: Module, kind: str, x: Any, hx: Any, reset: Tensor | None = None
+    ) -> list[Tensor] | None:
         """y and the final states of a call like an earlier one; None if it is not known to be one.
 
         Args:
-            kind: which method of the module is called, with nothing but these two.
+            kind: which method of the module is called, with nothing but what follows.
             hx: the states: None, a tensor, or a tuple of them.
+            reset: a `mask`, or None.
         """
         known = self._known
         if not known or unseen():
             return None
         own, names = module._reads()
         try:
-            every = _every(x, [own[name] for name in names], hx)
+            every = _every(x, [own[name] for name in names], hx, reset)
         except KeyError:  # a parametrized one is computed anew at each call
             return None
         if not guardable(every):
             return None
-        for alike, run in known.get(_key(module, kind, x, type(hx))) or ():
+        for alike, run in known.get(_key(module, kind, x, type(hx), reset)) or ():
             made = run(every) if alike(every) else None
             if made is not None:
                 return made
@@ -70,7 +74,7 @@ class Repeats:
         self,
         module: Module,
         kind: str,
-        given: tuple[Tensor, Any],
+        given: tuple[Tensor, Any, Tensor | None],
         call: functional.Plain,
         results: Sequence[Tensor],
         batch_first: bool = False,
@@ -81,21 +85,21 @@ class Repeats:
         that no mode watched or changed.
 
         Args:
-            given: x and hx as the module got them; call: the same as `functional` got it.
+            given: x, hx and reset as the module got them; call: the same as `functional` got it.
             results: y, time-major, and the final states as the module returns them.
             batch_first: x is (B, T, I).
         """
-        x, hx = given
-        if not ordinary(x):
+        x, hx, reset = given
+        if not ordinary(x) or (reset is not None and results[0].requires_grad):
             return
-        key = _key(module, kind, x, type(hx))
+        key = _key(module, kind, x, type(hx), reset)
         before = self._known.get(key, NEW)
         if before is NEW:
             if len(self._known) >= KEYS:
                 self._known.clear()
             self._known[key] = ()
             return
-        every = _every(x, call.params, hx)
+        every = _every(x, call.params, hx, reset)
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every):
@@ -118,16 +122,24 @@ class Repeats:
         return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
 
 
-def _key(module: Module, kind: str, x: Tensor, hx: type) -> Key:
+def mask(reset: Any, x: Any) -> bool:
+    """Whether resets lie as kernels read them, so that a call with them may be remembered."""
+    return (
+        type(reset) is Tensor and reset.dtype is torch.bool and reset.is_contiguous()
+        and type(x) is Tensor and reset.device == x.device
+    )  # fmt: skip
+
+
+def _key(module: Module, kind: str, x: Tensor, hx: type, reset: Tensor | None) -> Key:
     """What a call is beyond its tensors; of x the sizes, by which calls differ most."""
     settings = module.backend, module.training, module.dropout, module.batch_first
-    return kind, x.shape, hx, *settings
+    return kind, x.shape, hx, reset is None, *settings
 
 
-def _every(x: Any, params: Sequence[Any], hx: Any) -> tuple[Any, ...]:
+def _every(x: Any, params: Sequence[Any], hx: Any, reset: Tensor | None) -> tuple[Any, ...]:
     """The tensors of a call in the order in which they are looked at."""
     states = () if hx is None else hx if type(hx) is tuple else (hx,)
-    return (x, *params, *states)
+    return (x, *params, *states) if reset is None else (x, *params, *states, reset)
 
 
 class RepeatingModule(nn.Module):

@@ -23,7 +23,8 @@ def readable(call: Call, dtype: torch.dtype) -> Call:
         if tensor.dtype not in kinds or not tensor.is_contiguous():
             break
     else:
-        if call.lengths is None and call.reset is None and call.x.stride(-1) == 1:
+        masks = [mask for mask in (call.lengths, call.reset) if mask is not None]
+        if call.x.stride(-1) == 1 and all(mask.is_contiguous() for mask in masks):
             return call
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return replace(

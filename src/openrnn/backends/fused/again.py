@@ -29,8 +29,10 @@ class Again:
     def __init__(self, backend: Backend, call: Call, shapes: Shapes) -> None:
         self.backend, self.problem, self.params = backend, call.problem, len(call.params)
         given = [call.x, *call.params, *call.states]
-        self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
+        self._looked = len(given)  # resets may lie anywhere
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
+        given += [] if call.reset is None else [call.reset]
+        self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
 
         def run(tensors: Sequence[Tensor]) -> Found:
             out = backend.forward(self.called(tensors))
@@ -39,12 +41,13 @@ class Again:
         self.program = record(run, given).shaped(shapes)
 
     def called(self, every: Sequence[Tensor]) -> Call:
-        """The call of x, parameters and states that lie in memory as those of the first call."""
+        """The call of x, parameters, states and resets that lie in memory as those of the first."""
         x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
-        return Call(self.problem, x, rest[self.params :], rest[: self.params])
+        reset = rest.pop() if self.problem.reset else None
+        return Call(self.problem, x, rest[self.params :], rest[: self.params], reset=reset)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, of x, parameters and states.
+        """Y and the final states, of x, parameters, states and, if there are any, resets.
 
         None also where the workspace finds no memory: the usual way needs less at a time.
         """
@@ -59,7 +62,7 @@ class Again:
         By both, kernels and products are chosen.
         """
         found = [*map(_address, every)]
-        misaligned = [address % ALIGNMENT for address in found]
+        misaligned = [address % ALIGNMENT for address in found[: self._looked]]
         if not all(found) or misaligned != self._misaligned:
             return False
         problem = self.problem
