@@ -85,6 +85,8 @@ def _latency() -> Iterable[BenchRow]:
         for hidden in (64, 256, 1024):
             for batch in (1, 4, 16, 32):
                 yield BenchRow(f"step-{cell}-{hidden}-b{batch}", cell, 1, batch, hidden, hidden)
+    for batch in (1, 16, 64, 256):
+        yield BenchRow(f"policy-b{batch}", "lstm", 1, batch, 512, 512)
 
 
 def _scaling() -> Iterable[BenchRow]:
