@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+DOCS_READY := .venv/ready-docs
 # tests and jobs start many processes: each would compile torch's sources anew where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo examples test test-all lint format fuzz clean
+.PHONY: setup demo examples test test-all docs lint format fuzz clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -41,6 +42,15 @@ test test-all: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
+# the site, in docs/_build/html, on Python 3.11 or later; a warning is an error.
+# DOCS="-D plot_gallery=0" runs no tutorial
+docs: $(DOCS_READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees $(DOCS) docs docs/_build/html
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group docs
+	touch $@
+
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -52,4 +62,5 @@ format: $(READY)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs/demo
+	rm -rf docs/_build docs/gallery docs/generated
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

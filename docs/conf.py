@@ -1,0 +1,50 @@
+"""How Sphinx builds the site: `make docs`. Nothing here needs a network."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "extensions"))
+
+project = "OpenRNN"
+copyright = "2026, the OpenRNN authors"  # Sphinx's name
+html_title = "OpenRNN"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    "mathml",
+    "repository_links",
+]
+exclude_patterns = ["_build", "extensions", "static", "tutorials"]
+highlight_language = "none"  # of blocks that name no language: drawings and what commands print
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4  # GitHub's anchors, so that one link works in both places
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+# every script of tutorials/ runs while the site is built; a failure fails the build
+sphinx_gallery_conf = {
+    "examples_dirs": "tutorials",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "remove_config_comments": True,
+    "write_computation_times": False,
+    "capture_repr": ("_repr_html_", "__repr__"),
+}
+
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
