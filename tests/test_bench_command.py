@@ -17,6 +17,7 @@ from openrnn.bench import charts, interrupt, profile
 from openrnn.bench.measure import measure
 from openrnn.bench.record import Writer, read
 from openrnn.bench.suites import SUITES
+from openrnn_command import app
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,7 +121,7 @@ def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("openrnn.bench.command.check", interrupted)
     assert cli.main(["bench"]) == 130
     assert capsys.readouterr().err.strip() == "openrnn: interrupted"
-    monkeypatch.setattr(cli, "main", interrupted)  # as if it came while modules are imported
+    monkeypatch.setattr(app, "run", interrupted)  # as if it came while modules are imported
     assert openrnn_command.main() == 130
     assert capsys.readouterr().err == "openrnn: interrupted\n"
 

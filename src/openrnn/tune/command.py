@@ -1,10 +1,9 @@
-"""`openrnn tune`: its commands."""
+"""`openrnn tune` from the words of its options to what is printed."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 
 from openrnn.bench import command as benchmark
@@ -20,35 +19,23 @@ from openrnn.tune.candidates import KINDS
 from openrnn.tune.kernels import TuneRequest, measure
 from openrnn.tuning import measured
 
-app = typer.Typer(
-    help="Measure what CUDA kernels are chosen by: after a change of them, or for another GPU.",
-    no_args_is_help=True,
-)
-Cells = Annotated[str, typer.Option(help="keys of openrnn.cells, with commas")]
-Numbers = Annotated[str, typer.Option(help="with commas")]
 CELLS, EVERY_KIND = ",".join(TuneRequest.cells), ",".join(KINDS)
 HIDDEN, BATCHES = ",".join(map(str, TuneRequest.hidden)), ",".join(map(str, TuneRequest.batches))
 
 
-@app.command()
 def kernels(
-    *,
-    cell: Cells = CELLS,
-    dtype: Annotated[str, typer.Option(help=f"of {', '.join(SIZES)}; with commas")] = "bfloat16",
-    kind: Annotated[str, typer.Option(help="with commas")] = EVERY_KIND,
-    mask: Annotated[str, typer.Option(help=f"of {', '.join(measured.MASKS)}; with commas")] = (
-        measured.PLAIN
-    ),
-    hidden: Numbers = HIDDEN,
-    batch: Numbers = BATCHES,
-    most: Annotated[int, typer.Option(help="kernels of a size, grids and others each")] = 8,
-    delays: Annotated[
-        bool, typer.Option("--delays", help="only the delays of grids that are chosen now")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="file of times to write or add to")] = None,
-    table: Annotated[Path | None, typer.Option(help="measured.csv to write with them")] = None,
+    cell: str = CELLS,
+    dtype: str = "bfloat16",
+    kind: str = EVERY_KIND,
+    mask: str = measured.PLAIN,
+    hidden: str = HIDDEN,
+    batch: str = BATCHES,
+    most: int = TuneRequest.most,
+    delays: bool = False,
+    json: Path | None = None,
+    table: Path | None = None,
 ) -> int:
-    """Time CUDA kernels alone: the first of each ranking and variants of the best."""
+    """Times CUDA kernels alone and prints the fastest; words of options stand between commas."""
     with refusing():
         device_of("cuda")
     request = TuneRequest(
@@ -64,30 +51,24 @@ def kernels(
     return 0
 
 
-@app.command()
-def table(
-    files: Annotated[list[Path], typer.Argument(help="of tune kernels --json; later ones win")],
-) -> int:
-    """Print the table of fastest kernels, tuning/measured.csv, with files of times."""
+def table(files: Sequence[Path]) -> int:
+    """Prints the table of fastest kernels with the times of some files; later ones win."""
     found = [read(path).kernels for path in files_of(files)]
-    typer.echo(table_.text_of(found), nl=False)
+    print(table_.text_of(found), end="")
     return 0
 
 
-@app.command()
 def regions(
-    *,
-    json: Annotated[Path | None, typer.Option(help="file of results to write")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with that file")] = False,
-    minutes: Annotated[float | None, typer.Option(help="begin no row after")] = None,
-    workers: Annotated[int, typer.Option(help="processes that first compile kernels")] = 0,
-    show: Annotated[
-        list[Path] | None, typer.Option(help="files of results: measure nothing")
-    ] = None,
+    json: Path | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    workers: int = 0,
+    show: Sequence[Path] = (),
 ) -> int:
-    """Print the regions in which cuDNN is faster, from which `auto` chooses.
+    """Prints the regions in which cuDNN is faster: of a measurement, or of files of results.
 
-    Measures the suite fused of openrnn bench, both sides from CUDA graphs, or reads its results.
+    Raises:
+        OpenRNNError: there is neither a file to write nor one to read.
     """
     code = 0
     if not show:
@@ -101,7 +82,7 @@ def regions(
             code = benchmark.execute(options)
     results = [one for path in files_of(show or [json or Path()]) for one in read(path).results]
     for region in regions_.regions_of(results):
-        typer.echo(str(region))
+        print(region)
     return code
 
 
