@@ -6,7 +6,7 @@ DOCS_READY := .venv/ready-docs
 # tests and jobs start many processes: each would compile torch's sources anew where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo examples test test-all docs lint format fuzz clean
+.PHONY: setup demo example examples test test-all docs lint format fuzz clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -25,9 +25,13 @@ demo: $(READY)
 	$(BIN)/openrnn train --minutes 2.5 --out runs/demo
 	$(BIN)/openrnn sample runs/demo --prompt "class " --length 400
 
-# under a minute on a CPU, no download
+# each under two minutes on a CPU; packages of other libraries go into .venv-examples/NAME
+example: $(READY)
+	$(BIN)/python examples/run.py $(or $(NAME),$(error say which: make example NAME=recurrent_ppo))
+
+# all that this machine can run: an example is skipped where its packages cannot be installed
 examples: $(READY)
-	for example in examples/*.py; do $(BIN)/python $$example || exit 1; done
+	$(BIN)/python examples/run.py
 
 # what decides whether a change lands, but for tests marked as slow; test-all runs these too
 test: TESTS = -m 'not slow'
@@ -61,6 +65,6 @@ format: $(READY)
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs/demo
+	rm -rf .venv .venv-examples .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs/demo
 	rm -rf docs/_build docs/gallery docs/generated
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,9 +9,10 @@ at each step (`walk`). One call with `reset=` does the same (`at_once`).
 """
 
 import argparse
-import time
+import copy
 
 import torch
+from compare import Comparison, compare
 from torch import Tensor, nn
 
 import openrnn
@@ -126,27 +127,22 @@ def train(updates: int) -> tuple[Policy, dict[str, Tensor], States, float]:
     return policy, rows, before, right
 
 
-def seconds(policy: Policy, rows: dict[str, Tensor], state: States, run) -> float:
-    """The least time of a loss and its gradients."""
-    best = float("inf")
-    for _ in range(10):
-        begin = time.perf_counter()
-        loss(policy, rows, state, run).backward()
-        best = min(best, time.perf_counter() - begin)
-    return best
+def compare_ways(policy: Policy, rows: dict[str, Tensor], state: States) -> Comparison:
+    """A loss and its gradients by both ways; the loop is that of torch.nn.LSTM."""
+    usual = copy.deepcopy(policy)
+    openrnn.convert(usual, to="torch", quiet=True)
 
+    def gradients(model: Policy, run) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(model, rows, state, run), list(model.parameters()))
 
-def compare(policy: Policy, rows: dict[str, Tensor], state: States) -> float:
-    """Prints both ways' times; the loop's with torch.nn.LSTM. Returns their largest difference."""
-    fast = seconds(policy, rows, state, at_once)
-    y = at_once(policy.lstm, rows["seen"], rows["starts"], state)
-    openrnn.convert(policy, to="torch", quiet=True)
-    slow = seconds(policy, rows, state, walk)
-    apart = (walk(policy.lstm, rows["seen"], rows["starts"], state) - y).abs().max().item()
-    print(f"loss and gradients, T {STEPS}, B {ENVIRONMENTS}, H {HIDDEN}, {torch.get_num_threads()} "
-          f"threads: torch.nn.LSTM in a loop {1e3 * slow:.1f} ms, reset= {1e3 * fast:.1f} ms, "
-          f"{slow / fast:.1f} times as fast; outputs differ by {apart:.0e}")  # fmt: skip
-    return apart
+    return compare(
+        f"loss and gradients, T {STEPS}, B {ENVIRONMENTS}, H {HIDDEN}",
+        {
+            "a loop over torch.nn.LSTM": lambda: gradients(usual, walk),
+            "openrnn.LSTM with reset=": lambda: gradients(policy, at_once),
+        },
+        within=1e-4,
+    )
 
 
 if __name__ == "__main__":
@@ -154,4 +150,4 @@ if __name__ == "__main__":
     parser.add_argument("--updates", type=int, default=100)
     torch.manual_seed(0)
     policy, rows, state, _ = train(parser.parse_args().updates)
-    compare(policy, rows, state)
+    compare_ways(policy, rows, state)
