@@ -121,7 +121,7 @@ def _ratios(lines: list[Line]) -> "Figure":
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
     axes.axvline(1, color=INK, lw=1.2)
-    _plain_numbers(axes.xaxis)
+    plain_numbers(axes.xaxis)
     axes.grid(axis="x", which="both", alpha=0.25)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.set_xlabel(
@@ -154,12 +154,13 @@ def _marks(lines: Sequence[Line]) -> list[Any]:
     return made
 
 
-def _plain_numbers(axis: Any) -> None:
+def plain_numbers(axis: Any, wide: tuple[int, ...] = (1, 2, 5)) -> None:
+    """Few labels, without powers, on an axis with a logarithmic scale."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
     narrow = high < 5 * low
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1, 2, 5)))
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7) if narrow else wide))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -183,7 +184,7 @@ def _growth(lines: list[Line]) -> "Figure":
                     axes.plot(*zip(*points), style, color=colour, marker="o", ms=3.5, label=title)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            _plain_numbers(axes.yaxis)
+            plain_numbers(axes.yaxis)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.grid(alpha=0.25, which="both")
             axes.set_xlabel(label)
@@ -223,7 +224,7 @@ def _memory(lines: list[Line]) -> "Figure":
     axes.set_yticks(range(len(lines)), labels)
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xscale("log")
-    _plain_numbers(axes.xaxis)
+    plain_numbers(axes.xaxis)
     axes.grid(axis="x", which="both", alpha=0.25)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.set_xlabel("MiB that a training step adds at its peak; left is better")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from openrnn.bench import charts, markdown
+from openrnn.bench import charts, markdown, overview
 from openrnn.bench.cases import CUT, sized
 from openrnn.bench.check import RULE
 from openrnn.bench.ratios import TIES, lines_of, summaries
@@ -32,6 +32,13 @@ INTRODUCTION = f"""# Benchmarks
 Made of the files under `benchmarks/results` by `{COMMAND}`; a test compares the two. Every number
 is one machine's; `openrnn bench` measures yours. Ratios are the other's time over ours: above 1 we
 are faster, and where we are slower a table says so."""
+
+OVERVIEW = """Each line is a kind of work: rows of one suite, whose networks and sizes stand below.
+The dot is the geometric mean of its rows, the line reaches from the least to the most, and a red
+dot is a row in which we are slower. Each row is compared with the way in which its users run it
+today, both as called. The sections below also compare calls from CUDA graphs and cuDNN's best
+algorithm, and list every loss. Suites that compare something else, `scaling`, `int8` and `host`,
+are not in this chart."""
 
 METHOD = f"""## How it is measured
 
@@ -68,7 +75,7 @@ them, `--compare FILE` holds a new run against them."""
 def text(records: Records, place: Path) -> str:
     """The page, for a file at `place`: what stands in the records, and links relative to there."""
     records = _ordered(records)
-    parts = [INTRODUCTION, *_headlines(records)]
+    parts = [INTRODUCTION, *_overview(records, place), *_headlines(records)]
     for path, record in records:
         if record.results:
             parts += _section(path, record, place)
@@ -81,6 +88,7 @@ def write(place: Path, records: Records) -> None:
     for path, record in records:
         if record.results:
             charts.draw(record.results, path.parent, path.stem)
+    overview.draw(records)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text(records, place), encoding="utf-8")
 
@@ -96,6 +104,24 @@ def _ordered(records: Records) -> Records:
         return machines.index(record.machine["name"]), min(found, default=len(suites))
 
     return sorted(records, key=place)
+
+
+def _overview(records: Records, place: Path) -> Iterator[str]:
+    """The chart of all records, and its numbers."""
+    numbers = overview.sheet(records)
+    if numbers.rows:
+        yield _image(overview.place(records), place)
+        yield OVERVIEW
+        yield _folded("the numbers of this chart", markdown.table(numbers))
+
+
+def _image(path: Path, place: Path) -> str:
+    link = Path(os.path.relpath(path, place.parent)).as_posix()
+    return f"![{path.stem}]({link})"
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def _headlines(records: Records) -> Iterator[str]:
@@ -141,11 +167,10 @@ def _section(path: Path, record: ResultFile, place: Path) -> Iterator[str]:
     yield f"## {record.machine['name']}: {suites} (`{path.stem}`)"
     yield ", ".join(f"{name} {value}" for name, value in record.machine.items()) + "."
     for name in charts.names(record.results, path.stem):
-        link = os.path.relpath(path.parent / name, place.parent)
-        yield f"![{name.removesuffix('.png')}]({Path(link).as_posix()})"
+        yield _image(path.parent / name, place)
     yield from markdown.sections(lines)
     table = markdown.table(results_sheet(lines))
-    yield f"<details><summary>every row</summary>\n\n{table}\n\n{markdown.NOTES}\n\n</details>"
+    yield _folded("every row", f"{table}\n\n{markdown.NOTES}")
 
 
 def _trained(records: Records) -> Iterator[str]:
