@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, op, philox, reference, request, tensors
+from openrnn.backends import captured
 from openrnn.backends.base import (
     Backend,
     Call,
@@ -190,6 +191,8 @@ def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         results: y and the final states, which each run writes.
     """
     taken = _taken(call)
+    if taken is not None and call.x.is_cuda:
+        return captured.bound(taken.backend, taken.call, results)
     return None if taken is None else taken.backend.bind(taken.call, results)
 
 

@@ -93,6 +93,8 @@ class Call:
     seed: Tensor | None = None  # (2,) int64: seed and offset of the dropout masks
     seed_given: bool = False  # by the user, not drawn for this call
     last: bool = False  # no other backward will read the reserve: this one may overwrite it
+    # memory for y and the final states that forward may write, contiguous; empty: it makes its own
+    results: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)

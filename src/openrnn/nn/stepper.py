@@ -25,8 +25,11 @@ class Stepper:
     always the same tensor, which the next step overwrites. One thread at a time may call it.
 
     Where the cpu backend runs the layer in float32 or float64, a step allocates nothing: its
-    kernels are bound to the memory of the parameters, the states and the result. Elsewhere each
-    step is a call of `Layer.step` whose results are copied into that memory.
+    kernels are bound to the memory of the parameters, the states and the result. On a GPU the third
+    step with the same parameters records a CUDA graph of it, which later steps replay; a change of
+    parameters discards it. Elsewhere each step is a call of `Layer.step` whose results are copied
+    into that memory. A stepper cannot be captured in a CUDA graph of the caller's: capture
+    `Layer.step` with state tensors of your own.
 
     Args:
         layer: with the forward direction alone.
@@ -34,6 +37,7 @@ class Stepper:
 
     Raises:
         ValueError: the layer has a reverse direction, or batch is no number from 1.
+        RuntimeError: a step is called while a CUDA graph is captured.
 
     Example:
         >>> import torch, openrnn
@@ -58,6 +62,7 @@ class Stepper:
         self._alike: Alike | None = None
         self._place: tuple[Any, ...] = ()
         self._runs: list[Callable[[Tensor], None]] = []  # by turn
+        self._seen: tuple[Any, ...] = ()  # the place of the step before, of those not bound
 
     def __call__(self, x_t: Tensor) -> Tensor:
         """The output of the next step.
@@ -87,7 +92,7 @@ class Stepper:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has memory of its own, to which its first step binds it
-        return {**self.__dict__, "_alike": None, "_place": (), "_runs": []}
+        return {**self.__dict__, "_alike": None, "_place": (), "_runs": [], "_seen": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -130,10 +135,16 @@ class Stepper:
         return [own.get(name) for name in names]
 
     def _place_of(self, every: Sequence[Tensor]) -> tuple[Any, ...]:
-        """What steps are bound to beside x: where parameters lie, settings, threads."""
-        layer = self._layer
+        """What steps are bound to beside x: where parameters lie, settings, threads.
+
+        On a GPU also the values of parameters, of which a graph may have read a copy.
+        """
+        layer, params = self._layer, every[1:]
         settings = layer.training, layer.dropout, layer.backend, torch.get_num_threads()
-        return (*settings, *map(_address, every[1:]))
+        place = (*settings, *map(_address, params))
+        if not every[0].is_cuda:
+            return place
+        return (*place, *(0 if param.is_inference() else param._version for param in params))
 
     def _make_room(self, like: Tensor) -> None:
         """Memory for states and result, of the dtype and device of the parameters."""
@@ -148,6 +159,11 @@ class Stepper:
 
     def _step(self, x_t: Tensor) -> Tensor:
         """A step as `Layer.step` does it; then the next ones are bound, if they can be."""
+        if self._y.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a stepper cannot be captured in a CUDA graph, as its states alternate between two "
+                "buffers; capture layer.step(x_t, state) with tensors of your own for the states"
+            )
         layer, before = self._layer, self._halves[self._turn]
         first = layer._any_weight()
         with torch.no_grad():
@@ -173,6 +189,10 @@ class Stepper:
             return
         if not tensors.plain(*every):
             return
+        if x_t.is_cuda:  # a capture costs milliseconds, too much for parameters that change
+            seen, self._seen = self._seen, (*self._place_of(every), *x_t.stride())
+            if seen != self._seen:
+                return
         batched = self._batch is not None
         x = x_t[None] if batched else x_t[None, None]
         runs = []

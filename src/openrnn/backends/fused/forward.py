@@ -37,7 +37,9 @@ class Forward(ForwardLoops):
         super().__init__(call, lengths, spin_limit)
         self.saved, self.all_states = saved, all_states
         chains, batch = self.spec.chains, self.batch
-        self.finals = [self.empty(chains, batch, width) for width in self.spec.state_sizes]
+        self.finals = call.results[1:] or [
+            self.empty(chains, batch, width) for width in self.spec.state_sizes
+        ]
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
         self._recompute = self.spec.recompute == "gates"
@@ -54,7 +56,9 @@ class Forward(ForwardLoops):
                 self.inputs.append(self.empty(self.steps, self.batch, width))
             elif len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
-            self.outputs.append(self.empty(self.steps, self.batch, width))
+            last = operation.layer == self.spec.num_layers - 1
+            given = self.call.results[:1] if last else []
+            self.outputs += given or [self.empty(self.steps, self.batch, width)]
 
     def dropout(self, operation: Dropout) -> None:
         layer, chunk, y = operation.layer, operation.chunk, self.outputs[operation.layer]
