@@ -39,6 +39,7 @@ REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {
         "is not one of cuDNN's": lambda problem: problem.spec.cell not in CUDNN,
         "two dependent products": lambda problem: cells.lookup(problem.spec.cell).dependent_product,
         "torch.func transform": lambda problem: problem.transform,
+        "input_mode gates": lambda problem: problem.spec.input_mode == "gates",
         "resets inside": lambda problem: problem.reset,
         "states of all steps": lambda problem: problem.return_states,
         "projection of a": lambda problem: (
@@ -481,13 +482,14 @@ CLIP = (-0.4, 0.25)  # bites on both sides, and not the same
 @st.composite
 def specs(draw: Any, cell: Cell, sizes: tuple[int, ...] = ODD, clip: bool = True) -> Spec:
     hidden = draw(st.sampled_from(sizes))
-    skip = draw(st.booleans()) and draw(st.booleans())
+    mode = draw(st.sampled_from(("linear", "linear", "linear", "skip", "gates")))
     layers = draw(st.sampled_from((1, 2, 3)))
+    inputs = {"skip": hidden, "gates": hidden * len(cell.gates)}
     spec = cell.spec(
-        hidden if skip else draw(st.sampled_from(sizes)), hidden, num_layers=layers,
+        inputs.get(mode) or draw(st.sampled_from(sizes)), hidden, num_layers=layers,
         **draw(st.sampled_from(({}, {"bidirectional": True}, {"reverse": True}))),
         bias_mode=draw(st.sampled_from(BIAS_MODES)),
-        input_mode="skip" if skip else "linear",
+        input_mode=mode,
         dropout=draw(st.sampled_from((0.0, 0.3, 1.0))) if layers > 1 else 0.0,
         cell_clip=CLIP if clip and cell.takes_clip and draw(st.booleans()) else None,
     )  # fmt: skip
@@ -551,6 +553,8 @@ def _corners() -> dict[str, Case]:
         "reverse_without_lengths": replace(full, spec=back, lengths=None, reset="first"),
         "reverse_no_steps": replace(full, spec=back, steps=0),
         "reverse_lengths_zero": replace(full, spec=back, lengths="zeros", reset="all"),
+        "gates": replace(full, spec=deep.with_(input_size=16, input_mode="gates")),
+        "gates_wide": Case(cells.lstm.spec(800, 200, input_mode="gates"), steps=3, batch=17),
         "all_lengths_zero": replace(full, lengths="zeros"),
         "lengths_without_states": Case(deep, lengths="some", return_states=True),
         "all_reset": replace(full, reset="all", lengths=None),
@@ -577,9 +581,11 @@ CORNERS = _corners()
 
 def with_cell(case: Case, cell: Cell) -> Case:
     """The same case for another cell."""
-    old = case.spec
+    old, size = case.spec, case.spec.input_size
+    if old.input_mode == "gates":
+        size = old.hidden_size * len(cell.gates)
     spec = cell.spec(
-        old.input_size, old.hidden_size, num_layers=old.num_layers, dropout=old.dropout,
+        size, old.hidden_size, input_mode=old.input_mode, num_layers=old.num_layers, dropout=old.dropout,
         bidirectional=old.bidirectional, bias_mode=old.bias_mode, reverse=old.reverse,
     )  # fmt: skip
     return replace(case, spec=spec)

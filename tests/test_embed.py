@@ -27,6 +27,7 @@ LAYERS = {
     "projection": lambda: openrnn.LSTM(7, 24, proj_size=5, cell_clip=0.5),
     "peephole": lambda: openrnn.Recurrent(openrnn.cells.peephole_lstm, 4, 20),
     "skip": lambda: openrnn.GRU(18, 18, input_mode="skip"),
+    "gates": lambda: openrnn.GRU(39, 13, input_mode="gates"),
     "float64": lambda: openrnn.LSTM(3, 10, dtype=torch.float64),
 }
 

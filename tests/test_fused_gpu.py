@@ -65,6 +65,25 @@ def test_sizes(cell, hidden, batch, steps, dtype):
         assert torch.equal(have, again)
 
 
+@pytest.mark.parametrize("hidden", [64, 67])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
+def test_an_input_for_each_gate(cell, options, hidden):
+    """Gates whose order in the kernel is another, units that are padded, gradients that add up."""
+    dtype, inputs = torch.bfloat16, hidden * len(cell.gates)
+    net, exact = (
+        openrnn.Recurrent(cell, inputs, hidden, input_mode="gates", backend=name, **options)
+        for name in ("fused", "reference")
+    )
+    net, exact = net.to("cuda", dtype), exact.to("cuda", torch.float64)
+    exact.load_state_dict(net.state_dict())
+    x = torch.randn(9, 11, inputs, device="cuda", dtype=dtype, requires_grad=True)
+    dy = torch.randn(9, 11, hidden * net.spec.directions, device="cuda", dtype=dtype)
+    wide = x.detach().double().requires_grad_()
+    for have, want in zip(step(net, x, dy), step(exact, wide, dy.double())):
+        assert (have - want).norm() <= FAIR[dtype] * want.norm()
+
+
 def test_a_size_at_which_every_kernel_spills():
     """Near the largest H of float32 some registers of backward's kernels lie in memory."""
     if torch.cuda.get_device_capability() != (9, 0):

@@ -506,10 +506,15 @@ def test_cells(text, states, batched):
     assert_same(*found)
 
 
-def test_a_layer_is_its_cell_over_time():
-    layer, cell = openrnn.LSTM(3, 4, dtype=F64), openrnn.LSTMCell(3, 4, dtype=F64)
+@pytest.mark.parametrize(
+    ("inputs", "mode"), [(3, "linear"), (4, "skip"), (16, "gates")], ids=lambda value: str(value)
+)
+def test_a_layer_is_its_cell_over_time(inputs, mode):
+    layer, cell = (
+        kind(inputs, 4, dtype=F64, input_mode=mode) for kind in (openrnn.LSTM, openrnn.LSTMCell)
+    )
     cell.load_state_dict({n.removesuffix("_l0"): v for n, v in layer.state_dict().items()})
-    x, state = torch.randn(5, 2, 3, dtype=F64), None
+    x, state = torch.randn(5, 2, inputs, dtype=F64), None
     y, _ = layer(x)
     for x_t, y_t in zip(x, y):
         state = cell(x_t, state)

@@ -73,6 +73,10 @@ NODES = {
     ),
     "relu": (layers(openrnn.RNN, nonlinearity="relu", bidirectional=True), plain),
     "skip": (layers(openrnn.LSTM, input_mode="skip", num_layers=2), plain),
+    "gates": (
+        lambda: openrnn.GRU(12, 4, input_mode="gates", num_layers=2, bidirectional=True),
+        plain,
+    ),
     "skip-coupled": (
         lambda: openrnn.Recurrent(openrnn.cells.coupled_lstm, 4, 4, input_mode="skip"),
         plain,

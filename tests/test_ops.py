@@ -639,9 +639,10 @@ def test_spec_takes_the_words_of_tensorflow():
     ("options", "message"),
     [
         ({"rnn_mode": "LSTM"}, "rnn_mode must be one of lstm, gru, rnn_tanh, rnn_relu, got 'LSTM'"),
-        ({"input_mode": "none"}, "input_mode must be one of linear, skip, auto, .*, got 'none'"),
+        ({"input_mode": "none"}, "input_mode must be one of linear, skip, gates, auto, .*, got 'none'"),
         ({"direction": "both"}, "direction must be one of unidirectional, .*, got 'both'"),
         ({"input_mode": "skip"}, "needs input_size == hidden_size, got 3 and 4"),
+        ({"input_mode": "gates"}, r"gates \* hidden_size, 16 here, got 3"),
         ({"num_proj": 5}, "smaller than hidden_size 4, got 5"),
         ({"rnn_mode": "rnn_tanh", "num_proj": 2}, "num_proj needs rnn_mode 'lstm', got 'rnn_tanh'"),
         ({"rnn_mode": "gru", "cell_clip": 1.0}, "cell_clip needs a cell that clips a state"),
@@ -665,6 +666,7 @@ def networks():
             )  # fmt: skip
     yield cells.peephole_lstm.spec(3, 5, num_layers=2, bidirectional=True)
     yield cells.slstm.spec(3, 5)
+    yield cells.slstm.spec(20, 5, input_mode="gates")
 
 
 def test_canonical_lists_go_there_and_back():

@@ -20,10 +20,11 @@ SIZES = (
 def every_spec():
     """Each combination of what changes the layout: thousands of networks."""
     for cell, (inputs, hidden, proj), layers, both, bias, mode in product(
-        CELLS, SIZES, (1, 2, 3, 5), (False, True), BIAS_MODES, ("linear", "skip")
+        CELLS, SIZES, (1, 2, 3, 5), (False, True), BIAS_MODES, ("linear", "skip", "gates")
     ):
-        if (proj and cell is not cells.lstm) or (mode == "skip" and inputs != hidden):
+        if (proj and cell is not cells.lstm) or (mode != "linear" and inputs != hidden):
             continue
+        inputs = hidden * len(cell.gates) if mode == "gates" else inputs
         yield cell.spec(
             inputs, hidden, num_layers=layers, bidirectional=both, bias_mode=bias,
             input_mode=mode, proj_size=proj,
@@ -46,7 +47,7 @@ def formulas(spec: Spec):
     double = spec.bias_mode == "double"
     nb = {"none": 0, "input": 1, "recurrent": 1, "double": 2}[spec.bias_mode]
     In = [spec.input_size] + [Out * D] * (L - 1)
-    s = [0 if spec.input_mode == "skip" else 1] + [1] * (L - 1)
+    s = [1 if spec.input_mode == "linear" else 0] + [1] * (L - 1)
     mat = [G * H * (s[layer] * In[layer] + Out) + P * H for layer in range(L)]
     base = D * sum(mat)
     found = {}
@@ -117,7 +118,7 @@ TORCH = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RNN}
 def test_names_order_and_shapes_are_those_of_torch():
     seen = 0
     for spec in SPECS:
-        if spec.bias_mode not in ("double", "none") or spec.input_mode == "skip":
+        if spec.bias_mode not in ("double", "none") or spec.input_mode != "linear":
             continue
         options = {"proj_size": spec.proj_size} if spec.proj_size else {}
         module = TORCH[spec.cell](

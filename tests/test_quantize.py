@@ -25,6 +25,7 @@ LAYERS = {
     "clip": lambda: openrnn.LSTM(12, 20, cell_clip=0.1),
     "no bias": lambda: openrnn.LSTM(12, 20, bias=False),
     "skip": lambda: openrnn.GRU(20, 20, 2, input_mode="skip"),
+    "gates": lambda: openrnn.GRU(60, 20, 2, input_mode="gates"),
     "reverse": lambda: openrnn.GRU(12, 20, reverse=True),
     "teams": lambda: openrnn.LSTM(300, 512),
     "peephole": lambda: openrnn.Recurrent(cells.peephole_lstm, 12, 20),

@@ -390,6 +390,20 @@ def test_skip_input_is_an_identity_matrix(cell, mode):
     assert_equal(found, want)
 
 
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"reverse": True}], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_gates_input_is_an_identity_matrix_for_each_gate(cell, options):
+    width = 4 * len(CELLS[cell].gates)
+    spec = CELLS[cell].spec(width, 4, num_layers=2, input_mode="gates", **options)
+    x, weights, states, _ = draw(spec)
+    # W_ih of layer 0 precedes the other tensors of its chain
+    linear, given, rest = spec.with_(input_mode="linear"), [], iter(weights)
+    for slot in params.module_slots(linear):
+        lacks = slot.name.startswith("weight_ih_l0")
+        given.append(torch.eye(width, dtype=F64) if lacks else next(rest))
+    assert_equal(run(spec, x, weights, states)[0], run(linear, x, given, states)[0])
+
+
 @pytest.mark.parametrize("cell", ["lstm", "peephole_lstm", "coupled_lstm"])
 def test_a_projection_is_a_matrix_after_the_step(cell):
     """Folded into the matrices that read h, which needs no projection: R_big = R W_hr."""

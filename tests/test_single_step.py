@@ -266,8 +266,9 @@ def pretended(monkeypatch):
         monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, cell))
         clear_caches()
         masks = {key: given.pop(key) for key in ("reset", "reset_states") if key in given}
+        wide = HIDDEN * len(cell.gates) if given.get("input_mode") == "gates" else WIDTH
         asked = problem(
-            name, torch.float32, "cpu", HIDDEN, given.pop("inputs", WIDTH),
+            name, torch.float32, "cpu", HIDDEN, given.pop("inputs", wide),
             grad=given.pop("grad", True), reset="reset" in masks, **given,
         )  # fmt: skip
         spec = asked.spec
@@ -281,7 +282,7 @@ def pretended(monkeypatch):
 
 CASES = [
     {}, {"states": False}, {"num_layers": 2}, {"bidirectional": True, "num_layers": 2},
-    {"input_mode": "skip", "inputs": HIDDEN}, {"bias_mode": "none"}, {"bias_mode": "input"},
+    {"input_mode": "skip", "inputs": HIDDEN}, {"input_mode": "gates"}, {"bias_mode": "none"}, {"bias_mode": "input"},
     {"bias_mode": "recurrent"},
 ]  # fmt: skip
 

@@ -121,6 +121,11 @@ def test_a_skip_input(name):
     agree(*given(name, 64, input_mode="skip"))
 
 
+@pytest.mark.parametrize("name", CELLS)
+def test_an_input_for_each_gate(name):
+    agree(*given(name, 64 * len(CELLS[name].gates), input_mode="gates"))
+
+
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_layers_and_directions(name, bidirectional):

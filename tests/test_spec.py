@@ -23,12 +23,13 @@ BOUNDS = st.floats(allow_nan=False)
 def specs(draw):
     hidden = draw(st.integers(1, 10**6))
     mode = draw(st.sampled_from(INPUT_MODES))
+    gates = tuple(draw(st.lists(NAMES, min_size=1, max_size=4)))
     low, high = sorted((draw(BOUNDS), draw(BOUNDS)))
     return Spec(
         draw(st.sampled_from(("lstm", "my_cell", "lstm@2", "<lambda>", "a=b"))),
+        gates,
         tuple(draw(st.lists(NAMES, min_size=1, max_size=4))),
-        tuple(draw(st.lists(NAMES, min_size=1, max_size=4))),
-        hidden if mode == "skip" else draw(st.integers(1, 10**6)),
+        {"skip": hidden, "gates": hidden * len(gates)}.get(mode) or draw(st.integers(1, 10**6)),
         draw(st.sampled_from((int, np.int64)))(hidden),
         unit_params=tuple(draw(st.lists(NAMES, max_size=3))),
         num_layers=draw(st.integers(1, 99)),

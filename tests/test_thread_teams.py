@@ -104,7 +104,7 @@ def test_one_team_for_all_tiles(threads, proj_size, monkeypatch):
     )
     plain.load_state_dict(ours.state_dict())
     sizes = layout(260, outputs=proj_size or 260)
-    found = plan(sizes, "backward", 3, 83, 2, reverse=False, skip=False, ragged=False)
+    found = plan(sizes, "backward", 3, 83, 2, reverse=False, x_gate=None, ragged=False)
     assert (found.tasks, found.teams) == (2, 1)
     assert found.args().tile_rows < 83
     memo.clear()  # of plans with other limits
@@ -121,6 +121,7 @@ FEATURES = {
     "resets and lengths": {"reset": True, "states": True, "lengths": True},
     "skip": {"input_mode": "skip"},
     "skip and lengths": {"input_mode": "skip", "lengths": True},
+    "gates": {"input_mode": "gates", "lengths": True},
     "projection": {"proj_size": 70},
     "wide projection": {"proj_size": 250, "lengths": True},
     "projection and resets": {"proj_size": 70, "reset": True},
@@ -138,7 +139,7 @@ def test_any_step_is_shared(threads, feature, count, batch):
     about = dict(FEATURES[feature])
     hidden, steps = about.pop("hidden", 256), 6
     masks = [about.pop(name, False) for name in ("reset", "states", "lengths")]
-    inputs = hidden if "input_mode" in about else 24
+    inputs = {"skip": hidden, "gates": 4 * hidden}.get(about.get("input_mode"), 24)
     layer = openrnn.LSTM(inputs, hidden, 2, bidirectional=True, backend="cpu", **about)
     outputs = layer.spec.output_size
     reset, lengths, options = torch.rand(steps, batch) < 0.4, torch.tensor([6, 0, 3])[:batch], {}

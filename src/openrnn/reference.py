@@ -61,7 +61,7 @@ def input_side(spec: Spec, weights: Chain, x: Tensor) -> Tensor:
     """The x-side pre-activations of all steps: (T, B, G*H)."""
     if weights.w_ih is not None:
         return linear(x, weights.w_ih, weights.b_ih)
-    gates = x.repeat(1, 1, len(spec.gates))
+    gates = x if spec.input_mode == "gates" else x.repeat(1, 1, len(spec.gates))
     return gates if weights.b_ih is None else gates + weights.b_ih
 
 

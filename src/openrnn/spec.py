@@ -17,7 +17,7 @@ import torch
 from openrnn.memo import memo
 
 BIAS_MODES = ("double", "input", "recurrent", "none")
-INPUT_MODES = ("linear", "skip")
+INPUT_MODES = ("linear", "skip", "gates")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
 FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
 RECOMPUTE = ("none", "gates")
@@ -71,7 +71,9 @@ class Spec:
         wavefront: steps of a chunk of a stack whose layers run beside each other, each a chunk
             behind the one below, where a backend can; 0: layer by layer; None: it chooses.
         reverse: each layer runs from the end of a sequence to its start, in this direction alone.
-        input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
+        input_mode: what layer 0 makes of x: "linear", a product with its input matrix; "skip": x
+            (I = H) is added to every gate, without a matrix; "gates": x (I = G*H) has what is added
+            to each gate, gates in the order of the rows of a matrix, both directions the same.
         proj_size: P, or 0 for no projection.
         dropout: the probability to drop an output between layers, in training.
         cell_clip: bounds of the cell state where it is read, or None.
@@ -151,6 +153,12 @@ class Spec:
             raise ValueError(
                 f"input_mode 'skip' adds x to every gate and needs input_size == hidden_size, "
                 f"got {self.input_size} and {self.hidden_size}"
+            )
+        rows = len(self.gates) * self.hidden_size
+        if self.input_mode == "gates" and self.input_size != rows:
+            raise ValueError(
+                f"input_mode 'gates' takes x for each gate and needs input_size == gates * "
+                f"hidden_size, {rows} here, got {self.input_size}"
             )
         if self.cell_clip is not None and not self.cell_clip[0] <= self.cell_clip[1]:
             raise ValueError(f"cell_clip needs low <= high, neither nan, got {self.cell_clip}")

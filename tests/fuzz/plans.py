@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from openrnn import cells
 from openrnn.spec import BIAS_MODES
 
 from .tensors import CHANGED, SAME, STRANGE, VALUED, WRAPPED
@@ -19,6 +20,7 @@ MODULES = ("LSTMCell", "GRUCell", "RNNCell", "RNNCell_relu")
 CUSTOM = ("peephole_lstm", "gru_reset_before")
 KEYS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh", "RNN_relu": "rnn_relu"}
 CLIP = (-0.4, 0.25)
+GATES = {key: len(cell.gates) for key, cell in cells._CELLS.items()}
 
 WAYS = (  # how a call is made and differentiated
     ["grad"] * 40 + ["no_grad"] * 8 + ["inference"] * 6
@@ -212,9 +214,10 @@ def _options(dice: random.Random, plan: Plan, small: bool) -> None:
         options["batch_first"] = dice.random() < 0.4
         biases += [{"bias": False}] * 4
     options |= dice.choice(biases)
-    if dice.random() < 0.1:
-        plan.input = plan.hidden
-        options["input_mode"] = "skip"
+    mode = dice.random()
+    if mode < 0.15:
+        options["input_mode"] = "skip" if mode < 0.1 else "gates"
+        plan.input = plan.hidden * (1 if mode < 0.1 else GATES[plan.key.removeprefix("ops_")])
     if plan.key in ("lstm", "ops_lstm", "peephole_lstm") and plan.hidden > 1:
         if dice.random() < 0.2:
             options["proj_size"] = dice.randrange(1, plan.hidden)

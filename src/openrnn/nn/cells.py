@@ -15,7 +15,10 @@ from openrnn.nn.repeats import RepeatingModule
 
 
 class CellModule(RepeatingModule):
-    """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`."""
+    """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
+
+    `input_mode` is that of the layers: without `weight_ih` where it is "skip" or "gates".
+    """
 
     dropout, batch_first = 0.0, False  # as `Repeats` asks them of layers, too
 
@@ -29,12 +32,15 @@ class CellModule(RepeatingModule):
         dtype: torch.dtype | None = None,
         *,
         backend: str = "auto",
+        input_mode: str = "linear",
     ) -> None:
         super().__init__()
         checks.size("input_size", input_size), checks.size("hidden_size", hidden_size)
         dispatch.check_name(backend)
         self.cell, self.backend = cell, backend
-        self._spec = cell.spec(input_size, hidden_size, bias_mode="double" if bias else "none")
+        self._spec = cell.spec(
+            input_size, hidden_size, bias_mode="double" if bias else "none", input_mode=input_mode
+        )
         self.input_size, self.hidden_size = self._spec.input_size, self._spec.hidden_size
         self.bias = bias
         slots = params.module_slots(self._spec)
@@ -63,6 +69,8 @@ class CellModule(RepeatingModule):
             words.append(f"bias={self.bias}")
         if getattr(self, "nonlinearity", "tanh") != "tanh":
             words.append(f"nonlinearity={getattr(self, 'nonlinearity')}")  # noqa: B009
+        if self._spec.input_mode != "linear":
+            words.append(f"input_mode={self._spec.input_mode!r}")
         return ", ".join(words)
 
     def _repeated(self, input: Any, hx: Any) -> Sequence[Tensor] | None:

@@ -13,7 +13,8 @@ EXTRAS = """
     Beyond torch, keyword-only:
         backend: the only backend to try; "auto" takes the first that can, see `openrnn.explain`.
         bias_mode: "double" (as torch), "input", "recurrent" or "none": which bias vectors exist.
-        input_mode: "linear", or "skip": x is added to every gate of layer 0, without a matrix.
+        input_mode: "linear", or without an input matrix of layer 0: "skip", x (I = H) is added to
+            every gate, or "gates", x (I = G*H) has what is added to each gate, in their order.
         cell_clip: bounds, or one symmetric bound, of the cell state where it is read (LSTM).
         precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting. With
             "tf32" backend fused may read operands as float16, which has as many bits.

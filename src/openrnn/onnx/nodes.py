@@ -54,6 +54,7 @@ def has_node(problem: Problem) -> bool:
         and problem.dtype in _DTYPES
         and spec.cell_clip is None  # ONNX's clip bounds gates
         and not spec.proj_size
+        and spec.input_mode != "gates"  # ONNX multiplies x with a matrix
         and not problem.reset
         and not (problem.return_states and len(spec.states) > 1)  # c of every step is no output
     )

@@ -42,10 +42,11 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     from openrnn.codegen.numba import all_summed, saved_sides
     from openrnn.kernels.cpu.layout import Layout
 
-    cell = traced(spec)
+    cell, chain = traced(spec), layer * spec.directions
+    inputs = 0 if places(spec)[chain][0] is None else spec.layer_input(layer)
     return Layout(
         str(dtype).removeprefix("torch."), len(cell.gates), len(cell.states) - 1,
-        len(cell.unit_params), len(saved_sides(cell)), all_summed(cell), spec.layer_input(layer),
+        len(cell.unit_params), len(saved_sides(cell)), all_summed(cell), inputs,
         spec.hidden_size, spec.output_size,
     )  # fmt: skip
 

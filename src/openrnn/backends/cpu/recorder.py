@@ -155,10 +155,12 @@ class Recorder:
 
     def plan(self, layer: LayerKernels, operation: Loop, purpose: str) -> "LoopPlan":
         """How a loop runs; for `purpose` see `kernels.cpu.plan`."""
-        problem = self.problem
+        problem, x_gate = self.problem, None
+        if layer.places[0] is None:
+            x_gate = self.spec.hidden_size if self.spec.input_mode == "gates" else 0
         return loop_plan(
             layer.layout, purpose, self.steps, self.batch, self.sizes.threads,
-            operation.direction == 1, layer.places[0] is None, problem.lengths,
+            operation.direction == 1, x_gate, problem.lengths,
         )  # fmt: skip
 
     def rows(self, at: Value, width: int) -> Rows:

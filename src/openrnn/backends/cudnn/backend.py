@@ -21,9 +21,16 @@ from openrnn.backends.base import (
 from openrnn.backends.cudnn import algorithms, dropout, long, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
 from openrnn.native.cudnn import library
-from openrnn.native.cudnn.descriptors import ALGORITHMS, BATCH_MAJOR, CELLS, TIME_MAJOR, Kind
+from openrnn.native.cudnn.descriptors import (
+    ALGORITHMS,
+    BATCH_MAJOR,
+    CELLS,
+    INPUTS,
+    TIME_MAJOR,
+    Kind,
+)
 from openrnn.native.cudnn.handles import current
-from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
+from openrnn.spec import BIAS_MODES, Problem
 
 
 class Cudnn(Backend):
@@ -37,7 +44,7 @@ class Cudnn(Backend):
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
         capability=(6, 0),
         bias_modes=frozenset(BIAS_MODES),
-        input_modes=frozenset(INPUT_MODES),
+        input_modes=frozenset(INPUTS),
         grad=True,
         layers=True,
         bidirectional=True,

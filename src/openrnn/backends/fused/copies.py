@@ -65,6 +65,13 @@ def copied(
     return out
 
 
+def padded_gates(x: Tensor, gates: int, units: int) -> Tensor:
+    """A dense copy of x (T, B, G*H) as (T, B, G*units), zero past the H units of each gate."""
+    steps, batch, columns = x.shape
+    rows = x.reshape(steps, batch * gates, columns // gates)
+    return copied(rows, units).view(steps, batch, gates * units)
+
+
 def widened(x: Tensor) -> Tensor:
     """(T, B, I) or a dense copy with zeros in columns appended, so that rows are 16 bytes each.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.copies import aligned, copied
+from openrnn.backends.fused.copies import aligned, copied, padded_gates
 from openrnn.backends.fused.launches import Launches, Weights, address, fill_flags
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.lengths import SortedLengths
@@ -25,7 +25,7 @@ class Inputs:
 
     Attributes:
         weights, loop: of the layer and direction.
-        x_gates: x W_ih^T (T, B, G*units), or x itself for a skip input.
+        x_gates: x W_ih^T (T, B, G*units), or x itself, padded to all units, without a matrix.
         flags: a grid's flag buffer; None where y is it, or where there is none.
     """
 
@@ -74,8 +74,9 @@ class ForwardLoops(Launches):
             room = self._rooms.get((operation.layer, operation.direction))
             x_gates = self._x_gates(layer, steps) if room is None else room[:steps]
             return Inputs(weights, loop, x_gates, flags)
-        ready = layer.exact and x.stride(-1) == 1 and aligned(x)
-        return Inputs(weights, loop, x if ready else copied(x, layer.units), flags)
+        if not (layer.exact and x.stride(-1) == 1 and aligned(x)):
+            x = padded_gates(x, layer.gates, layer.units) if layer.x_gate else copied(x, layer.units)
+        return Inputs(weights, loop, x, flags)
 
     def _x_gates(self, layer: LayerKernels, steps: int) -> Tensor:
         return self.empty(steps, self.batch, layer.gates * layer.units)

@@ -55,7 +55,7 @@ class Weights:
         layer: what no call changes of the layer and direction.
 
     Attributes:
-        w_ih (G*H, I), None for a skip input; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
+        w_ih (G*H, I), None without one; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
     """
 
@@ -91,7 +91,7 @@ class Weights:
         if self._input_by_planes is None:
             layer, weight = self.layer, self.w_ih
             if weight is None:
-                raise ValueError("a skip input has no matrix")
+                raise ValueError("this layer has no input matrix")
             as_it_is = layer.exact and len(layer.left_spans) == 1
             made = weight if as_it_is else layer.permuted(weight, layer.left, False)
             self._input_by_planes = made

@@ -82,7 +82,8 @@ class LayerKernels:
         saved_bytes: bytes that it saves for a step and 8 rows.
         places: of its parameters among those of a call; matrices: of w_ih, w_hh, b_ih, b_hh, None
             where there is none; unit_vectors: of these.
-        skips: it reads x as it is, without a matrix.
+        skips: it reads x as it is, without a matrix; x_gate: then the values of a row of x, padded
+            to all units, from a gate to the next; 0 where x is the same for all.
         recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
         planes: gate gradients of a unit; width: of all units, a row of d_gates.
@@ -109,6 +110,7 @@ class LayerKernels:
         self.matrices = w_ih, w_hh, b_ih, b_hh
         self.unit_vectors = [place for place in vectors if place is not None]
         self.skips = w_ih is None
+        self.x_gate = self.units if spec.input_mode == "gates" else 0
         alone = cell.apart
         shared = tuple(gate for gate in cell.gates if gate not in alone)
         self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))

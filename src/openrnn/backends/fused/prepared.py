@@ -43,7 +43,7 @@ class PreparedLoop:
             "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
         }  # fmt: skip
         if forward:
-            gate = 0 if layer.skips else layer.units  # a skip input is the same for all gates
+            gate = layer.x_gate if layer.skips else layer.units
             shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
         else:
             shared["d_gates_step_bytes"] = way * batch * layer.width * size

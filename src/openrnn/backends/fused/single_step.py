@@ -73,7 +73,7 @@ def launch_forward(
         w_ih=address(w_ih),
         x=x.data_ptr(),
         x_row=x.stride(1),
-        x_gate=0,  # a skip input is the same for all gates
+        x_gate=layer.x_gate,
         y=y.data_ptr() + layer.direction * layer.hidden * y.element_size(),
         y_row=y.stride(1),
         saved=address(saved),

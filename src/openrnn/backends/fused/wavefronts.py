@@ -16,7 +16,7 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     if spec.hidden_size % 8:
         return f"hidden_size {spec.hidden_size}, needs a multiple of 8"
     if spec.input_mode != "linear":
-        return "a skip input has no product to cut"
+        return f"input_mode {spec.input_mode!r} has no product of layer 0 to cut"
     if problem.grad and spec.recompute == "gates":
         return "recompute='gates' has time chunks of its own"
     step = batch * len(planes(traced(spec))) * spec.hidden_size * problem.dtype.itemsize

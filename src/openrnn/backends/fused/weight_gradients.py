@@ -8,6 +8,7 @@ from torch import Tensor
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied, whole_pieces, widened
 from openrnn.backends.fused.launches import Launches, Weights
+from openrnn.backends.fused.layer import LayerKernels
 from openrnn.memory import memory_for, template
 from openrnn.schedule import Chunk
 
@@ -71,12 +72,15 @@ class WeightGradient:
 def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
     """Writes dx (T, B, I), or adds to it: the input side's gate gradients times W_ih.
 
-    A skip input has no matrix: they are added up over the gates.
+    Without a matrix they are added up over the gates for a skip input, or put in their order.
     """
     layer = weights.layer
     if weights.w_ih is None:
         width = layer.gates * layer.units
         gates = d_gates[..., :width].unflatten(-1, (layer.gates, layer.units))
+        if layer.x_gate:
+            _gates_gradient(layer, dx, gates[..., : layer.hidden], add)
+            return
         found = torch.sum(gates[..., : layer.hidden], -2, out=None if add else dx)
         if add:
             dx.add_(found)
@@ -84,6 +88,18 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> 
     steps, batch, inner = dx.shape
     product = prepared.input_gradient(layer, inner, steps * batch)
     product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr(), add)
+
+
+def _gates_gradient(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -> None:
+    """Writes dx (T, B, G*H), or adds to it: gates (T, B, G, H) in the order of the planes."""
+    out, done = dx.unflatten(-1, (layer.gates, layer.hidden)), 0
+    for first, end in layer.left_spans:
+        part, found = out[..., first:end, :], gates[..., done : done + end - first, :]
+        if add:
+            part.add_(found)
+        else:
+            part.copy_(found)
+        done += end - first
 
 
 def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:

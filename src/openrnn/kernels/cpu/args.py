@@ -88,7 +88,8 @@ class LoopArgs(Args):
     tile_rows: Annotated[int, "rows of a tile"]
     chunk: Annotated[int, "steps whose products are computed together"]
     packed: Annotated[int, "1: gate matrices are packed into panels"]
-    skip: Annotated[int, "1: skip input: x goes to each gate, there is no input matrix"]
+    skip: Annotated[int, "1: x goes to the gates as it is, there is no input matrix"]
+    x_gate: Annotated[int, "without input matrix: elements of x from a gate to the next, or 0"]
     overwrite: Annotated[int, "1: the first products of a task overwrite its sums"]
 
     tasks: Annotated[int, "tasks that share the tiles"]

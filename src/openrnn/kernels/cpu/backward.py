@@ -52,7 +52,7 @@ class Tile(NamedTuple):
     dr: int  # [capacity, columns]
     dx_gates: int  # [capacity, columns]: dr itself, unless the gates take x and r apart
     h_rows: int  # [capacity, width]: the state before each step
-    x_rows: int  # [capacity, wide]
+    x_rows: int  # [capacity, wide], with an input matrix
     dh_rows: int  # [capacity, width], with a projection
     m_rows: int  # [capacity, padded], with a projection
     bias: int  # [columns]
@@ -138,20 +138,25 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     return barrier(team, phase)
 
 
+@njit(forceinline=True, error_model="numpy")
+def gates_gradient(args, target, gate):
+    """Writes a row of the gradient of an x that has no matrix, or adds to it: gate by gate."""
+    units, padded = args.units, args.padded
+    for g in range(args.gates):
+        to, source = target + g * args.x_gate * SIZE, gate + g * padded * SIZE
+        if args.dx_add != 0 or (g > 0 and args.x_gate == 0):
+            add(to, source, units)
+        else:
+            copy(to, source, units, units)
+
+
 @njit(nogil=True, error_model="numpy")
 def input_gradients(args, tile, team, count):
     """Writes the gradients of x of a chunk's rows."""
-    inputs, units, padded = args.inputs, args.units, args.padded
-    columns, wide, gates = args.columns, args.wide, args.gates * args.padded
+    inputs, columns, wide, gates = args.inputs, args.columns, args.wide, args.gates * args.padded
     first = count * team.thread // team.threads
     last = count * (team.thread + 1) // team.threads
-    if args.skip != 0:
-        for i in range(first, last):
-            gate, target = tile.dx_gates + i * columns * SIZE, tile.x_rows + i * wide * SIZE
-            copy(target, gate, units, wide)
-            for g in range(1, args.gates):
-                add(target, gate + g * padded * SIZE, units)
-    elif last > first:
+    if last > first and args.skip == 0:
         a = (tile.dx_gates + first * columns * SIZE, columns, 1)
         c = (tile.x_rows + first * wide * SIZE, wide)
         product((last - first, gates, wide), a, gate_matrix(args, args.w_ih, wide), c, False)
@@ -159,7 +164,9 @@ def input_gradients(args, tile, team, count):
         t, b = int64_at(tile.t_at)[i], int64_at(tile.b_at)[i]
         target = args.dx + (t * args.dx_step + b * args.dx_row) * SIZE
         source = tile.x_rows + i * wide * SIZE
-        if args.drop != 0:
+        if args.skip != 0:
+            gates_gradient(args, target, tile.dx_gates + i * columns * SIZE)
+        elif args.drop != 0:
             drop(target, source, inputs, t, b, args, args.dx_add != 0)
         elif args.dx_add != 0:
             add(target, source, inputs)

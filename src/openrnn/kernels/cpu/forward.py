@@ -42,7 +42,7 @@ class Tile(NamedTuple):
     unwanted: int  # [saved_sides * padded]: for recurrent sides that nobody reads
     r: int  # [rows, columns]: the recurrent side, unless the gates take sums
     emitted: int  # [rows, padded]: before the projection
-    x_rows: int  # [chunk * rows, inputs]
+    x_rows: int  # [chunk * rows, inputs], with an input matrix
     gates: int  # [steps or chunk, rows or batch, columns]: saved, or scratch
     gates_step: int  # elements from one step's gate rows to those of the next
     int8_memory: int  # this thread's
@@ -107,22 +107,24 @@ def multiply(args, tile, shape, a, weight, scales, c, accumulate):
 
 @njit(nogil=True, error_model="numpy")
 def gather_inputs(args, tile, step, live, slot, gates):
-    """Copies a step's rows of x together, dropped; with skip input, they are each gate's too."""
+    """Copies a step's rows of x together, dropped; without an input matrix, to the gates."""
     inputs, units, padded = args.inputs, args.units, args.padded
     for i in range(live):
         b = row_of(args, tile.start + i)
         t = time_of(args, step, length_of(args, tile.start + i))
         source = args.x + (t * args.x_step + b * args.x_row) * SIZE
+        if args.skip != 0:  # of layer 0 alone, where nothing is dropped
+            gate = gates + (slot * tile.gates_step + i * args.columns + tile.begin) * SIZE
+            count = min(tile.end, units) - tile.begin
+            for g in range(args.gates):
+                part = source + (g * args.x_gate + tile.begin) * SIZE
+                copy(gate + g * padded * SIZE, part, count, tile.end - tile.begin)
+            continue
         target = tile.x_rows + (slot * tile.rows + i) * inputs * SIZE
         if args.drop != 0:
             drop(target, source, inputs, t, b, args, False)
         else:
             copy(target, source, inputs, inputs)
-        if args.skip != 0:
-            gate = gates + (slot * tile.gates_step + i * args.columns + tile.begin) * SIZE
-            source, count = target + tile.begin * SIZE, min(tile.end, units) - tile.begin
-            for g in range(args.gates):
-                copy(gate + g * padded * SIZE, source, count, tile.end - tile.begin)
 
 
 @njit(nogil=True, error_model="numpy")

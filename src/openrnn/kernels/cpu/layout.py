@@ -45,6 +45,7 @@ class Layout:
         others: the number of states without the emitted one; vectors: of per-unit parameters.
         saved_sides: the number of gates whose recurrent side is saved apart.
         summed: every gate reads only the sum x + r.
+        inputs: columns of the input matrix; 0 without one.
         vector: bytes of a SIMD vector.
     """
 

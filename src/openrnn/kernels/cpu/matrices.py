@@ -105,7 +105,8 @@ def gradients(
     ):
         # two gradients must not share memory, even where they are equal
         bare = layout.plain and teams == 1 and offset not in taken
-        taken.add(offset)
+        if there:
+            taken.add(offset)
         size = of_gates * rows * columns
         args = CollectArgs(
             tasks=_tasks(size * teams, threads), parts=teams, part=sum(layout.sums),

@@ -41,14 +41,16 @@ def plan(
     batch: int,
     threads: int,
     reverse: bool,
-    skip: bool,
+    x_gate: int | None,
     ragged: bool,
 ) -> LoopPlan:
     """The plan of a run of the forward loop or, for purpose "backward", of the backward loop.
 
     Args:
         purpose: "inference", "training" (forward, which saves activations) or "backward".
-        skip: there is no input matrix; ragged: lengths are given.
+        x_gate: without an input matrix the elements of x from a gate to the next, 0 where gates
+            have the same; None with one.
+        ragged: lengths are given.
     """
     backward = purpose == "backward"
     shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares
@@ -86,7 +88,8 @@ def plan(
         tile_rows=rows,
         chunk=chunk,
         packed=packs,
-        skip=skip,
+        skip=x_gate is not None,
+        x_gate=x_gate or 0,
         overwrite=not ragged,
         tasks=tasks,
         team_size=size,
