@@ -585,7 +585,8 @@ def with_cell(case: Case, cell: Cell) -> Case:
     if old.input_mode == "gates":
         size = old.hidden_size * len(cell.gates)
     spec = cell.spec(
-        size, old.hidden_size, input_mode=old.input_mode, num_layers=old.num_layers, dropout=old.dropout,
+        size, old.hidden_size, input_mode=old.input_mode, num_layers=old.num_layers,
+        dropout=old.dropout,
         bidirectional=old.bidirectional, bias_mode=old.bias_mode, reverse=old.reverse,
     )  # fmt: skip
     return replace(case, spec=spec)

@@ -506,9 +506,7 @@ def test_cells(text, states, batched):
     assert_same(*found)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "mode"), [(3, "linear"), (4, "skip"), (16, "gates")], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("inputs", "mode"), [(3, "linear"), (4, "skip"), (16, "gates")], ids=str)
 def test_a_layer_is_its_cell_over_time(inputs, mode):
     layer, cell = (
         kind(inputs, 4, dtype=F64, input_mode=mode) for kind in (openrnn.LSTM, openrnn.LSTMCell)

@@ -73,10 +73,6 @@ NODES = {
     ),
     "relu": (layers(openrnn.RNN, nonlinearity="relu", bidirectional=True), plain),
     "skip": (layers(openrnn.LSTM, input_mode="skip", num_layers=2), plain),
-    "gates": (
-        lambda: openrnn.GRU(12, 4, input_mode="gates", num_layers=2, bidirectional=True),
-        plain,
-    ),
     "skip-coupled": (
         lambda: openrnn.Recurrent(openrnn.cells.coupled_lstm, 4, 4, input_mode="skip"),
         plain,
@@ -157,6 +153,10 @@ SCANS = {
         lambda layer, x, reset, **_: layer(x, reset=reset),
     ),
     "own": (lambda: openrnn.Recurrent(own, 4, 4, input_mode="skip", bias_mode="input"), plain),
+    "gates": (
+        lambda: openrnn.GRU(12, 4, 2, input_mode="gates", bidirectional=True),
+        lambda layer, x, lengths, **_: layer(torch.cat([x, 2 * x, -x], -1), lengths=lengths),
+    ),
     "step": (
         lambda: openrnn.Recurrent(openrnn.cells.mgu, 4, 4),
         lambda layer, x, reset, h, **_: layer.step(x[0], (h[:1],), reset=reset[0]),

@@ -24,9 +24,9 @@ def every_spec():
     ):
         if (proj and cell is not cells.lstm) or (mode != "linear" and inputs != hidden):
             continue
-        inputs = hidden * len(cell.gates) if mode == "gates" else inputs
+        width = hidden * len(cell.gates) if mode == "gates" else inputs
         yield cell.spec(
-            inputs, hidden, num_layers=layers, bidirectional=both, bias_mode=bias,
+            width, hidden, num_layers=layers, bidirectional=both, bias_mode=bias,
             input_mode=mode, proj_size=proj,
         )  # fmt: skip
 

@@ -173,8 +173,8 @@ class Kernel:
             x = rows(args.x, args.inputs, args.x_row)
             x = x @ at(args.w_ih, (gates * HIDDEN, args.inputs)).T
         else:
-            assert args.x_gate == 0
-            x = rows(args.x, HIDDEN, args.x_row).repeat(1, gates)
+            starts = [args.x + 4 * gate * args.x_gate for gate in range(gates)]
+            x = torch.cat([rows(start, HIDDEN, args.x_row) for start in starts], 1)
         r = before[0] @ at(args.weight, (gates * HIDDEN, HIDDEN)).T
         x = x + (at(args.bias_x, (1, gates * HIDDEN)) if args.bias_x else 0)
         r = r + (at(args.bias_r, (1, gates * HIDDEN)) if args.bias_r else 0)
@@ -282,8 +282,8 @@ def pretended(monkeypatch):
 
 CASES = [
     {}, {"states": False}, {"num_layers": 2}, {"bidirectional": True, "num_layers": 2},
-    {"input_mode": "skip", "inputs": HIDDEN}, {"input_mode": "gates"}, {"bias_mode": "none"}, {"bias_mode": "input"},
-    {"bias_mode": "recurrent"},
+    {"input_mode": "skip", "inputs": HIDDEN}, {"input_mode": "gates"}, {"bias_mode": "none"},
+    {"bias_mode": "input"}, {"bias_mode": "recurrent"},
 ]  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def spec(
 
     Args:
         rnn_mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
-        input_mode: "linear", "skip" (x is added to every gate of layer 0, without a matrix), "gates"
-            (x, of input_size G * num_units, has what is added to each gate, in their order) or
+        input_mode: "linear", "skip" (x is added to every gate of layer 0, without a matrix),
+            "gates" (x, of input_size G * num_units, has what is added to each gate, in order) or
             "auto": skip where input_size == num_units. TensorFlow's spellings are taken too.
         direction: "unidirectional", "bidirectional", or "reverse": each layer runs from the end of
             a sequence to its start.
@@ -121,8 +121,8 @@ def params_to_canonical(params: Tensor, spec: Spec) -> tuple[list[Tensor], list[
 
     Positions never move: 2G weights (2G + 1 with a projection) and 2G biases a layer and direction.
     What a network lacks is there and empty: (H, 0) for the input matrices of layer 0 in input_mode
-    "skip", where TensorFlow itself aborts, or "gates", and (0,) for biases that the bias mode leaves out.
-    Vectors of one number a unit, which only other cells have, follow all biases.
+    "skip", where TensorFlow itself aborts, or "gates", and (0,) for biases that the bias mode
+    leaves out. Vectors of one number a unit, which only other cells have, follow all biases.
 
     Raises:
         ValueError: params is not a vector of `params_size(spec)` elements.

@@ -75,7 +75,11 @@ class ForwardLoops(Launches):
             x_gates = self._x_gates(layer, steps) if room is None else room[:steps]
             return Inputs(weights, loop, x_gates, flags)
         if not (layer.exact and x.stride(-1) == 1 and aligned(x)):
-            x = padded_gates(x, layer.gates, layer.units) if layer.x_gate else copied(x, layer.units)
+            x = (
+                padded_gates(x, layer.gates, layer.units)
+                if layer.x_gate
+                else copied(x, layer.units)
+            )
         return Inputs(weights, loop, x, flags)
 
     def _x_gates(self, layer: LayerKernels, steps: int) -> Tensor:
