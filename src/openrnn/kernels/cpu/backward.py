@@ -23,6 +23,7 @@ from openrnn.kernels.cpu.rows import add_float32 as add
 from openrnn.kernels.cpu.rows import copy_float32 as copy
 from openrnn.kernels.cpu.rows import drop_float32 as drop
 from openrnn.kernels.cpu.rows import ends_reset, is_reset, length_of, row_of, slot_of, time_of
+from openrnn.kernels.cpu.rows import gather_float32 as gather
 from openrnn.kernels.cpu.rows import spread_float32 as spread
 from openrnn.kernels.cpu.states import add_from_float32 as add_from
 from openrnn.kernels.cpu.states import add_to_float32 as add_to
@@ -138,18 +139,6 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     return barrier(team, phase)
 
 
-@njit(forceinline=True, error_model="numpy")
-def gates_gradient(args, target, gate):
-    """Writes a row of the gradient of an x that has no matrix, or adds to it: gate by gate."""
-    units, padded = args.units, args.padded
-    for g in range(args.gates):
-        to, source = target + g * args.x_gate * SIZE, gate + g * padded * SIZE
-        if args.dx_add != 0 or (g > 0 and args.x_gate == 0):
-            add(to, source, units)
-        else:
-            copy(to, source, units, units)
-
-
 @njit(nogil=True, error_model="numpy")
 def input_gradients(args, tile, team, count):
     """Writes the gradients of x of a chunk's rows."""
@@ -165,7 +154,7 @@ def input_gradients(args, tile, team, count):
         target = args.dx + (t * args.dx_step + b * args.dx_row) * SIZE
         source = tile.x_rows + i * wide * SIZE
         if args.skip != 0:
-            gates_gradient(args, target, tile.dx_gates + i * columns * SIZE)
+            gather(args, target, tile.dx_gates + i * columns * SIZE)
         elif args.drop != 0:
             drop(target, source, inputs, t, b, args, args.dx_add != 0)
         elif args.dx_add != 0:

@@ -125,8 +125,24 @@ def _for(reals, dtype):
             for g in range(gates):
                 add(target + g * padded * size, bias + g * units * size, units)
 
-    return copy, add, drop, spread
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def gather(args, target, gate):
+        """Writes, or adds, a gate row to a row of the gradient of an x that has no matrix."""
+        units, padded = args.units, args.padded
+        for g in range(args.gates):
+            to, source = target + g * args.x_gate * size, gate + g * padded * size
+            if args.dx_add != 0 or (g > 0 and args.x_gate == 0):
+                add(to, source, units)
+            else:
+                copy(to, source, units, units)
+
+    return copy, add, drop, spread, gather
 
 
-copy_float32, add_float32, drop_float32, spread_float32 = _for(float32_at, "float32")
-copy_float64, add_float64, drop_float64, spread_float64 = _for(float64_at, "float64")
+copy_float32, add_float32, drop_float32, spread_float32, gather_float32 = _for(
+    float32_at, "float32"
+)
+copy_float64, add_float64, drop_float64, spread_float64, gather_float64 = _for(
+    float64_at, "float64"
+)
