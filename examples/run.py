@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PLACE = HERE.parent / ".venv-examples"
-HELPERS = {"compare", "run"}
+HELPERS = {"compare", "converted", "run"}
 
 
 def names() -> list[str]:
