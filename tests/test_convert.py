@@ -167,7 +167,7 @@ def test_a_model_and_its_report(capsys):
     model = Tagger()
     done = openrnn.convert(model)
     text = capsys.readouterr().out
-    assert text == f"{done}\n"
+    assert text == f"{done.text}\n"
     assert text.splitlines() == [
         "3 of 3 recurrent modules turned into those of openrnn",
         "  encoder.rnn  torch.nn.LSTM     now openrnn.LSTM",
@@ -202,8 +202,8 @@ def test_a_model_without_any(capsys):
     assert done.rows == ()
     assert capsys.readouterr().out.splitlines() == [
         "0 of 0 recurrent modules turned into those of openrnn",
-        "  only modules of torch.nn are known: a loop over time written by hand becomes an "
-        "openrnn.cell in openrnn.Recurrent, see docs/convert.md",
+        "  only modules of torch.nn are known: a loop over time written by hand becomes",
+        "  an openrnn.cell in openrnn.Recurrent, see docs/convert.md",
     ]
     assert done.revert().rows == ()
     assert str(done.revert()) == "0 of 0 recurrent modules turned into those of torch"
@@ -610,3 +610,17 @@ def test_wrong_calls_change_nothing():
     with pytest.raises(ValueError, match=r"backend must be auto or one of .*, got 'cudnn3'"):
         quietly(model, backend="cudnn3")
     assert type(model[0]) is nn.LSTM
+
+
+def test_a_report_fits_a_terminal(capsys):
+    """A note that does not fit in 80 columns stands below its row, in lines that do."""
+    inner = nn.ModuleDict({"a_rather_long_name_of_a_module": openrnn.LSTM(3, 4, recompute="gates")})
+    model = nn.ModuleDict({"encoder_of_the_first_language": inner, "short": nn.LSTM(3, 4)})
+    openrnn.convert(model, to="torch")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  encoder_of_the_first_language.a_rather_long_name_of_a_module  openrnn.LSTM" in lines
+    text = " ".join(line.strip() for line in lines)
+    assert "openrnn.LSTM left: recompute 'gates', torch has no such option" in text
+    print(openrnn.convert(nn.Linear(2, 2)))
+    assert capsys.readouterr().out.count("0 of 0 recurrent") == 2  # the table, and its short form

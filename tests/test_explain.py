@@ -23,8 +23,9 @@ def chosen(table):
 def test_prints_and_returns_the_table(capsys):
     table = openrnn.explain(openrnn.LSTM(3, 4))
     printed = capsys.readouterr().out
-    assert printed.rstrip("\n") == str(table)
+    assert printed.rstrip("\n") == table.text
     first, *rows = printed.splitlines()
+    rows = [row for row in rows if row[2] != " "]  # first lines
     assert "cell=lstm" in first
     assert "float32 cpu" in first
     assert [row[2:].split()[0] for row in rows] == list(dispatch.BACKENDS)
@@ -38,7 +39,7 @@ def test_measures_if_asked(grad):
     (row,) = (row for row in table.rows if row.chosen)
     what = "forward and backward" if grad else "forward"
     assert row.details[-1].startswith(f"{what} of 7 steps of B 5: ")
-    assert row.details[-1] in str(table)
+    assert row.details[-1] in table.text
     assert not any(other.details for other in table.rows if other is not row)
 
 
@@ -66,9 +67,24 @@ def test_asks_and_measures_the_device_that_the_module_is_on(monkeypatch):
     assert (table.problem.capability, table.problem.processors) == ((9, 0), 60)
 
 
-def test_quiet(capsys):
-    openrnn.explain(cells.lstm.spec(3, 4), quiet=True)
+def test_printing_it_prints_nothing_twice(capsys):
+    table = openrnn.explain(cells.lstm.spec(3, 4), quiet=True)
     assert not capsys.readouterr().out
+    print(table)
+    assert capsys.readouterr().out == f"{table.text}\n"
+    print(openrnn.explain(cells.lstm.spec(3, 4)))
+    assert capsys.readouterr().out == f"{table.text}\n<openrnn.dispatch.Table: cpu runs it>\n"
+
+
+def test_each_reason_has_a_line():
+    table = openrnn.explain(
+        openrnn.Recurrent(cells.gru_reset_before, 3, 4), device="cuda", backend="cpu", quiet=True
+    )
+    (row,) = table.rows
+    assert len(row.reasons) > 1
+    first, *more = table.text.splitlines()[1:]
+    assert first == f"  cpu  {row.reasons[0]}"
+    assert more == [" " * 7 + reason for reason in row.reasons[1:]]
 
 
 def test_says_what_runs():
@@ -175,6 +191,27 @@ def test_says_grad_only_where_the_call_keeps_one():
     assert openrnn.explain(layer, x, grad=True, quiet=True).problem.grad
 
 
+@pytest.mark.parametrize("target", ["numba", "cuda"])
+def test_show_prints_the_part_that_is_the_cell(target, capsys):
+    assert openrnn.codegen.show(cells.lstm, target) is None
+    printed = capsys.readouterr().out
+    part = openrnn.codegen.show(cells.lstm, target, quiet=True)
+    whole = openrnn.codegen.show(cells.lstm, target, full=True, quiet=True)
+    assert not capsys.readouterr().out
+    assert printed == part.rstrip() + "\n"
+    assert 2 * len(part.splitlines()) < len(whole.splitlines())
+    lines = {line.strip() for line in whole.splitlines()}
+    own = [line for line in part.splitlines() if " = " in line]
+    assert len(own) > 30
+    assert all(line.strip() in lines for line in own)
+    names = (
+        ("step_row", "derivative_row") if target == "numba" else ("step", "factors", "derivative")
+    )
+    assert all(f" {name}(" in part for name in names)
+    assert "gates 0 i, 1 f, 2 g, 3 o; states 0 h, 1 c" in part
+    assert "full=True" in part
+
+
 def test_show_takes_a_layer():
     clipped = openrnn.codegen.show(openrnn.LSTM(3, 4, cell_clip=0.25), quiet=True)
     assert clipped == openrnn.codegen.show(cells.lstm, cell_clip=(-0.25, 0.25), quiet=True)
@@ -185,7 +222,7 @@ def test_show_takes_a_layer():
 
 def test_the_readme_shows_what_is_printed():
     text = README.read_text(encoding="utf-8")
-    block = text.split(">>> openrnn.explain(", 1)[1].split("```", 1)[0]
+    block = text.split(">>> table = openrnn.explain(", 1)[1].split("```", 1)[0]
     _, *wanted = block.strip("\n").splitlines()
     table = openrnn.explain(openrnn.Recurrent(cells.gru_reset_before, 8, 16), quiet=True)
     # what is missing differs from machine to machine
@@ -193,9 +230,10 @@ def test_the_readme_shows_what_is_printed():
     missing += [gone for name in dispatch.BACKENDS if (gone := dispatch._absent(name))]
 
     def same(lines):
-        for gone in missing:
-            lines = [line.replace(f"{gone}; ", "") for line in lines]
-        return lines
+        """Without absences, and without which reason stands beside the name."""
+        lines = [line for line in map(str.strip, lines) if line not in missing]
+        return [reason for line in lines if (reason := re.sub(r"^(fused|cudnn) +", "", line))
+                not in missing]  # fmt: skip
 
     assert same(str(table).splitlines()) == same(wanted)
 

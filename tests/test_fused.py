@@ -582,7 +582,7 @@ def test_forward_whose_r_overflows_is_low_register_in_16_bits():
 
 
 def test_the_source_has_numbers_for_names():
-    source = codegen.show(cells.lstm, "cuda", dtype="float16", quiet=True)
+    source = codegen.show(cells.lstm, "cuda", dtype="float16", full=True, quiet=True)
     assert "// gates 0 i, 1 f, 2 g, 3 o; states 0 h, 1 c" in source
     assert "const float sigmoid_1 = logistic_of_half(half_1);" in source
     assert "after[1] = add_v1;" in source

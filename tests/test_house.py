@@ -40,6 +40,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
         "spec",
         "store",
         "philox",
+        "printed",
         "tensors",
     },
     {"names"},

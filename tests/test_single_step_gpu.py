@@ -87,7 +87,7 @@ def agree(layer, x, states, reset_state=None, **masks):
 
 def verbs(layer, x):
     """The operations that `explain` lists, by name."""
-    table = openrnn.explain(layer, x, schedule=True)
+    table = openrnn.explain(layer, x, schedule=True, quiet=True)
     lines = [line.split() for row in table.rows for line in row.details]
     return {words[1] for words in lines if len(words) > 1 and words[0] == "main"}
 

@@ -14,6 +14,7 @@ from openrnn.cells import lookup
 from openrnn.codegen.check import check_elementwise
 from openrnn.errors import NoBackendError
 from openrnn.memo import memo
+from openrnn.printed import Printed
 from openrnn.reference import Reference
 from openrnn.spec import Problem
 
@@ -46,8 +47,8 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Table:
-    """Every backend's answer to a problem; prints itself."""
+class Table(Printed):
+    """Every backend's answer to a problem; `text` is a table of them, one reason a line."""
 
     problem: Problem
     rows: tuple[Row, ...]
@@ -63,12 +64,14 @@ class Table:
     def __repr__(self) -> str:
         return f"<openrnn.dispatch.Table: {self.chosen or 'nothing'} runs it>"
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
         width = max(len(row.backend) for row in self.rows)
         lines = []
         for row in self.rows:
-            lines.append(f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {row.verdict}")
-            lines += [f"  {'':<{width}}  {line}" for line in row.details]
+            first, *more = (*(row.reasons or (row.verdict,)), *row.details)
+            lines.append(f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {first}")
+            lines += [f"  {'':<{width}}  {line}" for line in more]
         return "\n".join([str(self.problem), *lines])
 
 

@@ -56,7 +56,7 @@ def explain(
             B 1 where they are not known.
         schedule: list the operations that the chosen backend would run, in order, each with its
             stream; T and B must be known, from x or the problem.
-        quiet: do not print.
+        quiet: do not print. `print` of the result shows the table then.
 
     Raises:
         TypeError: what is none of these.
@@ -104,9 +104,7 @@ def explain(
         more = notes + ([measured(problem, table.chosen, where)] if measure else [])
         more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
-    if not quiet:
-        print(table)  # what the function is for
-    return table
+    return table.printed(quiet)
 
 
 def scheduled(problem: Problem, backend: str, device: torch.device) -> list[str]:

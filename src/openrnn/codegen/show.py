@@ -1,28 +1,45 @@
 """The generated source of a cell's kernels, to be read."""
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import nn
 
 from openrnn.codegen import cuda, numba
 from openrnn.codegen.config import SIZES
-from openrnn.codegen.trace import trace
+from openrnn.codegen.trace import Traced, trace
 
 if TYPE_CHECKING:
     from openrnn.cells import Cell
 
+REST = "what is around them is the same for every cell: codegen.show(cell, full=True) shows it"
 
+
+@overload
+def show(
+    cell: "Cell | nn.Module", target: str = ..., *, dtype: str = ...,
+    cell_clip: tuple[float, float] | None = ..., full: bool = ..., quiet: Literal[False] = ...,
+) -> None: ...  # fmt: skip
+@overload
+def show(
+    cell: "Cell | nn.Module", target: str = ..., *, dtype: str = ...,
+    cell_clip: tuple[float, float] | None = ..., full: bool = ..., quiet: Literal[True],
+) -> str: ...  # fmt: skip
 def show(
     cell: "Cell | nn.Module",
     target: str = "numba",
     *,
     dtype: str = "float32",
     cell_clip: tuple[float, float] | None = None,
+    full: bool = False,
     quiet: bool = False,
-) -> str:
-    """Prints and returns the source that is compiled for a cell.
+) -> str | None:
+    """Prints what a cell became in its kernels, or returns it.
 
-    Gates, states and vectors have their numbers there; a comment at the top says which are which.
+    That is the new states of one unit in one step, and their derivative. Gates, states and vectors
+    have their numbers there; a comment at the top says which are which.
 
     Args:
         cell: any cell made by `openrnn.cell`, one of `openrnn.cells`, or a layer, whose cell and
@@ -31,7 +48,8 @@ def show(
             or "cuda", the kernels of a GPU for a hidden size of 256.
         dtype: "float32"; with numba also "float64", with cuda "float16" and "bfloat16".
         cell_clip: bounds of the cell state where it is read, in place of the layer's.
-        quiet: do not print.
+        full: all of the source as it is compiled, and not the cell's part alone.
+        quiet: return the source, a str, and print nothing.
 
     Raises:
         TypeError: cell is neither a cell nor one of our layers.
@@ -58,8 +76,39 @@ def show(
     traced = trace(known, cell_clip)
     if target == "numba":
         source = numba.source(traced, dtype)
+        source = source if full else _numba_part(traced, dtype, source)
     else:
-        source = "\n\n".join(cuda.examples(traced, dtype))
-    if not quiet:
-        print(source)  # what the function is for
-    return source
+        both = cuda.examples(traced, dtype)
+        source = "\n\n".join(both) if full else _cuda_part(traced, dtype, both)
+    if quiet:
+        return source
+    print(source.rstrip())  # what the function is for
+    return None
+
+
+def _head(traced: Traced, dtype: str, mark: str) -> str:
+    return f"{mark} cell {traced.name} in {dtype}: {traced.legend}\n{mark} {REST}"
+
+
+def _numba_part(traced: Traced, dtype: str, source: str) -> str:
+    """The functions of a row, their operands in one line each and without their shapes."""
+    functions = []
+    for name in ("step_row", "derivative_row"):
+        found = re.search(rf"def {name}\((.*?)\n\):\n(.*?)\n\n\n", source, re.DOTALL)
+        if found is not None:
+            operands = ", ".join(re.findall(r"^    (\w+),", found[1], re.MULTILINE))
+            head = "\n    ".join(wrap(operands, 90))
+            functions.append(f"def {name}(\n    {head}\n):\n{found[2]}")
+    return "\n\n\n".join([_head(traced, dtype, "#"), *functions]) + "\n\n\n"
+
+
+def _cuda_part(traced: Traced, dtype: str, sources: Iterable[str]) -> str:
+    """The functions of a unit."""
+    functions = []
+    for source in sources:
+        for found in re.finditer(
+            r"^// [^\n]*\nINLINE void (step|factors|derivative)\(\n.*?^}\n", source,
+            re.DOTALL | re.MULTILINE,
+        ):  # fmt: skip
+            functions.append(found[0])
+    return "\n\n".join([_head(traced, dtype, "//"), *functions])

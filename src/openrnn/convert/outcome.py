@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from torch import nn
 
@@ -45,9 +46,28 @@ def change_each(
     return tuple(rows)
 
 
+WIDTH = 80  # columns of a table, where no single word is longer
+
+
 def table(title: str, rows: Sequence[ConversionRow]) -> str:
-    """The rows as lines below a title, in columns."""
+    """The rows as lines below a title, in columns; a note that does not fit stands below."""
     cells = [(row.path or "(the model itself)", row.kind, row.note) for row in rows]
     widths = [max((len(cell[k]) for cell in cells), default=0) for k in range(2)]
-    lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {note}" for a, b, note in cells]
-    return "\n".join([title, *lines])
+    lines = [title]
+    for path, kind, note in cells:
+        start = f"  {path:<{widths[0]}}  {kind:<{widths[1]}}"
+        if len(start) + 2 + len(note) <= WIDTH:
+            lines.append(f"{start}  {note}")
+            continue
+        lines.append(start.rstrip())
+        lines += noted(note, 6)
+    return "\n".join(lines)
+
+
+def noted(note: str, indent: int) -> list[str]:
+    """A note in lines of at most `WIDTH` columns, but for longer words."""
+    space = " " * indent
+    return wrap(
+        note, WIDTH, initial_indent=space, subsequent_indent=space, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from openrnn.convert.outcome import ConversionRow, change_each, table
 from openrnn.convert.swap import convert
 from openrnn.dispatch import BACKENDS
 from openrnn.nn import Layer, quantized
+from openrnn.printed import Printed
 from openrnn.request import for_backend
 
 MIB = 2**20
@@ -18,8 +19,8 @@ MOST_COLUMNS = 2**16
 
 
 @dataclass(frozen=True, repr=False)
-class Quantization:
-    """What `quantize` did; prints itself as a table.
+class Quantization(Printed):
+    """What `quantize` did; `text` is a table of it.
 
     Args:
         model: the model, the same object that was given.
@@ -40,7 +41,8 @@ class Quantization:
         found = f"{count} of {len(self.rows)} recurrent modules were given int8 weights"
         return f"{found}: {self.before / MIB:.1f} -> {self.after / MIB:.1f} MiB" if count else found
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
         return table(self._title(), self.rows)
 
 
@@ -85,10 +87,7 @@ def quantize(model: nn.Module, *, quiet: bool = False) -> Quantization:
 
     rows = change_each(model, lambda module: isinstance(module, OURS + THEIRS), change)
     before, after = sum(size for size, _ in sizes), sum(size for _, size in sizes)
-    found = Quantization(model, rows, before, after)
-    if not quiet:
-        print(found)  # what the function is for
-    return found
+    return Quantization(model, rows, before, after).printed(quiet)
 
 
 def _turn(module: nn.Module) -> tuple[str, bool]:

@@ -11,8 +11,9 @@ from openrnn import dispatch
 from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.convert.hints import hint
-from openrnn.convert.outcome import ConversionRow, change_each, table
+from openrnn.convert.outcome import ConversionRow, change_each, noted, table
 from openrnn.nn.quantized import Quantized
+from openrnn.printed import Printed
 from openrnn.spec import Spec
 
 TARGETS = ("openrnn", "torch")
@@ -33,8 +34,8 @@ class Options:
 
 
 @dataclass(frozen=True, repr=False)
-class Conversion:
-    """What `convert` did; prints itself as a table.
+class Conversion(Printed):
+    """What `convert` did; `text` is a table of it.
 
     Args:
         model: the model, the same object that was given.
@@ -64,9 +65,10 @@ class Conversion:
         count = sum(row.swapped for row in self.rows)
         return f"{count} of {len(self.rows)} recurrent modules turned into those of {self.to}"
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
         if not self.rows and self.to == "openrnn":
-            return f"{self._title()}\n  {hint(self.model)}"
+            return "\n".join([self._title(), *noted(hint(self.model), 2)])
         return table(self._title(), self.rows)
 
 
@@ -112,9 +114,7 @@ def convert(
         raise ValueError(f"to must be one of {', '.join(TARGETS)}, got {to!r}")
     dispatch.check_name(backend)
     done = _convert(model, to, Options(backend, subclass))
-    if not quiet:
-        print(done)
-    return done
+    return done.printed(quiet)
 
 
 def _convert(
