@@ -17,8 +17,9 @@ from openrnn.bench.options import Options
 from openrnn.bench.soak import Soak
 from openrnn.convert.libraries import LIBRARIES
 from openrnn.dispatch import BACKENDS
-from openrnn.lm.config import MINUTES, Config
+from openrnn.lm.config import MINUTES, WORDS, Config
 from openrnn.lm.job import OUT
+from openrnn.lm.tasks import TASKS
 from openrnn.tune import command as tuning
 from openrnn_command import app, bench, lm, options, tune
 from openrnn_command import inspect as looking
@@ -82,7 +83,10 @@ def test_the_defaults_of_training_are_those_of_the_package():
     usual["corpus"] = "Python's standard library"
     for name, text in texts.items():
         if usual.get(name) is not None:
-            assert default_in(text) == str(usual[name]), name
+            more = f"; words {WORDS[name]}" if name in WORDS else ""
+            assert default_in(text) == f"{usual[name]}{more}", name
+    assert WORDS.keys() <= texts.keys()
+    assert listed(texts["task"].partition(": ")[2].partition(" [")[0]) == [*TASKS]
 
 
 def test_other_defaults_are_those_of_the_package():

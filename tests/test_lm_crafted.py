@@ -27,7 +27,9 @@ ODD = [
 FIELDS = ("config", "step", "elapsed", "epoch", "chunk", "world", "corpus")
 CONFIG = (
     "corpus", "cell", "layers", "hidden", "embed", "bptt", "batch", "lr", "dropout", "dtype",
-    "seed", "steps", "minutes", "device", "backend", "model",
+    "seed", "steps", "minutes", "device", "backend", "model", "task", "dropout_input",
+    "dropout_output", "dropout_embedding", "dropout_weight", "activation", "temporal", "tied",
+    "vocabulary",
 )  # fmt: skip
 
 pytestmark = [

@@ -1,1 +1,1 @@
-"""The language model of `openrnn train`: bytes in, the next byte out."""
+"""The language models of `openrnn train`: bytes or words in, the next one out."""

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from openrnn.errors import CheckpointError, shown
+from openrnn.lm import vocabulary
+from openrnn.lm.build import BYTES, build
 from openrnn.lm.config import DTYPES, LARGEST, Config
-from openrnn.lm.model import BYTES, LanguageModel, build
+from openrnn.lm.model import LanguageModel
+from openrnn.lm.schedule import MOMENTS, Plateau
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 GENERATOR = re.compile(r"generator/cuda/(0|[1-9][0-9]*)")
 
 
@@ -37,6 +39,7 @@ class Record:
         step: steps of training that lie behind; elapsed: their seconds.
         epoch, chunk: the position in the corpus; corpus: its fingerprint.
         world: processes of the run.
+        plateau: of words, what passes over the corpus have led to.
     """
 
     config: Config
@@ -46,6 +49,7 @@ class Record:
     chunk: int
     world: int
     corpus: str
+    plateau: Plateau
 
     @classmethod
     def parse(cls, fields: object) -> "Record":
@@ -66,7 +70,15 @@ class Record:
         step, world = (_integer(fields, name, 1) for name in ("step", "world"))
         epoch, chunk = (_integer(fields, name, 0) for name in ("epoch", "chunk"))
         config = Config.parse(_field(fields, "config"))
-        return cls(config, step, float(elapsed), epoch, chunk, world, corpus)
+        plateau = _plateau(fields) if config.task == "words" else Plateau()
+        return cls(config, step, float(elapsed), epoch, chunk, world, corpus, plateau)
+
+
+def _plateau(fields: Mapping[str, Any]) -> Plateau:
+    best = _field(fields, "best")
+    if best is not None and not (type(best) is float and 0 <= best < math.inf):
+        raise _wrong("best", "a loss, 0 or greater, or null", fields)
+    return Plateau(best, _integer(fields, "cuts", 0))
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
@@ -106,11 +118,13 @@ def check(config: Config, tensors: Mapping[str, Tensor], world: int) -> None:
     model = _skeleton(config, tensors)
     if world > len(tensors):  # each process has a generator; this bounds the names made below
         raise CheckpointError(f"it lacks generators of its {world} processes")
-    wanted = [*_moments(model), *_states(config, model), *_generators(world)]
+    wanted = [*_moments(config, model), *_states(config, model), *_generators(world)]
     for one in wanted:
         _compare(tensors, one)
     _finite(tensors, "optimizer/")
     names = {one.name for one in wanted}
+    if config.task == "words":
+        names.add(vocabulary.NAME)
     for name in tensors:
         if not (name in names or name.startswith("model/") or GENERATOR.fullmatch(name)):
             raise CheckpointError(f"it has a tensor {shown(name)} that no run of it has")
@@ -119,14 +133,17 @@ def check(config: Config, tensors: Mapping[str, Tensor], world: int) -> None:
 def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
     """The model of a config without memory, after its parameters were compared with it."""
     dtype = (torch.float64 if config.dtype == "float64" else torch.float32,)
+    words = vocabulary.of_tensors(tensors) if config.task == "words" else ()
+    symbols = len(words) or BYTES
     # before anything is built of these sizes
-    _compare(tensors, ExpectedTensor("model/embedding.weight", (BYTES, config.embed), dtype))
-    _compare(tensors, ExpectedTensor("model/output.weight", (BYTES, config.hidden), dtype))
+    _compare(tensors, ExpectedTensor("model/embedding.weight", (symbols, config.embed), dtype))
+    if not config.tied:
+        _compare(tensors, ExpectedTensor("model/output.weight", (symbols, config.hidden), dtype))
     own = [name for name in tensors if name.startswith("model/")]
     if config.layers > len(own):
         raise CheckpointError(f"its {len(own)} parameters are too few for {config.layers} layers")
     with torch.device("meta"):
-        model = build(replace(config, dropout=0.0))
+        model = build(replace(config, dropout=0.0), words)
     names = set()
     for name, parameter in model.named_parameters():
         names.add(f"model/{name}")
@@ -140,9 +157,9 @@ def _skeleton(config: Config, tensors: Mapping[str, Tensor]) -> LanguageModel:
     return model
 
 
-def _moments(model: nn.Module) -> Iterator[ExpectedTensor]:
+def _moments(config: Config, model: nn.Module) -> Iterator[ExpectedTensor]:
     for name, parameter in model.named_parameters():
-        for moment in MOMENTS:
+        for moment in MOMENTS[config.task]:
             counts = moment == "step"
             shape = () if counts else tuple(parameter.shape)
             dtype = torch.float32 if counts else parameter.dtype
@@ -152,13 +169,16 @@ def _moments(model: nn.Module) -> Iterator[ExpectedTensor]:
 def _states(config: Config, model: LanguageModel) -> Iterator[ExpectedTensor]:
     """Under autocast a backend gives them in either type."""
     first = next(model.parameters()).dtype
-    if isinstance(model.rnn, nn.RNNBase):
-        widths = (config.hidden,) * (2 if config.cell == "lstm" else 1)
-    else:
-        widths = model.rnn.spec.state_sizes
-    for place, width in enumerate(widths):
-        shape = (config.layers, config.batch, width)
-        yield ExpectedTensor(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
+    place = 0
+    for stack in model.stacks:
+        if isinstance(stack, nn.RNNBase):
+            widths = (stack.hidden_size,) * (2 if config.cell == "lstm" else 1)
+        else:
+            widths = stack.spec.state_sizes
+        for width in widths:
+            shape = (stack.num_layers, config.batch, width)
+            yield ExpectedTensor(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
+            place += 1
 
 
 def _generators(world: int) -> Iterator[ExpectedTensor]:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,10 +25,14 @@ def mix(*values: object) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Files one after the other: `data` (N,) uint8, and where each begins, `starts` (F,) int64."""
+    """Files one after the other: `data` (N,), and where each begins, `starts` (F,) int64.
+
+    The data are uint8 for bytes, int32 for words; `units` names what they are.
+    """
 
     data: Tensor
     starts: Tensor
+    units: str = "bytes"
 
     def shuffled(self, seed: int) -> "Part":
         """The same files in another order."""
@@ -37,21 +41,26 @@ class Part:
         spans = zip(self.starts[order].tolist(), ends[order].tolist())
         sizes = (ends - self.starts)[order]
         data = torch.cat([self.data[start:end] for start, end in spans])
-        return Part(data, sizes.cumsum(0) - sizes)
+        return replace(self, data=data, starts=sizes.cumsum(0) - sizes)
 
     def head(self, count: int) -> "Part":
-        """The first bytes, at most `count`."""
-        return Part(self.data[:count], self.starts[self.starts < count])
+        """The first symbols, at most `count`."""
+        return replace(self, data=self.data[:count], starts=self.starts[self.starts < count])
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to train on and what to be judged by; equal fingerprints mean equal bytes."""
+    """What to train on and what to be judged by; equal fingerprints mean equal symbols.
+
+    Of words, `vocabulary` has one for each number, and `test` is what only the end is judged by.
+    """
 
     train: Part
     held_out: Part
     fingerprint: str
     files: int
+    test: Part | None = None
+    vocabulary: tuple[str, ...] = ()
 
 
 def read(path: str | None) -> Corpus:
@@ -67,6 +76,15 @@ def read(path: str | None) -> Corpus:
 
     Raises:
         CorpusError: the path is missing, unreadable, or holds no bytes.
+    """
+    return _split(read_files(path))
+
+
+def read_files(path: str | None) -> list[tuple[str, bytes]]:
+    """The files that `read` takes, in the order of their relative paths, which stand before them.
+
+    Raises:
+        CorpusError: as of `read`.
     """
     root = Path(sysconfig.get_path("stdlib") if path is None else path)
     try:
@@ -89,7 +107,7 @@ def read(path: str | None) -> Corpus:
     if not blobs:
         what = "holds no text" if root.is_dir() else "is empty"
         raise CorpusError(f"the corpus {named(root)} {what}")
-    return _split(blobs)
+    return blobs
 
 
 def named(path: object) -> str:
@@ -118,13 +136,17 @@ def _folder(root: Path) -> Iterator[Path]:
             yield file
 
 
+def drawn(name: str) -> float:
+    """A number in [0, 1) that follows from a file's relative path alone."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
+
+
 def _split(blobs: list[tuple[str, bytes]]) -> Corpus:
     kept: list[bytes] = []
     held: list[bytes] = []
     for name, blob in blobs:
-        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-        drawn = int.from_bytes(digest[:4], "big")
-        (held if drawn < HELD_OUT * 2**32 else kept).append(blob)
+        (held if drawn(name) < HELD_OUT else kept).append(blob)
     sizes = [sum(map(len, side)) for side in (kept, held)]
     low, high = LOPSIDED
     if not low <= sizes[1] / sum(sizes) <= high:
@@ -138,7 +160,7 @@ def _split(blobs: list[tuple[str, bytes]]) -> Corpus:
         )
     else:
         train, held_out = _join(kept), _join(held)
-    return Corpus(train, held_out, _fingerprint(train, held_out), len(blobs))
+    return Corpus(train, held_out, fingerprint(train, held_out), len(blobs))
 
 
 def _join(blobs: list[bytes]) -> Part:
@@ -147,8 +169,9 @@ def _join(blobs: list[bytes]) -> Part:
     return Part(data, sizes.cumsum(0) - sizes)
 
 
-def _fingerprint(*parts: Part) -> str:
-    digest = hashlib.sha256()
+def fingerprint(*parts: Part, words: tuple[str, ...] = ()) -> str:
+    """A hash of the data of parts, of where their files begin, and of a vocabulary."""
+    digest = hashlib.sha256("\n".join(words).encode())
     for part in parts:
         digest.update(part.starts.numpy().tobytes())
         digest.update(part.data.numpy().data)

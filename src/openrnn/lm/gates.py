@@ -1,6 +1,7 @@
 """What a layer's gates do, for TensorBoard: histograms, saturation, the mean of forget gates."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,14 +28,22 @@ class Gates:
     def report(self, report: Report) -> None:
         """Does nothing: reports come too often."""
 
-    def held_out(self, step: int, bits_per_byte: float) -> None:
-        layer = self.run.model.rnn
-        if isinstance(layer, nn.RNNBase) or layer.cell.dependent_product:
-            return
+    def held_out(self, step: int, nats: float) -> None:
+        model, place = self.run.model, 0
         with self.run.precision():
-            found = list(preactivations(layer, self._embedded()))
-        for place, gate, values in found:
-            where = f"gates/l{place}/{gate}"
+            y = self._embedded()
+            for stack in model.stacks:
+                if isinstance(stack, nn.RNNBase) or stack.cell.dependent_product:
+                    return
+                self._write(stack, y, place, step)
+                place += stack.num_layers
+                with torch.no_grad(), resting(stack):
+                    y = stack(y)[0]
+
+    def _write(self, layer: Layer, x: Tensor, first: int, step: int) -> None:
+        """Writes the gates of a module whose layers are counted from `first` on."""
+        for place, gate, values in preactivations(layer, x):
+            where = f"gates/l{first + place}/{gate}"
             self.writer.add_histogram(where, values.float().cpu(), step)
             saturated = (values.abs() > SATURATED).float().mean()
             self.writer.add_scalar(f"{where}_saturated", float(saturated), step)
@@ -54,18 +63,25 @@ class Gates:
         return embedded
 
 
+@contextmanager
+def resting(layer: nn.Module) -> Iterator[None]:
+    """A module in eval mode, and in its own again afterwards."""
+    was = layer.training
+    layer.eval()
+    try:
+        yield
+    finally:
+        layer.train(was)
+
+
 @torch.no_grad()
 def preactivations(layer: Layer, x: Tensor) -> Iterator[tuple[int, str, Tensor]]:
     """Yields layer, gate and the sum of its input side and recurrent side, (T, B, H).
 
     Dropout is left out. Of a GRU's n it is the sum as it were without the reset gate.
     """
-    was = layer.training
-    layer.eval()
-    try:
+    with resting(layer):
         _, _, every = layer(x, return_states=True)
-    finally:
-        layer.train(was)
     h = every if isinstance(every, Tensor) else every[0]  # (L, T, B, H)
     for place, weights in enumerate(layer.all_weights):
         w_ih, w_hh, b_ih, b_hh = weights[:4]

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 
 from openrnn.errors import CheckpointError
 from openrnn.explain import explain
-from openrnn.lm import checkpoint, evaluate, gates, report
+from openrnn.lm import checkpoint, evaluate, gates, report, words
 from openrnn.lm.claim import claimed
 from openrnn.lm.config import DTYPES, Config, refusing
 from openrnn.lm.contents import Record, check_model
-from openrnn.lm.corpus import read
+from openrnn.lm.corpus import Corpus, read
+from openrnn.lm.model import Stack
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.sample import sample
 from openrnn.lm.train import Reporter, train
 from openrnn.lm.workers import Workers, join
 
 OUT = Path("runs/lm")
-SAMPLE = 300  # bytes
+SAMPLE = {"bytes": 300, "words": 60}
 SCORES = "scores.json"
 
 
@@ -53,7 +54,7 @@ def execute(job: Job) -> int:
             resumed = None if job.resume is None else Snapshot.of(job.resume, job.given)
             config = Config.make(job.given) if resumed is None else resumed.config
             workers = stack.enter_context(join(config.device))
-            run = TrainingRun(config, read(config.corpus), workers)
+            run = TrainingRun(config, corpus_of(config), workers)
             stack.callback(run.release)
             # last, so that other errors are reported before a folder that is in use
             path = _claim(job, workers, resumed, stack)
@@ -63,6 +64,17 @@ def execute(job: Job) -> int:
         if scores is not None and workers.first and not job.quiet:
             _close(run, path, scores)
     return number
+
+
+def corpus_of(config: Config) -> Corpus:
+    """What a config trains on.
+
+    Raises:
+        CorpusError: there is none.
+    """
+    if config.task == "words":
+        return words.read(config.corpus, config.vocabulary)
+    return read(config.corpus)
 
 
 @dataclass(frozen=True)
@@ -151,11 +163,11 @@ def _train(job: Job, run: TrainingRun, path: Path) -> tuple[int, evaluate.Scores
     with ExitStack() as stack:
         if run.workers.first:
             folder = job.tensorboard or job.folder / "tensorboard"
-            writers = stack.enter_context(report.tensorboard(folder, run.step, console))
+            writers = stack.enter_context(report.tensorboard(folder, run.step, console, run.task))
             others += [gates.Gates(run, writer.writer) for writer in writers]
             if not job.quiet:
                 console.print(_head(run), markup=False)
-                others.append(stack.enter_context(report.screen(console)))
+                others.append(stack.enter_context(report.screen(console, run.task)))
         number = train(run, path, report.Several([rates, *writers, *others]))
         if number:
             return number, None
@@ -173,19 +185,26 @@ def _head(run: TrainingRun) -> str:
     return (
         f"{config.cell}, {config.layers} x {config.hidden}, {size:,} parameters, "
         f"{chosen(run)} backend on {run.workers.device.type}; "
-        f"{len(corpus.train.data):,} bytes to train on, {len(corpus.held_out.data):,} held out, "
+        f"{len(corpus.train.data):,} {corpus.train.units} to train on, "
+        f"{len(corpus.held_out.data):,} held out, "
         f"{corpus.files:,} file{'s' * (corpus.files != 1)}"
+        + (f", {len(corpus.vocabulary):,} different words" if corpus.vocabulary else "")
     )
 
 
 def chosen(run: TrainingRun) -> str:
     """The backend that trains this run."""
-    if isinstance(run.model.rnn, nn.RNNBase):
+    found = [_chosen(run, place, stack) for place, stack in enumerate(run.model.stacks)]
+    return " and ".join(dict.fromkeys(found))
+
+
+def _chosen(run: TrainingRun, place: int, stack: Stack) -> str:
+    if isinstance(stack, nn.RNNBase):
         return "torch.nn"
     kind = DTYPES[run.config.dtype]
-    cuts = run.model.cuts(run.workers.device)
+    cuts = run.model.cuts(run.workers.device, place)
     table = explain(
-        run.model.rnn,
+        stack,
         dtype=kind,
         grad=True,
         training=True,
@@ -200,8 +219,9 @@ def _close(run: TrainingRun, path: Path, scores: evaluate.Scores) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(report.table(scores))
     console.print(f"step {run.step}, {chosen(run)} backend, {path}", markup=False)
-    prompt = b"def " if run.config.corpus is None else b""
+    task = run.config.task
+    prompt = b"def " if run.config.corpus is None and task == "bytes" else b""
     run.model.eval()
-    text = "".join(sample(run.model, prompt, SAMPLE, 0.8, run.config.seed))
+    text = "".join(sample(run.model, prompt, SAMPLE[task], 0.8, run.config.seed))
     console.rule("a sample")
     console.print(text, markup=False, emoji=False)

@@ -1,7 +1,8 @@
-"""The model: an embedding of bytes, recurrent layers of any cell, a linear layer to bytes."""
+"""The model: an embedding of symbols, recurrent layers of any cell, a linear layer to symbols."""
 
 import importlib.util
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,57 +11,102 @@ from openrnn import cells
 from openrnn.cells import Cell
 from openrnn.errors import CellError
 from openrnn.explain import explain
-from openrnn.lm.config import Config, own_cell
+from openrnn.lm.config import own_cell
 from openrnn.lm.segments import apart
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
-BYTES = 256
 State = tuple[Tensor, ...]  # each (L, B, H)
+Stack = Layer | nn.RNNBase
 ONE_STATE = (GRU, RNN, nn.GRU, nn.RNN)
 
 
 class LanguageModel(nn.Module):
-    """What the next byte will be, from the bytes so far.
+    """What the next symbol will be, from the symbols so far.
+
+    Args:
+        rnn: layers in one module, or a list of modules, each on top of the one before.
+        embedding: of S symbols.
+        vocabulary: the symbols as words; empty for bytes.
 
     Shapes:
         x (T, B) int64, state a tuple of (L, B, H) or None for zeros, reset (T, B) bool
-        -> logits (T, B, 256), state
+        -> logits (T, B, S), state: that of each module, one after the other
     """
 
-    def __init__(self, rnn: Layer | nn.RNNBase, embed: int) -> None:
+    def __init__(
+        self,
+        rnn: Stack | nn.ModuleList,
+        embedding: nn.Embedding,
+        output: nn.Module,
+        vocabulary: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(BYTES, embed)
+        self.embedding = embedding
         self.rnn = rnn
-        self.output = nn.Linear(rnn.hidden_size, BYTES)
-        self._cuts: dict[tuple[torch.device, torch.dtype, bool, bool], bool] = {}
+        self.output = output
+        self.vocabulary = vocabulary
+        self._cuts: dict[tuple[object, ...], bool] = {}
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The recurrent modules, from the bottom up."""
+        if isinstance(self.rnn, nn.ModuleList):
+            return cast("list[Stack]", list(self.rnn))
+        return [self.rnn]
 
     def forward(
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Logits and the state after x."""
-        embedded = self.embedding(x)
-        if isinstance(self.rnn, nn.RNNBase):  # which has no resets: its state runs on across files
-            y, state = self.rnn(embedded, self._given(state))
-        elif reset is not None and self.cuts(x.device):
-            y, state = apart(self._without_resets, embedded, state, reset)
-        else:
-            y, state = self.rnn(embedded, self._given(state), reset=reset)
-        return self.output(y), _as_tuple(state)
+        after: State = ()
+        y = self.embedding(x)
+        for place, given in enumerate(self.split(state)):
+            y, more = self.through(place, y, given, reset)
+            after += more
+        return self.scores(y), after
 
-    def cuts(self, device: torch.device) -> bool:
+    def scores(self, y: Tensor) -> Tensor:
+        """The logits of outputs of the last layer."""
+        logits: Tensor = self.output(y)
+        return logits
+
+    def through(
+        self, place: int, x: Tensor, state: State | None, reset: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """One of the recurrent modules: its output and state after x."""
+        stack = self.stacks[place]
+        if isinstance(stack, nn.RNNBase):  # which has no resets: its state runs on across files
+            return self.call(stack, x, state)
+        if reset is None or not self.cuts(x.device, place):
+            return self.call(stack, x, state, reset=reset)
+
+        def run(x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
+            return self.call(stack, x, state, lengths=lengths)
+
+        return apart(run, x, state, reset)
+
+    def call(
+        self, stack: Stack, x: Tensor, state: State | None, **masks: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """A recurrent module's output and state."""
+        y, after = stack(x, given(stack, state), **masks)
+        return y, as_tuple(after)
+
+    def cuts(self, device: torch.device, place: int = 0) -> bool:
         """Whether our layer runs faster in segments between resets than with resets inside.
 
         So it is where a fast backend has no resets, as cuDNN has none.
         """
-        cast = torch.is_autocast_enabled(device.type)
-        dtype = torch.get_autocast_dtype(device.type) if cast else self.output.weight.dtype
-        if isinstance(self.rnn, nn.RNNBase):
+        stack = self.stacks[place]
+        casts = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if casts else self.embedding.weight.dtype
+        if isinstance(stack, nn.RNNBase):
             return False
-        key = device, dtype, torch.is_grad_enabled(), self.training
+        key = place, device, dtype, torch.is_grad_enabled(), self.training
         if key not in self._cuts:
             with_resets, without = (
                 explain(
-                    self.rnn, dtype=dtype, device=device, reset=reset, lengths=not reset, quiet=True
+                    stack, dtype=dtype, device=device, reset=reset, lengths=not reset, quiet=True
                 ).chosen
                 for reset in (True, False)
             )
@@ -68,48 +114,42 @@ class LanguageModel(nn.Module):
             self._cuts[key] = with_resets in slow and without not in slow
         return self._cuts[key]
 
-    def _without_resets(
-        self, x: Tensor, state: State | None, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
-        y, state = self.rnn(x, self._given(state), lengths=lengths)
-        return y, _as_tuple(state)
-
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """The same for one byte of each stream: x_t (B,) -> logits (B, 256), state."""
-        embedded, given = self.embedding(x_t), self._given(state)
-        if isinstance(self.rnn, nn.RNNBase):
-            y, state = self.rnn(embedded[None], given)
-            return self.output(y[0]), _as_tuple(state)
-        y_t, state = self.rnn.step(embedded, given)
-        return self.output(y_t), _as_tuple(state)
+        """The same for one symbol of each stream: x_t (B,) -> logits (B, S), state."""
+        after: State = ()
+        y_t = self.embedding(x_t)
+        for stack, mine in zip(self.stacks, self.split(state)):
+            if isinstance(stack, nn.RNNBase):
+                y, more = stack(y_t[None], given(stack, mine))
+                y_t = y[0]
+            else:
+                y_t, more = stack.step(y_t, given(stack, mine))
+            after += as_tuple(more)
+        return self.scores(y_t), after
 
-    def _given(self, state: State | None) -> State | Tensor | None:
-        """The state in the form that the layer takes: for GRU and RNN a tensor, not a tuple."""
-        return state[0] if state and isinstance(self.rnn, ONE_STATE) else state
+    def split(self, state: State | None) -> list[State] | list[None]:
+        """The state of each recurrent module."""
+        count = len(self.stacks)
+        if not state:
+            return [None] * count
+        size = len(state) // count
+        return [state[size * place : size * (place + 1)] for place in range(count)]
 
 
-def _as_tuple(state: Tensor | State | None) -> State:
+def given(stack: Stack, state: State | None) -> State | Tensor | None:
+    """A state in the form that a layer takes: for GRU and RNN a tensor, not a tuple."""
+    return state[0] if state and isinstance(stack, ONE_STATE) else state
+
+
+def as_tuple(state: Tensor | State | None) -> State:
+    """What a layer returns as its state, as a tuple."""
     return (state,) if isinstance(state, Tensor) else tuple(state or ())
 
 
-def build(config: Config) -> LanguageModel:
-    """The model of a config, drawn from torch's default generator.
-
-    Raises:
-        CellError: there is no such cell.
-    """
-    dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    sizes = config.embed, config.hidden, config.layers
-    rnn: Layer | nn.RNNBase
-    if config.model == "torch":
-        rnn = torch_layer(config.cell, *sizes, dropout=config.dropout)
-    else:
-        rnn = layer(config.cell, *sizes, dropout=config.dropout, backend=config.backend)
-    return LanguageModel(rnn, config.embed).to(dtype)
-
-
-def layer(cell: str, *args: int, **options: object) -> Layer:
-    """The public layer of a cell's name."""
+def layer(cell: str | Cell, *args: int, **options: object) -> Layer:
+    """The public layer of a cell, or of a cell's name."""
+    if isinstance(cell, Cell):
+        return Recurrent(cell, *args, **options)
     if cell == "lstm":
         return LSTM(*args, **options)
     if cell == "gru":

@@ -1,7 +1,6 @@
 """A training run: everything that a checkpoint holds, and one step of training."""
 
 import gc
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -11,29 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
 
 from openrnn.errors import CheckpointError, CorpusError
+from openrnn.lm import vocabulary
+from openrnn.lm.build import build
 from openrnn.lm.config import Config
-from openrnn.lm.contents import MOMENTS, Record, check
+from openrnn.lm.contents import Record, check
 from openrnn.lm.corpus import Corpus, mix
-from openrnn.lm.model import State, build
+from openrnn.lm.model import State
+from openrnn.lm.schedule import CLIP, MOMENTS, Plateau, optimizer, rate
 from openrnn.lm.streams import Position, Reader, StreamChunk
+from openrnn.lm.tasks import TASKS
 from openrnn.lm.workers import Workers
 
-CLIP = 1.0
-DECAY = 0.01
-WARM_UP = 0.03  # of the budget
 Generator = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
 
 
-def rate(progress: float) -> float:
-    """The share of the learning rate after this share of the budget: a ramp, then half a cosine."""
-    return min(progress / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * min(progress, 1)))
-
-
 class Learned(NamedTuple):
-    """Results of one step: loss in nats a byte, the gradient's norm before clipping, the rate."""
+    """Results of one step: loss in nats a symbol, the gradient's norm before clipping, the rate."""
 
     loss: Tensor
     norm: Tensor
@@ -45,18 +39,19 @@ class TrainingRun:
 
     def __init__(self, config: Config, corpus: Corpus, workers: Workers) -> None:
         self.config, self.corpus, self.workers = config, corpus, workers
+        self.task, self.plateau = TASKS[config.task], Plateau()
         self.reader = Reader(
             corpus.train, bptt=config.bptt, batch=config.batch, seed=config.seed,
             rank=workers.rank, world=workers.world,
         )  # fmt: skip
         if len(corpus.held_out.data) < 2 * workers.world:
-            raise CorpusError(f"the corpus holds out {len(corpus.held_out.data)} bytes, too few")
+            raise CorpusError(
+                f"the corpus holds out {len(corpus.held_out.data)} {corpus.held_out.units}, too few"
+            )
         torch.manual_seed(config.seed)
-        self.model = build(config).to(workers.device)
+        self.model = build(config, corpus.vocabulary).to(workers.device)
         self.net = workers.wrap(self.model)
-        self.optimizer = AdamW(
-            self.model.parameters(), config.lr, betas=(0.9, 0.99), weight_decay=DECAY, fused=True
-        )
+        self.optimizer = optimizer(config, self.model.parameters())
         self.state: State | None = None
         self.step, self.elapsed = 0, 0.0
         if workers.rank:  # dropout differs from process to process
@@ -77,37 +72,48 @@ class TrainingRun:
         return nullcontext()
 
     def loss(
-        self, net: Callable[..., tuple[Tensor, State]], chunk: StreamChunk, state: State | None
-    ) -> tuple[Tensor, State]:
-        """Nats a byte, and the state after the chunk."""
+        self, net: Callable[..., Any], chunk: StreamChunk, state: State | None
+    ) -> tuple[Tensor, State, list[Tensor]]:
+        """Nats a symbol, the state after the chunk, and what is added to the loss in training."""
         with self.precision():
-            logits, state = net(chunk.x, state, chunk.reset)
+            logits, state, *penalties = net(chunk.x, state, chunk.reset)
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
-        return cross_entropy(logits.flatten(0, 1), chunk.target.flatten()), state
+        return cross_entropy(logits.flatten(0, 1), chunk.target.flatten()), state, penalties
 
     def learn(self) -> Learned:
         """One step of training on the next chunk."""
-        # half a step on, so that the first rate is not 0
-        lr = self.config.lr * rate(self.config.progress(self.step + 0.5, max(self.elapsed, 0.01)))
+        lr = self.config.lr * self._share()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         chunk = self.reader.next().to(self.workers.device)
-        loss, state = self.loss(self.net, chunk, self.state)
+        loss, state, penalties = self.loss(self.net, chunk, self.state)
         self.optimizer.zero_grad()
-        loss.backward()
-        norm = clip_grad_norm_(self.model.parameters(), CLIP)
+        sum(penalties, loss).backward()
+        norm = clip_grad_norm_(self.model.parameters(), CLIP[self.config.task])
         self.optimizer.step()
         self.state = tuple(part.detach() for part in state)
         self.step += 1
         return Learned(loss.detach(), norm.detach(), lr)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the last step ended a pass over the corpus."""
+        return self.step > 0 and self.reader.position.chunk == 0
+
+    def _share(self) -> float:
+        """The share of the learning rate that the next step has."""
+        if self.config.task == "words":
+            return self.plateau.share
+        # half a step on, so that the first rate is not 0
+        return rate(self.config.progress(self.step + 0.5, max(self.elapsed, 0.01)))
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint holds: tensors and record. All processes call it together."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             tensors[f"model/{name}"] = parameter
-            for moment in MOMENTS:
+            for moment in MOMENTS[self.config.task]:
                 tensors[f"optimizer/{name}/{moment}"] = self.optimizer.state[parameter][moment]
         for place, part in enumerate(self.state or ()):
             tensors[f"state/{place}"] = torch.cat(self.workers.gather(part), dim=1)
@@ -120,6 +126,9 @@ class TrainingRun:
             "epoch": epoch, "chunk": chunk, "world": self.workers.world,
             "corpus": self.corpus.fingerprint,
         }  # fmt: skip
+        if self.config.task == "words":
+            record |= asdict(self.plateau)
+            tensors[vocabulary.NAME] = vocabulary.as_tensor(self.corpus.vocabulary)
         return tensors, record
 
     def restore(self, tensors: dict[str, Tensor], record: Record) -> None:
@@ -144,7 +153,7 @@ class TrainingRun:
         for name, parameter in self.model.named_parameters():
             self.optimizer.state[parameter] = {
                 moment: tensors[f"optimizer/{name}/{moment}"].clone().to(device)
-                for moment in MOMENTS
+                for moment in MOMENTS[self.config.task]
             }
         count = sum(name.startswith("state/") for name in tensors)
         states = [tensors[f"state/{place}"] for place in range(count)]
@@ -161,7 +170,7 @@ class TrainingRun:
                     f"its tensor {name} is no state of a generator of this torch"
                 ) from None
         self.reader.position = Position(record.epoch, record.chunk)
-        self.step, self.elapsed = record.step, record.elapsed
+        self.step, self.elapsed, self.plateau = record.step, record.elapsed, record.plateau
 
     def _generators(self) -> dict[str, Generator]:
         """How to read and set the state of each generator in use."""

@@ -1,4 +1,4 @@
-"""Text from a trained model, a byte at a time through `step`."""
+"""Text from a trained model, a byte or a word at a time through `step`."""
 
 import codecs
 import math
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from openrnn.errors import CheckpointError, OpenRNNError
-from openrnn.lm import checkpoint
+from openrnn.lm import checkpoint, vocabulary
+from openrnn.lm.build import build
 from openrnn.lm.config import own_cell, short
 from openrnn.lm.contents import Record, check_model
-from openrnn.lm.model import LanguageModel, State, build
+from openrnn.lm.model import LanguageModel, State
 from openrnn.lm.run import parameters
+from openrnn.lm.words import END
 from openrnn.lm.workers import gpus
 
 # what stands before a text that begins with nothing: the end of the file before it
@@ -40,7 +42,8 @@ def load(folder: Path, device: str, backend: str, cell: str | None = None) -> La
     config = replace(config, device=device, backend=backend, cell=cell or config.cell, dropout=0.0)
     with checkpoint.naming(path):
         check_model(config, tensors)
-    model = build(config)
+    words = vocabulary.of_tensors(tensors) if config.task == "words" else ()
+    model = build(config, words)
     model.load_state_dict(parameters(tensors))
     return model.to("cuda" if gpus(device) else "cpu").eval()
 
@@ -50,7 +53,10 @@ def sample(
 ) -> Iterator[str]:
     """Yields the prompt and `length` bytes that follow it, as UTF-8 text; what is none is U+FFFD.
 
-    Temperature 0 always takes the likeliest byte; 1 draws as the model says.
+    A model of words is given the prompt's words, which stand between blanks, and yields as many
+    words; `<eos>` is the end of a line, and a word that it does not know is `<unk>`.
+
+    Temperature 0 always takes the likeliest symbol; 1 draws as the model says.
 
     Raises:
         ValueError: a negative length or seed, or a temperature that is negative or no number.
@@ -61,31 +67,59 @@ def sample(
         raise ValueError(f"temperature must be a number, 0 or greater, got {temperature}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
-    return _stream(model, prompt, length, temperature, seed)
+    if model.vocabulary:
+        return _words(model, prompt.decode(errors="replace"), length, temperature, seed)
+    return _bytes(model, prompt, length, temperature, seed)
 
 
-@torch.no_grad()
-def _stream(
+def _bytes(
     model: LanguageModel, prompt: bytes, length: int, temperature: float, seed: int
 ) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     yield decoder.decode(prompt)
+    for byte in _draws(model, list(prompt or NOTHING), length, temperature, seed):
+        yield decoder.decode(bytes([byte]))
+    yield decoder.decode(b"", final=True)
+
+
+def _words(
+    model: LanguageModel, prompt: str, length: int, temperature: float, seed: int
+) -> Iterator[str]:
+    numbers = {word: number for number, word in enumerate(model.vocabulary)}
+    lines = [line.split() for line in prompt.split("\n")]
+    words = [word for line in lines for word in (*line, END)][:-1]  # no end after the last line
+    symbols = [numbers.get(word, 0) for word in words]
+    yield "\n".join(map(" ".join, lines))
+    between = " " if lines[-1] else ""
+    for number in _draws(model, symbols or [numbers[END]], length, temperature, seed):
+        word = model.vocabulary[number]
+        if word == END:
+            between = "\n"
+            continue
+        yield between + (word if word.isprintable() else ascii(word)[1:-1])
+        between = " "
+
+
+@torch.no_grad()
+def _draws(
+    model: LanguageModel, prompt: list[int], length: int, temperature: float, seed: int
+) -> Iterator[int]:
+    """The symbols after a prompt of at least one."""
     generator = torch.Generator().manual_seed(seed)
-    device = model.output.weight.device
+    device = model.embedding.weight.device
     state: State | None = None
     logits = torch.zeros(())
-    for byte in prompt or NOTHING:
-        logits, state = model.step(torch.tensor([byte], device=device), state)
+    for symbol in prompt:
+        logits, state = model.step(torch.tensor([symbol], device=device), state)
     for _ in range(length):
-        byte = _draw(logits[0].double().cpu(), temperature, generator)
-        yield decoder.decode(bytes([byte]))
-        logits, state = model.step(torch.tensor([byte], device=device), state)
-    yield decoder.decode(b"", final=True)
+        symbol = _draw(logits[0].double().cpu(), temperature, generator)
+        yield symbol
+        logits, state = model.step(torch.tensor([symbol], device=device), state)
 
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
     if not logits.isfinite().all():
-        raise OpenRNNError("the model's scores of the next byte are no numbers any more")
+        raise OpenRNNError("the model's scores of what comes next are no numbers any more")
     if temperature == 0:
         return int(logits.argmax())
     # the largest is 0, so that no temperature overflows

@@ -1,4 +1,4 @@
-"""Batches: a part of the corpus as B parallel streams, read T bytes at a time."""
+"""Batches: a part of the corpus as B parallel streams, read T symbols at a time."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from openrnn.lm.corpus import Part, mix
 
 
 class StreamChunk(NamedTuple):
-    """One step of training: x and the bytes that follow, both (T, B) int64; reset (T, B) bool."""
+    """One step of training: x and the symbols that follow, both (T, B) int64; reset (T, B) bool."""
 
     x: Tensor
     target: Tensor
@@ -37,7 +37,7 @@ class Streams:
         self.length = len(part.data) // batch
         if self.length < 2:
             raise CorpusError(
-                f"{len(part.data)} bytes are too few for {batch} streams of at least 2 bytes"
+                f"{len(part.data)} {part.units} are too few for {batch} streams of at least 2"
             )
         begins = torch.zeros(len(part.data), dtype=torch.bool)
         begins[part.starts] = True
@@ -48,7 +48,7 @@ class Streams:
         self.begins[:, 0] = True
 
     def chunk(self, begin: int, steps: int) -> StreamChunk:
-        """`steps` bytes of each stream from `begin` on, fewer at the end."""
+        """`steps` symbols of each stream from `begin` on, fewer at the end."""
         end = min(begin + steps, self.length - 1)
         x, target = self.data[:, begin:end], self.data[:, begin + 1 : end + 1]
         reset = self.begins[:, begin:end]
@@ -69,8 +69,8 @@ class Reader:
             raise ValueError(f"batch must be a multiple of the {world} processes, got {batch}")
         if len(part.data) < batch * (bptt + 1):
             raise CorpusError(
-                f"the corpus has {len(part.data)} bytes to train on, and batch {batch} with bptt "
-                f"{bptt} needs at least {batch * (bptt + 1)}"
+                f"the corpus has {len(part.data)} {part.units} to train on, and batch {batch} "
+                f"with bptt {bptt} needs at least {batch * (bptt + 1)}"
             )
         self.part, self.bptt, self.batch, self.seed = part, bptt, batch, seed
         self.rank, self.world = rank, world

@@ -15,6 +15,7 @@ import torch
 from openrnn.errors import OpenRNNError
 from openrnn.lm import checkpoint, evaluate
 from openrnn.lm.run import Learned, TrainingRun
+from openrnn.lm.tasks import Task
 from openrnn.lm.workers import launched
 
 SAVE = 30.0  # seconds from one checkpoint to the next
@@ -25,17 +26,14 @@ GLANCES = 8  # short evaluations on held-out bytes in a run
 class Report:
     """Where a run stands, means taken since the report before."""
 
+    task: Task
     step: int
     progress: float
-    loss: float
-    bytes_per_s: float
+    loss: float  # nats a symbol
+    speed: float  # symbols a second
     norm: float
     lr: float
     left: float  # seconds
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.loss / math.log(2)
 
 
 class Reporter(Protocol):
@@ -43,7 +41,7 @@ class Reporter(Protocol):
 
     def report(self, report: Report) -> None: ...
 
-    def held_out(self, step: int, bits_per_byte: float) -> None: ...
+    def held_out(self, step: int, nats: float) -> None: ...
 
 
 class _Window:
@@ -96,7 +94,7 @@ class _Window:
         else:
             left = (config.steps - run.step) * (run.elapsed - begin) / (run.step - begin_step)
         self._open()
-        return Report(run.step, progress, loss, rate, norm, self.last.lr, max(0.0, left))
+        return Report(run.task, run.step, progress, loss, rate, norm, self.last.lr, max(0.0, left))
 
 
 def train(run: TrainingRun, path: Path, reporter: Reporter) -> int:
@@ -109,6 +107,7 @@ def train(run: TrainingRun, path: Path, reporter: Reporter) -> int:
         OpenRNNError: the loss is no number any more; the last checkpoint is from before.
     """
     glance = evaluate.sample_of(run.corpus.held_out, evaluate.GLANCE)
+    whole = evaluate.sample_of(run.corpus.held_out, evaluate.FULL)
     glanced = int(GLANCES * run.config.progress(run.step, run.elapsed))
     begin, saved = time.monotonic() - run.elapsed, (run.step, run.elapsed)
     window = _Window(run)
@@ -129,8 +128,11 @@ def train(run: TrainingRun, path: Path, reporter: Reporter) -> int:
             if int(GLANCES * progress) > glanced:
                 glanced = int(GLANCES * progress)
                 with window.paused():
-                    reporter.held_out(run.step, evaluate.bits_per_byte(run, glance))
+                    reporter.held_out(run.step, evaluate.nats(run, glance))
             window.add(run.learn())
+            if run.passed and run.config.task == "words":
+                with window.paused():
+                    run.plateau.judge(evaluate.nats(run, whole))
 
 
 def save(run: TrainingRun, path: Path) -> None:
