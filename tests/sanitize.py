@@ -33,14 +33,23 @@ def cases() -> Iterator[Case]:
                 yield {
                     "cell": cell, "hidden": hidden, "batch": batch, "dtype": dtype, "steps": 1,
                 }  # fmt: skip
+        one = {"cell": cell, "hidden": 64, "steps": 1}
+        yield {**one, "dtype": torch.float16, "resets": True}
+        yield {**one, "bidirectional": True, "layers": 2}
+        yield {**one, "grad": False, "resets": True}
+    yield {"cell": "peephole_lstm", "hidden": 64, "steps": 1}
 
 
 def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
-    masks: bool = False,
+    masks: bool = False, resets: bool = False, grad: bool = True,
 ) -> None:  # fmt: skip
-    """One training call, with initial states."""
+    """One call with initial states, and its gradients.
+
+    Args:
+        masks: lengths and resets; resets: resets to states that are given.
+    """
     torch.manual_seed(0)
     layer = openrnn.Recurrent(
         getattr(cells, cell), 16, hidden, layers, bidirectional=bidirectional,
@@ -48,13 +57,21 @@ def run(
     )  # fmt: skip
     x = torch.randn(steps, batch, 16, device="cuda", dtype=dtype, requires_grad=True)
     shape = layer.spec.chains, batch, hidden
-    states = tuple(torch.zeros(shape, device="cuda", dtype=dtype) for _ in layer.spec.states)
-    given = {}
+    states = tuple(
+        torch.rand(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in layer.spec.states
+    )
+    single = states if len(states) > 1 else states[0]
+    given: dict[str, object] = {}
     if masks:
         given["lengths"] = torch.arange(batch, device="cuda") % (steps + 1)
+    if masks or resets:
         given["reset"] = torch.arange(steps * batch, device="cuda").view(steps, batch) % 7 == 0
-    y, *_ = layer(x, states if len(states) > 1 else states[0], **given)
-    grads = torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+    if resets:
+        given["reset_state"] = single
+    with torch.set_grad_enabled(grad):
+        y, *_ = layer(x, single, **given)
+    wanted = [x, *states, *layer.parameters()] if grad else []
+    grads = torch.autograd.grad(y.sum(), wanted) if grad else ()
     if not all(bool(one.isfinite().all()) for one in (y, *grads)):
         raise SystemExit("a result is not finite")
 

@@ -353,9 +353,15 @@ def nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
     return Gradients(dx, d_states, d_params, zeros_of(call.reset_states, needs.reset_states))
 
 
-def zeros_of(tensors: list[Tensor], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-    """Contiguous zeros of the shapes of those that are wanted, None for the others."""
+def zeros_of(
+    tensors: list[Tensor], wanted: tuple[bool, ...], like: Callable[..., Tensor] = torch.zeros_like
+) -> list[Tensor | None]:
+    """Contiguous zeros of the shapes of those that are wanted, None for the others.
+
+    Args:
+        like: `torch.empty_like` where all is written anyway.
+    """
     return [
-        torch.zeros_like(tensor, memory_format=torch.contiguous_format) if want else None
+        like(tensor, memory_format=torch.contiguous_format) if want else None
         for tensor, want in zip(tensors, wanted)
     ]

@@ -129,7 +129,7 @@ def step_source(cell: Traced, dtype: str, config: StepConfig) -> str:
     constants = {
         **_cell_constants(cell, dtype), **_ANY_SIZE,
         "FACTORS": len(derivative_parts(cell)[0].outputs),
-        "TILES": config.tiles, "WARPS": config.warps,
+        "TILES": config.tiles, "WARPS": config.warps, "SHARED_GIVEN": config.shared(cell),
     }  # fmt: skip
     lines = _head(config.kind, cell, dtype, legend) + _defined(constants)
     if config.kind == "step_forward":

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import mask
+from openrnn.nn.repeats import readable_mask
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -131,7 +131,8 @@ class Layer(TorchNames):
             >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
             True
         """
-        repeats = (reset is None or mask(reset, x_t)) and reset_state is None and not is_compiling()
+        repeats = not is_compiling() and reset_state is None
+        repeats = repeats and (reset is None or readable_mask(reset, x_t))
         if repeats:
             found = self._repeats.run(self, "step", x_t, state, reset)
             if found is not None:

@@ -52,7 +52,7 @@ class Repeats:
         Args:
             kind: which method of the module is called, with nothing but what follows.
             hx: the states: None, a tensor, or a tuple of them.
-            reset: a `mask`, or None.
+            reset: None, or of which `readable_mask` is true.
         """
         known = self._known
         if not known or unseen():
@@ -122,7 +122,7 @@ class Repeats:
         return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
 
 
-def mask(reset: Any, x: Any) -> bool:
+def readable_mask(reset: Any, x: Any) -> bool:
     """Whether resets lie as kernels read them, so that a call with them may be remembered."""
     return (
         type(reset) is Tensor and reset.dtype is torch.bool and reset.is_contiguous()

@@ -82,7 +82,7 @@ class Loop(OfChunk):
 
 @dataclass(frozen=True)
 class Step(OfChunk):
-    """All of a single step, T = 1: in forward its products, too; in backward its gate gradients.
+    """A single step, T = 1: in forward its products and the cell, in backward its gate gradients.
 
     Args:
         kind: "forward" or "backward".

@@ -12,16 +12,16 @@ from openrnn.spec import Problem
 MOST_ROWS = 64  # of the batch: beyond it a GEMM and a loop share the work better
 MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
 LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
-BACKWARD_WARPS = 8
+BACKWARD = StepConfig("step_backward", 1, 8)
 
 
 def takes(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether the step kernels run a forward pass: one step of few rows, in whole 16 bytes."""
+    """Whether the step kernels run a forward pass: one step of few rows, H and I multiples of 8."""
     spec = problem.spec
     inputs = {spec.layer_input(layer) for layer in range(spec.num_layers)}
     whole = spec.hidden_size % 8 == 0 and all(size % 8 == 0 for size in inputs)
     masked = problem.lengths or (problem.reset and spec.bidirectional)
-    again = problem.grad and spec.recompute != "none"
+    again = problem.grad and spec.recompute == "gates"
     return steps == 1 and batch <= MOST_ROWS and whole and not masked and not again
 
 
@@ -34,8 +34,23 @@ def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bo
     return takes(problem, steps, batch) and not (problem.reset and before)
 
 
+def configs(kind: str, gates: int, inputs: int, hidden: int, batch: int) -> list[StepConfig]:
+    """The kernels of a layer, best first.
+
+    Args:
+        kind: "step_forward" or "step_backward".
+    """
+    return [BACKWARD] if kind == BACKWARD.kind else [*forward(gates, inputs, hidden, batch)]
+
+
+def blocks(config: StepConfig, hidden: int, batch: int) -> int:
+    """The blocks of a launch: one for each 8 units and, in forward, 8 * tiles rows."""
+    rows = 1 if config is BACKWARD else -(-batch // (8 * config.tiles))
+    return hidden // 8 * rows
+
+
 def forward(gates: int, inputs: int, hidden: int, batch: int) -> Iterator[StepConfig]:
-    """The forward kernels of a layer, best first; a later one has fewer registers to fill."""
+    """The forward kernels of a layer, best first; a later one is less likely to spill."""
     fragments = -(-gates // 2)
     most = max(1, MOST_SUMS // fragments)
     tiles = min((tiles for tiles in (1, 2, 4) if 8 * tiles >= batch), default=4)
@@ -46,6 +61,3 @@ def forward(gates: int, inputs: int, hidden: int, batch: int) -> Iterator[StepCo
             yield StepConfig("step_forward", tiles, 16)
         yield StepConfig("step_forward", tiles, 8)
         tiles //= 2
-
-
-BACKWARD = StepConfig("step_backward", 1, BACKWARD_WARPS)

@@ -1,7 +1,8 @@
 """Our CUDA kernels: generated for the cell, compiled at first use, one launch a direction.
 
 float16 and bfloat16 are computed with float32 sums and float32 states; float32 with products of
-tf32 or, in forward where h is bounded, of float16, which has as many bits (`codegen/bounds.py`).
+tf32 or, in forward loops where h is bounded, of float16, which has as many bits
+(`codegen/bounds.py`).
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from openrnn.backends.base import (
 from openrnn.backends.fused import schedules
 from openrnn.backends.fused.again import Again, AgainRecorded
 from openrnn.backends.fused.backward import Backward
+from openrnn.backends.fused.copies import dense
 from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.forward import Forward
 from openrnn.backends.fused.layer import layer_kernels
@@ -217,11 +219,8 @@ def _too_large(problem: Problem) -> list[str]:
 
 
 def _laid_out(call: Call) -> Call:
-    """The call with contiguous states, as the kernels read them."""
+    """The call with dense states, as the kernels read them, 16 bytes at a time in a single step."""
     if not call.states and not call.reset_states:
         return call
-
-    def plain(tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor.contiguous() for tensor in tensors]
-
-    return replace(call, states=plain(call.states), reset_states=plain(call.reset_states))
+    states, reset_states = ([*map(dense, given)] for given in (call.states, call.reset_states))
+    return replace(call, states=states, reset_states=reset_states)

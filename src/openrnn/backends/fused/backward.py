@@ -1,5 +1,6 @@
 """The backward pass on the GPU: reverse time loops, then products over the steps of each chunk."""
 
+import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
@@ -54,7 +55,9 @@ class Backward(ForwardLoops):
         self.d_all_states = [
             None if grad is None else grad.contiguous() for grad in grads.all_states
         ]
-        self.d_initial = zeros_of(call.states, needs.states)
+        # loops leave rows of length 0 alone; single steps (all layers or none) write everything
+        like = torch.empty_like if chunkings[0][0].step else torch.zeros_like
+        self.d_initial = zeros_of(call.states, needs.states, like)
         self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
         self._flags = self.backward_flags(

@@ -19,11 +19,10 @@ def describe(problem: Problem) -> list[str]:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
-    lines = []
+    lines: list[str] = []
     for kind, flags in kinds:
-        step = _of_step(problem, kind)
-        if step is not None:
-            lines.append(step)
+        if single := _of_step(problem, kind):
+            lines += single
             continue
         batch_tiles, again = (batch + 7) // 8, "save" in flags and spec.recompute != "none"
         name = f"{kind} again" if again else kind
@@ -73,20 +72,24 @@ def _of_stack(
     return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 
-def _of_step(problem: Problem, kind: str) -> str | None:
-    """The line of a kernel, "forward" or "backward", of a single step; None where loops run."""
+def _of_step(problem: Problem, kind: str) -> list[str]:
+    """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
     spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
     if problem.capability is None or not single_step.takes(problem, steps, batch):
-        return None
-    configs = iter([single_step.BACKWARD])
-    if kind == "forward":
-        configs = single_step.forward(len(spec.gates), spec.input_size, spec.hidden_size, batch)
-    elif not single_step.differentiates(problem, steps, batch, True):
-        return None
+        return []
+    if kind == "backward" and not single_step.differentiates(problem, steps, batch, True):
+        return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    made, config = kernels.best_step(configs, cell, dtype, nvrtc.arch_of(problem.capability))
-    parts = -(-batch // (8 * config.tiles)) if kind == "forward" else 1
-    return (
-        f"{kind} of a single step: {spec.hidden_size // 8 * parts} blocks of {config.threads} "
-        f"threads, {made.resources.registers} registers"
-    )
+    arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size
+    widths = dict.fromkeys(spec.layer_input(layer) for layer in range(spec.num_layers))
+    lines: list[str] = []
+    for inputs in widths if kind == "forward" else [0]:  # backward reads no x
+        configs = single_step.configs(f"step_{kind}", gates, inputs, hidden, batch)
+        made, config = kernels.best_step(configs, cell, dtype, arch)
+        spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
+        reads = f" that reads {inputs} inputs" if len(widths) > 1 and inputs else ""
+        lines.append(
+            f"{kind} of a single step{reads}: {single_step.blocks(config, hidden, batch)} blocks "
+            f"of {config.threads} threads, {made.resources.registers} registers{spilled}"
+        )
+    return lines

@@ -106,7 +106,10 @@ class Weights:
 
     @property
     def recurrent_rows(self) -> Tensor:
-        """R (G*H, H) with its gates in the order of the gate gradients' last planes; H is exact."""
+        """R (G*H, H) with its gates in the order of the gate gradients' last planes.
+
+        Only where H is a multiple of 8.
+        """
         if self._recurrent_rows is None:
             layer = self.layer
             as_it_is = len(layer.right_spans) == 1

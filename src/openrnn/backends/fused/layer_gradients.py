@@ -45,7 +45,7 @@ class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
     Args:
-        parts: of the sums over rows that the launch for a chunk leaves; 0: it adds them up itself.
+        parts: of the sums over rows that the launch for a chunk leaves; 0: the launch adds them up.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
@@ -129,7 +129,7 @@ class LayerGradients:
 
             self._biases = Biases(
                 room(weights.b_ih, self.wanted[3]), room(weights.b_hh, self.wanted[4]),
-                # wanted or not, as the kernel writes all of them
+                # wanted or not: kernels write the gradients of all unit vectors or of none
                 room(weights.unit_vectors, True),
             )  # fmt: skip
         return self._biases

@@ -140,8 +140,8 @@ def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
     found: Schedule | None = None
     if key.problem.grad:
-        count = len(module_slots(key.spec))
-        _, found = backward(key, Needs(True, (), (True,) * count, ()))
+        states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
+        _, found = backward(key, Needs(True, states, params, ()))
     return schedule.show_call(forward(key), found)
 
 
@@ -203,14 +203,14 @@ def at_once(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
     columns: int,
 ) -> int:  # fmt: skip
-    """Whether the loops of both directions of a layer are to run at the same time: 0 if not.
+    """The loops that run at the same time where both directions of a layer do; 0: in turn.
 
-    They are where the device holds the blocks of both and no memory bounds their chunks, unless
+    They do where the device holds the blocks of both and no memory bounds their chunks, unless
     products that would run beside a loop take longer than that loop. Blocks of a grid wait for each
     other, and those of another launch may be between them.
 
     Returns:
-        the loops for which their kernel is chosen: 1 where the device holds the quickest one twice,
+        how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
         2 where it holds a slower one that takes less than the two of them in turn.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):

@@ -33,19 +33,17 @@ class PreparedStep:
 
     def __init__(self, layer: LayerKernels, batch: int, kind: str, inputs: int) -> None:
         arch = nvrtc.arch_of(torch.cuda.get_device_capability(layer.device))
-        configs = [single_step.BACKWARD]
+        configs = single_step.configs(kind, layer.gates, inputs, layer.hidden, batch)
         shared = {"batch": batch, "units": layer.hidden}
         if kind == "step_backward":
             shared |= {"left": layer.left_word, "right": layer.right_word}
-        if kind == "step_forward":
-            configs = [*single_step.forward(layer.gates, inputs, layer.hidden, batch)]
+        else:
             shared["inputs"] = inputs
         made, config = kernels.best_step(configs, layer.cell, layer.name, arch)
         self.config: StepConfig = config
         self.kernel = nvrtc.loaded(made, 1, config.threads, config.shared(layer.cell), layer.device)
         self.args = PreparedArgs(STEPS[kind], **shared)
-        parts = -(-batch // (8 * config.tiles)) if kind == "step_forward" else 1
-        self.blocks = layer.hidden // 8 * parts
+        self.blocks = single_step.blocks(config, layer.hidden, batch)
 
 
 step_for = memo(4096)(PreparedStep)

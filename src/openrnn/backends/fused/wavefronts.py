@@ -21,7 +21,7 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
         return "recompute='gates' has time chunks of its own"
     step = batch * len(planes(traced(spec))) * spec.hidden_size * problem.dtype.itemsize
     bytes_ = spec.num_layers * steps * step
-    if bytes_ > chunks.LARGEST_WAVEFRONT:
+    if problem.grad and bytes_ > chunks.LARGEST_WAVEFRONT:
         most = chunks.LARGEST_WAVEFRONT >> 20
         return f"its gate gradients would take {bytes_ >> 20} MiB at once, at most {most}"
     return None

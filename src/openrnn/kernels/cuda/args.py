@@ -240,7 +240,7 @@ class StepForwardArgs(Args):
     units: Annotated[int, "int64", "H, a multiple of 8"]
     initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
-    final: Annotated[States, "storage_t*", "out [B, units] each"]
+    final: Annotated[States, "storage_t*", "out [B, units] each, not in the memory of initial"]
     all_states: Annotated[States, "storage_t*", "out [B, units] each, or null"]
 
 

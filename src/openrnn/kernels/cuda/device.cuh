@@ -27,7 +27,7 @@ INLINE int64 reread(int64 argument) {
 template <class Value>
 INLINE Value* advanced(Value* place, int64 bytes) { return (Value*)((char*)place + bytes); }
 
-extern __shared__ __align__(128) unsigned char shared[];  // of a time loop's block
+extern __shared__ __align__(128) unsigned char shared[];  // of the block
 
 INLINE uint32 shared_address(const void* place) { return uint32(__cvta_generic_to_shared(place)); }
 

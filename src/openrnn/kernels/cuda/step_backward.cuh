@@ -1,6 +1,6 @@
 // The derivative of one step of one layer and direction, T = 1: gate gradients from saved
-// activations. All products are left to GEMMs: those over rows of the batch give gradients of the
-// weights and of x, as after a loop, and one more that of h before the step.
+// activations. All products are left to GEMMs: for the gradients of the weights and of x, as after a
+// loop, and one more for the gradient of h before the step, which is added to what stands there.
 //
 // A block owns a group of 8 units in all rows of the batch; its warps take tiles of 8 rows in turn.
 
@@ -8,8 +8,8 @@
 #include "saved.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int SUMS = PLANES + VECTORS;       // over rows, of a unit
-constexpr int RESULTS = 2 * GATES + VECTORS;  // gradients that such sums are
+constexpr int SUMS = PLANES + VECTORS;        // over rows, of a unit
+constexpr int RESULTS = 2 * GATES + VECTORS;  // of a unit: gradients of its biases and vectors
 
 // The gradients of the states of a cell after the step.
 INLINE void load_gradients(const StepBackwardArgs& args, int64 b, int unit,
@@ -23,7 +23,7 @@ INLINE void load_gradients(const StepBackwardArgs& args, int64 b, int unit,
     if (args.dy) d_after[0] += widen(args.dy[b * args.dy_row + unit]);
 }
 
-// The gradients of a unit in one row; what the sums of the unit are is added to them.
+// Writes the gradients of a unit in one row, and adds them to the sums of the unit.
 INLINE void derive_row(const StepBackwardArgs& args, int64 b, int unit,
                        const float (&values)[ACTIVATIONS + 4], const float (&vectors)[VECTORS + 1],
                        float (&sums)[SUMS]) {
@@ -49,15 +49,15 @@ struct Result {
     storage_t* target;  // of all units, or null
     int place;          // among the sums
 
-    INLINE Result(const StepBackwardArgs& args, int number) {
-        const int gate = number % GATES;
+    INLINE Result(const StepBackwardArgs& args, int index) {
+        const int gate = index % GATES;
         storage_t* matrix = args.d_vectors;
-        int row = number - 2 * GATES;
+        int row = index - 2 * GATES;
         place = PLANES + row;
-        if (number < GATES) {
+        if (index < GATES) {
             matrix = args.input_bias, row = gate;
             place = int(args.left >> 4 * gate) & 15;
-        } else if (number < 2 * GATES) {
+        } else if (index < 2 * GATES) {
             matrix = args.recurrent_bias, row = gate;
             place = PLANES - GATES + (int(args.right >> 4 * gate) & 15);
         }

@@ -1,7 +1,7 @@
 // One step of one layer and direction, T = 1: both products and the cell in one launch.
 //
-// Each weight is read once, from L2 or memory, and kept nowhere: with one step to take there is
-// nothing to gain from holding R. A block owns a group of 8 units, all gates of it, in TILES * 8
+// A block reads each of its weights once, from L2 or memory, and keeps none: with one step to take
+// there is nothing to gain from holding R. A block owns a group of 8 units, all gates of it, in TILES * 8
 // rows of the batch. Its warps split K: some multiply x by columns of W_ih, the others h by columns
 // of R. Their partial sums meet in shared memory, where the first TILES warps add them in a fixed
 // order and apply the cell, each to one tile of 8 rows.
@@ -15,6 +15,8 @@
 constexpr int THREADS = WARPS * 32;
 constexpr int MMA_ROWS = (GATES + 1) / 2;  // fragments: 8 units of one gate and of the next
 constexpr int PARTS = MMA_ROWS * TILES;    // of a warp's sums, four a lane
+static_assert(WARPS * PARTS * 32 * sizeof(float4) == SHARED_GIVEN,
+              "codegen/config.py counts shared memory otherwise");
 // K tiles whose operands a lane loads before it multiplies: as many as registers hold
 constexpr int MOST = (WARPS > 8 ? 64 : 80) / (MMA_ROWS * 8 + TILES * 4);
 constexpr int DEPTH = MOST < 1 ? 1 : MOST > 4 ? 4 : MOST;
@@ -40,11 +42,11 @@ struct Operands {
     const storage_t* matrix;       // of the lane's unit in the first gate, from its columns on
     int64 gate;                    // values from a gate to the next
     const storage_t* rows[TILES];  // of the lane's row in each tile, the same; null: zeros
-    int columns, first;            // K; the first column of a K tile that the lane reads
+    int columns, lane_column;      // K; the first column of a K tile that the lane reads
 
     INLINE Operands(const storage_t* weights, int64 units, int64 width, int unit, int lane) {
-        first = (lane & 3) * CHUNK_K, columns = int(width), gate = units * width;
-        matrix = weights + unit * width + first;
+        lane_column = (lane & 3) * CHUNK_K, columns = int(width), gate = units * width;
+        matrix = weights + unit * width + lane_column;
     }
 
     // Adds the products of the K tiles [begin, end).
@@ -54,7 +56,7 @@ struct Operands {
             #pragma unroll
             for (int d = 0; d < DEPTH; ++d) {
                 const int k = (s + d) * K_TILE;
-                const bool inside = s + d < end && k + first < columns;
+                const bool inside = s + d < end && k + lane_column < columns;
                 #pragma unroll
                 for (int g = 0; g < MMA_ROWS * 2; ++g)
                     a[d][g] = load_16_bytes(matrix + g * gate + k, inside && g < GATES);
@@ -107,37 +109,36 @@ INLINE void multiply_share(const StepForwardArgs& args, const Shares& shares, in
         const storage_t* row = nullptr;
         if (b < args.batch) {
             row = takes_x ? args.x + b * args.x_row : state_before(args, 0, b);
-            if (row) row += operands.first + (takes_x ? 0 : b * args.units);
+            if (row) row += operands.lane_column + (takes_x ? 0 : b * args.units);
         }
         operands.rows[n] = row;
     }
-    const int number = takes_x ? warp : warp - shares.x_warps;
+    const int rank = takes_x ? warp : warp - shares.x_warps;
     const int among = takes_x ? shares.x_warps : shares.warps - shares.x_warps;
     const int tiles = (int(width) + K_TILE - 1) / K_TILE;
-    operands.multiply_tiles(number * tiles / among, (number + 1) * tiles / among, sums);
+    operands.multiply_tiles(rank * tiles / among, (rank + 1) * tiles / among, sums);
 }
 
 // A unit in two rows of a tile: what the cell reads besides the products.
 struct Cells {
-    UnitConstants unit;
+    UnitConstants constants;
     float given[GATES][2];   // input side of the gates, where there is no W_ih
     float state[2][STATES];  // before the step
 
-    // first: of the two rows
-    INLINE void load(const StepForwardArgs& args, int number, int64 first) {
-        unit.load(args, number, true);
+    INLINE void load(const StepForwardArgs& args, int unit, int64 first_row) {
+        constants.load(args, unit, true);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int64 b = first + c;
+            const int64 b = first_row + c;
             const bool inside = b < args.batch;
             #pragma unroll
             for (int gate = 0; gate < GATES; ++gate)
                 given[gate][c] = inside && !args.w_ih
-                    ? widen(args.x[b * args.x_row + gate * args.x_gate + number]) : 0.0f;
+                    ? widen(args.x[b * args.x_row + gate * args.x_gate + unit]) : 0.0f;
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
                 const storage_t* source = inside ? state_before(args, k, b) : nullptr;
-                state[c][k] = source ? widen(source[b * args.units + number]) : 0.0f;
+                state[c][k] = source ? widen(source[b * args.units + unit]) : 0.0f;
             }
         }
     }
@@ -156,7 +157,7 @@ INLINE void add_parts(int n, int begin, int end, int lane, float (&sums)[MMA_ROW
 }
 
 // Applies the cell to a unit in row c of two; saved: activations for backward.
-INLINE void step_row(const StepForwardArgs& args, const Cells& cells, int c, int64 b, int number,
+INLINE void step_row(const StepForwardArgs& args, const Cells& cells, int c, int64 b, int unit,
                      const float (&x_sums)[MMA_ROWS * 4], const float (&h_sums)[MMA_ROWS * 4],
                      float (&saved)[ACTIVATIONS + 4]) {
     float left[GATES], right[GATES], after[STATES];
@@ -164,15 +165,15 @@ INLINE void step_row(const StepForwardArgs& args, const Cells& cells, int c, int
     for (int gate = 0; gate < GATES; ++gate) {
         const int at = gate / 2 * 4 + gate % 2 * 2 + c;
         const float given = cells.given[gate][c] + x_sums[at];
-        left[gate] = given + cells.unit.bias_x[gate];
-        right[gate] = h_sums[at] + cells.unit.start(gate, given);
+        left[gate] = given + cells.constants.bias_x[gate];
+        right[gate] = h_sums[at] + cells.constants.start(gate, given);
     }
-    step(left, right, cells.state[c], cells.unit.vectors, after, saved);
+    step(left, right, cells.state[c], cells.constants.vectors, after, saved);
     if (b >= args.batch) return;
-    args.y[b * args.y_row + number] = narrow(after[0]);
+    args.y[b * args.y_row + unit] = narrow(after[0]);
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
-        const int64 at = b * args.units + number;
+        const int64 at = b * args.units + unit;
         args.final[k][at] = narrow(after[k]);
         if (args.all_states[k]) args.all_states[k][at] = narrow(after[k]);
     }
@@ -182,15 +183,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 step_forward(const __grid_constant__ StepForwardArgs args) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int groups = int(args.units) / 8;
-    const int group = blockIdx.x % groups, number = group * 8 + (lane >> 2);  // of the lane's unit
+    const int group = blockIdx.x % groups, unit = group * 8 + (lane >> 2);  // of the lane
     const int64 first_row = int64(blockIdx.x / groups) * (TILES * 8);
     const int64 tile_row = first_row + warp * 8, own_row = tile_row + (lane & 3) * 2;
     Cells cells;
-    if (warp < TILES) cells.load(args, number, own_row);  // early: its loads overlap the products
+    if (warp < TILES) cells.load(args, unit, own_row);  // early: its loads overlap the products
 
     const Shares shares(args);
     Sums sums = {};
-    multiply_share(args, shares, first_row, number, warp, lane, sums);
+    multiply_share(args, shares, first_row, unit, warp, lane, sums);
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         #pragma unroll
@@ -207,7 +208,7 @@ step_forward(const __grid_constant__ StepForwardArgs args) {
     add_parts(warp, shares.x_warps, shares.warps, lane, h_sums);
     #pragma unroll
     for (int c = 0; c < 2; ++c)
-        step_row(args, cells, c, own_row + c, number, x_sums, h_sums, saved[c]);
+        step_row(args, cells, c, own_row + c, unit, x_sums, h_sums, saved[c]);
     if (args.saved)
         store_saved(args.saved + (tile_row / 8 * groups + group) * (64 * SAVED) +
                         saved_offset(lane),
