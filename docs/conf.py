@@ -16,14 +16,30 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "docstrings",
     "mathml",
     "repository_links",
 ]
 exclude_patterns = ["_build", "extensions", "static", "tutorials"]
+default_role = "py:obj"  # a single backtick, as docstrings have it
 highlight_language = "none"  # of blocks that name no language: drawings and what commands print
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4  # GitHub's anchors, so that one link works in both places
+
+# docs/api names every public object once; a class's docstring says what its arguments are
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = [
+    ("Keyword options beyond torch", "params_style"),
+    ("A call also takes", "params_style"),
+    "Shapes",
+]
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

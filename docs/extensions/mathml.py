@@ -7,10 +7,12 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def _aligned(tex: str) -> str:
-    """Several lines, or columns, stand in an environment of their own."""
+    """Several lines, or columns, stand in an environment that docutils knows."""
+    for name in ("align*", "align", "split"):
+        tex = tex.replace(f"{{{name}}}", "{aligned}")
     if "\\begin{" in tex or not ("\\\\" in tex or "&" in tex):
         return tex
-    return f"\\begin{{align*}}{tex}\\end{{align*}}"
+    return f"\\begin{{aligned}}{tex}\\end{{aligned}}"
 
 
 def _inline(self: HTML5Translator, node: nodes.math) -> None:

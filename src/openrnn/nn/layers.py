@@ -10,7 +10,7 @@ from openrnn import cells
 from openrnn.nn.base import Layer
 
 EXTRAS = """
-    Beyond torch, keyword-only:
+    Keyword options beyond torch:
         backend: the only backend to try; "auto" takes the first that can, see `openrnn.explain`.
         bias_mode: "double" (as torch), "input", "recurrent" or "none": which bias vectors exist.
         input_mode: "linear", or without an input matrix of layer 0: "skip", x (I = H) is added to
@@ -149,9 +149,9 @@ class Recurrent(Layer):
 
     Args:
         cell: made by `openrnn.cell`, or one of those in `openrnn.cells`.
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-            device, dtype: as in `torch.nn.LSTM`. A projection needs a cell that does not read its
-            own emitted state.
+        input_size, hidden_size, num_layers, bias, batch_first: as in `torch.nn.LSTM`.
+        dropout, bidirectional, device, dtype: the same.
+        proj_size: the same; a projection needs a cell that does not read its own emitted state.
 
     Shapes:
         input as for `LSTM`; hx a tuple of states in the order of `cell.states`
