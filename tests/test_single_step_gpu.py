@@ -118,7 +118,7 @@ def test_every_cell(name, states, dtype):
 @pytest.mark.parametrize(
     ("inputs", "hidden", "batch"),
     [(8, 8, 1), (8, 136, 8), (200, 64, 9), (1000, 24, 16), (256, 256, 17), (512, 512, 33),
-     (24, 1024, 64), (1024, 1024, 2), (2048, 2048, 1), (64, 1096, 31)],
+     (24, 1024, 64), (1024, 1024, 2), (2048, 1024, 1), (64, 1096, 31)],
 )  # fmt: skip
 def test_sizes(name, inputs, hidden, batch, dtype):
     agree(*given(name, inputs, hidden, batch, dtype))
@@ -135,7 +135,7 @@ def test_a_skip_input(name):
     agree(*given(name, 64, input_mode="skip"))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", TRACED)
 def test_an_input_for_each_gate(name):
     agree(*given(name, 64 * len(CELLS[name].gates), input_mode="gates"))
 
