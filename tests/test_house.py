@@ -57,7 +57,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"functional"},
     {"nn"},
     {"convert", "embed", "ops", "explain"},
-    {"onnx"},
+    {"onnx", "watch"},
     {"bench", "info", "lm"},
     {"tune"},
     {"cli"},

@@ -26,7 +26,6 @@ from openrnn.lm import checkpoint, corpus, evaluate
 from openrnn.lm.build import build
 from openrnn.lm.config import Config
 from openrnn.lm.contents import Record
-from openrnn.lm.gates import preactivations
 from openrnn.lm.model import find
 from openrnn.lm.report import Several
 from openrnn.lm.run import TrainingRun
@@ -35,6 +34,7 @@ from openrnn.lm.schedule import rate
 from openrnn.lm.streams import Position, Reader, Streams
 from openrnn.lm.train import train
 from openrnn.lm.workers import Workers
+from openrnn.watch.gates import preactivations
 
 ALONE = Workers(torch.device("cpu"))
 QUIET = Several([])
@@ -264,11 +264,11 @@ def test_gates_are_those_of_the_steps(cell):
     found = list(preactivations(layer, x))
     assert layer.training
     names = layer.cell.gates
-    assert [(place, gate) for place, gate, _ in found] == [
+    assert [(gate.layer, gate.name) for gate in found] == [
         (at, gate) for at in (0, 1) for gate in names
     ]
     y, _ = layer.eval()(x)
-    top = {gate: values for place, gate, values in found if place == 1}
+    top = {gate.name: gate.values.view(7, 3, 6) for gate in found if gate.layer == 1}
     if cell == "lstm":
         c = torch.zeros(3, 6, dtype=torch.float64)
         for t in range(7):

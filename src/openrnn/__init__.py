@@ -29,5 +29,8 @@ from openrnn.nn import RNNCell as RNNCell
 from openrnn.onnx.read import from_onnx as from_onnx
 from openrnn.spec import Problem as Problem
 from openrnn.spec import Spec as Spec
+from openrnn.watch import Watch as Watch
+from openrnn.watch import WatchCallback as WatchCallback
+from openrnn.watch import watch as watch
 
 __version__ = "0.1.0"

@@ -11,7 +11,27 @@ from openrnn.convert.swap import convert
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of the same classes
 
 
-class ConvertCallback:
+class LightningCallback:
+    """A callback of `lightning.pytorch`, of `pytorch_lightning`, or of both if both are imported.
+
+    Of those installed if none is. It is pickled by the class that can be imported.
+
+    Raises:
+        ImportError: Lightning is not installed.
+    """
+
+    def __new__(cls, *args: object, **kwargs: object) -> "LightningCallback":
+        """An instance of a class derived from this one and from those of Lightning."""
+        made: LightningCallback = object.__new__(_with_callbacks(cls))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the one class that can be imported: Lightning's is found again where it is loaded."""
+        kind = next(kind for kind in type(self).__mro__ if not vars(kind).get("_made"))
+        return kind, (), vars(self)
+
+
+class ConvertCallback(LightningCallback):
     """`openrnn.convert` of the model that a Lightning trainer is given, before it makes optimizers.
 
     A callback of `lightning.pytorch`, of `pytorch_lightning`, or of both if both are imported; of
@@ -29,22 +49,12 @@ class ConvertCallback:
         ValueError: backend is unknown.
     """
 
-    def __new__(cls, *args: object, **kwargs: object) -> "ConvertCallback":
-        """An instance of a class derived from this one and from those of Lightning."""
-        made: ConvertCallback = object.__new__(_with_callbacks(cls))
-        return made
-
     def __init__(
         self, *, backend: str = "auto", subclass: bool = False, quiet: bool = False
     ) -> None:
         super().__init__()
         dispatch.check_name(backend)
         self.backend, self.subclass, self.quiet = backend, subclass, quiet
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By the one class that can be imported: Lightning's is found again where it is loaded."""
-        kind = next(kind for kind in type(self).__mro__ if not vars(kind).get("_made"))
-        return kind, (), vars(self)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
         """Lightning's first hook of a run."""
@@ -77,7 +87,7 @@ class ConvertCallback:
 
 def _with_callbacks(kind: type[Any]) -> type[Any]:
     """A class derived from ours and from the callbacks of Lightning that it does not have yet."""
-    bases = (kind, *(base for base in _callbacks() if not issubclass(kind, base)))
+    bases = (kind, *(base for base in _callbacks(kind.__name__) if not issubclass(kind, base)))
     if len(bases) == 1:
         return kind
     for made in kind.__subclasses__():
@@ -87,7 +97,7 @@ def _with_callbacks(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, bases, {**names, "__doc__": kind.__doc__})
 
 
-def _callbacks() -> list[type]:
+def _callbacks(name: str) -> list[type]:
     """The classes `Callback` that are imported already, or else those that can be."""
     loaded = [getattr(sys.modules.get(package), "Callback", None) for package in PACKAGES]
     found = [face for face in loaded if isinstance(face, type)]
@@ -99,5 +109,5 @@ def _callbacks() -> list[type]:
         except ImportError:
             continue
     if not found:
-        raise ImportError("ConvertCallback needs Lightning: pip install lightning")
+        raise ImportError(f"{name} needs Lightning: pip install lightning")
     return found

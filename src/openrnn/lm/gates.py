@@ -1,22 +1,17 @@
-"""What a layer's gates do, for TensorBoard: histograms, saturation, the mean of forget gates."""
+"""What the gates of a language model do on held-out text, for TensorBoard."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from openrnn.lm.evaluate import GLANCE, sample_of
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 from openrnn.lm.train import Report
-from openrnn.nn import Layer
+from openrnn.watch.gates import preactivations, resting, why_not, write
 
 STREAMS = 8
-# a sigmoid there is within 0.05 of its ends, a tanh within 0.005
-SATURATED = 3.0
 
 
 class Gates:
@@ -33,24 +28,14 @@ class Gates:
         with self.run.precision():
             y = self._embedded()
             for stack in model.stacks:
-                if isinstance(stack, nn.RNNBase) or stack.cell.dependent_product:
+                if isinstance(stack, nn.RNNBase) or why_not(stack):
                     return
-                self._write(stack, y, place, step)
+                for gate in preactivations(stack, y):
+                    moved = gate._replace(layer=place + gate.layer)
+                    write(self.writer, "gates", moved, step)
                 place += stack.num_layers
                 with torch.no_grad(), resting(stack):
                     y = stack(y)[0]
-
-    def _write(self, layer: Layer, x: Tensor, first: int, step: int) -> None:
-        """Writes the gates of a module whose layers are counted from `first` on."""
-        for place, gate, values in preactivations(layer, x):
-            where = f"gates/l{first + place}/{gate}"
-            self.writer.add_histogram(where, values.float().cpu(), step)
-            saturated = (values.abs() > SATURATED).float().mean()
-            self.writer.add_scalar(f"{where}_saturated", float(saturated), step)
-            if gate == "f":
-                self.writer.add_scalar(
-                    f"{where}_mean", float(values.float().sigmoid().mean()), step
-                )
 
     @torch.no_grad()
     def _embedded(self) -> Tensor:
@@ -61,32 +46,3 @@ class Gates:
         chunk = streams.chunk(0, run.config.bptt).to(run.workers.device)
         embedded: Tensor = run.model.embedding(chunk.x)
         return embedded
-
-
-@contextmanager
-def resting(layer: nn.Module) -> Iterator[None]:
-    """A module in eval mode, and in its own again afterwards."""
-    was = layer.training
-    layer.eval()
-    try:
-        yield
-    finally:
-        layer.train(was)
-
-
-@torch.no_grad()
-def preactivations(layer: Layer, x: Tensor) -> Iterator[tuple[int, str, Tensor]]:
-    """Yields layer, gate and the sum of its input side and recurrent side, (T, B, H).
-
-    Dropout is left out. Of a GRU's n it is the sum as it were without the reset gate.
-    """
-    with resting(layer):
-        _, _, every = layer(x, return_states=True)
-    h = every if isinstance(every, Tensor) else every[0]  # (L, T, B, H)
-    for place, weights in enumerate(layer.all_weights):
-        w_ih, w_hh, b_ih, b_hh = weights[:4]
-        below = x if place == 0 else h[place - 1]
-        before = torch.cat([torch.zeros_like(h[place][:1]), h[place][:-1]])
-        total = linear(below, w_ih, b_ih) + linear(before, w_hh, b_hh)
-        for gate, values in zip(layer.cell.gates, total.chunk(len(layer.cell.gates), -1)):
-            yield place, gate, values
