@@ -180,6 +180,19 @@ def test_it_can_be_copied_and_pickled(faces, kind):
         assert model.rnn.backend == "reference"
 
 
+def test_a_copy_holds_no_model(faces):
+    """A trainer sets methods of its model as attributes of each callback."""
+    callback, model = openrnn.ConvertCallback(quiet=True), Model()
+    callback.log, callback.log_dict, callback.note = model.forward, model.add_module, "mine"
+    for twin in (
+        copy.copy(callback),
+        copy.deepcopy(callback),
+        pickle.loads(pickle.dumps(callback)),
+    ):
+        assert vars(twin).keys() == {"backend", "subclass", "quiet", "note"}
+    assert callback.log == model.forward
+
+
 def test_a_class_that_is_a_callback_already(faces):
     both = type("Both", (openrnn.ConvertCallback, *faces), {})
     assert type(both()) is both

@@ -4,6 +4,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from torch import nn
+
 from openrnn import dispatch
 from openrnn.convert.faces import OURS
 from openrnn.convert.swap import convert
@@ -28,7 +30,9 @@ class LightningCallback:
     def __reduce__(self) -> tuple[Any, ...]:
         """By the one class that can be imported: Lightning's is found again where it is loaded."""
         kind = next(kind for kind in type(self).__mro__ if not vars(kind).get("_made"))
-        return kind, (), vars(self)
+        # Lightning leaves methods of the model that it trained, `log` and `log_dict`
+        state = {name: value for name, value in vars(self).items() if not _of_a_module(value)}
+        return kind, (), state
 
 
 class ConvertCallback(LightningCallback):
@@ -83,6 +87,11 @@ class ConvertCallback(LightningCallback):
         news = always or any(row.swapped for row in done.rows)
         if news and not self.quiet and trainer.is_global_zero:
             print(done)
+
+
+def _of_a_module(value: object) -> bool:
+    """Whether this is a bound method of a module, which holds all of it."""
+    return isinstance(getattr(value, "__self__", None), nn.Module)
 
 
 def _with_callbacks(kind: type[Any]) -> type[Any]:
