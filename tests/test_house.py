@@ -28,7 +28,7 @@ HEAVY = {
 }
 
 FLOORS = [  # bottom up: a room imports only from floors below its own, and from itself
-    {"memo", "rounds"},
+    {"memo", "progress", "rounds"},
     {
         "cores",
         "digest",

@@ -17,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
 
+from openrnn.progress import Job, told
+
 BOUND = 1 << 30  # bytes that the folder may hold
 ROOM = BOUND // 8  # bytes that are free again once it held more
 WAIT = 300.0  # seconds for which another process that makes an entry is waited for
@@ -52,12 +54,16 @@ def path_of(kind: str, made_of: Iterable[str | bytes]) -> Path:
     return folder() / f"{digest.hexdigest()[:40]}.{kind}"
 
 
-def kept(path: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of an entry, from disk or made; of processes that want the same one makes it."""
+def kept(path: Path, make: Callable[[], bytes], what: str = "an entry") -> bytes:
+    """The content of an entry, from disk or made; of processes that want the same one makes it.
+
+    Args:
+        what: is made, for a line about it, such as "cell lstm for float32".
+    """
     found = read(path)
     if found is not None:
         return found
-    with _alone(path):
+    with told(f"compiling {what}, once: it is kept in {path.parent}") as job, _alone(path, job):
         found = read(path)
         if found is None:
             found = make()
@@ -136,7 +142,7 @@ def _digest(path: Path, content: bytes) -> bytes:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, job: Job) -> Iterator[None]:
     """Nobody else makes this entry meanwhile, where the system has locks and patience lasts."""
     lock = path.with_name(f"{path.name}.lock")
     held = None
@@ -147,6 +153,7 @@ def _alone(path: Path) -> Iterator[None]:
         except (OSError, ImportError):
             break  # a folder that cannot be written, a system without locks
         if held is None:
+            job.doing = job.doing.replace("compiling", "another process compiles")
             time.sleep(POLL)
             if path.exists():
                 break

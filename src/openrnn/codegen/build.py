@@ -41,4 +41,5 @@ def _together(kind: str, cell: Traced, dtype: str) -> "tuple[CompiledFunction, A
 def _rows(cell: Traced, dtype: str) -> "list[CompiledFunction]":
     from openrnn.kernels.cpu import objects
 
-    return objects.kernels(numba.source(cell, dtype), ["step_rows", "derivative_rows"])
+    names, what = ["step_rows", "derivative_rows"], f"cell {cell.name} for {dtype}"
+    return objects.kernels(numba.source(cell, dtype), names, what)

@@ -112,7 +112,7 @@ def binary(source: KernelSource) -> Binary:
         made = _compile(source)
         return json.dumps(asdict(made.resources)).encode() + b"\n" + made.code
 
-    head, _, code = store.kept(source.path, make).partition(b"\n")
+    head, _, code = store.kept(source.path, make, source.title).partition(b"\n")
     return Binary(source.name, source.arch, code, Resources(**json.loads(head)))
 
 

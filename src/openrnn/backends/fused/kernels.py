@@ -41,7 +41,7 @@ def _source_of(
     cell: Traced, dtype: str, config: KernelConfig, arch: str, spin_limit: int
 ) -> nvrtc.KernelSource:
     head = f"#define SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
-    title = f"{cell.name}-{dtype}-{config.kind}-{config.units}"
+    title = f"cell {cell.name} for {dtype}, {config.kind}, hidden_size {config.units}, CUDA"
     return nvrtc.KernelSource(head + cuda.source(cell, dtype, config), config.kind, arch, title)
 
 
@@ -216,7 +216,10 @@ def launch(
 @memo(1024)
 def step_binary(cell: Traced, dtype: str, config: StepConfig, arch: str) -> nvrtc.Binary:
     """The compiled kernel of a single step."""
-    source, title = cuda.step_source(cell, dtype, config), f"{cell.name}-{dtype}-{config.kind}"
+    source, title = (
+        cuda.step_source(cell, dtype, config),
+        f"cell {cell.name} for {dtype}, {config.kind}, CUDA",
+    )
     return nvrtc.binary(nvrtc.KernelSource(source, config.kind, arch, title))
 
 
@@ -235,7 +238,7 @@ def best_step(
 def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
     """A compiled kernel that no cell changes; `name` is that of its file in `kernels/cuda/`."""
     source = cuda.plain_source(name, dtype)
-    return nvrtc.binary(nvrtc.KernelSource(source, name, arch, f"{name}-{dtype}"))
+    return nvrtc.binary(nvrtc.KernelSource(source, name, arch, f"{name} for {dtype}, CUDA"))
 
 
 @resource

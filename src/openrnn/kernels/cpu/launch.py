@@ -61,7 +61,7 @@ def _share() -> "CompiledFunction":
     from openrnn.kernels.cpu import objects
 
     source = "from openrnn.kernels.cpu.regions import share\n"
-    return objects.kernels(source, ["share"])[0]
+    return objects.kernels(source, ["share"], "what threads share")[0]
 
 
 def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:

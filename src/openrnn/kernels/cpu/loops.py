@@ -19,4 +19,5 @@ def source(kind: str, dtype: str) -> str:
 @resource
 def loop(kind: str, dtype: str) -> objects.CompiledFunction:
     """The same, compiled."""
-    return objects.kernels(source(kind, dtype), [kind])[0]
+    what = f"the time loop {kind} of all cells for {dtype}"
+    return objects.kernels(source(kind, dtype), [kind], what)[0]

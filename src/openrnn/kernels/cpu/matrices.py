@@ -24,7 +24,7 @@ def _kernels() -> dict[str, objects.CompiledFunction]:
     names = [f"{name}_{dtype}" for name in ("transpose", "pack", "collect") for dtype in SIZES]
     names.append("digest")
     source = f"from openrnn.kernels.cpu.panels import {', '.join(names)}\n"
-    return dict(zip(names, objects.kernels(source, names)))
+    return dict(zip(names, objects.kernels(source, names, "what packs matrices")))
 
 
 def _tasks(elements: int, threads: int) -> int:
@@ -45,7 +45,7 @@ def digest() -> objects.CompiledFunction:
 def int8_product() -> objects.CompiledFunction:
     """The product with int8 weights, which time loops call."""
     source = "from openrnn.kernels.cpu.int8 import int8_product\n"
-    return objects.kernels(source, ["int8_product"])[0]
+    return objects.kernels(source, ["int8_product"], "products with int8 weights")[0]
 
 
 def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:

@@ -60,9 +60,9 @@ class CompiledFunction:
         self.ctypes = kind(self.address)
 
 
-def kernels(source: str, names: Sequence[str]) -> list[CompiledFunction]:
-    """Functions that a module's source defines, ready to be called."""
-    return load(store.kept(path_of(source, names), lambda: _compile(source, names)))
+def kernels(source: str, names: Sequence[str], what: str = "a kernel") -> list[CompiledFunction]:
+    """Functions that a module's source defines, ready to be called; `what` they are, in words."""
+    return load(store.kept(path_of(source, names), lambda: _compile(source, names), what))
 
 
 def path_of(source: str, names: Sequence[str]) -> Path:
@@ -94,7 +94,8 @@ def _compile(source: str, names: Sequence[str]) -> bytes:
 def bitcode(source: str, names: dict[str, str]) -> bytes:
     """Optimised bitcode of functions, by symbol, for `standalone`; kept like object code."""
     path = path_of(source, ["bitcode", *names, *names.values()])
-    return store.kept(path, lambda: _only_in_a_process({"part": (source, names)}))
+    what = "a part of a library for programs without Python"
+    return store.kept(path, lambda: _only_in_a_process({"part": (source, names)}), what)
 
 
 def standalone(
