@@ -144,3 +144,67 @@ def test_aot_inductor(backend, tmp_path):
     )
     with torch.no_grad():
         torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), model(x))
+
+
+class Reading(nn.Module):
+    """A layer with lengths, and a head."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = layer
+        self.head = nn.Linear(layer.spec.directions * layer.spec.output_size, 2)
+
+    def forward(self, x, lengths):
+        return self.head(self.layer(x, lengths=lengths)[0])
+
+
+PLAIN = {
+    "lstm": lambda: openrnn.LSTM(3, 4, 2, bidirectional=True),
+    "projection": lambda: openrnn.LSTM(3, 4, proj_size=2, cell_clip=0.3),
+    "gru": lambda: openrnn.GRU(3, 4, 2, dropout=0.5),
+    "reverse": lambda: openrnn.RNN(3, 4, reverse=True),
+    "mgu": lambda: openrnn.Recurrent(openrnn.cells.mgu, 3, 4),
+}
+
+
+def plain(layer):
+    """A model with the layer, its inputs, and its program of torch's operators alone."""
+    model, given = Reading(layer).eval(), (torch.randn(5, 2, 3), torch.tensor([3, 5]))
+    with torch.no_grad():
+        exported = torch.export.export(model, given)
+    return model, given, exported.run_decompositions(openrnn.plain_decompositions())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_program_of_plain_operators(name):
+    model, given, exported = plain(PLAIN[name]())
+    assert not [node for node in exported.graph.nodes if "openrnn" in str(node.target)]
+    torch.testing.assert_close(exported.module()(*given), model(*given))
+
+
+def test_a_program_with_a_gradient_is_plain_too():
+    """Exported while gradients are on, the operator has a reserve, which nothing reads."""
+    model, x = Headed(backend="cpu").eval(), torch.randn(5, 2, 3)
+    exported = torch.export.export(model, (x,))
+    exported = exported.run_decompositions(openrnn.plain_decompositions())
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_plain_operators_draw_no_masks():
+    model = Reading(openrnn.GRU(3, 4, 2, dropout=0.5)).train()
+    exported = torch.export.export(model, (torch.randn(5, 2, 3), torch.tensor([3, 5])))
+    with pytest.raises(ValueError, match=r"call model\.eval\(\) before"):
+        exported.run_decompositions(openrnn.plain_decompositions())
+
+
+@pytest.mark.parametrize("name", ["lstm", "mgu"])
+@pytest.mark.filterwarnings("ignore")
+def test_executorch(name):
+    exir = pytest.importorskip("executorch.exir", reason="needs executorch")
+    from executorch.runtime import Runtime
+
+    model, given, exported = plain(PLAIN[name]())
+    program = exir.to_edge(exported).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    torch.testing.assert_close(method.execute(given)[0], model(*given))

@@ -56,7 +56,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"op"},
     {"functional"},
     {"nn"},
-    {"convert", "embed", "ops", "explain"},
+    {"convert", "embed", "ops", "explain", "plain"},
     {"onnx", "watch"},
     {"bench", "info", "lm"},
     {"tune"},

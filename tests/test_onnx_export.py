@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from cases import thinned
 from onnx_models import (
     MARKS,
     SIZES,
@@ -39,7 +38,11 @@ def layers(cell=cells.lstm):
 SMALL = {"node": (layers(), lengths_too), "scan": (layers(cells.mgu), lengths_too)}
 
 
-@pytest.mark.parametrize("opset", thinned([16, 18, NEWEST, 22], 2))
+# those that a landing runs, and all others
+OPSETS = [16, NEWEST, *(pytest.param(n, marks=pytest.mark.slow) for n in range(17, NEWEST))]
+
+
+@pytest.mark.parametrize("opset", OPSETS)
 def test_opsets(opset):
     """Below 18 by onnx's converter, which torch's exporter calls."""
     model = Parts(SMALL).eval()

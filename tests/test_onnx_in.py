@@ -312,9 +312,23 @@ def test_functions_are_inlined():
     assert_close(as_onnx(only(model), torch.from_numpy(X)), wanted)
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_coupled_gates(direction):
+    """f = 1 - i, as ONNX Runtime runs `input_forget`: the rows of f may be anything."""
+    arrays = arrays_of("LSTM", 2 if direction == "bidirectional" else 1)
+    arrays.pop("P", None)
+    model = model_of("LSTM", arrays, direction=direction, input_forget=1)
+    one = only(model)
+    assert one.layer.cell is openrnn.cells.coupled_lstm
+    assert_close(as_onnx(one, torch.from_numpy(X)), runtime(model, X=X))
+    vectors = np.zeros((len(arrays["W"]), 3 * HIDDEN), np.float32)
+    model = model_of("LSTM", arrays | {"P": vectors}, direction=direction, input_forget=1)
+    with pytest.raises(ValueError, match="input_forget=1 with P is not taken"):
+        openrnn.from_onnx(model)
+
+
 REFUSED = {
     "clip=0.5 bounds what gates read": {"clip": 0.5},
-    "input_forget=1 is not taken": {"input_forget": 1},
     "activations must be Sigmoid,Tanh,Tanh, got Sigmoid,Relu,Tanh": {
         "activations": ["Sigmoid", "Relu", "Tanh"]
     },

@@ -27,6 +27,7 @@ from openrnn.nn import LSTMCell as LSTMCell
 from openrnn.nn import Recurrent as Recurrent
 from openrnn.nn import RNNCell as RNNCell
 from openrnn.onnx.read import from_onnx as from_onnx
+from openrnn.plain import plain_decompositions as plain_decompositions
 from openrnn.spec import Problem as Problem
 from openrnn.spec import Spec as Spec
 from openrnn.watch import Watch as Watch

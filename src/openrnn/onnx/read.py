@@ -12,6 +12,7 @@ from openrnn.convert import from_weights
 from openrnn.convert.arrays import as_tensor
 from openrnn.nn import Layer
 from openrnn.onnx.constants import Constants, bodies, load
+from openrnn.onnx.coupled import coupled
 
 INPUTS = {
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
@@ -155,8 +156,6 @@ def _attributes(node: Any) -> dict[str, Any]:
             f"clip={found['clip']:g} bounds what gates read, which no layer of ours does "
             "(cell_clip bounds the cell state)"
         )
-    if found.get("input_forget"):
-        raise ValueError("input_forget=1 is not taken: ONNX gives no formula of it")
     layout = found.get("layout", 0)
     if layout not in (0, 1):
         raise ValueError(f"layout must be 0 or 1, got {layout}")
@@ -168,6 +167,7 @@ def _attributes(node: Any) -> dict[str, Any]:
         raise ValueError(f"activations must be {choice}, got {','.join(asked)}")
     return {
         "hidden_size": found.get("hidden_size"), "direction": direction, "layout": layout,
+        "coupled": node.op_type == "LSTM" and bool(found.get("input_forget")),
         "relu": asked[0].lower() == "relu", "reset_after": found.get("linear_before_reset", 0) != 0,
     }  # fmt: skip
 
@@ -188,9 +188,11 @@ def _layer(operator: str, known: Mapping[str, Any], arrays: Mapping[str, Any]) -
         cell = "gru" if known["reset_after"] else "gru_reset_before"
     else:
         cell = "rnn_relu" if known["relu"] else "rnn_tanh"
-    layer = from_weights(
-        weights, "onnx", cell=cell, reverse=direction == "reverse", batch_first=known["layout"] == 1
-    )
+    reverse, batch_first = direction == "reverse", known["layout"] == 1
+    if known["coupled"]:
+        layer = coupled(weights, reverse, batch_first)
+    else:
+        layer = from_weights(weights, "onnx", cell=cell, reverse=reverse, batch_first=batch_first)
     if known["hidden_size"] not in (None, layer.hidden_size):
         raise ValueError(
             f"hidden_size must be {layer.hidden_size}, as R has it, got {known['hidden_size']}"
