@@ -2,8 +2,10 @@
 
 import doctest
 import re
+import runpy
 import shlex
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ import torch
 from openrnn import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("install", "ten_minutes", "choose")
+PAGES = ("install", "ten_minutes", "choose", "coming_from")
+TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.py"))
+QUICK = ("from_keras",)
 FENCE = re.compile(r"^(?:<!-- not run: .* -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"\bopenrnn(?:\.\w+)+")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -56,10 +61,39 @@ def test_a_page_runs(page, one_thread, tmp_path, monkeypatch):
     run(page, (DOCS / f"{page}.md").read_text(encoding="utf-8"), {})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TUTORIALS],
+)
+@pytest.mark.filterwarnings("default")
+def test_a_tutorial_runs(name, one_thread, tmp_path, monkeypatch):
+    """They compare what they say themselves."""
+    plots = pytest.importorskip("matplotlib.pyplot")
+    plots.switch_backend("agg")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(DOCS / "tutorials" / f"{name}.py"), run_name="__main__")
+    plots.close("all")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_are_ours(page, capsys):
     for words in commands((DOCS / f"{page}.md").read_text(encoding="utf-8")):
         assert known(words), f"{shlex.join(words)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_a_page_exist(page):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert not [name for name in NAME.findall(text) if not exists(name)]
+
+
+def exists(name):
+    """Whether a dotted name leads to something, modules that nobody imported yet among them."""
+    try:
+        resolve_name(name)
+    except (AttributeError, ModuleNotFoundError):
+        return False
+    return True
 
 
 def known(words):
@@ -78,6 +112,14 @@ def known(words):
 def test_a_wrong_block_is_seen(text):
     with pytest.raises((ZeroDivisionError, AssertionError, SyntaxError)):
         run("page", text, {})
+
+
+def test_a_name_that_is_nowhere_is_seen():
+    assert NAME.findall("`openrnn.cells.gru.spec(8)`, openrnn.gru.") == [
+        "openrnn.cells.gru.spec", "openrnn.gru"
+    ]  # fmt: skip
+    assert exists("openrnn.cells.gru.spec")
+    assert not exists("openrnn.gru")
 
 
 def test_blocks_share_names_and_some_are_not_run():

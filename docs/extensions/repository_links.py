@@ -1,7 +1,8 @@
 """Links that work on GitHub work on the site, written once.
 
 A link of a Markdown file is relative to that file. What it names below `docs` is a page here, so
-are three files of the repository's root, and any other file is copied and can be downloaded.
+are three files of the repository's root and the scripts of tutorials. Any other file is copied and
+can be downloaded.
 """
 
 import os
@@ -23,6 +24,8 @@ LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
 def on_site(target: str, anchor: str, folder: Path) -> str:
     """The target of a link in a file of `folder`, as a page of `docs` writes it."""
     path = (folder / target).resolve()
+    if path.parent == DOCS / "tutorials":
+        return f"gallery/{path.stem}.rst{anchor}"
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix() + anchor
     if path.parent == ROOT and path.name in PAGES:
