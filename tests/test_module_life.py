@@ -3,11 +3,16 @@
 import copy
 import io
 import multiprocessing
+import subprocess
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import prune
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import openrnn
@@ -202,6 +207,161 @@ def test_a_trace_is_saved_and_loaded():
     same(torch.jit.load(file)(X)[0], theirs(X)[0])
     with pytest.raises(NotImplementedError, match=r"use torch.jit.trace or torch.export"):
         torch.jit.script(ours)
+
+
+ALONE = """
+import sys, torch
+x, y = torch.load(sys.argv[1])
+for graph in (torch.jit.load(sys.argv[2]), torch.export.load(sys.argv[3]).module()):
+    torch.testing.assert_close(graph(x), y, rtol=1e-5, atol=1e-5)
+assert "openrnn" not in sys.modules
+try:
+    torch.jit.load(sys.argv[4])
+except RuntimeError as error:
+    assert "openrnn::forward" in str(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch deprecates jit
+def test_files_of_plain_operators_load_without_us(tmp_path):
+    """Unrolled programs do; a trace has our operator, and torch says which is unknown."""
+    theirs, ours = (First(layer).eval() for layer in both(bidirectional=True))
+    with torch.no_grad():
+        exported = torch.export.export(ours, (X,))
+    exported = exported.run_decompositions(openrnn.plain_decompositions())
+    files = [str(tmp_path / name) for name in ("x.pt", "plain.pt", "plain.pt2", "trace.pt")]
+    torch.save((X, theirs(X).detach()), files[0])
+    torch.jit.save(torch.jit.trace(exported.module(), X), files[1])
+    torch.export.save(exported, files[2])
+    torch.jit.save(torch.jit.trace(ours, X), files[3])
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class First(nn.Module):
+    """A layer's output alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+def test_functional_call_reads_what_it_is_given():
+    theirs, ours = both()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(0.5)
+    given = {name: 0.5 * parameter for name, parameter in ours.named_parameters()}
+    for _ in range(3):
+        same(torch.func.functional_call(ours, given, (X,))[0], theirs(X)[0])
+        assert not torch.equal(ours(X)[0], theirs(X)[0])
+
+
+def test_expanded_weights_say_what_to_use():
+    """torch refuses those of its own layers too, where oneDNN runs them."""
+    layer = call_for_per_sample_grads(both(batch_first=True)[1], batch_size=B)
+    with pytest.raises(RuntimeError, match=r"an expanded weight .*use torch\.func\.vmap"):
+        layer(X.transpose(0, 1).contiguous())
+
+
+@pytest.mark.gpu
+def test_graphed_callables():
+    """Forward and backward replayed from CUDA graphs."""
+    theirs, ours = (layer.cuda() for layer in both())
+    x = X.cuda().requires_grad_()
+    graphed = torch.cuda.make_graphed_callables(First(ours), (x,))
+    for scale in (1.0, 2.0):
+        given, other = ((scale * X.cuda()).requires_grad_() for _ in range(2))
+        y, wanted = graphed(given), theirs(other)[0]
+        torch.testing.assert_close(y, wanted, rtol=1e-2, atol=1e-2)
+        y.sum().backward(), wanted.sum().backward()
+        torch.testing.assert_close(given.grad, other.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_deterministic_mode():
+    """No warning, no refusal, and the same bits."""
+    _, layer = both(dropout=0.5)
+    found = []
+    torch.use_deterministic_algorithms(True)
+    for _ in range(3):
+        torch.manual_seed(0)
+        x = X.clone().requires_grad_()
+        y, _ = layer(x, lengths=torch.tensor([5, 0, 2]))
+        found.append((y, *torch.autograd.grad(y.sum(), [x, *layer.parameters()])))
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+
+
+class Encoded(torch.utils.data.Dataset):
+    """A data set whose samples come out of a recurrent layer."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        with torch.no_grad():
+            return self.layer(X + place)[0]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_loaders_with_a_layer_inside(method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    theirs, ours = both()
+    for _ in range(3):
+        ours(X)  # what is remembered of calls goes along
+    loader = torch.utils.data.DataLoader(
+        Encoded(ours), batch_size=None, num_workers=1, multiprocessing_context=method
+    )
+    found = list(loader)
+    assert len(found) == 4
+    for place, y in enumerate(found):
+        same(y, theirs(X + place)[0].detach())
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch has no distributed here")
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_wrapped_for_several_processes(group, how):
+    """Outputs, gradients and a step of the optimizer are those of the layer alone."""
+    alone, layer = both()[1], both()[1]
+    if how == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(layer)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        wrapped = fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        assert isinstance(layer.weight_hh_l0, torch.distributed.tensor.DTensor)
+        assert wrapped.state_dict().keys() == alone.state_dict().keys()
+    pairs = [(model, torch.optim.AdamW(model.parameters(), 0.1)) for model in (wrapped, alone)]
+    for _ in range(3):
+        found = []
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            y = model(X)[0]
+            y.square().sum().backward()
+            optimizer.step()
+            found.append(y)
+        same(*found)
+    for name, parameter in layer.named_parameters():
+        grad = getattr(parameter.grad, "full_tensor", lambda g=parameter.grad: g)()
+        same(grad, dict(alone.named_parameters())[name].grad)
 
 
 # nested tensors

@@ -64,7 +64,13 @@ def settled(name: str, tensor: Tensor) -> tuple[Tensor, str]:
     Raises:
         TypeError: it is no tensor.
         ValueError: it is not dense.
+        RuntimeError: it is an expanded weight.
     """
+    if type(tensor).__name__ == "ExpandedWeight":  # which refuses whatever it is asked
+        raise RuntimeError(
+            f"{name} is an expanded weight of call_for_per_sample_grads, which no recurrent layer "
+            "takes: for gradients of each sample use torch.func.vmap of torch.func.grad"
+        )
     dense(name, tensor)
     if isinstance(tensor, torch.nn.Parameter) and torch._is_functional_tensor(tensor):
         # `parameter.data = wrapper` makes one that no operator of torch can read
