@@ -36,6 +36,7 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_custom_sections = [
+    ("As in torch", "params_style"),
     ("Keyword options beyond torch", "params_style"),
     ("A call also takes", "params_style"),
     "Shapes",

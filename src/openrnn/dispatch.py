@@ -29,16 +29,25 @@ LARGE = 100_000
 
 @dataclass(frozen=True)
 class Row:
-    """One backend's answer to a problem."""
+    """One backend's answer to a problem.
+
+    Args:
+        backend: its name.
+        reasons: why it does not run the problem; empty where it can.
+        passed_over: why `auto` takes another one though this one can, or None.
+        chosen: whether it is the one that runs.
+        details: how it would run, where somebody asked.
+    """
 
     backend: str
     reasons: tuple[str, ...]
     passed_over: str | None
     chosen: bool
-    details: tuple[str, ...] = ()  # how it would run, where somebody asked
+    details: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
+        """The answer in one line."""
         if self.reasons:
             return "; ".join(self.reasons)
         if self.chosen:
@@ -55,10 +64,12 @@ class Table(Printed):
 
     @property
     def chosen(self) -> str | None:
+        """The backend that runs it; None where none does."""
         return next((row.backend for row in self.rows if row.chosen), None)
 
     @property
     def refused(self) -> dict[str, list[str]]:
+        """The backends that do not run it, each with its reasons."""
         return {row.backend: list(row.reasons) for row in self.rows if row.reasons}
 
     def __repr__(self) -> str:

@@ -19,11 +19,7 @@ PACKED_STEPS = 65_535  # longer packed sequences are padded
 
 
 class Layer(TorchNames):
-    """A stack of layers over one cell; `LSTM`, `GRU`, `RNN` and `Recurrent` are its faces.
-
-    `forward(input, hx=None, *, lengths=None, reset=None, reset_state=None, return_states=False,
-    generator=None, padding_value=0.0)`; the faces say what each returns.
-    """
+    """A stack of layers over one cell: what `LSTM`, `GRU`, `RNN` and `Recurrent` share."""
 
     def forward(
         self,
@@ -37,7 +33,27 @@ class Layer(TorchNames):
         generator: torch.Generator | None = None,
         padding_value: float = 0.0,
     ) -> Any:
-        """Runs the layer; see the class for shapes."""
+        """Runs the layer over all steps.
+
+        Args:
+            input: (T, B, I), (B, T, I) with batch_first, (T, I) without a batch, a PackedSequence,
+                or a jagged nested tensor.
+            hx: the first states, each (L*D, B, O or H), or (L*D, O or H) without a batch: a tensor
+                where there is one state, else a tuple; zeros by default.
+            lengths, reset, reset_state, return_states: as the class says.
+            generator, padding_value: as the class says.
+
+        Returns:
+            y (T, B, D*O) in the layout of input, the final states like hx and, with
+            return_states, the states after each step, (L*D, T, B, O or H) in the layout of input.
+
+        Raises:
+            RuntimeError: sizes of input or hx are not the layer's, in torch's words.
+            ValueError: lengths, reset or reset_state have another shape or are out of range, or do
+                not go with input; the dtypes of input and parameters differ.
+            TypeError: input or a state is no tensor.
+            NoBackendError: the named backend does not run the call; the message says why.
+        """
         options = lengths, reset, reset_state, generator, return_states, padding_value
         bare = lengths is None and reset is None and reset_state is None and generator is None
         if not bare or return_states or padding_value or is_compiling():

@@ -10,6 +10,16 @@ from openrnn import cells
 from openrnn.nn.base import Layer
 
 EXTRAS = """
+    As in torch:
+        input_size, hidden_size: I and H, features of an input step and of a state.
+        num_layers: L; each layer reads the outputs of the one below.
+        bias: False leaves out the bias vectors.
+        batch_first: input and y have the batch first; states keep their layout.
+        dropout: the probability, in training, to drop an output of each layer but the last.
+        bidirectional: D = 2: a second direction from end to start; y has both side by side.
+        proj_size: P: each emitted state is multiplied by a matrix (P, H), and O = P; else O = H.
+        device, dtype: of the parameters.
+
     Keyword options beyond torch:
         backend: the only backend to try; "auto" takes the first that can, see `openrnn.explain`.
         bias_mode: "double" (as torch), "input", "recurrent" or "none": which bias vectors exist.
@@ -60,6 +70,7 @@ class LSTM(Layer):
 
     Raises:
         NoBackendError: the named backend refuses the call; the message says why.
+        ValueError: an option is unknown or out of range; of a call, see `forward`.
 
     Example:
         >>> import torch, openrnn
@@ -148,10 +159,8 @@ class Recurrent(Layer):
     """A stack of layers of any elementwise cell, with everything that `LSTM` can.
 
     Args:
-        cell: made by `openrnn.cell`, or one of those in `openrnn.cells`.
-        input_size, hidden_size, num_layers, bias, batch_first: as in `torch.nn.LSTM`.
-        dropout, bidirectional, device, dtype: the same.
-        proj_size: the same; a projection needs a cell that does not read its own emitted state.
+        cell: made by `openrnn.cell`, or one of those in `openrnn.cells`. A projection needs one
+            that does not read its own emitted state.
 
     Shapes:
         input as for `LSTM`; hx a tuple of states in the order of `cell.states`
