@@ -53,6 +53,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"dispatch"},
     {"request"},
     {"route"},
+    {"higher"},
     {"op"},
     {"functional"},
     {"nn"},

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import arguments, turned
+from openrnn import arguments, request, turned
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, result_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
+from openrnn.higher import network
 from openrnn.reference import differentiate
 from openrnn.route import How, Route, call_of, check_precision, route_of
 from openrnn.spec import Spec
@@ -173,9 +174,29 @@ def gradients(
     """
     visible, plain = checks.gradients(grads)
     odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
-    if torch.is_grad_enabled() or odd or torch.autograd.forward_ad._current_level >= 0:
+    if odd or torch.autograd.forward_ad._current_level >= 0:
         return _differentiated(route, inputs, visible, needs)
+    if torch.is_grad_enabled():
+        if not plain or not _derives(route, inputs, y, visible):
+            return _differentiated(route, inputs, visible, needs)
+        call = call_of(route, inputs)
+        return network.differentiated(
+            route.how.backend, call, _cotangents(call, visible), needs,
+            lambda: _fast_backward(route, inputs, y, list(reserve), visible, needs),
+        )  # fmt: skip
     return _fast_backward(route, inputs, y, list(reserve), visible, needs)
+
+
+def _derives(
+    route: Route, inputs: Sequence[Any], y: Tensor, grads: Sequence[Tensor | None]
+) -> bool:
+    """Whether kernels compute second derivatives of this call."""
+    x = inputs[0]
+    if x.dim() != 3 or 0 in x.shape or all(grad is None for grad in grads):
+        return False
+    if watched(y) or _watches(inputs) or request.transformed():
+        return False
+    return network.refusal(route.how.backend, route.problem) is None
 
 
 def _differentiated(

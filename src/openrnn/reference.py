@@ -252,11 +252,17 @@ class Reference(Backend):
 
 
 def differentiate(
-    call: Call, grads: Cotangents, needs: Needs, create_graph: bool
+    call: Call,
+    grads: Cotangents,
+    needs: Needs,
+    create_graph: bool,
+    forward: Callable[[Call], Outputs] = run,
 ) -> list[Tensor | None]:
     """The gradients by running forward again, in the order of `Needs.flat`; None where not needed.
 
-    With `create_graph` they are linked to the tensors of the call and can be differentiated again.
+    Args:
+        create_graph: they are linked to the tensors of the call and can be differentiated again.
+        forward: what runs the call, differentiably.
     """
     inputs = [call.x, *call.states, *call.params, *call.reset_states]
     wanted = [tensor for tensor, need in zip(inputs, needs.flat) if need]
@@ -272,7 +278,7 @@ def differentiate(
             params=[next(parts) for _ in call.params],
             reset_states=[next(parts) for _ in call.reset_states],
         )  # fmt: skip
-        out = run(again)
+        out = forward(again)
         pairs = [
             (value, grad)
             for value, grad in zip(

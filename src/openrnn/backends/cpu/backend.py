@@ -38,6 +38,7 @@ class Cpu(Backend):
     """Generated numba kernels: the whole time loop of a layer and direction in one call."""
 
     name = "cpu"
+    derives = True
     can = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),

@@ -1,0 +1,116 @@
+"""Which calls have second derivatives by kernels, and networks as loops that have them."""
+
+import torch
+from torch import Tensor
+
+from openrnn import philox, request
+from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
+from openrnn.dispatch import BACKENDS
+from openrnn.errors import CellError
+from openrnn.higher import functions
+from openrnn.higher.functions import Pass
+from openrnn.higher.tangent import spec_of
+from openrnn.memo import memo
+from openrnn.params import places
+from openrnn.reference import differentiate
+from openrnn.spec import Problem, Spec
+from openrnn.turned import forward as turned_forward
+from openrnn.turned import turn
+
+
+@memo(1024)
+def refusal(backend: str, problem: Problem) -> str | None:
+    """Why second derivatives of a call of this backend are the reference's; None if they are not.
+
+    Looks at values only.
+    """
+    spec = problem.spec
+    if not BACKENDS[backend].derives:
+        return f"backend {backend} runs no derived cells"
+    if spec.proj_size:
+        return "the network has a projection"
+    if problem.dtype not in (torch.float32, torch.float64):
+        return "numbers of 16 bits"
+    try:
+        tangent = spec_of(spec)
+    except CellError as error:
+        return str(error)
+    derived = request.for_backend(
+        tangent, problem.dtype, problem.device, grad=True, training=False, lengths=problem.lengths,
+        reset=problem.reset, return_states=True, precision=problem.precision,
+    )  # fmt: skip
+    return next(iter(BACKENDS[backend].refusals(derived)), None)
+
+
+def differentiated(
+    backend: str, call: Call, grads: Cotangents, needs: Needs, run: Pass
+) -> list[Tensor | None]:
+    """The gradients of a call, linked to its tensors and to what reaches its results.
+
+    Args:
+        call: of which `refusal` is None.
+        run: its backward pass.
+    """
+    spec = call.problem.spec
+    if spec.chains == 1 and not spec.reverse:
+        return [*functions.backward(backend, call, grads, needs, run)]
+    return differentiate(call, grads, needs, True, lambda again: network(backend, again))
+
+
+def network(backend: str, call: Call) -> Outputs:
+    """A call, loop by loop: what `reference.run` does, by kernels."""
+    spec, problem, x = call.problem.spec, call.problem, call.x
+    shim = _Loops(backend)
+    finals: list[list[Tensor]] = []
+    every: list[list[Tensor]] = []
+    for layer in range(spec.num_layers):
+        outputs = []
+        for direction in range(spec.directions):
+            out = turned_forward(shim, _loop_of(call, x, layer, direction))
+            outputs.append(out.y)
+            finals.append(out.finals)
+            every.append(out.all_states)
+        x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        if problem.drops and layer < spec.num_layers - 1:
+            if call.seed is None:
+                raise ValueError("dropout needs a seed")
+            mask = philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
+            x = x * (turn(mask, call.lengths) if spec.reverse else mask)
+    ends, states = ([torch.cat(parts) for parts in zip(*group)] for group in (finals, every))
+    return Outputs(x, ends, states, [])
+
+
+def _loop_of(call: Call, x: Tensor, layer: int, direction: int) -> Call:
+    """The call of one layer and direction, which may be reverse."""
+    spec, problem = call.problem.spec, call.problem
+    chain = layer * spec.directions + direction
+    made = request.for_backend(
+        _one(spec, layer, direction), problem.dtype, problem.device, grad=True, training=False,
+        lengths=problem.lengths, reset=problem.reset, return_states=problem.return_states,
+        precision=problem.precision,
+    )  # fmt: skip
+    params = sorted(place for place in places(spec)[chain] if place is not None)
+    return Call(
+        made, x, [state[chain : chain + 1] for state in call.states],
+        [call.params[place] for place in params], call.lengths, call.reset,
+        [state[chain : chain + 1] for state in call.reset_states],
+    )  # fmt: skip
+
+
+@memo(1024)
+def _one(spec: Spec, layer: int, direction: int) -> Spec:
+    return spec.with_(
+        input_size=spec.layer_input(layer), num_layers=1, bidirectional=False,
+        reverse=spec.reverse or direction == 1, dropout=0.0, wavefront=None,
+        input_mode=spec.input_mode if layer == 0 else "linear",
+    )  # fmt: skip
+
+
+class _Loops(Backend):
+    """The loops of a backend as `functions.loop` runs them, for `turned`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, call: Call) -> Outputs:
+        return functions.loop(self.name, call)

@@ -1,0 +1,196 @@
+"""The derivative of a loop's backward pass, by runs of kernels and products over all steps.
+
+The gradients of a loop, taken along a direction u of its inputs, are the derivative along u of
+<what reaches its results, its results>. So u, which reaches the gradients, is carried forward
+through the loop as tangents of the results, and back again:
+
+1. forward once more, for the states of all steps;
+2. the loop of the tangent cell: its results are what reaches the gradients of the results;
+3. its backward: by the tangents of the gates these are the gate gradients of the first backward, by
+   the other gates what each step's second derivative adds;
+4. the loop's own backward, from what 3 left for the states before each step.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from openrnn import request
+from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
+from openrnn.higher.loop import Direction, Run, Weights
+from openrnn.higher.tangent import Tangent, spec_of, tangent_of
+from openrnn.params import places
+
+
+def second(
+    backend: Backend, call: Call, grads: Cotangents, along: Direction, needs: Needs
+) -> tuple[Gradients, Cotangents]:
+    """What reaches the inputs of a loop, and `grads`, from what reaches its gradients.
+
+    Args:
+        call: of one layer and direction that is not reverse, without projection.
+        grads: what reaches the loop's results; not all None.
+        along: what reaches the gradients of its inputs.
+        needs: which inputs are wanted.
+    """
+    run = Run(backend, call)
+    tangent = tangent_of(call.problem.spec)
+    loop = _tangent_call(run, tangent, along, bool(grads.all_states))
+    out = backend.forward(loop)
+    reached = Cotangents(out.y, [*out.finals], [*out.all_states])
+    if not any(needs.flat):
+        none = Gradients(None, *([None] * len(group) for group in needs[1:]))  # type: ignore[arg-type]
+        return none, reached
+    wanted = Needs(
+        True, (False,) * len(loop.states), (True,) * len(loop.params),
+        (False,) * len(loop.reset_states),
+    )  # fmt: skip
+    back = backend.backward(loop, out.y, out.reserve, grads, wanted)
+    return _collected(run, tangent, back, along, needs), reached
+
+
+def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> Call:
+    """The loop of the tangent cell along a direction; `every`: it returns all states."""
+    call, spec, weights = run.call, run.spec, run.weights
+    hidden, names = spec.hidden_size, tangent.cell.gates
+    to = Weights.of(spec, along.params)
+    u_x = None if along.x is None else run.side(run.within(along.x))
+    sides = {
+        "x": _added(u_x, None if to.w_ih is None else linear(call.x, to.w_ih), to.b_ih),
+        "r": _added(None if to.w_hh is None else linear(run.before[0], to.w_hh), to.b_hh),
+        "b": run.at_x,
+        "c": run.at_r,
+    }
+    steps, batch = call.x.shape[:2]
+    given = call.x.new_empty(steps, batch, len(names), hidden)
+    for place, name in enumerate(names):
+        letter, number = name[0], int(name[1:])
+        out = given[:, :, place]
+        if letter == "s":
+            out.copy_(run.before[number])
+            continue
+        read = {"a": "bc", "r": "r" if number in tangent.apart else "xr"}.get(letter, letter)
+        parts = [
+            side[..., number * hidden : (number + 1) * hidden]
+            for side in map(sides.get, read)
+            if side is not None
+        ]
+        if len(parts) == 2:
+            torch.add(parts[0], parts[1], out=out)
+        else:
+            out.copy_(parts[0]) if parts else out.zero_()
+    problem = request.for_backend(
+        spec_of(spec), call.x.dtype, call.x.device.type, grad=True, training=False,
+        lengths=call.lengths is not None, reset=call.reset is not None, return_states=every,
+        precision=call.problem.precision,
+    )  # fmt: skip
+    rows = (len(names) - len(spec.gates)) * hidden
+    w_hh = torch.cat([run.recurrent, call.x.new_zeros(rows, hidden)])
+    vectors = [
+        torch.zeros_like(here) if value is None else value
+        for group in (weights.unit, to.unit)
+        for here, value in zip(weights.unit, group)
+        if here is not None
+    ]
+    return Call(
+        problem, given.flatten(2), _filled(run, along.states), [w_hh, *vectors], call.lengths,
+        call.reset, _filled(run, along.reset_states) if call.reset is not None else [],
+    )  # fmt: skip
+
+
+def _added(*parts: Tensor | None) -> Tensor | None:
+    """Their sum; None where there are none."""
+    found: Tensor | None = None
+    for part in parts:
+        if part is not None:
+            found = part if found is None else found + part
+    return found
+
+
+def _filled(run: Run, states: list[Tensor | None]) -> list[Tensor]:
+    """States of a call, zeros for None; empty where all are."""
+    if all(state is None for state in states):
+        return []
+    batch, hidden = run.call.x.shape[1], run.spec.hidden_size
+    return [run.call.x.new_zeros(1, batch, hidden) if state is None else state for state in states]
+
+
+def _collected(
+    run: Run, tangent: Tangent, back: Gradients, along: Direction, needs: Needs
+) -> Gradients:
+    """The gradients of the loop's inputs, from those of the tangent cell's loop."""
+    call, spec, hidden = run.call, run.spec, run.spec.hidden_size
+    gates, count = range(len(spec.gates)), len(spec.gates)
+    if back.x is None or back.params[0] is None:
+        raise ValueError("a backward pass has not returned what it was asked for")
+    found = dict(zip(tangent.cell.gates, back.x.unflatten(-1, (-1, hidden)).unbind(2)))
+    to = Weights.of(spec, along.params)
+
+    def gathered(one: str, other: str) -> Tensor:
+        """Of each gate what has its number and this letter, or the other one: (T, B, G*H)."""
+        parts = [found.get(f"{one}{g}", found.get(f"{other}{g}")) for g in gates]
+        zeros = back.x.new_zeros(()).expand(*back.x.shape[:2], hidden)  # type: ignore[union-attr]
+        return torch.cat([zeros if part is None else part for part in parts], -1)
+
+    # of the first backward, by both sides; and what second derivatives add to them
+    d_x = gathered("x", "r")
+    d_r = torch.cat([found[f"r{g}"] for g in gates], -1) if tangent.apart else d_x
+    more_x, more_r = gathered("a", "b"), gathered("a", "c")
+    if not tangent.apart:
+        more_r = more_x
+    extra = [found.get(f"s{k}") for k in range(len(spec.states))]
+    to_h = more_r @ run.recurrent
+    if to.w_hh is not None:
+        to_h += d_r @ to.w_hh
+    extra[0] = to_h if extra[0] is None else extra[0] + to_h
+    own = _carried_back(run, extra, needs)
+    _add_states(run, own, extra)
+    if own.x is not None:
+        own.x += run.to_x(more_x)
+        if to.w_ih is not None:
+            own.x += d_x @ to.w_ih
+    wanted = Weights.of(spec, own.params)
+    rows_x, rows_r = more_x.flatten(0, 1), more_r.flatten(0, 1)
+    if wanted.w_ih is not None:
+        wanted.w_ih.addmm_(rows_x.T, call.x.flatten(0, 1))
+        if along.x is not None:
+            wanted.w_ih.addmm_(d_x.flatten(0, 1).T, run.within(along.x).flatten(0, 1))
+    if wanted.w_hh is not None:
+        wanted.w_hh.addmm_(rows_r.T, run.before[0].flatten(0, 1))
+        wanted.w_hh.add_(back.params[0][: count * hidden])
+    if wanted.b_ih is not None:
+        wanted.b_ih.add_(rows_x.sum(0))
+    if wanted.b_hh is not None:
+        wanted.b_hh.add_(rows_r.sum(0))
+    vectors = [place for place in places(spec)[0][5:] if place is not None]
+    for vector, place in enumerate(vectors):
+        grad, more = own.params[place], back.params[1 + vector]
+        if grad is not None and more is not None:
+            grad.add_(more)
+    return own
+
+
+def _carried_back(run: Run, extra: list[Tensor | None], needs: Needs) -> Gradients:
+    """The loop's own backward, from what reaches the states before each step."""
+    reset, every = run.call.reset, list[Tensor | None]()
+    for each in extra:
+        if each is None:
+            every.append(None)
+            continue
+        # the state before a step is that after the step before
+        kept = each if reset is None else torch.where(reset[..., None], 0, each)
+        every.append(torch.cat([kept[1:], torch.zeros_like(kept[:1])])[None])
+    grads = Cotangents(None, [None] * len(extra), every)
+    return run.backend.backward(run.call, run.out.y, run.out.reserve, grads, needs)
+
+
+def _add_states(run: Run, own: Gradients, extra: list[Tensor | None]) -> None:
+    """Adds what reaches initial states and reset states as states before a step."""
+    reset = run.call.reset
+    for state, each in zip(own.states, extra):
+        if state is not None and each is not None:
+            first = each[0] if reset is None else torch.where(reset[0, :, None], 0, each[0])
+            state.add_(first)
+    for state, each in zip(own.reset_states, extra):
+        if state is not None and each is not None and reset is not None:
+            state.add_(torch.where(reset[..., None], each, 0).sum(0))
