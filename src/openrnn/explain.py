@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import dispatch, functional, request
 from openrnn.dispatch import Table
+from openrnn.higher import network
 from openrnn.nn import Layer
 from openrnn.nn.cells import CellModule
 from openrnn.nn.quantized import Quantized
@@ -101,10 +102,19 @@ def explain(
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
+        notes += _second_derivatives(problem, table.chosen)
         more = notes + ([measured(problem, table.chosen, where)] if measure else [])
         more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
     return table.printed(quiet)
+
+
+def _second_derivatives(problem: Problem, backend: str) -> list[str]:
+    """Why those of a backend that has some are the reference's, if so."""
+    if not problem.grad or not dispatch.BACKENDS[backend].derives:
+        return []
+    why = network.refusal(backend, problem)
+    return [f"second derivatives are the reference's: {why}"] if why else []
 
 
 def scheduled(problem: Problem, backend: str, device: torch.device) -> list[str]:

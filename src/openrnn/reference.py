@@ -265,9 +265,12 @@ def differentiate(
         forward: what runs the call, differentiably.
     """
     inputs = [call.x, *call.states, *call.params, *call.reset_states]
-    wanted = [tensor for tensor, need in zip(inputs, needs.flat) if need]
     with torch.enable_grad():
-        if not create_graph:
+        if create_graph:
+            # other names, as one may be made of another, whose own gradient that is not
+            inputs = [tensor.view_as(tensor) for tensor in inputs]
+            wanted = [tensor for tensor, need in zip(inputs, needs.flat) if need]
+        else:
             inputs = [
                 tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needs.flat)
             ]

@@ -169,9 +169,14 @@ def _by_reference(
     flags: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What `Backward.backward` returns, in operators that can be differentiated again."""
-    inputs = [*_inputs(call), grads.y, *grads.finals, *grads.all_states]
-    again = torch.is_grad_enabled()
+    again, counts = torch.is_grad_enabled(), (len(grads.finals), len(grads.all_states))
     with torch.enable_grad():
+        # other names, as one may be made of another, whose own gradient that is not
+        inputs = [
+            None if tensor is None else tensor.view_as(tensor)
+            for tensor in (*_inputs(call), grads.y, *grads.finals, *grads.all_states)
+        ]
+        call, grads = _sorted(call, counts, inputs)
         made = [grad for grad in differentiate(call, grads, needs, True) if grad is not None]
     pairs = [
         (grad, one) for grad, one in zip(made, reached) if one is not None and grad.requires_grad

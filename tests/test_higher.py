@@ -1,0 +1,225 @@
+"""Second derivatives by kernels: which calls have them, and that they are the reference's."""
+
+import pytest
+import torch
+from cases import CELLS, require
+
+import openrnn
+from openrnn import cells, reference
+from openrnn.codegen.trace import trace
+from openrnn.higher import network, tangent
+from openrnn.spec import Problem
+
+F64 = torch.float64
+STEPS, BATCH, HIDDEN = 6, 4, 5
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("clip", [None, (-0.4, 0.25)], ids=str)
+@pytest.mark.parametrize("key", CELLS)
+def test_the_tangent_cell_is_the_derivative_along_a_direction(key, clip):
+    """Beside forward-mode differentiation of the cell, in float64; its trace is elementwise."""
+    cell = CELLS[key]
+    if cell.dependent_product or (clip and not cell.takes_clip):
+        return
+    torch.manual_seed(0)
+    made = tangent.tangent_of(cell.spec(3, HIDDEN, cell_clip=clip))
+
+    def bound(c):
+        return c if clip is None else torch.clamp(c, *clip)
+
+    def drawn(names):
+        return [torch.randn(3, HIDDEN, dtype=F64) for _ in names]
+
+    def step(*flat):
+        gates, states = len(cell.gates), len(cell.states)
+        return cell.step(
+            flat[:gates], flat[gates : 2 * gates], flat[2 * gates : 2 * gates + states],
+            flat[2 * gates + states :], bound,
+        )  # fmt: skip
+
+    groups = cell.gates, cell.gates, cell.states, cell.unit_params
+    at_x, at_r, at_s, at_p = at = [drawn(group) for group in groups]
+    to_x, to_r, to_s, to_p = along = [drawn(group) for group in groups]
+    _, wanted = torch.func.jvp(step, sum(map(tuple, at), ()), sum(map(tuple, along), ()))
+    values = {
+        "a": [x + r for x, r in zip(at_x, at_r)], "b": at_x, "c": at_r, "s": at_s, "x": to_x,
+        "r": [r if g in made.apart else x + r for g, (x, r) in enumerate(zip(to_x, to_r))],
+    }  # fmt: skip
+    x = [values[name[0]][int(name[1:])] for name in made.cell.gates]
+    zeros = [torch.zeros_like(value) for value in x]
+    found = made.cell.step(tuple(x), tuple(zeros), tuple(to_s), (*at_p, *to_p), bound)
+    torch.testing.assert_close(found, wanted)
+    traced = trace(made.cell, clip)
+    assert traced.narrow is None
+    assert traced.summed == {*made.cell.gates}  # as kernels like it
+
+
+CASES = {
+    "plain": ("lstm", {}, ()),
+    "states": ("lstm", {}, ("states",)),
+    "gru": ("gru", {"bias_mode": "recurrent"}, ("states", "all")),
+    "both ways": ("gru", {"num_layers": 2, "bidirectional": True}, ("lengths", "all", "states")),
+    "reverse": ("lstm", {"num_layers": 2, "reverse": True}, ("lengths", "reset", "states")),
+    "resets": ("lstm", {}, ("reset", "new", "states")),
+    "resets to given states": ("gru", {"bias_mode": "input"}, ("reset", "new", "lengths")),
+    "skip": ("gru", {"input_mode": "skip"}, ("reset",)),
+    "gates": ("gru", {"input_mode": "gates", "bias_mode": "none"}, ()),
+    "dropout": ("gru", {"num_layers": 2, "dropout": 0.4}, ("lengths",)),
+}
+
+
+def twice(layer, given, options, leaves, wanted):
+    """The gradients of a call, and the gradients of what is made of them."""
+    dice, seed = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+
+    def mixed(tensors):
+        return sum(
+            (t * torch.randn(t.shape, generator=dice, dtype=t.dtype)).sum() + (t**2).sum()
+            for t in tensors
+        )
+
+    drops = {"generator": seed} if layer.dropout else {}
+    y, *states = layer(*given, **options, **drops)
+    flat = [y, *(s for group in states for s in (group if isinstance(group, tuple) else (group,)))]
+    first = torch.autograd.grad(mixed(flat), wanted, create_graph=True)
+    second = torch.autograd.grad(mixed(first), leaves, allow_unused=True, materialize_grads=True)
+    return [*first, *second]
+
+
+def draw(name):
+    """Layers of both backends with the same weights; x, states and options of a call; leaves."""
+    key, options, asked = CASES[name]
+    cell = CELLS[key]
+    inputs = {"skip": HIDDEN, "gates": HIDDEN * len(cell.gates)}.get(options.get("input_mode"), 3)
+    torch.manual_seed(0)
+    ours, plain = (
+        openrnn.Recurrent(cell, inputs, HIDDEN, backend=backend, dtype=F64, **options)
+        for backend in ("cpu", "reference")
+    )
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(STEPS, BATCH, inputs, dtype=F64)
+    shape = ours.spec.chains, BATCH, HIDDEN
+
+    def states():
+        made = tuple(torch.randn(shape, dtype=F64, requires_grad=True) for _ in cell.states)
+        return made if len(made) > 1 else made[0]
+
+    call = {}
+    if "lengths" in asked:
+        call["lengths"] = lengths = torch.tensor([STEPS, 0, 3, 5])
+        x[torch.arange(STEPS)[:, None] >= lengths] = torch.nan
+    x.requires_grad_()
+    given = (x, states()) if "states" in asked else (x,)
+    if "reset" in asked:
+        call["reset"] = torch.rand(STEPS, BATCH) < 0.4
+        call["reset"][0, 0] = True
+    if "new" in asked:
+        call["reset_state"] = states()
+    call["return_states"] = "all" in asked
+    others = [*given[1:], *([call["reset_state"]] if "new" in asked else [])]
+    flat = [one for other in others for one in (other if isinstance(other, tuple) else (other,))]
+    return ours.train(), plain.train(), given, call, [x, *flat]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_those_of_the_reference(monkeypatch, name):
+    """Of x, states and parameters, in float64, and by kernels alone."""
+    require("cpu")
+    ours, plain, given, call, leaves = draw(name)
+    wanted = twice(plain, given, call, *[[*leaves, *plain.parameters()]] * 2)
+    monkeypatch.setattr(reference, "run", None)
+    found = twice(ours, given, call, *[[*leaves, *ours.parameters()]] * 2)
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_inputs_that_are_made_of_each_other(backend, layers):
+    """States made of x, and one layer run twice, as gradgradcheck has them."""
+    require(backend)
+    torch.manual_seed(0)
+    layer = openrnn.GRU(2, 2, layers, backend=backend, dtype=F64)
+    x = torch.randn(2, 1, 2, dtype=F64, requires_grad=True)
+
+    def run(x):
+        y, h = layer(x, x.mean(0).expand(layers, 1, 2))
+        return layer(y, h * y[0])[0]
+
+    assert torch.autograd.gradgradcheck(run, x)
+
+
+def test_a_gradient_penalty_needs_no_more_than_x(monkeypatch):
+    """The first gradient of x alone, the second of parameters alone."""
+    require("cpu")
+    ours, plain, given, call, (x, *_) = draw("plain")
+    wanted = twice(plain, given, call, [*plain.parameters()], [x])
+    monkeypatch.setattr(reference, "run", None)
+    found = twice(ours, given, call, [*ours.parameters()], [x])
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["resets to given states", "both ways"])
+def test_a_third_derivative_is_the_references(name):
+    require("cpu")
+    ours, plain, given, call, leaves = draw(name)
+
+    def third(layer):
+        found = twice_again(layer, given, call, leaves[0])
+        return torch.autograd.grad(found.nan_to_num(0).sin().sum(), [*layer.parameters()])
+
+    def twice_again(layer, given, call, x):
+        y = layer(*given, **call)[0]
+        first = torch.autograd.grad((y**3).sum(), x, create_graph=True)[0]
+        first = first.nan_to_num(0)
+        return torch.autograd.grad((first**2).sum(), x, create_graph=True)[0]
+
+    for have, want in zip(third(ours), third(plain), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_that_are_changed_in_place():
+    require("cpu")
+    layer = openrnn.GRU(3, 4, backend="cpu")
+    y, _ = layer(torch.randn(5, 2, 3))
+    grads = torch.autograd.grad(y.sum(), [*layer.parameters()], create_graph=True)
+    for grad in grads:
+        grad.mul_(2)
+    assert all(grad.requires_grad for grad in grads)
+
+
+def test_many_second_gradients_at_a_time():
+    require("cpu")
+    ours, plain, _, _, (x, *_) = draw("gates")
+
+    def found(layer):
+        first = torch.autograd.grad((layer(x)[0] ** 2).sum(), x, create_graph=True)[0]
+        many = torch.eye(3, x.numel(), dtype=F64).view(3, *x.shape)
+        return torch.autograd.grad(first, x, many, is_grads_batched=True)[0]
+
+    torch.testing.assert_close(found(ours), found(plain))
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "words"),
+    [
+        (cells.lstm.spec(3, 4, proj_size=2), torch.float32, "a projection"),
+        (cells.lstm.spec(3, 4), torch.bfloat16, "16 bits"),
+        (cells.lstm.spec(3, 4), torch.float32, None),
+        (cells.slstm.spec(3, 4, num_layers=2), F64, None),
+    ],
+    ids=str,
+)
+def test_what_is_left_to_the_reference(spec, dtype, words):
+    found = network.refusal("cpu", Problem(spec, dtype, "cpu", grad=True))
+    assert found is None if words is None else words in found
+    assert "no derived cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"))
+
+
+def test_a_projection_still_has_second_derivatives():
+    require("cpu")
+    layer = openrnn.LSTM(3, 4, proj_size=2, backend="cpu", dtype=F64)
+    x = torch.randn(3, 2, 3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], x)
