@@ -51,11 +51,14 @@ def passes(
         grads = {name: p.grad for name, p in every if name in shared and p.grad is not None}
         return {"loss": found.detach(), **grads}
 
-    # each gradient in parts of its largest number: gradients may be far smaller than 1
-    sizes = {name: g.abs().max() for name, g in step(next(iter(ways.values()))).items()}
+    # a step of every model, as it moves averages of batch norms; each gradient in parts of its
+    # largest number, or of a tenth of the largest of all: some are 0 but for rounding
+    first, *_ = [step(model) for model in ways.values()]
+    sizes = {name: grad.abs().max() for name, grad in first.items()}
+    least = max(size for name, size in sizes.items() if name != "loss") / 10
 
     def scaled(model: nn.Module) -> dict[str, Tensor]:
-        return {name: g / sizes[name].clamp(min=1e-9) for name, g in step(model).items()}
+        return {name: grad / sizes[name].clamp(min=least) for name, grad in step(model).items()}
 
     rows = ("forward", forward, within), ("loss and gradients", scaled, 10 * within)
     for what, call, bound in rows:

@@ -9,6 +9,7 @@ Sizes are those of studies with CAMELS, weights and data are random.
 """
 
 import copy
+from functools import cache
 
 import torch
 from converted import converted, passes
@@ -16,6 +17,7 @@ from neuralhydrology.modelzoo.cudalstm import CudaLSTM
 from neuralhydrology.modelzoo.ealstm import EALSTM
 from neuralhydrology.utils.config import Config
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import openrnn
 
@@ -31,27 +33,26 @@ def ea_lstm(x, r, s):
     return torch.sigmoid(x.o + r.o) * torch.tanh(c), c, s.i
 
 
+@cache
+def layer(inputs: int, hidden: int) -> openrnn.Recurrent:
+    """A layer that gets its weights with each call, so that parameters and checkpoints stay."""
+    return openrnn.Recurrent(ea_lstm, inputs, hidden, bias_mode="input", device="meta")
+
+
 class FusedEALSTM(EALSTM):
     """neuralhydrology's EA-LSTM without its loop."""
-
-    @classmethod
-    def of(cls, model: EALSTM) -> "FusedEALSTM":
-        """The same model; so a checkpoint is loaded first, and then the layer is made of it."""
-        made, gates = copy.deepcopy(model), model.dynamic_gates
-        made.__class__ = cls
-        made.layer = openrnn.Recurrent(ea_lstm, len(gates.weight_ih), HIDDEN, bias_mode="input")
-        with torch.no_grad():
-            made.layer.weight_ih_l0.copy_(gates.weight_ih.T)
-            made.layer.weight_hh_l0.copy_(gates.weight_hh.T)
-            made.layer.bias_ih_l0.copy_(gates.bias)
-        del made.dynamic_gates
-        return made
 
     def forward(self, data: dict) -> dict[str, Tensor]:
         x, attributes = self.embedding_net(data, concatenate_output=False)
         i = torch.sigmoid(self.input_gate(attributes))[None]
-        zeros = torch.zeros_like(i)
-        h, _, (_, c, _) = self.layer(x, (zeros, zeros, i), return_states=True)
+        gates, zeros = self.dynamic_gates, torch.zeros_like(i)
+        weights = {
+            "weight_ih_l0": gates.weight_ih.T, "weight_hh_l0": gates.weight_hh.T,
+            "bias_ih_l0": gates.bias,
+        }  # fmt: skip
+        h, _, (_, c, _) = functional_call(
+            layer(x.shape[2], i.shape[2]), weights, (x, (zeros, zeros, i)), {"return_states": True}
+        )
         found = {"h_n": h.transpose(0, 1), "c_n": c[0].transpose(0, 1)}
         return found | self.head(self.dropout(found["h_n"]))
 
@@ -80,7 +81,9 @@ def main() -> None:
     sizes = f"T {DAYS}, B {CATCHMENTS}, H {HIDDEN}"
     passes(f"CudaLSTM, {sizes}", converted(CudaLSTM(config)), run, loss)
     model = EALSTM(config)
-    ways = {"EALSTM": model, "openrnn": FusedEALSTM.of(model)}
+    fused = copy.deepcopy(model)
+    fused.__class__ = FusedEALSTM
+    ways = {"EALSTM": model, "openrnn": fused}
     # its recurrent matrices begin as identities, over which rounding grows
     passes(f"EA-LSTM, {sizes}", ways, run, loss, within=1e-4)
 
