@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import subprocess
 import sys
 import types
@@ -368,22 +367,6 @@ def test_a_job_is_read_from_its_scores(monkeypatch, tmp_path):
     )  # fmt: skip
     with pytest.raises(OpenRNNError, match="with torch's layers failed: openrnn: no GPU"):
         training.train(training.JOBS["cpu"][0], "torch", "cpu", 0, 0.1)
-
-
-def test_the_headline_is_what_its_file_says():
-    """README's ratios of named rows, forward / training, are those of the H200's users."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("On an H200 in bfloat16, ")[1]
-    named = re.findall(r"`([\w-]+)`\s+(\d+\.?\d*) / (\d+\.?\d*)", text.split("\n\n")[0])
-    found = read(ROOT / "benchmarks/results/h200/users.jsonl").results
-    assert len(named) == 8
-    for name, *ratios in named:
-        for mode, said in zip(("forward", "training"), ratios, strict=True):
-            us = {
-                one.engine: one.us for one in found
-                if (one.row.name, one.mode, one.precision) == (name, mode, "bfloat16")
-            }  # fmt: skip
-            theirs = us["loop"] if name == "sb3" else us["torch"]
-            assert float(said) == pytest.approx(theirs / us["openrnn"], rel=4e-3), (name, mode)
 
 
 def test_the_page_is_what_its_files_say():

@@ -3,7 +3,6 @@
 import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch.nn.utils.rnn import pack_sequence
 import openrnn
 from openrnn import cells, dispatch
 from openrnn.errors import NoBackendError
-
-README = Path(__file__).parents[1] / "README.md"
 
 
 def chosen(table):
@@ -218,24 +215,6 @@ def test_show_takes_a_layer():
     assert clipped != openrnn.codegen.show(openrnn.LSTMCell(3, 4), quiet=True)
     with pytest.raises(TypeError, match="must be a cell or a layer of openrnn, got LSTM"):
         openrnn.codegen.show(torch.nn.LSTM(3, 4))
-
-
-def test_the_readme_shows_what_is_printed():
-    text = README.read_text(encoding="utf-8")
-    block = text.split(">>> table = openrnn.explain(", 1)[1].split("```", 1)[0]
-    _, *wanted = block.strip("\n").splitlines()
-    table = openrnn.explain(openrnn.Recurrent(cells.gru_reset_before, 8, 16), quiet=True)
-    # what is missing differs from machine to machine
-    missing = ["this torch is built without CUDA", "torch finds no CUDA device"]
-    missing += [gone for name in dispatch.BACKENDS if (gone := dispatch._absent(name))]
-
-    def same(lines):
-        """Without absences, and without which reason stands beside the name."""
-        lines = [line for line in map(str.strip, lines) if line not in missing]
-        return [reason for line in lines if (reason := re.sub(r"^(fused|cudnn) +", "", line))
-                not in missing]  # fmt: skip
-
-    assert same(str(table).splitlines()) == same(wanted)
 
 
 def test_a_gpu_may_be_supposed():

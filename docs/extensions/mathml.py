@@ -7,12 +7,13 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def _aligned(tex: str) -> str:
-    """Several lines, or columns, stand in an environment that docutils knows."""
-    for name in ("align*", "align", "split"):
-        tex = tex.replace(f"{{{name}}}", "{aligned}")
-    if "\\begin{" in tex or not ("\\\\" in tex or "&" in tex):
-        return tex
-    return f"\\begin{{aligned}}{tex}\\end{{aligned}}"
+    """Several lines, or columns, stand in one environment that docutils knows."""
+    inner = tex.strip().removeprefix(r"\begin{split}").removesuffix(r"\end{split}").strip()
+    for name in ("align*", "align"):
+        inner = inner.replace(f"{{{name}}}", "{aligned}")
+    if r"\begin{aligned}" in inner or not (r"\\" in inner or "&" in inner):
+        return inner
+    return rf"\begin{{aligned}}{inner}\end{{aligned}}"
 
 
 def _inline(self: HTML5Translator, node: nodes.math) -> None:
