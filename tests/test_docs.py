@@ -80,7 +80,7 @@ def test_every_page_is_in_one_table_of_contents():
 def test_pages_that_include_a_file_name_one():
     for page in PAGES:
         for name in INCLUDE.findall(page.read_text(encoding="utf-8")):
-            assert (page.parent / name).is_file(), (page, name)
+            assert name.startswith(MADE) or (page.parent / name).is_file(), (page, name)
 
 
 # and the tests themselves, on planted faults
