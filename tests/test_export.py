@@ -147,15 +147,20 @@ def test_aot_inductor(backend, tmp_path):
 
 
 class Reading(nn.Module):
-    """A layer with lengths, and a head."""
+    """A layer with lengths, initial states or resets, and a head."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, how=None):
         super().__init__()
         torch.manual_seed(0)
-        self.layer = layer
+        self.layer, self.how = layer, how
         self.head = nn.Linear(layer.spec.directions * layer.spec.output_size, 2)
 
     def forward(self, x, lengths):
+        if self.how == "states":
+            h = x.new_ones(1, x.shape[1], 4)
+            return self.head(self.layer(x, (h, -h), lengths=lengths)[0])
+        if self.how == "resets":
+            return self.head(self.layer(x, reset=x[..., 0] > 0)[0])
         return self.head(self.layer(x, lengths=lengths)[0])
 
 
@@ -164,13 +169,19 @@ PLAIN = {
     "projection": lambda: openrnn.LSTM(3, 4, proj_size=2, cell_clip=0.3),
     "gru": lambda: openrnn.GRU(3, 4, 2, dropout=0.5),
     "reverse": lambda: openrnn.RNN(3, 4, reverse=True),
+    "states": lambda: openrnn.LSTM(3, 4),
+    "resets": lambda: openrnn.LSTM(3, 4),
     "mgu": lambda: openrnn.Recurrent(openrnn.cells.mgu, 3, 4),
+    "slstm": lambda: openrnn.Recurrent(openrnn.cells.slstm, 3, 4, bias=False),
+    "peephole_lstm": lambda: openrnn.Recurrent(openrnn.cells.peephole_lstm, 3, 4),
+    "gru_reset_before": lambda: openrnn.Recurrent(openrnn.cells.gru_reset_before, 3, 4),
+    "coupled_lstm": lambda: openrnn.Recurrent(openrnn.cells.coupled_lstm, 3, 4),
 }
 
 
-def plain(layer):
-    """A model with the layer, its inputs, and its program of torch's operators alone."""
-    model, given = Reading(layer).eval(), (torch.randn(5, 2, 3), torch.tensor([3, 5]))
+def plain(name):
+    """A model of `PLAIN`, its inputs, and its program of torch's operators alone."""
+    model, given = Reading(PLAIN[name](), name).eval(), (torch.randn(5, 2, 3), torch.tensor([3, 5]))
     with torch.no_grad():
         exported = torch.export.export(model, given)
     return model, given, exported.run_decompositions(openrnn.plain_decompositions())
@@ -178,7 +189,7 @@ def plain(layer):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_program_of_plain_operators(name):
-    model, given, exported = plain(PLAIN[name]())
+    model, given, exported = plain(name)
     assert not [node for node in exported.graph.nodes if "openrnn" in str(node.target)]
     torch.testing.assert_close(exported.module()(*given), model(*given))
 
@@ -198,13 +209,13 @@ def test_plain_operators_draw_no_masks():
         exported.run_decompositions(openrnn.plain_decompositions())
 
 
-@pytest.mark.parametrize("name", ["lstm", "mgu"])
+@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.filterwarnings("ignore")
 def test_executorch(name):
     exir = pytest.importorskip("executorch.exir", reason="needs executorch")
     from executorch.runtime import Runtime
 
-    model, given, exported = plain(PLAIN[name]())
+    model, given, exported = plain(name)
     program = exir.to_edge(exported).to_executorch()
     method = Runtime.get().load_program(program.buffer).load_method("forward")
     torch.testing.assert_close(method.execute(given)[0], model(*given))

@@ -312,12 +312,15 @@ def test_functions_are_inlined():
     assert_close(as_onnx(only(model), torch.from_numpy(X)), wanted)
 
 
+COUPLED = [1]  # values of input_forget
+
+
+@pytest.mark.parametrize("flag", COUPLED)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_coupled_gates(direction):
+def test_coupled_gates(direction, flag):
     """f = 1 - i, as ONNX Runtime runs `input_forget`: the rows of f may be anything."""
     arrays = arrays_of("LSTM", 2 if direction == "bidirectional" else 1)
-    arrays.pop("P", None)
-    model = model_of("LSTM", arrays, direction=direction, input_forget=1)
+    model = model_of("LSTM", arrays, direction=direction, input_forget=flag)
     one = only(model)
     assert one.layer.cell is openrnn.cells.coupled_lstm
     assert_close(as_onnx(one, torch.from_numpy(X)), runtime(model, X=X))

@@ -228,7 +228,8 @@ ROWS = (
     # the weight space of cuDNN, the opaque params of TensorFlow's CudnnRNN
     _flat("cudnn", *GATES),
     _flat("mxnet_fused", *GATES),  # `parameters` of MXNet's RNN operator
-    _flat("jax", "lstm"),  # `weights` of jax.experimental.rnn
+    # `weights` of jax.experimental.rnn, which has neither projection nor clip
+    Library("jax", (_pair("lstm", " ".join(OWN.split()[:4])),), flat=True),
     Library("tf_canonical", tuple(map(_canonical, GATES)), lists=True, clips=True),
     # checkpoints of CudnnLSTM and its like, of CudnnCompatible cells and LSTMBlockCell: W above R
     Library("tf_cell", (
