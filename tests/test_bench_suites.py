@@ -96,6 +96,13 @@ def test_calls_differ_in_what_autograd_does():
     assert len(calls) == 1  # one forward call, whose gradients are taken twice
     assert torch.equal(first[1], again[1])
     assert ready.names("host-backward") == ["y", "dx"]
+    dy = task.dy.sum(-1, keepdim=True)  # y has the square of one number of x, H times
+    ready = Ready(task, lambda: (x**2)[..., :1].expand(-1, -1, TINY.hidden), {"x": x})
+    _, grad = ready.run("gradient-penalty")
+    wanted = torch.zeros_like(x)
+    wanted[..., :1] = 8 * x[..., :1] * dy**2
+    torch.testing.assert_close(grad, wanted)
+    assert ready.names("gradient-penalty") == ["y", "dx"]
 
 
 def test_the_hosts_part_does_not_wait_for_the_device(monkeypatch):

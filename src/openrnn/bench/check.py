@@ -48,10 +48,13 @@ class Judge:
     floors: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ready = plain(self.task.exact())
-        training = any(MODES[mode].gradients for mode in self.task.row.modes)
+        ready, modes = plain(self.task.exact()), self.task.row.modes
+        training = any(MODES[mode].gradients and not MODES[mode].penalty for mode in modes)
         all_ = outputs(ready, "training" if training else "forward")
-        for mode in self.task.row.modes:
+        for mode in modes:
+            if MODES[mode].penalty:
+                self.exact[mode] = outputs(ready, mode)
+                continue
             self.exact[mode] = all_ if MODES[mode].gradients else {"y": all_["y"]}
 
     def verdict(self, found: Mapping[str, Tensor], mode: str) -> Verdict:

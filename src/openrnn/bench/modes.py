@@ -9,16 +9,20 @@ class Mode:
 
     Args:
         gradients: the call also returns the gradients of x and of every parameter.
+        penalty: these are the gradients of the sum of squares of the gradient of x.
         host: the time until the call returns, and not until the device has ended.
     """
 
     gradients: bool = False
+    penalty: bool = False
     host: bool = False
 
 
 MODES = {
     "forward": Mode(),
     "training": Mode(gradients=True),
+    # a second derivative, as critics of generative networks and meta-learning have it
+    "gradient-penalty": Mode(gradients=True, penalty=True),
     "host-forward": Mode(host=True),
     # forward that autograd records
     "host-recorded": Mode(host=True),

@@ -228,6 +228,12 @@ def _loops() -> Iterable[BenchRow]:
         yield replace(row, name=f"{name}-resets", resets=EPISODES)
 
 
+def _higher() -> Iterable[BenchRow]:
+    """Second derivatives: sequences of critics, and the short ones of meta-learning."""
+    for cell, steps in (("lstm", 256), ("gru", 256), ("lstm", 32)):
+        yield BenchRow(f"{cell}-t{steps}", cell, steps, 32, 256, 256, modes=("gradient-penalty",))
+
+
 def _named(suite: str, rows: Iterable[BenchRow]) -> tuple[BenchRow, ...]:
     return tuple(replace(row, suite=suite) for row in rows)
 
@@ -237,6 +243,7 @@ _MADE = {
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
     "precision": _precision(), "loops": _loops(), "stacks": _stacks(), "int8": _int8(),
+    "higher": _higher(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -263,6 +270,7 @@ DEFAULTS = {
     "host": Defaults(("torch",), (BF16, "tf32")),
     "stacks": Defaults(("torch", "graph", "cudnn"), (BF16,)),
     "precision": Defaults(("torch",)),
+    "higher": Defaults(("torch", "reference")),
     "int8": Defaults(("torch", "float32")),
     "loops": Defaults(tuple(WAYS), backend="fused"),
 }

@@ -7,7 +7,14 @@ from openrnn.bench.engines.foreign import FlashRNN, TorchRL
 from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.nn import Packed, StepLoop, Torch
 from openrnn.bench.engines.onnxruntime import OnnxRuntime
-from openrnn.bench.engines.ours import ALGORITHMS, DirectCudnn, Ours, Recomputing, Unquantized
+from openrnn.bench.engines.ours import (
+    ALGORITHMS,
+    DirectCudnn,
+    Ours,
+    Recomputing,
+    Reference,
+    Unquantized,
+)
 from openrnn.bench.engines.python import Compiled, Eager
 from openrnn.bench.ratios import from_graph
 
@@ -25,7 +32,16 @@ WAYS: dict[str, dict[str, float]] = {
     "two-chunks": {f"{OVERLAP}.MOST_CHUNKS": 2},
     "overlap-short": {f"{OVERLAP}.LEAST_LOOP": 0.0},
 }
-PEERS = (*USERS, "onnxruntime", "float32", "cudnn-graph", "recompute", *ONE_ALGORITHM, *WAYS)
+PEERS = (
+    *USERS,
+    "onnxruntime",
+    "float32",
+    "cudnn-graph",
+    "recompute",
+    "reference",
+    *ONE_ALGORITHM,
+    *WAYS,
+)
 
 
 def engines_of(against: Sequence[str], backend: str) -> list[Engine]:
@@ -60,6 +76,7 @@ def peers_of(against: Sequence[str], backend: str, apart: bool = False) -> list[
         for engine in (
             Torch(), DirectCudnn(), Packed(), StepLoop(), Eager(), Compiled(), FlashRNN(),
             TorchRL(), OnnxRuntime(apart), Unquantized(backend), Recomputing(backend),
+            Reference(),
             GraphReplay("graph", Torch()),
             GraphReplay("cudnn-graph", DirectCudnn(algorithms=STATIC)),
             *(DirectCudnn(name, (algorithm,)) for name, algorithm in ONE_ALGORITHM.items()),

@@ -43,11 +43,21 @@ class Ready:
             if self._y is None:
                 self._y = self.call()
             return [self._y, *self._gradients(self._y, again=True)]
+        if MODES[mode].penalty:
+            return self._penalty()
         return self._both() if MODES[mode].gradients else [self.call()]
 
     def _both(self) -> list[Tensor]:
         y = self.call()
         return [y, *self._gradients(y)]
+
+    def _penalty(self) -> list[Tensor]:
+        y = self.call()
+        (dx,) = torch.autograd.grad(y, self.leaves["x"], self.task.dy, create_graph=True)
+        leaves = list(self.leaves.values())
+        # of a bias that no gradient depends on torch has none
+        grads = torch.autograd.grad(dx.square().sum(), leaves, materialize_grads=True)
+        return [y, *grads]
 
     def _gradients(self, y: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         leaves = list(self.leaves.values())

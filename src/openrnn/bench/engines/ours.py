@@ -60,6 +60,15 @@ class Recomputing(Ours):
         return any(MODES[mode].gradients for mode in task.row.modes)
 
 
+class Reference(Ours):
+    """Our layer in plain torch, step by step."""
+
+    title = "plain reference"
+
+    def __init__(self) -> None:
+        super().__init__("reference", "reference")
+
+
 class DirectCudnn(Engine):
     """cuDNN called by us, by one of its algorithms or by whichever of them is fastest."""
 
