@@ -75,6 +75,7 @@ class Backward(Recorder):
         # how those of weights, biases and unit vectors lie in a row; the workspace before it
         self._sums: Value | None = None
         self._gradients: list[Gradient | None] = []
+        self._apart: list[Value] = []  # of the first of these, those that are no part of the sums
         self._mark = 0
         self.d_x: Place = None
         if needs.x:
@@ -127,9 +128,10 @@ class Backward(Recorder):
         if self._dx is not None:
             self.set_rows(args, given, "dx", self._dx)
             args.dx_add = operation.direction
-        self._gradients = self._gradients_of(layer, plan.teams)
+        self._gradients = self._gradients_of(layer, plan.teams, args.overwrite == 1)
         if self._sums is not None:
             given["sums"] = self._sums
+        given |= dict(zip(("d_w_ih", "d_w_hh"), self._apart))
         needs = self.needs
         for field, name, present in (
             ("d_initial", "d_state", needs.states),
@@ -156,17 +158,32 @@ class Backward(Recorder):
         w_hr = self.panels("pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units)
         return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
 
-    def _gradients_of(self, layer: LayerKernels, teams: int) -> "list[Gradient | None]":
-        """Where gradients of weights will lie; takes memory for the sums if any is needed."""
+    def _gradients_of(
+        self, layer: LayerKernels, teams: int, overwrite: bool
+    ) -> "list[Gradient | None]":
+        """Where gradients of weights will lie; takes memory for the sums if any is needed.
+
+        Args:
+            overwrite: as in `LoopArgs`.
+        """
         from openrnn.kernels.cpu import matrices
 
         layout, params = layer.layout, self.needs.params
         wanted = [place is not None and params[place] for place in layer.places]
         found = matrices.gradients(layout, teams, wanted, self.sizes.threads)
         size = sum(layout.sums)
-        self._sums = None
+        self._sums, self._apart = None, []
         if any(gradient is not None and gradient.bare for gradient in found):
-            self._sums = self.make(("sums", layer.chain), (teams, size))
+            before = 0  # elements of the sums that are elsewhere
+            if overwrite:
+                # tensors of their own are smaller: 32 MiB in one piece have new pages in each call.
+                # And autograd adds in place what the steps of a loop give, if nothing shares memory
+                columns, before = layout.columns, sum(layout.sums[:2])
+                shapes = (columns, layout.wide), (columns, layout.width)
+                self._apart = [self.make(("d_w", layer.chain, k), shape)
+                               for k, shape in enumerate(shapes)]  # fmt: skip
+            sums = self.make(("sums", layer.chain), (size - before,))
+            self._sums = sums._replace(offset=-before * self.size)
         elif layout.vectors or any(wanted):
             self.sums.free(0)
             self._sums = self.sums.take(teams * size * self.size)
@@ -178,13 +195,16 @@ class Backward(Recorder):
 
         layer, sums = self.kernels(operation), self._sums
         collect = matrices.kernel("collect", layer.layout.dtype)
-        for place, gradient in zip(layer.places, self._gradients):
+        for k, (place, gradient) in enumerate(zip(layer.places, self._gradients)):
             if place is None or gradient is None or sums is None:
                 continue
+            if k < len(self._apart):
+                self.d_params[place] = self.place_of(self._apart[k])
+                continue
             if gradient.bare:
-                made = self.place_of(sums)
+                made, offset = self.place_of(sums), gradient.offset + sums.offset // self.size
                 strides = (*gradient.shape[1:], 1)
-                self.d_params[place] = View(made, gradient.shape, strides, gradient.offset)
+                self.d_params[place] = View(made, gradient.shape, strides, offset)
                 continue
             out = self.make(("d_param", place), gradient.shape)
             self.d_params[place] = self.place_of(out)

@@ -147,6 +147,8 @@ class LoopArgs(Args):
         "[outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [vectors, padded]",
     ]
     sums_bytes: Annotated[int, "of one team"]
+    d_w_ih: Annotated[int, "of a single team: out, in place of the part of the sums; 0: that part"]
+    d_w_hh: Annotated[int, "the same"]
 
     initial: Annotated[States, "before the first step"]
     reset_state: Annotated[States, "put in place by a reset"]

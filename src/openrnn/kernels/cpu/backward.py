@@ -109,9 +109,11 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     outputs, thread, threads = args.outputs, team.thread, team.threads
     begin, end = part = part_of(args.gates * padded, PANEL, team)
     ends = end if threads > 1 else columns
-    d_w_hh = tile.sums + columns * wide * SIZE
+    d_w_ih, d_w_hh = tile.sums, tile.sums + columns * wide * SIZE
     d_w_hr = d_w_hh + columns * width * SIZE
     d_bias_x = d_w_hr + outputs * padded * SIZE
+    if args.d_w_hh != 0:
+        d_w_ih, d_w_hh = args.d_w_ih, args.d_w_hh
     dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
     h, memory = (tile.h_rows, width), tile.packed
     phase = packed_product(team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
@@ -135,7 +137,7 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         else:
             copy(target, source, args.inputs, wide)
     phase = barrier(team, phase)
-    phase = packed_product(team, phase, part, count, dx, x, memory, tile.sums, accumulate)
+    phase = packed_product(team, phase, part, count, dx, x, memory, d_w_ih, accumulate)
     return barrier(team, phase)
 
 
