@@ -5,6 +5,7 @@ from numba import njit
 from openrnn.kernels.cpu import product as products
 from openrnn.kernels.cpu import rows
 from openrnn.kernels.cpu.layout import (
+    NEAR_BYTES,
     PACKED_STRIP,
     PANELS_TO_PACK,
     STRIP_ELEMENTS,
@@ -83,8 +84,10 @@ def _for(dtype):
                 place = panels + (first * count + k * panel) * size
                 copy(place, b_at + (k * columns + first) * size, panel, panel)
         phase = barrier(team, phase)
-        for first in range(begin, end, PACKED_STRIP):
-            some = min(PACKED_STRIP, end - first)
+        # where all of b is near, whole rows of c: they are then written one after the other
+        step = highest if count * columns * size <= NEAR_BYTES else PACKED_STRIP
+        for first in range(begin, end, step):
+            some = min(step, end - first)
             for block in range(0, some, highest):
                 height = min(highest, some - block)
                 for k in range(count):

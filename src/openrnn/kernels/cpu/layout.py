@@ -20,6 +20,8 @@ STRIP_ROWS = 40
 # panels of the other factor from which on both are packed, and columns of the first then
 PANELS_TO_PACK = 8
 PACKED_STRIP = 96
+# of the panels of a weight gradient's second factor, which stay in a first-level cache
+NEAR_BYTES = 16 << 10
 # multiply-adds of a call, and of a step, that are worth another thread
 LEAST_WORK = 400_000
 LEAST_SHARE = 24_000
