@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,58 @@ def test_quantize_dynamic_needs_torchs_layers(subclass):
     made = torch.ao.quantization.quantize_dynamic(quietly(model, to="torch").model, kinds)
     assert type(made["rnn"]) is torch.ao.nn.quantized.dynamic.LSTM
     same(made["rnn"](x)[0], want, rtol=0, atol=0.05)
+
+
+def initialise(module):
+    """As many models have it."""
+    if isinstance(module, nn.Linear | nn.LSTM):
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+
+
+class Initialising(nn.Module):
+    """Asks for the class by a longer name, in a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 4), nn.Linear(4, 2)
+
+    def start(self, module):
+        if type(module) is torch.nn.LSTM:
+            module.weight_hh_l0.data.zero_()
+
+
+@pytest.mark.parametrize("function", [initialise, "start", partial(initialise)])
+def test_an_initialiser_that_passes_by_is_seen(function):
+    model = Initialising()
+    function = model.start if function == "start" else function
+    quietly(model)
+    with pytest.warns(UserWarning, match=r"asks for torch\.nn\.LSTM and left a LSTM of openrnn"):
+        assert model.apply(function) is model
+    assert model.rnn.weight_hh_l0.any()
+
+
+def ours_too(module):
+    if isinstance(module, nn.LSTM | openrnn.LSTM):
+        module.weight_hh_l0.data.zero_()
+
+
+def test_other_functions_are_not_warned_of():
+    """Those that reach our modules, know of them, or ask for another class."""
+    for subclass in (True, False):
+        model = Initialising()
+        quietly(model, subclass=subclass)
+        model.apply(ours_too)
+        assert not model.rnn.weight_hh_l0.any()
+    model.apply(lambda module: isinstance(module, nn.GRU))
+    model.apply(lambda module: None)
+    model.apply(nn.Module.train)
+    quietly(model := Initialising(), subclass=True)
+    model.apply(initialise)
+    assert not model.rnn.weight_hh_l0.any()
+    quietly(model, to="torch").model.apply(initialise)
+    openrnn.LSTMCell(3, 4).apply(initialise)  # it asks for layers
+    openrnn.Recurrent(openrnn.cells.mgu, 3, 4).apply(initialise)
 
 
 # classes derived from torch's

@@ -274,3 +274,36 @@ def test_a_model_is_trained_as_without_memory(monkeypatch, kind):
     assert not other._repeats._known
     same(module.parameters(), other.parameters())
     assert repeats.CALLS >= 2
+
+
+@pytest.mark.parametrize("frozen", ["", "weight_ih_l0", "weight_hh_l0", "bias_ih_l0"])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 0, 1])], ids=["", "lengths"])
+def test_gradients_of_matrices_share_no_memory(frozen, lengths):
+    """So that autograd can add in place, and that no piece is larger than it must be."""
+    ours = openrnn.LSTM(64, 64, backend="cpu")  # no size is padded
+    plain = openrnn.LSTM(64, 64, backend="reference")
+    plain.load_state_dict(ours.state_dict())
+    x, found = torch.randn(3, 3, 64), []
+    for module in (ours, plain):
+        if frozen:
+            module.get_parameter(frozen).requires_grad_(False)
+        leaves = [each for each in module.parameters() if each.requires_grad]
+        for _ in range(3):  # the last ones are remembered
+            grads = torch.autograd.grad(module(x, lengths=lengths)[0].square().sum(), leaves)
+        found.append(grads)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    if lengths is None:
+        assert all(grad.untyped_storage().nbytes() == grad.nbytes for grad in found[0]
+                   if grad.dim() == 2)  # fmt: skip
+
+
+def test_a_loop_over_a_cell_of_large_matrices():
+    ours, plain = openrnn.LSTMCell(64, 512), torch.nn.LSTMCell(64, 512)
+    plain.load_state_dict(ours.state_dict())
+    x, found = torch.randn(4, 2, 64), []
+    for module in (ours, plain):
+        state = (torch.zeros(2, 512), torch.zeros(2, 512))
+        for x_t in x:
+            state = module(x_t, state)
+        found.append(torch.autograd.grad(state[0].sum(), list(module.parameters())))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

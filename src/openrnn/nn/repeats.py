@@ -8,11 +8,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from openrnn import functional, tensors
 from openrnn.backends.base import Memory, Repeat
 from openrnn.nn.alike import Alike, guardable, ordinary, unseen
+from openrnn.nn.asked import Asked
 from openrnn.nn.recorded import Recorded
 
 KEYS = 256  # that a module remembers
@@ -142,7 +143,7 @@ def _every(x: Any, params: Sequence[Any], hx: Any, reset: Tensor | None) -> tupl
     return (x, *params, *states) if reset is None else (x, *params, *states, reset)
 
 
-class RepeatingModule(nn.Module):
+class RepeatingModule(Asked):
     """A module that remembers calls; they are no part of its state, nor of its copies."""
 
     _names: list[str]  # of its parameters
