@@ -6,6 +6,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "extensions"))
 
+import gallery_order  # noqa: E402
+
 project = "OpenRNN"
 copyright = "2026, the OpenRNN authors"  # Sphinx's name
 html_title = "OpenRNN"
@@ -52,7 +54,9 @@ sphinx_gallery_conf = {
     "examples_dirs": "tutorials",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "gallery_order.Order",
+    "default_thumb_file": gallery_order.picture(HERE / "generated" / "tutorial.png"),
+    "ignore_repr_types": r"Generator",  # of torch.manual_seed
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_signature": False,
