@@ -13,7 +13,7 @@ import torch
 from openrnn import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("install", "ten_minutes", "choose", "coming_from")
+PAGES = ("install", "ten_minutes", "choose", "coming_from", "faq")
 TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.py"))
 QUICK = ("from_keras",)
 FENCE = re.compile(r"^(?:<!-- not run: .* -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
