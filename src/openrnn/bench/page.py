@@ -140,7 +140,8 @@ def _headlines(records: Records) -> Iterator[str]:
         if rows:
             yield f"### {machine}"
             heads, numbers = ("suite", *COUNTED), (False, *COUNTED_NUMBERS)
-            yield markdown.table(filled(Sheet("", heads, numbers, tuple(rows))))
+            sheet = filled(Sheet("", heads, numbers, tuple(rows)))
+            yield _folded("every suite, precision and mode", markdown.table(sheet))
         missing = list(_missing([one for _, one in records if one.machine["name"] == machine]))
         if missing:
             yield "Not all rows were measured, and means are of those that were:\n" + "\n".join(
