@@ -254,6 +254,20 @@ def test_what_torchrl_does():
     same(agent.scan(x), agent.lstm(x)[0])
 
 
+def test_modules_in_containers_are_found_at_each_path():
+    """And one that stands twice is changed once."""
+    shared = nn.GRU(3, 4)
+    model = nn.ModuleDict({
+        "list": nn.ModuleList([nn.LSTM(3, 4), shared]), "dict": nn.ModuleDict({"a": shared}),
+    })  # fmt: skip
+    twin = copy.deepcopy(model)
+    done = quietly(model)
+    assert [row.path for row in done.rows if row.swapped] == ["list.0", "list.1", "dict.a"]
+    assert model["dict"]["a"] is model["list"][1] is shared
+    assert [type(layer) for layer in model["list"]] == [openrnn.LSTM, openrnn.GRU]
+    assert [type(layer) for layer in twin["list"]] == [nn.LSTM, nn.GRU]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("subclass", [False, True])
 def test_quantize_dynamic_needs_torchs_layers(subclass):
