@@ -6,7 +6,7 @@ DOCS_READY := .venv/ready-docs
 # tests and jobs start many processes: each would compile torch's sources anew where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo example examples test test-all docs lint format fuzz clean
+.PHONY: setup demo example examples test test-all docs lint format fuzz release clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -41,6 +41,14 @@ test test-all: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy > .venv/types & types=$$!; $(BIN)/pytest -n 2 --dist worksteal $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests || types))
+
+# wheel and sdist in dist/, each then installed and tried in a fresh environment
+release: $(READY)
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group release
+	$(BIN)/python -m build --installer pip
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/try_release.py dist
 
 # random calls and cells against the reference, e.g. make fuzz FUZZ="--seed 1 --device cuda"
 fuzz: $(READY)

@@ -23,6 +23,21 @@ from openrnn.memo import memo
 from openrnn.names import Names, NotCalledError, words_of
 from openrnn.spec import Spec
 
+__all__ = [
+    "Cell",
+    "cell",
+    "coupled_lstm",
+    "gru",
+    "gru_reset_before",
+    "lookup",
+    "lstm",
+    "mgu",
+    "peephole_lstm",
+    "rnn_relu",
+    "rnn_tanh",
+    "slstm",
+]
+
 Clip = Callable[[Tensor], Tensor]
 
 # the names of the other parameters, which a per-unit vector must not take from them

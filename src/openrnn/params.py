@@ -17,6 +17,19 @@ from torch import Tensor
 from openrnn.memo import memo
 from openrnn.spec import Spec
 
+__all__ = [
+    "Chain",
+    "Slot",
+    "chains",
+    "check",
+    "module_slots",
+    "pack",
+    "places",
+    "size",
+    "slots",
+    "unpack",
+]
+
 
 @dataclass(frozen=True)
 class Slot:

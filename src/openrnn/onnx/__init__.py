@@ -16,6 +16,10 @@ from torch._decomp import decomposition_table, register_decomposition
 from openrnn.onnx.network import decomposed
 from openrnn.op import ON_TRACE, forward_fake
 
+__all__ = [
+    "decompositions",
+]
+
 _TARGET = torch.ops.openrnn.forward.default
 
 
