@@ -24,19 +24,9 @@ from openrnn.names import Names, NotCalledError, words_of
 from openrnn.spec import Spec
 
 __all__ = [
-    "Cell",
-    "cell",
-    "coupled_lstm",
-    "gru",
-    "gru_reset_before",
-    "lookup",
-    "lstm",
-    "mgu",
-    "peephole_lstm",
-    "rnn_relu",
-    "rnn_tanh",
-    "slstm",
-]
+    "Cell", "cell", "coupled_lstm", "gru", "gru_reset_before", "lookup", "lstm", "mgu",
+    "peephole_lstm", "rnn_relu", "rnn_tanh", "slstm",
+]  # fmt: skip
 
 Clip = Callable[[Tensor], Tensor]
 
