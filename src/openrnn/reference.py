@@ -79,6 +79,8 @@ def _run_chain(
         for k, state in enumerate(states)
     )
     steps = range(x_gates.shape[0])
+    # apart, because the gradient of x_gates[t] is as large as that of all steps
+    parts = x_gates.unbind(0)
     after: list[tuple[Tensor, ...]] = []
     for t in reversed(steps) if reverse else steps:
         active = None if call.lengths is None else (t < call.lengths)[:, None]  # (B, 1)
@@ -87,7 +89,7 @@ def _run_chain(
             boundary = boundary & active
         if boundary is not None and not reverse:
             states = choose(boundary, reset_states, states)
-        new = step(x_gates[t], states)
+        new = step(parts[t], states)
         if active is not None:
             after.append(tuple(torch.where(active, state, 0) for state in new))
             new = choose(active, new, states)
