@@ -65,10 +65,10 @@ class Run:
         self.call = replace(call, problem=problem, x=x)
         self.out = backend.forward(self.call)
         self.weights = Weights.of(spec, call.params)
-        self.before = [self._before(k) for k in range(len(spec.states))]
-        self.at_x = self.side(x)
-        if self.weights.b_ih is not None:
-            self.at_x = self.at_x + self.weights.b_ih
+        self.before = [
+            before(self.call, k, after[0]) for k, after in enumerate(self.out.all_states)
+        ]
+        self.at_x = self.side(x, self.weights.b_ih)
         self.at_r = linear(self.before[0], self.recurrent, self.weights.b_hh)
 
     @property
@@ -82,11 +82,12 @@ class Run:
         """(T, B, ...) with zeros past lengths."""
         return tensor if self.active is None else torch.where(self.active, tensor, 0)
 
-    def side(self, x: Tensor) -> Tensor:
-        """What x (T, B, I) is to the input side of the gates (T, B, G*H), without a bias."""
+    def side(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What x (T, B, I) is to the input side of the gates (T, B, G*H)."""
         if self.weights.w_ih is not None:
-            return linear(x, self.weights.w_ih)
-        return x if self.spec.input_mode == "gates" else x.repeat(1, 1, len(self.spec.gates))
+            return linear(x, self.weights.w_ih, bias)
+        gates = x if self.spec.input_mode == "gates" else x.repeat(1, 1, len(self.spec.gates))
+        return gates if bias is None else gates + bias
 
     def to_x(self, gates: Tensor) -> Tensor:
         """The transposed of `side`: what reaches x from what reaches the input side."""
@@ -96,11 +97,12 @@ class Run:
             return gates
         return torch.sum(gates.unflatten(-1, (len(self.spec.gates), self.spec.hidden_size)), -2)
 
-    def _before(self, k: int) -> Tensor:
-        call, after = self.call, self.out.all_states[k][0]
-        first = call.states[k][0] if call.states else torch.zeros_like(after[0])
-        found = torch.cat([first[None], after[:-1]])
-        if call.reset is not None:
-            new = call.reset_states[k][0] if call.reset_states else after.new_zeros(())
-            found = torch.where(call.reset[..., None], new, found)
-        return found
+
+def before(call: Call, k: int, after: Tensor) -> Tensor:
+    """State k before each step (T, B, H), from that after each step."""
+    first = call.states[k][0] if call.states else torch.zeros_like(after[0])
+    found = torch.cat([first[None], after[:-1]])
+    if call.reset is not None:
+        new = call.reset_states[k][0] if call.reset_states else after.new_zeros(())
+        found = torch.where(call.reset[..., None], new, found)
+    return found

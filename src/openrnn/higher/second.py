@@ -11,13 +11,15 @@ through the loop as tangents of the results, and back again:
 4. the loop's own backward, from what 3 left for the states before each step.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from openrnn import request
 from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
-from openrnn.higher.loop import Direction, Run, Weights
+from openrnn.higher.loop import Direction, Run, Weights, before
 from openrnn.higher.tangent import Tangent, spec_of, tangent_of
 from openrnn.params import places
 
@@ -42,11 +44,22 @@ def second(
         none = Gradients(None, *([None] * len(group) for group in needs[1:]))  # type: ignore[arg-type]
         return none, reached
     wanted = Needs(
-        True, (False,) * len(loop.states), (True,) * len(loop.params),
+        True, (False,) * len(loop.states), (False, *(True,) * len(loop.params[1:])),
         (False,) * len(loop.reset_states),
     )  # fmt: skip
     back = backend.backward(loop, out.y, out.reserve, grads, wanted)
-    return _collected(run, tangent, back, along, needs), reached
+    if back.x is None:
+        raise ValueError("a backward pass has not returned the gradient of x")
+    parts = _parts(run, tangent, back.x)
+    own = _collected(run, parts, along, needs)
+    w_hh, unit = Weights.of(run.spec, own.params)[1], places(run.spec)[0][5:]
+    if w_hh is not None:
+        w_hh.addmm_(parts.d_r.flatten(0, 1).T, before(loop, 0, out.y).flatten(0, 1))
+    vectors = (own.params[place] for place in unit if place is not None)
+    for vector, more in zip(vectors, back.params[1:]):
+        if vector is not None and more is not None:
+            vector.add_(more)
+    return own, reached
 
 
 def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> Call:
@@ -115,58 +128,70 @@ def _filled(run: Run, states: list[Tensor | None]) -> list[Tensor]:
     return [run.call.x.new_zeros(1, batch, hidden) if state is None else state for state in states]
 
 
-def _collected(
-    run: Run, tangent: Tangent, back: Gradients, along: Direction, needs: Needs
-) -> Gradients:
-    """The gradients of the loop's inputs, from those of the tangent cell's loop."""
-    call, spec, hidden = run.call, run.spec, run.spec.hidden_size
-    gates, count = range(len(spec.gates)), len(spec.gates)
-    if back.x is None or back.params[0] is None:
-        raise ValueError("a backward pass has not returned what it was asked for")
-    found = dict(zip(tangent.cell.gates, back.x.unflatten(-1, (-1, hidden)).unbind(2)))
-    to = Weights.of(spec, along.params)
+class _Parts(NamedTuple):
+    """What the backward pass of the tangent cell's loop tells of the gates, each (T, B, G*H).
+
+    Args:
+        d_x, d_r: gate gradients of the first backward, of both sides.
+        more_x, more_r: what second derivatives add to the gate gradients of the second.
+        states: the same of the states before each step, each (T, B, H) or None.
+    """
+
+    d_x: Tensor
+    d_r: Tensor
+    more_x: Tensor
+    more_r: Tensor
+    states: list[Tensor | None]
+
+
+def _parts(run: Run, tangent: Tangent, gates: Tensor) -> _Parts:
+    """The gradients (T, B, gates * H) of the gates of the tangent cell, sorted."""
+    hidden, count = run.spec.hidden_size, len(run.spec.gates)
+    places = {name: place for place, name in enumerate(tangent.cell.gates)}
 
     def gathered(one: str, other: str) -> Tensor:
         """Of each gate what has its number and this letter, or the other one: (T, B, G*H)."""
-        parts = [found.get(f"{one}{g}", found.get(f"{other}{g}")) for g in gates]
-        zeros = back.x.new_zeros(()).expand(*back.x.shape[:2], hidden)  # type: ignore[union-attr]
-        return torch.cat([zeros if part is None else part for part in parts], -1)
+        wanted = [places.get(f"{one}{g}", places.get(f"{other}{g}")) for g in range(count)]
+        first = wanted[0]
+        if first is not None and wanted == [*range(first, first + count)]:
+            return gates[..., first * hidden : (first + count) * hidden]
+        zeros = gates.new_zeros(()).expand(*gates.shape[:2], hidden)
+        found = [zeros if n is None else gates[..., n * hidden : (n + 1) * hidden] for n in wanted]
+        return torch.cat(found, -1)
 
-    # of the first backward, by both sides; and what second derivatives add to them
-    d_x = gathered("x", "r")
-    d_r = torch.cat([found[f"r{g}"] for g in gates], -1) if tangent.apart else d_x
-    more_x, more_r = gathered("a", "b"), gathered("a", "c")
-    if not tangent.apart:
-        more_r = more_x
-    extra = [found.get(f"s{k}") for k in range(len(spec.states))]
-    to_h = more_r @ run.recurrent
+    states = [places.get(f"s{k}") for k in range(len(run.spec.states))]
+    return _Parts(
+        gathered("x", "r"), gathered("r", "r"), gathered("a", "b"), gathered("a", "c"),
+        [None if n is None else gates[..., n * hidden : (n + 1) * hidden] for n in states],
+    )  # fmt: skip
+
+
+def _collected(run: Run, parts: _Parts, along: Direction, needs: Needs) -> Gradients:
+    """The gradients of the loop's inputs, but for what the tangents of h add to that of W_hh."""
+    call, spec = run.call, run.spec
+    to, extra = Weights.of(spec, along.params), [*parts.states]
+    to_h = parts.more_r @ run.recurrent
     if to.w_hh is not None:
-        to_h += d_r @ to.w_hh
+        to_h += parts.d_r @ to.w_hh
     extra[0] = to_h if extra[0] is None else extra[0] + to_h
     own = _carried_back(run, extra, needs)
     _add_states(run, own, extra)
     if own.x is not None:
-        own.x += run.to_x(more_x)
+        own.x += run.to_x(parts.more_x)
         if to.w_ih is not None:
-            own.x += d_x @ to.w_ih
+            own.x += parts.d_x @ to.w_ih
     wanted = Weights.of(spec, own.params)
-    rows_x, rows_r = more_x.flatten(0, 1), more_r.flatten(0, 1)
+    rows_x, rows_r = parts.more_x.flatten(0, 1), parts.more_r.flatten(0, 1)
     if wanted.w_ih is not None:
         wanted.w_ih.addmm_(rows_x.T, call.x.flatten(0, 1))
         if along.x is not None:
-            wanted.w_ih.addmm_(d_x.flatten(0, 1).T, run.within(along.x).flatten(0, 1))
+            wanted.w_ih.addmm_(parts.d_x.flatten(0, 1).T, run.within(along.x).flatten(0, 1))
     if wanted.w_hh is not None:
         wanted.w_hh.addmm_(rows_r.T, run.before[0].flatten(0, 1))
-        wanted.w_hh.add_(back.params[0][: count * hidden])
     if wanted.b_ih is not None:
         wanted.b_ih.add_(rows_x.sum(0))
     if wanted.b_hh is not None:
         wanted.b_hh.add_(rows_r.sum(0))
-    vectors = [place for place in places(spec)[0][5:] if place is not None]
-    for vector, place in enumerate(vectors):
-        grad, more = own.params[place], back.params[1 + vector]
-        if grad is not None and more is not None:
-            grad.add_(more)
     return own
 
 
