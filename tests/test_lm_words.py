@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_lm_crafted import ODD, ends_well, sealed
 from torch.nn.functional import cross_entropy
 
 from openrnn import cli
 from openrnn.errors import CheckpointError, CorpusError
 from openrnn.lm import checkpoint, evaluate, vocabulary, words
 from openrnn.lm.build import build
-from openrnn.lm.config import Config
+from openrnn.lm.config import OF_WORDS, Config
 from openrnn.lm.contents import Record, check_model
 from openrnn.lm.docstrings import docstrings
 from openrnn.lm.report import Several
@@ -347,3 +348,28 @@ def test_train_and_sample(folder, tmp_path, capsys, model):
 
 def texts_of(folder):
     return words.read(str(folder)).vocabulary
+
+
+@pytest.mark.slow
+def test_no_field_or_tensor_of_a_checkpoint_is_believed(folder, tmp_path):
+    """Every field of words set to odd values, every tensor to others: one sentence, or it runs."""
+    out = tmp_path / "run"
+    tiny = "--hidden 8 --embed 6 --bptt 8 --batch 4 --steps 2 --device cpu --quiet".split()
+    words_ = ["--task", "words", "--backend", "reference", "--corpus", str(folder)]
+    assert cli.main(["train", *words_, *tiny, "--out", str(out)]) == 0
+    tensors, record = checkpoint.read(checkpoint.path_in(out))
+    for field in (*OF_WORDS, "task", "dropout"):
+        for odd in ODD:
+            config = {**record["config"], field: odd}
+            ends_well(tmp_path, sealed(tensors, {**record, "config": config}))
+    for field in ("best", "cuts"):
+        for odd in ODD:
+            ends_well(tmp_path, sealed(tensors, {**record, field: odd}))
+        less = {name: value for name, value in record.items() if name != field}
+        ends_well(tmp_path, sealed(tensors, less), f"its record has no {field}")
+    for name in ("model/embedding.weight", "model/output.bias", "state/0", "vocabulary"):
+        for shape in ((0,), (1, 1), (tensors[name].numel() + 1,)):
+            odd = torch.zeros(shape, dtype=tensors[name].dtype)
+            ends_well(tmp_path, sealed({**tensors, name: odd}, record), "checkpoint")
+        less = {other: tensor for other, tensor in tensors.items() if other != name}
+        ends_well(tmp_path, sealed(less, record), f"it lacks the tensor {name}")
