@@ -87,7 +87,13 @@ def keras():
     mask = np.arange(STEPS) < np.array([[5], [3]])
     y, h, c = layer(time_major(X), mask=mask)
     weights = {weight.path: weight.numpy() for weight in layer.weights}
-    return made | case("masked", weights, y=time_major(y), h=h[None], c=c[None])
+    made |= case("masked", weights, y=time_major(y), h=h[None], c=c[None])
+    layer = layers.GRU(HIDDEN, return_sequences=True, return_state=True, go_backwards=True)
+    layer.build((BATCH, STEPS, INPUT))
+    layer.set_weights([draw(*array.shape) for array in layer.get_weights()])
+    y, h = layer(time_major(X))  # y in the order of its steps
+    weights = {weight.path: weight.numpy() for weight in layer.weights}
+    return made | case("gru_backwards", weights, y=time_major(y)[::-1], h=h[None])
 
 
 def tf_keras():
