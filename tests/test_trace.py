@@ -396,6 +396,18 @@ def test_a_large_constant_is_refused():
         trace(cell)
 
 
+def test_a_vector_of_one_number_of_units_is_refused():
+    """And the message says how a cell gets one."""
+    own = torch.randn(20)
+
+    @openrnn.cell(gates="a", states="h", name="fitted")
+    def cell(x, r, s):
+        return tanh(x.a + r.a) * own
+
+    with pytest.raises(CellError, match=r"'fitted' must work for any number of .* in params="):
+        openrnn.Recurrent(cell, 2, 20)(torch.zeros(1, 1, 2))
+
+
 def test_a_branch_on_values_is_refused():
     """It would be frozen at the example's branch."""
 

@@ -10,6 +10,7 @@ It needs ``pip install '.[onnx]'``.
 """
 
 import tempfile
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 import openrnn
 
 torch.manual_seed(0)
+warnings.simplefilter("ignore")  # those of torch's exporter
 folder = Path(tempfile.mkdtemp())
 
 # %%

@@ -30,7 +30,7 @@ def check_elementwise(cell: "Cell") -> None:
 
     Raises:
         CellError: it calls something that is not elementwise, changes what it is given in place,
-            or a new state has another shape or dtype.
+            fits one number of units alone, or a new state has another shape or dtype.
     """
     fresh.run(_check, cell)
 
@@ -70,8 +70,16 @@ def _check(cell: "Cell") -> None:
     names, dtype = names_of(cell), torch.float32
     vectors = len(cell.unit_params)
     given = examples(len(names) - vectors, SHAPE, dtype) + examples(vectors, SHAPE[1:], dtype)
-    with torch.no_grad(), _Watch(cell):
-        new = step_of(cell, None)(*given)
+    try:
+        with torch.no_grad(), _Watch(cell):
+            new = step_of(cell, None)(*given)
+    except RuntimeError as error:
+        if not str(error).startswith("The size of tensor"):
+            raise
+        raise CellError(
+            f"cell '{cell.name}' must work for any number of units, fails for {SHAPE[-1]}: "
+            f"{error}; vectors of one number a unit are named in params= and read as p.NAME"
+        ) from error
     for name, tensor in zip(names, given):
         if tensor._version:
             letter, word = name.split("_", 1)
