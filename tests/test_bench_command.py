@@ -228,3 +228,27 @@ def test_rows_that_are_cut_are_named_and_near_names_told(capsys):
     said = capsys.readouterr().err
     assert "no row matches 'lstm-512-b17-t25'; there are: lstm-512-b1" in said
     assert re.search(r", and \d+ others\n$", said)
+
+
+def test_rows_are_counted_and_the_time_is_kept(tiny_suite, tmp_path, monkeypatch, capsys):
+    """The budget ends a row that is not complete, and none begins that would not end in time."""
+    path = tmp_path / "a.jsonl"
+    begun = []
+
+    def endless(row, *_):
+        begun.append(row.name)
+        while len(begun) > 1:
+            interrupt.check()
+        return []
+
+    monkeypatch.setattr("openrnn.bench.session.measure", endless)
+    monkeypatch.setattr("openrnn.bench.session.told", lambda _: "a line")
+    again = [*tiny_suite, "--against", "none", "--minutes", "0.005", "--json", str(path)]
+    assert cli.main(again) == 0
+    err = capsys.readouterr().err.replace("\r", "\n")
+    assert "3 rows with up to 1 engines each: about " in err
+    assert "as many as fit into 0.005 minutes" in err
+    assert "[1 of 3, about 0 s left] a line" in err
+    assert "0.005 minutes are over, 2 rows left" in err
+    interrupt.check()  # over for this run alone
+    assert begun == begun[:2]

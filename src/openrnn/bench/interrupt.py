@@ -4,9 +4,26 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
+from time import monotonic
 
 INTERRUPTED = 130  # what the shell calls a program that Ctrl-C ended
 _pressed = Event()
+_until = float("inf")  # when the time is over that a user gave, on time.monotonic
+
+
+class OutOfTime(BaseException):
+    """The time is over that a user gave; no failure of what it ends."""
+
+
+@contextmanager
+def limited(until: float) -> Iterator[None]:
+    """Within, `check` raises OutOfTime once it is later than `until`."""
+    global _until  # noqa: PLW0603
+    _until = until
+    try:
+        yield
+    finally:
+        _until = float("inf")
 
 
 @contextmanager
@@ -26,9 +43,11 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt where Ctrl-C was pressed."""
+    """Raises KeyboardInterrupt where Ctrl-C was pressed, OutOfTime where the time is over."""
     if _pressed.is_set():
         raise KeyboardInterrupt
+    if monotonic() > _until:
+        raise OutOfTime
 
 
 def _note(*_: object) -> None:

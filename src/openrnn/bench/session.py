@@ -25,7 +25,7 @@ class Session:
     """What is to be measured, how, and what was found so far.
 
     Args:
-        minutes: after so long no further row is begun; the rest stays for `--resume`.
+        minutes: after so long it ends; what is not complete by then stays for `--resume`.
     """
 
     device: str
@@ -44,17 +44,17 @@ class Session:
         self, left: Sequence[Todo], engines: Sequence[Engine], writer: Writer, screen: Console
     ) -> None:
         """Measures rows; what is measured is kept whatever happens."""
-        begin = monotonic()
-        with _bar(screen) as progress, interrupt.deferred():
+        begin, number = monotonic(), len(left)
+        until = float("inf") if self.minutes is None else begin + 60 * self.minutes
+        screen.print(self._plan(left, len(engines)), markup=False, soft_wrap=True)
+        with _bar(screen) as progress, interrupt.deferred(), interrupt.limited(until):
             task = progress.add_task("", total=len(left))
             place = 0
             try:
                 for place, (row, precision) in enumerate(left):
-                    if self.minutes is not None and monotonic() - begin > 60 * self.minutes:
-                        self.ended = f"{self.minutes:g} minutes are over, "
-                        self.ended += _rest(len(left) - place, writer)
-                        self.planned = True
-                        return
+                    each = (monotonic() - begin) / place if place else 0.0  # seconds of a row
+                    if monotonic() + each > until:
+                        raise interrupt.OutOfTime
                     progress.update(task, description=f"{row.name} {precision}")
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the table shows which backend ran
@@ -62,13 +62,31 @@ class Session:
                     interrupt.check()
                     writer.add(found)
                     self.results += found
-                    progress.console.print(told(found), markup=False, soft_wrap=True)
+                    each = (monotonic() - begin) / (place + 1)
+                    place_of = f"[{place + 1} of {number}, {_about(each * (number - place - 1))}] "
+                    progress.console.print(place_of + told(found), markup=False, soft_wrap=True)
                     progress.advance(task)
+            except interrupt.OutOfTime:
+                self.ended = f"{self.minutes:g} minutes are over, {_rest(number - place, writer)}"
+                self.planned = True
             except KeyboardInterrupt:
                 self.ended = f"interrupted, {_rest(len(left) - place, writer)}"
                 raise
             except DeviceLostError as error:
                 self.ended = str(error)
+
+    def _plan(self, left: Sequence[Todo], engines: int) -> str:
+        """How many rows there are, and the least that they take."""
+        timing = sum(len(row.modes) for row, _ in left) * engines * self.seconds
+        rows = f"{len(left)} row{'s' * (len(left) != 1)} with up to {engines} engines each"
+        least = f"{timing / 60:.1f} minutes of timing, compilation and checks aside"
+        budget = "" if self.minutes is None else f"; as many as fit into {self.minutes:g} minutes"
+        return f"{rows}: about {least}{budget}"
+
+
+def _about(seconds: float) -> str:
+    """The time that is left, roughly."""
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
 def _rest(count: int, writer: Writer) -> str:
