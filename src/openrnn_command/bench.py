@@ -9,11 +9,11 @@ from openrnn_command.options import BACKENDS, Device, interruptible, option, wor
 
 SUITES = (
     "users, deepbench, latency, scaling, resets-and-lengths, custom, fused, cudnn, cpu, cells, "
-    "host, precision, loops, stacks, int8, train or all"
+    "host, precision, loops, stacks, int8, higher, train or all"
 )
 PEERS = (
     "torch, graph, cudnn, packed, loop, eager, compiled, flashrnn, torchrl, onnxruntime, float32, "
-    "cudnn-graph, recompute, cudnn-standard, cudnn-persist-static, cudnn-persist-dynamic, "
+    "cudnn-graph, recompute, reference, cudnn-standard, cudnn-persist-static, cudnn-persist-dynamic, "
     "cudnn-persist-static-small-h, no-overlap, two-chunks, overlap-short, or none"
 )
 OF_SUITE = "what the suite says"
