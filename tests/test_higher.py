@@ -7,7 +7,7 @@ from cases import CELLS, require
 import openrnn
 from openrnn import cells, reference
 from openrnn.codegen.trace import trace
-from openrnn.higher import network, tangent
+from openrnn.higher import functions, network, tangent
 from openrnn.spec import Problem
 
 F64 = torch.float64
@@ -213,9 +213,23 @@ def test_many_second_gradients_at_a_time():
     ids=str,
 )
 def test_what_is_left_to_the_reference(spec, dtype, words):
-    found = network.refusal("cpu", Problem(spec, dtype, "cpu", grad=True))
+    problem = Problem(spec, dtype, "cpu", grad=True)
+    found = network.refusal("cpu", problem, 1024)
     assert found is None if words is None else words in found
-    assert "no derived cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"))
+    if words is None:
+        assert "B * H is 4100" in network.refusal("cpu", problem, 1025)
+    assert "no derived cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"), None)
+
+
+def test_large_products_are_left_to_the_reference(monkeypatch):
+    """There its loop takes less; `test_they_are_those_of_the_reference` sees that kernels run."""
+    monkeypatch.setattr(network, "MOST_ELEMENTS", 15)
+    network.refusal.cache_clear()
+    monkeypatch.setattr(functions, "backward", lambda *_: pytest.fail("kernels ran"))
+    layer, x = openrnn.LSTM(3, 4, backend="cpu", dtype=F64), torch.randn(3, 4, 3, dtype=F64)
+    (grad,) = torch.autograd.grad(layer(x.requires_grad_())[0].sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    network.refusal.cache_clear()
 
 
 def test_a_projection_still_has_second_derivatives():

@@ -113,7 +113,7 @@ def _second_derivatives(problem: Problem, backend: str) -> list[str]:
     """Why those of a backend that has some are the reference's, if so."""
     if not problem.grad or not dispatch.BACKENDS[backend].derives:
         return []
-    why = network.refusal(backend, problem)
+    why = network.refusal(backend, problem, problem.batch)
     return [f"second derivatives are the reference's: {why}"] if why else []
 
 

@@ -17,12 +17,19 @@ from openrnn.spec import Problem, Spec
 from openrnn.turned import forward as turned_forward
 from openrnn.turned import turn
 
+# B * H beyond which products over all steps take most of the time: the reference was as quick at
+# 4,096 or so, and takes three quarters of the time at 8,192 (benchmarks/log/cpu.md)
+MOST_ELEMENTS = 4096
+
 
 @memo(1024)
-def refusal(backend: str, problem: Problem) -> str | None:
+def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
     """Why second derivatives of a call of this backend are the reference's; None if they are not.
 
     Looks at values only.
+
+    Args:
+        batch: B, where it is known.
     """
     spec = problem.spec
     if not BACKENDS[backend].derives:
@@ -31,6 +38,8 @@ def refusal(backend: str, problem: Problem) -> str | None:
         return "the network has a projection"
     if problem.dtype not in (torch.float32, torch.float64):
         return "numbers of 16 bits"
+    if batch is not None and batch * spec.hidden_size > MOST_ELEMENTS:
+        return f"B * H is {batch * spec.hidden_size}, and kernels are quicker up to {MOST_ELEMENTS}"
     try:
         tangent = spec_of(spec)
     except CellError as error:
