@@ -51,7 +51,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"turned"},
     {"reference", "backends.*"},
     {"dispatch"},
-    {"request"},
+    {"ahead", "request"},
     {"route"},
     {"higher"},
     {"op"},

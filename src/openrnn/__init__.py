@@ -1,7 +1,7 @@
 """OpenRNN: recurrent layers of any cell at fused speed, a drop-in for those of `torch.nn`."""
 
 from openrnn import cells, codegen, onnx, ops, params
-from openrnn.backends.fused.ahead import compile_kernels
+from openrnn.ahead import compile_kernels
 from openrnn.cells import cell
 from openrnn.convert import ConvertCallback, convert, from_weights, quantize, to_weights
 from openrnn.embed import export_native

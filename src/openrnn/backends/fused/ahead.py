@@ -1,84 +1,55 @@
-"""Kernels compiled before the first call needs them."""
+"""The CUDA kernels of a network, compiled before the first call needs them."""
 
-from collections.abc import Iterable
-from typing import Protocol
-
-import torch
+from collections.abc import Iterable, Iterator
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
-from openrnn.native.nvrtc import arch_of
-from openrnn.spec import Spec
-from openrnn.tuning import plan
+from openrnn.native.nvrtc import Binary, arch_of
+from openrnn.spec import Problem
+from openrnn.tuning import plan, single_step
 
 
-class HasSpec(Protocol):
-    """A layer of `openrnn.nn`."""
-
-    @property
-    def spec(self) -> Spec:
-        """What the network is."""
-
-
-def compile_kernels(
-    module: HasSpec,
-    dtype: torch.dtype = torch.bfloat16,
-    *,
-    batches: Iterable[int] = (1, 16, 64, 256),
-    grad: bool = True,
-    lengths: bool = False,
-    reset: bool = False,
-    reset_state: bool = False,
-    return_states: bool = False,
-    capability: tuple[int, int] | None = None,
-) -> int:
-    """Compiles the CUDA kernels of a layer into the cache; returns how many there are.
+def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set[Binary]:
+    """The kernels of calls like this one, of these batch sizes and any T.
 
     Args:
-        module: a layer, such as `openrnn.LSTM`.
-        dtype: of its tensors.
-        batches: batch sizes that are expected; kernels differ only by the number of 8 rows.
-        grad, lengths, reset, reset_state, return_states: what calls will ask for; reset_state with
-            and without its gradients.
-        capability: of the device, which need not be there; by default that of torch's current one.
-
-    Raises:
-        ValueError: no capability, and no device that has one; reset_state without reset.
-        CompileError: a kernel does not compile.
-
-    Example:
-        >>> import openrnn, torch
-        >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
-        True
+        problem: with the capability of a device, and its multiprocessors if they are known.
+        reset_state: calls give states after a reset, with and without their gradients.
     """
-    if reset_state and not reset:
-        raise ValueError("compile_kernels got reset_state=True without reset=True, needs both")
-    if capability is None and not torch.cuda.is_available():
-        raise ValueError(
-            "compile_kernels needs capability=(9, 0) or so: torch finds no CUDA device"
-        )
-    found, processors = capability, None
-    if found is None:
-        found = torch.cuda.get_device_capability()
-        processors = torch.cuda.get_device_properties().multi_processor_count
-    cell, name = traced(module.spec), str(dtype).removeprefix("torch.")
-    kinds = plan.kinds(module.spec, grad, lengths, reset, return_states, reset_state)
-    made = set()
-    if grad:
-        made.add(kernels.plain_binary("permute_weights", name, arch_of(found)))
-        made.add(kernels.plain_binary("reduce_bias_gradients", name, arch_of(found)))
-    if lengths:
-        made.add(kernels.plain_binary("sort_lengths", "float32", arch_of(found)))
-    made.add(kernels.plain_binary("copy_rows", name, arch_of(found)))
-    made.add(kernels.plain_binary("fill_flags", "float32", arch_of(found)))
-    if grad and module.spec.drops(True):
-        made.add(kernels.plain_binary("dropout", name, arch_of(found)))
+    spec, capability = problem.spec, problem.capability
+    if capability is None:
+        raise ValueError("a problem without the capability of a device")
+    cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
+    arch, made = arch_of(capability), set[Binary]()
+    plain = {"copy_rows": name, "fill_flags": "float32"}
+    if problem.grad:
+        plain |= {"permute_weights": name, "reduce_bias_gradients": name}
+        plain |= {"dropout": name} if spec.drops(True) else {}
+    if problem.lengths:
+        plain["sort_lengths"] = "float32"
+    made |= {kernels.plain_binary(kernel, dtype, arch) for kernel, dtype in plain.items()}
+    kinds = plan.kinds(
+        spec, problem.grad, problem.lengths, problem.reset, problem.return_states, reset_state
+    )
     for batch in batches:
         for kind, on in kinds:
-            tiles = (batch + 7) // 8
             kernel = kernels.best(
-                kind, cell, name, module.spec.hidden_size, tiles, on, found, processors=processors
-            )
+                kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
+                processors=problem.processors,
+            )  # fmt: skip
             if kernel is not None:
                 made.add(kernel[0])
-    return len(made)
+        made.update(_of_steps(problem, batch))
+    return made
+
+
+def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
+    """The kernels of single steps, if a batch of this size has some."""
+    spec, capability = problem.spec, problem.capability
+    if capability is None or not single_step.takes(problem, 1, batch):
+        return
+    cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
+    for kind in ("step_forward", "step_backward") if problem.grad else ("step_forward",):
+        for inputs in {spec.layer_input(layer) for layer in range(spec.num_layers)}:
+            configs = single_step.configs(kind, len(spec.gates), inputs, spec.hidden_size, batch)
+            yield kernels.best_step(configs, cell, name, arch_of(capability))[0]
