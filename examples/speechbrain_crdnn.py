@@ -41,17 +41,17 @@ def ligru(x, r, s):
 @cache
 def layer(hidden: int) -> openrnn.Recurrent:
     """A layer that gets its weights with each call, so that parameters and checkpoints stay."""
-    sizes = 2 * hidden, hidden
-    return openrnn.Recurrent(ligru, *sizes, bias=False, batch_first=True, device="meta")
+    sizes = 2 * hidden, hidden  # what comes in is the input side of both gates
+    options = {"input_mode": "gates", "bias": False, "batch_first": True, "device": "meta"}
+    return openrnn.Recurrent(ligru, *sizes, **options)
 
 
 class FusedLiGRULayer(LiGRU_Layer):
     """SpeechBrain's layer without its loop."""
 
     def _ligru_cell(self, w: Tensor, ht: Tensor) -> Tensor:
-        # w is W x behind its norm, both gates: what the layer adds as it is
-        weights = {"weight_ih_l0": torch.eye(w.shape[2]), "weight_hh_l0": self.u.weight}
-        mask = self._sample_drop_mask(w).expand_as(ht)
+        # w is W x behind its norm, of both gates
+        mask, weights = self._sample_drop_mask(w).expand_as(ht), {"weight_hh_l0": self.u.weight}
         return functional_call(layer(ht.shape[1]), weights, (w, (ht[None], mask[None])))[0]
 
 

@@ -78,10 +78,12 @@ class Light(nn.Module):
 
 
 class FastLight(Light):
-    layer = openrnn.Recurrent(ligru, 2 * H, H, bias=False, device="meta", backend="reference")
+    layer = openrnn.Recurrent(
+        ligru, 2 * H, H, input_mode="gates", bias=False, device="meta", backend="reference"
+    )
 
     def steps(self, w, mask):
-        weights = {"weight_ih_l0": torch.eye(2 * H), "weight_hh_l0": self.u.weight}
+        weights = {"weight_hh_l0": self.u.weight}
         states = torch.zeros(1, B, H), mask[None]
         return functional_call(self.layer, weights, (w, states))[:1]
 
