@@ -1,12 +1,12 @@
 """The API reference: every public name is in it once, and every name in it exists."""
 
-import importlib
 import inspect
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from public_names import look_up
 
 import openrnn
 
@@ -32,18 +32,6 @@ def public(module):
         here = getattr(item, "__module__", "") or ""
         if not isinstance(item, ModuleType) and here.startswith("openrnn"):
             yield f"{module.__name__}.{name}"
-
-
-def look_up(name):
-    """The object of a dotted name; a function may have the name of the module that it is from."""
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        item = importlib.import_module(".".join(parts[:count]))
-        for part in parts[count:]:
-            item = getattr(item, part, None)
-        if item is not None:
-            return item
-    raise AttributeError(name)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

@@ -167,6 +167,12 @@ def test_habits(path):
     assert not habits_broken(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_lines_of_kernels_are_as_short_as_those_of_python(path):
+    """Which ruff holds to the same 100 columns."""
+    assert all(len(line) <= 100 for line in path.read_text(encoding="utf-8").splitlines())
+
+
 @pytest.mark.parametrize("path", FILES + KERNELS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_room_outgrows_the_house(path):
     assert length(path) <= LINES

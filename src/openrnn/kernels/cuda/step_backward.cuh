@@ -1,6 +1,6 @@
 // The derivative of one step of one layer and direction, T = 1: gate gradients from saved
-// activations. All products are left to GEMMs: for the gradients of the weights and of x, as after a
-// loop, and one more for the gradient of h before the step, which is added to what stands there.
+// activations. All products are left to GEMMs: for the gradients of the weights and of x, as after
+// a loop, and one more for the gradient of h before the step, which is added to what stands there.
 //
 // A block owns a group of 8 units in all rows of the batch; its warps take tiles of 8 rows in turn.
 

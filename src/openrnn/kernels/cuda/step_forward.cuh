@@ -1,10 +1,10 @@
 // One step of one layer and direction, T = 1: both products and the cell in one launch.
 //
-// A block reads each of its weights once, from L2 or memory, and keeps none: with one step to take
-// there is nothing to gain from holding R. A block owns a group of 8 units, all gates of it, in TILES * 8
-// rows of the batch. Its warps split K: some multiply x by columns of W_ih, the others h by columns
-// of R. Their partial sums meet in shared memory, where the first TILES warps add them in a fixed
-// order and apply the cell, each to one tile of 8 rows.
+// A block owns a group of 8 units, all gates of it, in TILES * 8 rows of the batch. It reads each
+// of its weights once, from L2 or memory, and keeps none: with one step to take there is nothing to
+// gain from holding R. Its warps split K: some multiply x by columns of W_ih, the others h by
+// columns of R. Their partial sums meet in shared memory, where the first TILES warps add them in a
+// fixed order and apply the cell, each to one tile of 8 rows.
 //
 // H and I are multiples of 8, so that every 16 bytes of a row that a lane reads are inside it.
 
@@ -28,7 +28,9 @@ INLINE uint4 load_16_bytes(const storage_t* source, bool exists) {
 }
 
 // The row of the batch that a lane has as a column of the product in tile n.
-INLINE int64 column_row(int64 first_row, int n, int lane) { return first_row + n * 8 + (lane >> 2); }
+INLINE int64 column_row(int64 first_row, int n, int lane) {
+    return first_row + n * 8 + (lane >> 2);
+}
 
 INLINE bool is_reset(const StepForwardArgs& args, int64 b) { return args.reset && args.reset[b]; }
 
