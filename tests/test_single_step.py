@@ -46,7 +46,10 @@ def problem(name="lstm", dtype=torch.bfloat16, device="cuda", hidden=64, inputs=
 
 @pytest.mark.parametrize(
     ("given", "steps", "batch", "runs"),
-    [({}, 1, 64, True), ({}, 1, 65, False), ({}, 2, 1, False), ({"hidden": 60}, 1, 1, False),
+    [({}, 1, 64, True), ({}, 1, 256, True), ({}, 1, 257, False), ({}, 2, 1, False),
+     ({"hidden": 512, "inputs": 512}, 1, 256, True), ({"hidden": 60}, 1, 1, False),
+     ({"hidden": 520, "inputs": 512}, 1, 256, False), ({"hidden": 1024}, 1, 64, True),
+     ({"hidden": 512, "inputs": 512, "dtype": torch.float32}, 1, 256, False),
      ({"inputs": 20}, 1, 1, False), ({"lengths": True}, 1, 1, False),
      ({"reset": True}, 1, 1, True), ({"reset": True, "bidirectional": True}, 1, 1, False),
      ({"bidirectional": True, "num_layers": 2}, 1, 1, True),
@@ -65,7 +68,7 @@ def test_a_backward_pass_with_resets_and_gradients_of_states_is_a_loop():
 
 
 @pytest.mark.parametrize("gates", [1, 3, 4, 8, 16])
-@pytest.mark.parametrize("batch", [1, 8, 9, 64])
+@pytest.mark.parametrize("batch", [1, 8, 9, 256])
 @pytest.mark.parametrize("hidden", [64, 1024])
 def test_configurations_cover_the_batch_with_as_many_sums_as_registers_hold(gates, batch, hidden):
     found = [*single_step.forward(gates, hidden, hidden, batch)]

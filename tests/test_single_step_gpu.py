@@ -118,7 +118,8 @@ def test_every_cell(name, states, dtype):
 @pytest.mark.parametrize(
     ("inputs", "hidden", "batch"),
     [(8, 8, 1), (8, 136, 8), (200, 64, 9), (1000, 24, 16), (256, 256, 17), (512, 512, 33),
-     (24, 1024, 64), (1024, 1024, 2), (2048, 1024, 1), (64, 1096, 31)],
+     (24, 1024, 64), (1024, 1024, 2), (2048, 1024, 1), (64, 1096, 31), (64, 128, 250),
+     (256, 256, 256)],
 )  # fmt: skip
 def test_sizes(name, inputs, hidden, batch, dtype):
     agree(*given(name, inputs, hidden, batch, dtype))
@@ -238,7 +239,8 @@ def test_what_runs():
     layer, x, _ = given()
     assert "step" in verbs(layer, x)
     assert "loop" not in verbs(layer, x)
-    assert "step" not in verbs(layer, x.new_zeros(1, 65, 24))
+    assert "step" in verbs(layer, x.new_zeros(1, 256, 24))
+    assert "step" not in verbs(layer, x.new_zeros(1, 257, 24))
     assert "step" not in verbs(layer, x.new_zeros(2, 5, 24))
     odd, x, _ = given(hidden=60)
     assert "step" not in verbs(odd, x)

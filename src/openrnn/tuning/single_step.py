@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from openrnn.codegen.config import StepConfig
 from openrnn.spec import Problem
 
-MOST_ROWS = 64  # of the batch: beyond it a GEMM and a loop share the work better
+FEW_ROWS = 64  # of the batch, for which a step always pays
+MOST_ROWS = 256  # for which it pays where its blocks read little
+MOST_READ = 64 << 20  # bytes that all blocks of a launch read: beyond it GEMMs read less
 MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
 LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
 BACKWARD = StepConfig("step_backward", 1, 8)
@@ -22,7 +24,19 @@ def takes(problem: Problem, steps: int, batch: int) -> bool:
     whole = spec.hidden_size % 8 == 0 and all(size % 8 == 0 for size in inputs)
     masked = problem.lengths or (problem.reset and spec.bidirectional)
     again = problem.grad and spec.recompute == "gates"
-    return steps == 1 and batch <= MOST_ROWS and whole and not masked and not again
+    if steps != 1 or not whole or masked or again:
+        return False
+    if batch <= FEW_ROWS:
+        return True
+    sizes = len(spec.gates), max(inputs), spec.hidden_size, batch
+    return batch <= MOST_ROWS and values_read(*sizes) * problem.dtype.itemsize <= MOST_READ
+
+
+def values_read(gates: int, inputs: int, hidden: int, batch: int) -> int:
+    """What the blocks of a forward launch read: 8 units of both matrices, and their rows, each."""
+    config = next(forward(gates, inputs, hidden, batch))
+    a_block = 8 * (gates + config.tiles) * (inputs + hidden)
+    return blocks(config, hidden, batch) * a_block
 
 
 def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bool:
