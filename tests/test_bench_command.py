@@ -152,7 +152,7 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--seconds 0", "seconds must be positive, got 0.0"),
         ("--compare {tmp}/none", "{tmp}/none: No such file or directory"),
         ("--show {tmp}/none", "there are no results at {tmp}/none"),
-        ("--page {tmp}/x.md", "--page is made of written results: name them with --show"),
+        ("--page {tmp}/x.md", "--page needs files of results to show: name them with --show"),
         ("--baseline nonsense --rows sb3", "--baseline: the repository has no commit"),
         ("--baseline {tmp} --rows sb3", "--baseline {tmp} holds neither openrnn/ nor src/openrnn/"),
         ("--suite users,fused", "suites users,fused have different defaults: name --"),
@@ -170,11 +170,11 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--profile sb3 --against torch", "--profile does not go with --against"),
         ("--suite train --compare x", "--suite train does not go with --compare"),
         ("--suite train --gpus 2", "--gpus needs a CUDA device"),
-        ("--gpus 2", "--gpus is of --suite train alone"),
-        ("--resume", "--resume goes on with a file of results: name it with --json"),
+        ("--gpus 2", "--gpus is an option of --suite train alone"),
+        ("--resume", "--resume needs the file of results to go on with: name it with --json"),
         ("--profile nothing", "no row matches 'nothing'"),
         ("--minutes -1", "minutes must be 0 or more, got -1"),
-        ("--suite train --gpus two", "gpus must be counts, as 1,2, got 'two'"),
+        ("--suite train --gpus two", "--gpus must be numbers of GPUs, such as 1,2, got 'two'"),
     ],
 )
 def test_mistakes_in_options(options, says, tmp_path, monkeypatch, capsys):

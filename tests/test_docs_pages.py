@@ -4,6 +4,7 @@ import doctest
 import re
 import runpy
 import shlex
+from argparse import ArgumentParser
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from openrnn import cli
+from openrnn.bench.cases import select
+from openrnn.bench.suites import rows_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("install", "ten_minutes", "choose", "coming_from", "faq")
@@ -97,8 +100,14 @@ def exists(name):
 
 
 def known(words):
-    """Whether there is this command with these options; runs nothing."""
-    return cli.main([*words, "--help"]) == 0
+    """Whether there is this command with these options, and such rows; runs nothing."""
+    if cli.main([*words, "--help"]):
+        return False
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--suite", default="users")
+    parser.add_argument("--rows", action="append", default=[])
+    asked = parser.parse_known_args(words)[0]
+    return words[0] != "bench" or bool(select(rows_of(asked.suite), asked.rows))
 
 
 # and the tests themselves, on planted faults
@@ -133,3 +142,8 @@ def test_blocks_share_names_and_some_are_not_run():
 def test_a_wrong_command_is_seen(line):
     [words] = commands(f"```console\n{line}\n```")
     assert not known(words)
+
+
+def test_a_row_that_is_nowhere_is_seen():
+    with pytest.raises(ValueError, match="no row matches"):
+        known(["bench", "--suite", "latency", "--rows", "lstm-*"])

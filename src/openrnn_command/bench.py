@@ -17,19 +17,29 @@ PEERS = (
     "cudnn-persist-dynamic, cudnn-persist-static-small-h, no-overlap, two-chunks, "
     "overlap-short, or none"
 )
-OF_SUITE = "what the suite says"
+OF_SUITE = "that of the suite"
 
 
 @interruptible
 def bench(
     *,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="Instead of timing: explain suites, rows, engines and the terms of tables",
+        ),
+    ] = False,
     suite: Annotated[
-        str, typer.Option(help=f"Which rows to time; several with commas: {SUITES}")
+        str,
+        typer.Option(
+            help="Groups of rows to time, explained by --list; several with commas: " + SUITES
+        ),
     ] = "users",
     rows: Annotated[
         list[str] | None,
         option(
-            "Only the rows of this name, such as lm-650 or 'lm-*'; may be given again",
+            "Only the rows of this name, such as lm-650 or 'lm-*'; may be given several times",
             metavar="NAME",
         ),
     ] = None,
@@ -37,13 +47,14 @@ def bench(
     dtype: Annotated[
         str | None,
         option(
-            "Precisions, with commas: bfloat16, float16, tf32, float32, float64, int8, or auto for "
-            "what the users of each row run",
+            "Precisions, with commas: bfloat16, float16, tf32, float32, float64, int8, or auto: "
+            "each row in the precision that its users run",
             OF_SUITE,
         ),
     ] = None,
     against: Annotated[
-        str | None, option(f"Engines to compare with, with commas: {PEERS}", OF_SUITE)
+        str | None,
+        option(f"What to compare with, explained by --list; with commas: {PEERS}", OF_SUITE),
     ] = None,
     backend: Annotated[str | None, option(f"Our backend: {BACKENDS}", OF_SUITE)] = None,
     seconds: Annotated[
@@ -52,8 +63,8 @@ def bench(
     minutes: Annotated[
         float | None,
         option(
-            "Stop after so many minutes; a row that is not complete by then is left out. For suite "
-            "train: minutes of each run",
+            "Stop after this time; a row that is not complete by then is left out. For suite "
+            "train: time of each training run",
             "all rows; 1 for suite train",
         ),
     ] = None,
@@ -64,7 +75,8 @@ def bench(
         Path | None, option("File to write the results to, one JSON object a line")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the file of --json: time what it lacks")
+        bool,
+        typer.Option("--resume", help="Continue the file of --json: time only what it lacks"),
     ] = False,
     markdown: Annotated[Path | None, option("File to write the tables to, in Markdown")] = None,
     charts: Annotated[Path | None, option("Folder to write charts to, as PNG files")] = None,
@@ -76,7 +88,7 @@ def bench(
     ] = None,
     baseline: Annotated[
         str | None,
-        option("A commit, or a folder of sources, to time in turn with the sources here"),
+        option("A commit of this repository, or a folder of sources, to time in turn with ours"),
     ] = None,
     workers: Annotated[
         int, typer.Option(help="Processes that compile the CUDA kernels of all rows at the start")
@@ -100,9 +112,9 @@ def bench(
 ) -> int:
     """Compare OpenRNN with what its users run today, on this machine.
 
-    Each row is a network of sizes that some project runs, and is named after that project. All
-    engines first compute the row, and their results are compared with float64; then they are timed
-    in turn. Ctrl-C keeps what was measured.
+    A row is one network and one call. Those of the default suite have the sizes of projects that
+    are in use, and their names: --list explains them. All engines first compute the row, and their
+    results are compared with float64; then they are timed in turn. Ctrl-C keeps what was measured.
     """
     from openrnn.bench import command
     from openrnn.bench.options import Options
@@ -115,7 +127,7 @@ def bench(
                 suite, device, None if dtype is None else words(dtype),
                 words(",".join(rows or ())), peers, backend, seconds, minutes, json, resume,
                 markdown, charts, compare, baseline, profile, tensorboard, show or (), page,
-                _counts(gpus), workers,
+                _counts(gpus), workers, listed,
             )
         )  # fmt: skip
 
@@ -154,5 +166,5 @@ def soak(
 def _counts(text: str) -> list[int]:
     counts = words(text)
     if not counts or not all(word.isdecimal() and int(word) for word in counts):
-        raise ValueError(f"gpus must be counts, as 1,2, got {text!r}")
+        raise ValueError(f"--gpus must be numbers of GPUs, such as 1,2, got {text!r}")
     return [int(word) for word in counts]

@@ -73,7 +73,7 @@ def regions(
     *,
     json: Annotated[Path | None, option("File to write the results to")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the file of --json: time what it lacks")
+        bool, typer.Option("--resume", help="Continue the file of --json: time only what it lacks")
     ] = False,
     minutes: Annotated[float | None, option("Stop after so many minutes", "all rows")] = None,
     workers: Annotated[

@@ -10,6 +10,7 @@ from rich.console import Console
 from openrnn.bench import (
     baseline,
     charts,
+    glossary,
     machine,
     markdown,
     page,
@@ -38,6 +39,8 @@ def execute(options: Options) -> int:
         ValueError, OpenRNNError: in one sentence, what was asked for and cannot be.
     """
     check(options)
+    if options.listed:
+        return _list(options)
     old = read(options.compare) if options.compare else None
     if options.show:
         return _show(options, old)
@@ -57,6 +60,17 @@ def execute(options: Options) -> int:
     if options.baseline:
         about["baseline"] = baseline.named(options.baseline)
     return _measure(options, choice, device, about, old)
+
+
+def _list(options: Options) -> int:
+    """Prints what there is to time, and what the words mean."""
+    rows = () if options.suite == "train" else select(rows_of(options.suite), options.rows)
+    out = report.console()
+    chosen = [glossary.rows_sheet(rows)] if rows else []
+    engines, terms = glossary.engines_sheet(), glossary.terms_sheet()
+    for sheet in (glossary.suites_sheet(), *chosen, engines, terms):
+        out.print(report.rendered(sheet))
+    return 0
 
 
 def _profile(options: Options, glob: str, device: str) -> int:

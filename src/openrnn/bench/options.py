@@ -37,10 +37,12 @@ class Options:
     page: Path | None = None
     gpus: Sequence[int] = (1,)
     workers: int = 0
+    listed: bool = False
 
 
 # of what measures nothing, or something else: the only options that it takes
 TAKES = {
+    "--list": "listed suite rows",
     "--page": "show page",
     "--show": "show markdown charts compare",
     "--profile": "profile suite device dtype backend json resume",
@@ -65,7 +67,7 @@ def check(options: Options) -> None:
     if options.charts or options.page:
         charts.need()
     if options.page and not options.show:
-        raise ValueError("--page is made of written results: name them with --show")
+        raise ValueError("--page needs files of results to show: name them with --show")
     _check_together(options)
     if options.baseline:
         baseline.named(options.baseline)
@@ -99,6 +101,7 @@ def choice_of(options: Options, suite: str, device: str) -> Choice:
 def _check_together(options: Options) -> None:
     """Refuses options that what was asked for does not heed."""
     asked = {
+        "--list": options.listed,
         "--page": options.page is not None,
         "--show": bool(options.show),
         "--profile": options.profile is not None,
@@ -113,9 +116,9 @@ def _check_together(options: Options) -> None:
                 f"{kind} does not go with {', '.join(f'--{name}' for name in ignored)}"
             )
     elif "gpus" in given:
-        raise ValueError("--gpus is of --suite train alone")
+        raise ValueError("--gpus is an option of --suite train alone")
     if options.resume and options.json is None:
-        raise ValueError("--resume goes on with a file of results: name it with --json")
+        raise ValueError("--resume needs the file of results to go on with: name it with --json")
 
 
 def _given(options: Options) -> list[str]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from openrnn.bench import charts, markdown, overview
+from openrnn.bench import charts, glossary, markdown, overview
 from openrnn.bench.cases import CUT, sized
 from openrnn.bench.check import RULE
 from openrnn.bench.ratios import TIES, lines_of, summaries
@@ -33,12 +33,18 @@ Made of the files under `benchmarks/results` by `{COMMAND}`; a test compares the
 is one machine's; `openrnn bench` measures yours. Ratios are the other's time over ours: above 1 we
 are faster, and where we are slower a table says so."""
 
-OVERVIEW = """Each line is a kind of work: rows of one suite, whose networks and sizes stand below.
+OVERVIEW = """Each line is a kind of work: rows of one suite, explained below.
 The dot is the geometric mean of its rows, the line reaches from the least to the most, and a red
 dot is a row in which we are slower. Each row is compared with the way in which its users run it
 today, both as called. The sections below also compare calls from CUDA graphs and cuDNN's best
 algorithm, and list every loss. Suites that compare something else, `scaling`, `int8` and `host`,
 are not in this chart."""
+
+NAMES = f"""## What the names mean
+
+A row is one network and one call; a suite is a group of rows. `openrnn bench --list` prints all of
+this, and the rows of any suite. Sizes are T x B x I x H:
+{glossary.NAMED}."""
 
 METHOD = f"""## How it is measured
 
@@ -47,16 +53,13 @@ METHOD = f"""## How it is measured
   warm-up: CUDA events around a few calls on a GPU, the clock around them on a CPU. Times are
   medians, with quartiles in the files; they hold everything between the user's call and its end,
   Python included.
-- **Forward** is a call without gradients; **training** a call and the gradients of x and of every
-  parameter.
 - **Ties.** {TIES[0].upper() + TIES[1:]}.
   Files keep quartiles, not single repeats; what others disturbed is shown and not counted.
-- **torch.nn** is timed as its users call it, and replayed from a CUDA graph beside ours from one:
-  the host's part of a call and the device's part apart. Rows that torch.nn has not are compared
-  with what users run instead: PackedSequence for lengths, a loop of steps for resets, a Python
-  loop over the cell for custom cells (its step by torch.compile as well). In bfloat16 torch.nn's
-  own `flatten_parameters` does nothing, so its weights are gathered in each call, as its users
-  have it. cuDNN's best algorithm is the fastest right one of four, called directly.
+- **torch.nn** is timed as called and from a CUDA graph, so that the host's part of a call and the
+  device's part can be told apart. Rows that torch.nn cannot run are compared with what users run
+  instead: PackedSequence for lengths, a loop of steps for resets, a Python loop over the cell for
+  custom cells (its step by torch.compile as well). In bfloat16 torch.nn's own
+  `flatten_parameters` does nothing, so its weights are gathered in each call, as its users have it.
 - **First call** is the first one in its process, with the disk cache as it was found. **Memory**
   is what a call adds at its peak: to the device's allocated memory or, on a CPU with Linux and
   since schema 2, to what the process holds.
@@ -75,7 +78,7 @@ them, `--compare FILE` holds a new run against them."""
 def text(records: Records, place: Path) -> str:
     """The page, for a file at `place`: what stands in the records, and links relative to there."""
     records = _ordered(records)
-    parts = [INTRODUCTION, *_overview(records, place), *_headlines(records)]
+    parts = [INTRODUCTION, *_overview(records, place), *_names(), *_headlines(records)]
     for path, record in records:
         if record.results:
             parts += _section(path, record, place)
@@ -113,6 +116,15 @@ def _overview(records: Records, place: Path) -> Iterator[str]:
         yield _image(overview.place(records), place)
         yield OVERVIEW
         yield _folded("the numbers of this chart", markdown.table(numbers))
+
+
+def _names() -> Iterator[str]:
+    """What suites, rows, engines and terms mean."""
+    yield NAMES
+    yield "\n".join(f"- **{term}**: {text}." for term, text in glossary.TERMS.items())
+    yield markdown.table(glossary.origins_sheet())
+    yield _folded("every suite", markdown.table(glossary.suites_sheet()))
+    yield _folded("what is compared with", markdown.table(glossary.engines_sheet()))
 
 
 def _image(path: Path, place: Path) -> str:
