@@ -46,10 +46,7 @@ def problem(name="lstm", dtype=torch.bfloat16, device="cuda", hidden=64, inputs=
 
 @pytest.mark.parametrize(
     ("given", "steps", "batch", "runs"),
-    [({}, 1, 64, True), ({}, 1, 256, True), ({}, 1, 257, False), ({}, 2, 1, False),
-     ({"hidden": 512, "inputs": 512}, 1, 256, True), ({"hidden": 60}, 1, 1, False),
-     ({"hidden": 520, "inputs": 512}, 1, 256, False), ({"hidden": 1024}, 1, 64, True),
-     ({"hidden": 512, "inputs": 512, "dtype": torch.float32}, 1, 256, False),
+    [({}, 1, 64, True), ({}, 1, 65536, True), ({}, 2, 1, False), ({"hidden": 60}, 1, 1, False),
      ({"inputs": 20}, 1, 1, False), ({"lengths": True}, 1, 1, False),
      ({"reset": True}, 1, 1, True), ({"reset": True, "bidirectional": True}, 1, 1, False),
      ({"bidirectional": True, "num_layers": 2}, 1, 1, True),
@@ -60,11 +57,29 @@ def test_which_calls_are_single_steps(given, steps, batch, runs):
     assert single_step.takes(problem(**given), steps, batch) is runs
 
 
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "batch", "kind"),
+    [(torch.bfloat16, 512, 256, "step_forward"), (torch.bfloat16, 512, 288, "step_cell"),
+     (torch.float32, 512, 64, "step_forward"), (torch.float32, 512, 256, "step_cell"),
+     (torch.bfloat16, 2048, 1, "step_forward"), (torch.bfloat16, 2048, 64, "step_cell")],
+)  # fmt: skip
+def test_gemms_multiply_where_blocks_would_read_much_again(dtype, hidden, batch, kind):
+    assert single_step.forward_kind(dtype, 4, hidden, batch, hidden) == kind
+
+
+def test_resets_to_given_states_are_for_steps_without_gemms():
+    asked = problem(hidden=512, inputs=512, reset=True)
+    assert single_step.takes(asked, 1, 4096)
+    assert single_step.takes(asked, 1, 64, reset_state=True)
+    assert not single_step.takes(asked, 1, 4096, reset_state=True)
+
+
 def test_a_backward_pass_with_resets_and_gradients_of_states_is_a_loop():
     asked = problem(reset=True, grad=True)
     assert single_step.differentiates(asked, 1, 1, False)
     assert not single_step.differentiates(asked, 1, 1, True)
-    assert single_step.differentiates(problem(grad=True), 1, 1, True)
+    assert single_step.differentiates(problem(grad=True), 1, 256, True)
+    assert not single_step.differentiates(problem(grad=True), 1, 257, True)
 
 
 @pytest.mark.parametrize("gates", [1, 3, 4, 8, 16])
@@ -90,8 +105,8 @@ def test_what_runs_spills_nothing(name, dtype):
             made, config = kernels.best_step(configs, cell, dtype, arch)
             assert made.resources.spilled == 0
             assert made.resources.registers * config.threads <= 65536
-    made = kernels.step_binary(cell, dtype, single_step.BACKWARD, "sm_90a")
-    assert made.resources.spilled == 0
+    for config in (single_step.CELL, single_step.BACKWARD):
+        assert kernels.step_binary(cell, dtype, config, "sm_90a").resources.spilled == 0
 
 
 def test_its_schedule_has_neither_loop_nor_input_product():
@@ -148,7 +163,7 @@ class Kernel:
 
     def run(self, blocks, words):
         args = named(self.table, words, len(self.cell.states))
-        if self.kind == "step_forward":
+        if self.kind in ("step_forward", "step_cell"):
             assert blocks == HIDDEN // 8  # all five rows are in one tile
         run = {"permute_weights": permute_weights, "copy_rows": copy_rows}
         run.get(self.kind, getattr(self, self.kind, None))(args)
@@ -180,6 +195,22 @@ class Kernel:
             starts = [args.x + 4 * gate * args.x_gate for gate in range(gates)]
             x = torch.cat([rows(start, HIDDEN, args.x_row) for start in starts], 1)
         r = before[0] @ at(args.weight, (gates * HIDDEN, HIDDEN)).T
+        self.apply(args, x, r, before)
+
+    def step_cell(self, args):
+        gates, reset = len(self.cell.gates), self.reset_rows(args)[:, None]
+        before = [torch.where(reset, 0.0, rows(first, HIDDEN)) for first in args.initial]
+        r = torch.where(reset, 0.0, rows(args.h_products, gates * HIDDEN))
+        if args.w_ih:
+            x = rows(args.x_products, gates * HIDDEN)
+        else:
+            starts = [args.x + 4 * gate * args.x_gate for gate in range(gates)]
+            x = torch.cat([rows(start, HIDDEN, args.x_row) for start in starts], 1)
+        self.apply(args, x, r, before)
+
+    def apply(self, args, x, r, before):
+        """The cell, from products."""
+        gates = len(self.cell.gates)
         x = x + (at(args.bias_x, (1, gates * HIDDEN)) if args.bias_x else 0)
         r = r + (at(args.bias_r, (1, gates * HIDDEN)) if args.bias_r else 0)
         x, r = x.split(HIDDEN, 1), r.split(HIDDEN, 1)
@@ -289,6 +320,28 @@ CASES = [
     {"input_mode": "skip", "inputs": HIDDEN}, {"input_mode": "gates"}, {"bias_mode": "none"},
     {"bias_mode": "input"}, {"bias_mode": "recurrent"},
 ]  # fmt: skip
+
+
+@pytest.fixture
+def gemms(monkeypatch):
+    """Products of steps are GEMMs at any size."""
+    monkeypatch.setattr(single_step, "MOST_REREAD", -(1 << 40))
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize("name", ["lstm", "gru", "peephole_lstm"])
+def test_results_and_gradients_where_gemms_multiply(pretended, gemms, name, options):
+    call = pretended(name, **options)
+    count, params = len(call.states), len(call.params)
+    check(call, Needs(True, (True,) * count, (True,) * params, ()))
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["from zeros", "from states"])
+def test_resets_to_zeros_where_gemms_multiply(pretended, gemms, states):
+    reset = torch.tensor([[True, False, False, True, False]])
+    call = pretended("gru", states, reset=reset)
+    nothing = (False,) * len(call.states)
+    check(call, Needs(True, nothing, (True,) * len(call.params), ()))
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

@@ -119,10 +119,39 @@ def test_every_cell(name, states, dtype):
     ("inputs", "hidden", "batch"),
     [(8, 8, 1), (8, 136, 8), (200, 64, 9), (1000, 24, 16), (256, 256, 17), (512, 512, 33),
      (24, 1024, 64), (1024, 1024, 2), (2048, 1024, 1), (64, 1096, 31), (64, 128, 250),
-     (256, 256, 256)],
+     (256, 256, 256), (512, 512, 300), (48, 1024, 130), (64, 256, 3000)],
 )  # fmt: skip
 def test_sizes(name, inputs, hidden, batch, dtype):
     agree(*given(name, inputs, hidden, batch, dtype))
+
+
+@pytest.fixture
+def gemms(monkeypatch):
+    """Products of steps are GEMMs at any size."""
+    monkeypatch.setattr(single_step, "MOST_REREAD", -(1 << 40))
+    memo.clear()
+    yield
+    memo.clear()
+
+
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize("states", [True, False], ids=["states", "zeros"])
+@pytest.mark.parametrize("name", TRACED)
+def test_every_cell_where_gemms_multiply(gemms, name, states, dtype):
+    agree(*given(name, batch=13, dtype=dtype, states=states))
+
+
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_resets_where_gemms_multiply(gemms, name, dtype):
+    layer, x, states = given(name, batch=300, dtype=dtype)
+    mask = torch.rand(1, 300, device="cuda") < 0.5
+    with torch.no_grad():
+        assert "step" in verbs(layer, x)
+        y, _ = layer(x, states if name == "lstm" else states[0], reset=mask)
+        wide = doubled(states)
+        wanted, _ = exactly(layer)(x.double(), wide if name == "lstm" else wide[0], reset=mask)
+        close(y, wanted, "y")
 
 
 @pytest.mark.parametrize("bias_mode", ["none", "input", "recurrent"])
@@ -239,8 +268,10 @@ def test_what_runs():
     layer, x, _ = given()
     assert "step" in verbs(layer, x)
     assert "loop" not in verbs(layer, x)
-    assert "step" in verbs(layer, x.new_zeros(1, 256, 24))
-    assert "step" not in verbs(layer, x.new_zeros(1, 257, 24))
+    assert "loop" not in verbs(layer, x.new_zeros(1, 256, 24))
+    assert "loop" in verbs(layer, x.new_zeros(1, 257, 24))  # backward
+    with torch.no_grad():
+        assert "loop" not in verbs(layer, x.new_zeros(1, 257, 24))
     assert "step" not in verbs(layer, x.new_zeros(2, 5, 24))
     odd, x, _ = given(hidden=60)
     assert "step" not in verbs(odd, x)

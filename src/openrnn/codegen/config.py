@@ -281,9 +281,9 @@ class StepConfig:
     """A kernel of a single step, forward or backward; H, I and B are arguments of it.
 
     Args:
-        kind: "step_forward" or "step_backward".
-        tiles: of 8 batch rows that a block takes; backward takes them in turn.
-        warps: of a block; in forward they split K.
+        kind: "step_forward", "step_cell", which leaves products to GEMMs, or "step_backward".
+        tiles: of 8 batch rows that a block takes; backward takes all rows in turn.
+        warps: of a block; in `step_forward` they split K.
     """
 
     kind: str
@@ -296,6 +296,6 @@ class StepConfig:
 
     def shared(self, cell: Traced) -> int:
         """Bytes of shared memory of a block that its launch asks for: partial sums of warps."""
-        if self.kind == "step_backward":
+        if self.kind != "step_forward":
             return 0
         return self.warps * _ceil_div(len(cell.gates), 2) * self.tiles * 512

@@ -132,10 +132,10 @@ def step_source(cell: Traced, dtype: str, config: StepConfig) -> str:
         "TILES": config.tiles, "WARPS": config.warps, "SHARED_GIVEN": config.shared(cell),
     }  # fmt: skip
     lines = _head(config.kind, cell, dtype, legend) + _defined(constants)
-    if config.kind == "step_forward":
-        function = step_function(cell, dtype, frozenset())
-    else:
+    if config.kind == "step_backward":
         function = derivative_functions(cell, dtype)
+    else:
+        function = step_function(cell, dtype, frozenset())
     expanded = _expanded(f"{config.kind}.cuh", STEPS[config.kind], function)
     return "\n".join(lines) + "\n\n" + expanded
 

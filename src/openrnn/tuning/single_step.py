@@ -6,19 +6,26 @@ once instead, so T = 1 is a problem of its own.
 
 from collections.abc import Iterator
 
+import torch
+
 from openrnn.codegen.config import StepConfig
 from openrnn.spec import Problem
 
-FEW_ROWS = 64  # of the batch, for which a step always pays
-MOST_ROWS = 256  # for which it pays where its blocks read little
-MOST_READ = 64 << 20  # bytes that all blocks of a launch read: beyond it GEMMs read less
+MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
+# bytes that the blocks of `step_forward` read again, beyond which GEMMs are faster
+MOST_REREAD = 64 << 20
 MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
 LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
+CELL = StepConfig("step_cell", 8, 8)
 BACKWARD = StepConfig("step_backward", 1, 8)
 
 
-def takes(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether the step kernels run a forward pass: one step of few rows, H and I multiples of 8."""
+def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -> bool:
+    """Whether kernels of single steps run a forward pass: T = 1, H and I multiples of 8.
+
+    Args:
+        reset_state: rows that are reset begin from states that were given; GEMMs know one h only.
+    """
     spec = problem.spec
     inputs = {spec.layer_input(layer) for layer in range(spec.num_layers)}
     whole = spec.hidden_size % 8 == 0 and all(size % 8 == 0 for size in inputs)
@@ -26,17 +33,9 @@ def takes(problem: Problem, steps: int, batch: int) -> bool:
     again = problem.grad and spec.recompute == "gates"
     if steps != 1 or not whole or masked or again:
         return False
-    if batch <= FEW_ROWS:
-        return True
-    sizes = len(spec.gates), max(inputs), spec.hidden_size, batch
-    return batch <= MOST_ROWS and values_read(*sizes) * problem.dtype.itemsize <= MOST_READ
-
-
-def values_read(gates: int, inputs: int, hidden: int, batch: int) -> int:
-    """What the blocks of a forward launch read: 8 units of both matrices, and their rows, each."""
-    config = next(forward(gates, inputs, hidden, batch))
-    a_block = 8 * (gates + config.tiles) * (inputs + hidden)
-    return blocks(config, hidden, batch) * a_block
+    sizes = len(spec.gates), spec.hidden_size, batch
+    kinds = {forward_kind(problem.dtype, *sizes, inner) for inner in inputs}
+    return not (reset_state and "step_cell" in kinds)
 
 
 def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bool:
@@ -45,16 +44,31 @@ def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bo
     Args:
         before: gradients of initial or reset states are wanted.
     """
-    return takes(problem, steps, batch) and not (problem.reset and before)
+    few = batch <= MOST_ROWS
+    return few and takes(problem, steps, batch) and not (problem.reset and before)
+
+
+def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs: int) -> str:
+    """The kernel that runs a layer's step.
+
+    "step_forward", whose blocks multiply, too: each reads again what others have read. Or
+    "step_cell" after two GEMMs, which share operands better.
+    """
+    config = next(forward(gates, inputs, hidden, batch))
+    rows, columns = min(8 * config.tiles, batch), inputs + hidden
+    every = blocks(config, hidden, batch) * (8 * gates + rows) * columns
+    again = every - (gates * hidden + batch) * columns
+    return "step_cell" if again * dtype.itemsize > MOST_REREAD else "step_forward"
 
 
 def configs(kind: str, gates: int, inputs: int, hidden: int, batch: int) -> list[StepConfig]:
     """The kernels of a layer, best first.
 
     Args:
-        kind: "step_forward" or "step_backward".
+        kind: "step_forward", "step_cell" or "step_backward".
     """
-    return [BACKWARD] if kind == BACKWARD.kind else [*forward(gates, inputs, hidden, batch)]
+    fixed = {one.kind: [one] for one in (CELL, BACKWARD)}
+    return fixed.get(kind) or [*forward(gates, inputs, hidden, batch)]
 
 
 def blocks(config: StepConfig, hidden: int, batch: int) -> int:
@@ -64,7 +78,7 @@ def blocks(config: StepConfig, hidden: int, batch: int) -> int:
 
 
 def forward(gates: int, inputs: int, hidden: int, batch: int) -> Iterator[StepConfig]:
-    """The forward kernels of a layer, best first; a later one is less likely to spill."""
+    """The kernels `step_forward` of a layer, best first; a later one is less likely to spill."""
     fragments = -(-gates // 2)
     most = max(1, MOST_SUMS // fragments)
     tiles = min((tiles for tiles in (1, 2, 4) if 8 * tiles >= batch), default=4)

@@ -49,7 +49,11 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     if capability is None or not single_step.takes(problem, 1, batch):
         return
     cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
-    for kind in ("step_forward", "step_backward") if problem.grad else ("step_forward",):
-        for inputs in {spec.layer_input(layer) for layer in range(spec.num_layers)}:
-            configs = single_step.configs(kind, len(spec.gates), inputs, spec.hidden_size, batch)
+    gates, hidden = len(spec.gates), spec.hidden_size
+    for inputs in {spec.layer_input(layer) for layer in range(spec.num_layers)}:
+        kinds = [single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)]
+        if problem.grad and single_step.differentiates(problem, 1, batch, False):
+            kinds.append("step_backward")
+        for kind in kinds:
+            configs = single_step.configs(kind, gates, inputs, hidden, batch)
             yield kernels.best_step(configs, cell, name, arch_of(capability))[0]

@@ -84,12 +84,17 @@ def _of_step(problem: Problem, kind: str) -> list[str]:
     widths = dict.fromkeys(spec.layer_input(layer) for layer in range(spec.num_layers))
     lines: list[str] = []
     for inputs in widths if kind == "forward" else [0]:  # backward reads no x
-        configs = single_step.configs(f"step_{kind}", gates, inputs, hidden, batch)
+        name = "step_backward"
+        if kind == "forward":
+            name = single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)
+        configs = single_step.configs(name, gates, inputs, hidden, batch)
         made, config = kernels.best_step(configs, cell, dtype, arch)
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         reads = f" that reads {inputs} inputs" if len(widths) > 1 and inputs else ""
+        products = "two GEMMs, then " if name == "step_cell" else ""
+        count = single_step.blocks(config, hidden, batch)
         lines.append(
-            f"{kind} of a single step{reads}: {single_step.blocks(config, hidden, batch)} blocks "
+            f"{kind} of a single step{reads}: {products}{count} blocks "
             f"of {config.threads} threads, {made.resources.registers} registers{spilled}"
         )
     return lines

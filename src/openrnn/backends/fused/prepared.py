@@ -77,6 +77,16 @@ def input_product(layer: LayerKernels, inner: int, rows: int) -> Product:
 
 
 @memo(1024)
+def step_product(layer: LayerKernels, columns: int, rows: int) -> Product:
+    """(rows, G*H) in float32 = (rows, columns) times a matrix (G*H, columns) transposed."""
+    width = layer.gates * layer.hidden
+    return product_for(
+        layer.dtype, layer.device, (rows, width, columns), Layout(columns), Layout(columns, True),
+        Layout(width), full=True,
+    )  # fmt: skip
+
+
+@memo(1024)
 def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
     """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih."""
     return product_for(

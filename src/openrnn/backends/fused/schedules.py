@@ -79,7 +79,7 @@ class ScheduleKey(NamedTuple):
 def forward(key: ScheduleKey) -> Schedule:
     """The forward pass."""
     problem = key.problem
-    if single_step.takes(problem, key.steps, key.batch):
+    if single_step.takes(problem, key.steps, key.batch, key.reset_states):
         return schedule.forward(_one_step(key.spec), problem.drops)
     save = problem.grad and not key.recompute
     on = ForwardFlags(problem.lengths, problem.reset, key.all_states, key.reset_states, save)

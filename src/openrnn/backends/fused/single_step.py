@@ -13,6 +13,7 @@ from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.codegen.config import StepConfig
 from openrnn.kernels.cuda.args import STEPS, PreparedArgs
 from openrnn.memo import memo
+from openrnn.memory import memory_for
 from openrnn.native import nvrtc
 from openrnn.schedule import Chunk
 from openrnn.tuning import single_step
@@ -64,14 +65,26 @@ def launch_forward(
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
     inputs = x.shape[2]
-    step = step_for(layer, launches.batch, "step_forward", inputs)
+    sizes = layer.gates, layer.hidden, launches.batch
+    kind = single_step.forward_kind(layer.dtype, *sizes, inputs)
+    step = step_for(layer, launches.batch, kind, inputs)
     w_ih = None if weights.w_ih is None else dense(weights.w_ih)
+    x_products = h_products = None
+    if kind == single_step.CELL.kind:
+        before = launches.states(layer, call.states)[0]
+        if w_ih is not None:
+            x = x if x.is_contiguous() else copied(x)
+            x_products = products(launches, layer, x.data_ptr(), w_ih, inputs)
+        if before:
+            h_products = products(launches, layer, before, weights.recurrent, layer.hidden)
     words = step.args.words(
         weight=weights.recurrent.data_ptr(),
         w_ih=address(w_ih),
         x=x.data_ptr(),
         x_row=x.stride(1),
         x_gate=layer.x_gate,
+        x_products=address(x_products),
+        h_products=address(h_products),
         y=y.data_ptr() + layer.direction * layer.hidden * y.element_size(),
         y_row=y.stride(1),
         saved=address(saved),
@@ -85,6 +98,20 @@ def launch_forward(
         all_states=launches.states(layer, all_states),
     )
     step.kernel.launch(step.blocks, words)
+
+
+def products(
+    launches: Launches, layer: LayerKernels, rows: int, matrix: Tensor, columns: int
+) -> Tensor:
+    """The products of all gates with a matrix (G*H, columns), (B, G*H) in float32.
+
+    Args:
+        rows: the address of what is multiplied, (B, columns).
+    """
+    batch, width = launches.batch, layer.gates * layer.hidden
+    made = memory_for(torch.float32, matrix.device).empty(batch, width)
+    prepared.step_product(layer, columns, batch).run(rows, matrix.data_ptr(), made.data_ptr())
+    return made
 
 
 def launch_backward(

@@ -217,7 +217,7 @@ class BackwardArgs(Args):
 
 @_table
 class StepForwardArgs(Args):
-    """Of `step_forward`, one step (T = 1) of one layer and direction."""
+    """Of `step_forward` and `step_cell`, one step (T = 1) of one layer and direction."""
 
     weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
     w_ih: Annotated[int, "const storage_t*", "W_ih [GATES, units, inputs], or null"] = 0
@@ -227,6 +227,8 @@ class StepForwardArgs(Args):
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "without w_ih: values from a gate to the next"] = 0
     inputs: Annotated[int, "int64", "I, a multiple of 8"]
+    x_products: Annotated[int, "const float*", "step_cell: [B, GATES, units] of W_ih, or null"] = 0
+    h_products: Annotated[int, "const float*", "step_cell: the same of R, or null"] = 0
     y: Annotated[int, "storage_t*", "out [B, units], by rows"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     saved: Annotated[
@@ -353,7 +355,11 @@ class SortLengthsArgs(Args):
 
 
 LOOPS: dict[str, type[Args]] = {"forward": ForwardArgs, "backward": BackwardArgs}
-STEPS: dict[str, type[Args]] = {"step_forward": StepForwardArgs, "step_backward": StepBackwardArgs}
+STEPS: dict[str, type[Args]] = {
+    "step_forward": StepForwardArgs,
+    "step_cell": StepForwardArgs,
+    "step_backward": StepBackwardArgs,
+}
 PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
     "permute_weights": PermuteWeightsArgs,
     "copy_rows": CopyRowsArgs,

@@ -8,12 +8,8 @@
 //
 // H and I are multiples of 8, so that every 16 bytes of a row that a lane reads are inside it.
 
-#include "device.cuh"
-#include "saved.cuh"
-#include "unit_constants.cuh"
+#include "step_unit.cuh"
 
-constexpr int THREADS = WARPS * 32;
-constexpr int MMA_ROWS = (GATES + 1) / 2;  // fragments: 8 units of one gate and of the next
 constexpr int PARTS = MMA_ROWS * TILES;    // of a warp's sums, four a lane
 static_assert(WARPS * PARTS * 32 * sizeof(float4) == SHARED_GIVEN,
               "codegen/config.py counts shared memory otherwise");
@@ -30,13 +26,6 @@ INLINE uint4 load_16_bytes(const storage_t* source, bool exists) {
 // The row of the batch that a lane has as a column of the product in tile n.
 INLINE int64 column_row(int64 first_row, int n, int lane) {
     return first_row + n * 8 + (lane >> 2);
-}
-
-INLINE bool is_reset(const StepForwardArgs& args, int64 b) { return args.reset && args.reset[b]; }
-
-// State k of a row before the step, (B, units), or null for zeros.
-INLINE const storage_t* state_before(const StepForwardArgs& args, int k, int64 b) {
-    return is_reset(args, b) ? args.reset_state[k] : args.initial[k];
 }
 
 // A matrix [GATES, units, columns], and the rows [B, columns] that it is multiplied with.
@@ -121,31 +110,6 @@ INLINE void multiply_share(const StepForwardArgs& args, const Shares& shares, in
     operands.multiply_tiles(rank * tiles / among, (rank + 1) * tiles / among, sums);
 }
 
-// A unit in two rows of a tile: what the cell reads besides the products.
-struct Cells {
-    UnitConstants constants;
-    float given[GATES][2];   // input side of the gates, where there is no W_ih
-    float state[2][STATES];  // before the step
-
-    INLINE void load(const StepForwardArgs& args, int unit, int64 first_row) {
-        constants.load(args, unit, true);
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int64 b = first_row + c;
-            const bool inside = b < args.batch;
-            #pragma unroll
-            for (int gate = 0; gate < GATES; ++gate)
-                given[gate][c] = inside && !args.w_ih
-                    ? widen(args.x[b * args.x_row + gate * args.x_gate + unit]) : 0.0f;
-            #pragma unroll
-            for (int k = 0; k < STATES; ++k) {
-                const storage_t* source = inside ? state_before(args, k, b) : nullptr;
-                state[c][k] = source ? widen(source[b * args.units + unit]) : 0.0f;
-            }
-        }
-    }
-};
-
 // The sums of tile n over warps [begin, end), in their order.
 INLINE void add_parts(int n, int begin, int end, int lane, float (&sums)[MMA_ROWS * 4]) {
     for (int warp = begin; warp < end; ++warp)
@@ -156,29 +120,6 @@ INLINE void add_parts(int n, int begin, int end, int lane, float (&sums)[MMA_ROW
             sums[m * 4] += part.x, sums[m * 4 + 1] += part.y;
             sums[m * 4 + 2] += part.z, sums[m * 4 + 3] += part.w;
         }
-}
-
-// Applies the cell to a unit in row c of two; saved: activations for backward.
-INLINE void step_row(const StepForwardArgs& args, const Cells& cells, int c, int64 b, int unit,
-                     const float (&x_sums)[MMA_ROWS * 4], const float (&h_sums)[MMA_ROWS * 4],
-                     float (&saved)[ACTIVATIONS + 4]) {
-    float left[GATES], right[GATES], after[STATES];
-    #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate) {
-        const int at = gate / 2 * 4 + gate % 2 * 2 + c;
-        const float given = cells.given[gate][c] + x_sums[at];
-        left[gate] = given + cells.constants.bias_x[gate];
-        right[gate] = h_sums[at] + cells.constants.start(gate, given);
-    }
-    step(left, right, cells.state[c], cells.constants.vectors, after, saved);
-    if (b >= args.batch) return;
-    args.y[b * args.y_row + unit] = narrow(after[0]);
-    #pragma unroll
-    for (int k = 0; k < STATES; ++k) {
-        const int64 at = b * args.units + unit;
-        args.final[k][at] = narrow(after[k]);
-        if (args.all_states[k]) args.all_states[k][at] = narrow(after[k]);
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
