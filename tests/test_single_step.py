@@ -59,9 +59,10 @@ def test_which_calls_are_single_steps(given, steps, batch, runs):
 
 @pytest.mark.parametrize(
     ("dtype", "hidden", "batch", "kind"),
-    [(torch.bfloat16, 512, 256, "step_forward"), (torch.bfloat16, 512, 288, "step_cell"),
-     (torch.float32, 512, 64, "step_forward"), (torch.float32, 512, 256, "step_cell"),
-     (torch.bfloat16, 2048, 1, "step_forward"), (torch.bfloat16, 2048, 64, "step_cell")],
+    [(torch.bfloat16, 512, 128, "step_forward"), (torch.bfloat16, 512, 256, "step_cell"),
+     (torch.float32, 512, 64, "step_forward"), (torch.float32, 512, 128, "step_cell"),
+     (torch.bfloat16, 4096, 1, "step_forward"), (torch.bfloat16, 2048, 64, "step_cell"),
+     (torch.bfloat16, 128, 512, "step_forward"), (torch.bfloat16, 128, 1024, "step_cell")],
 )  # fmt: skip
 def test_gemms_multiply_where_blocks_would_read_much_again(dtype, hidden, batch, kind):
     assert single_step.forward_kind(dtype, 4, hidden, batch, hidden) == kind

@@ -12,8 +12,10 @@ from openrnn.codegen.config import StepConfig
 from openrnn.spec import Problem
 
 MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
-# bytes that the blocks of `step_forward` read again, beyond which GEMMs are faster
-MOST_REREAD = 64 << 20
+# Of `step_forward`, beyond which GEMMs are faster, as an H200 measured: bytes that its blocks read
+# again, and blocks where several share units, two for each multiprocessor
+MOST_REREAD = 40 << 20
+MOST_BLOCKS = 264
 MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
 LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
 CELL = StepConfig("step_cell", 8, 8)
@@ -55,10 +57,15 @@ def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs
     "step_cell" after two GEMMs, which share operands better.
     """
     config = next(forward(gates, inputs, hidden, batch))
-    rows, columns = min(8 * config.tiles, batch), inputs + hidden
-    every = blocks(config, hidden, batch) * (8 * gates + rows) * columns
-    again = every - (gates * hidden + batch) * columns
-    return "step_cell" if again * dtype.itemsize > MOST_REREAD else "step_forward"
+    rows, columns, count = (
+        min(8 * config.tiles, batch),
+        inputs + hidden,
+        blocks(config, hidden, batch),
+    )
+    again = count * (8 * gates + rows) * columns - (gates * hidden + batch) * columns
+    shares = count > hidden // 8
+    large = again * dtype.itemsize > MOST_REREAD or (shares and count > MOST_BLOCKS)
+    return "step_cell" if large else "step_forward"
 
 
 def configs(kind: str, gates: int, inputs: int, hidden: int, batch: int) -> list[StepConfig]:
