@@ -1,13 +1,12 @@
 """The decorator, names, keys and pickles of cells; the equations of those that ship, once more."""
 
 import copy
-import os
 import pickle
-import subprocess
 import sys
 from functools import partial
 from types import SimpleNamespace
 
+import forks
 import numpy as np
 import pytest
 import torch
@@ -190,10 +189,7 @@ def test_a_pickled_layer_runs_in_another_process(tmp_path):
         "import pickle, sys; layer, x = pickle.load(open(sys.argv[1], 'rb')); "
         "print(layer(x)[0].sum().item())"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "layer")]
-    path = [entry for entry in sys.path if entry]
-    environment = {**os.environ, "PYTHONPATH": ":".join(path)}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    ran = forks.python(program, tmp_path / "layer")
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) == pytest.approx(layer(x)[0].sum().item(), rel=1e-6)
 
@@ -254,12 +250,8 @@ def test_a_layer_of_a_twin_loads_where_the_cell_has_another_key(tmp_path):
     load = (
         "import pickle, torch; layer = pickle.load(open('layer', 'rb')); layer(torch.ones(1, 1, 2))"
     )
-    path = ":".join(["."] + [entry for entry in sys.path if entry])
     for program in save, load:
-        ran = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        ran = forks.python(program, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
 
 
@@ -300,12 +292,7 @@ def processes(tmp_path_factory):
 
     def ask(program, body="torch.tanh(scale * x.a + r.a)"):
         (folder / "factory.py").write_text(FACTORY.format(body=body, clip="clip"))
-        path = ":".join([".", *filter(None, sys.path)])
-        return subprocess.run(
-            [sys.executable, "-B", "-c", program],
-            cwd=folder, env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return forks.python(f"import sys; sys.dont_write_bytecode = True; {program}", cwd=folder)
 
     saved = ask(SAVE)
     assert saved.returncode == 0, saved.stderr

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields
 
+import forks
 import pytest
 import typer
 
@@ -122,7 +123,7 @@ def test_all_commands_are_there():
 
 
 def test_the_package_is_a_command_too():
-    command = [sys.executable, "-m", "openrnn", "explain", "--steps", "x"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    run = "import runpy; runpy.run_module('openrnn', run_name='__main__', alter_sys=True)"
+    done = forks.python(run, "explain", "--steps", "x")
     assert done.returncode == 2
     assert "--steps" in done.stderr

@@ -2,10 +2,10 @@
 
 import copy
 import pickle
-import subprocess
 import sys
 from types import SimpleNamespace
 
+import forks
 import pytest
 import torch
 from torch import nn
@@ -222,4 +222,5 @@ def test_it_imports_lightning_only_when_asked(tmp_path):
         "import pytorch_lightning\n"
         "assert isinstance(found, pytorch_lightning.Callback)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    ran = forks.python(program)
+    assert ran.returncode == 0, ran.stderr

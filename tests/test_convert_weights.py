@@ -5,10 +5,9 @@ that `data/convert/make.py` names, which made them.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 import torch
@@ -542,7 +541,8 @@ def test_no_library_is_imported():
         "openrnn.from_weights([np.ones((3, 16)), np.ones((4, 16)), np.ones(16)], 'keras'); "
         "print(*sys.modules)"
     )
-    command = [sys.executable, "-c", program]
-    loaded = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    ran = forks.python(program)
+    assert ran.returncode == 0, ran.stderr
+    loaded = ran.stdout.split()
     foreign = {"keras", "tensorflow", "jax", "flax", "equinox", "onnx", "mxnet", "h5py"}
     assert not foreign & {name.partition(".")[0] for name in loaded}

@@ -8,6 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 import torch
 
@@ -38,15 +39,9 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def python(program, *args, home=None, **more):
+def python(program, home):
     """What a program prints, in a process of its own."""
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.defpath}
-    if home is not None:
-        environment["HOME"] = str(home)
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, args)],
-        env=environment, capture_output=True, text=True, check=False, **more,
-    )  # fmt: skip
+    done = forks.python(program, env={"PATH": os.defpath, "HOME": str(home)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

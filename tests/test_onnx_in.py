@@ -2,10 +2,9 @@
 
 import io
 import logging
-import subprocess
-import sys
 import warnings
 
+import forks
 import numpy as np
 import pytest
 import torch
@@ -425,6 +424,5 @@ def test_the_package_is_asked_for():
         "try: openrnn.from_onnx('x.onnx')\n"
         "except ImportError as error: print(error)"
     )
-    command = [sys.executable, "-c", program]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    said = forks.python(program).stdout
     assert said.strip().endswith("the package onnx, which is not here: pip install onnx")

@@ -2,9 +2,8 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
+import forks
 import pytest
 import torch
 from torch import nn
@@ -262,8 +261,8 @@ threads = [threading.Thread(target=work) for _ in range(6)]
 
 def test_first_calls_from_several_threads():
     """Whoever loads a kernel second must not free the code that another program calls."""
-    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], check=False)
-    assert done.returncode == 0
+    done = forks.python(FIRST_CALLS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_number_of_threads(hits):

@@ -1,0 +1,69 @@
+"""Programs in a Python of their own that has torch and nothing of ours: forks save its import."""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+# Each line that it reads is a program, which runs in a fork of it as under `python -c`.
+SERVER = """
+import json, os, sys, torch
+told = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(code, file=told, flush=True)
+        continue
+    for number, name in enumerate((os.devnull, "out", "err")):
+        opened = os.open(os.path.join(asked["folder"], name), os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    told.close()
+    sys.stdin = open(0, closefd=False)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.path[:] = ["", *asked["path"]]
+    sys.argv = ["-c", *asked["args"]]
+    exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
+    break
+"""
+
+
+@lru_cache(maxsize=1)
+def _server() -> subprocess.Popen:
+    """One for each worker, until that ends."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    atexit.register(server.communicate)
+    return server
+
+
+def python(program, *args, cwd=".", env=None):
+    """What `subprocess.run` says of a program: its exit status, and what it printed."""
+    words, path = [str(arg) for arg in args], [entry for entry in sys.path if entry]
+    env = dict(os.environ if env is None else env)
+    if sys.platform != "linux":  # torch on a Mac does not survive a fork
+        return subprocess.run(
+            [sys.executable, "-c", program, *words], text=True, capture_output=True, check=False,
+            cwd=cwd, env={**env, "PYTHONPATH": os.pathsep.join(path)},
+        )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        asked = {
+            "program": program, "args": words, "cwd": os.path.abspath(cwd), "env": env,
+            "path": path, "folder": folder,
+        }  # fmt: skip
+        server = _server()
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+    return subprocess.CompletedProcess(program, code, out, err)
