@@ -34,7 +34,7 @@ examples: $(READY)
 	$(BIN)/python examples/run.py
 
 # what decides whether a change lands, but for tests marked as slow; test-all runs these too
-test: TESTS = -m 'not slow'
+test: TESTS = -m 'not slow' --hypothesis-profile landing
 # mypy has one thread and runs beside the tests; what it says comes last
 test test-all: $(READY)
 	$(BIN)/ruff check

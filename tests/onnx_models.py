@@ -94,11 +94,11 @@ def run(opened, inputs, like):
     )
 
 
-def both(parts, dtype=F32, fill=True):
+def both(parts, dtype=F32, fill=True, **options):
     """The program, and for each part the outputs of ONNX Runtime and ours, at other T and B."""
     model = Parts(parts).eval().to(dtype)
     # drawn with T 5 and B 3, run with T 8 and B 4
-    program = export(model, drawn(5, 3, dtype))
+    program = export(model, drawn(5, 3, dtype), **options)
     inputs = drawn(8, 4, dtype)
     if fill:
         inputs["x"] = padded(inputs["x"], inputs["lengths"])

@@ -62,8 +62,15 @@ def test_the_rest(cell, clip):
     check(replace(case, spec=case.spec.with_(cell_clip=clip)), "cpu")
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("corner", CORNERS)
+def corners():
+    """Of the one that takes seconds a landing has one cell."""
+    for corner in CORNERS:
+        for cell in ("lstm", "gru"):
+            slow = (corner, cell) == ("many_steps", "gru")
+            yield pytest.param(corner, cell, marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize(("corner", "cell"), [*corners()])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_corners(backend, corner, cell):
     require(backend)

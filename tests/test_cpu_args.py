@@ -23,11 +23,12 @@ READERS = {
 }
 
 
-def read(reader, name, args):
-    """A field as compiled code reads it."""
+def read(reader, names, args):
+    """Fields as compiled code reads them, by name."""
     known = {"at": reader}
-    exec(f"def field(address):\n    return at(address).{name}", known)  # a field's name is no value
-    return njit(known["field"])(ctypes.addressof(args))
+    values = ", ".join(f"args.{name}" for name in names)  # a field's name is no value
+    exec(f"def fields(address):\n    args = at(address)\n    return ({values},)", known)
+    return dict(zip(names, njit(known["fields"])(ctypes.addressof(args)), strict=True))
 
 
 def numbers(table):
@@ -37,8 +38,9 @@ def numbers(table):
 @pytest.mark.parametrize("table", READERS, ids=lambda table: table.__name__)
 def test_compiled_code_reads_what_was_set(table):
     args = table(**{name: 10 + place for place, name in enumerate(table.fields)})
-    for place, name in enumerate(table.fields):
-        assert read(READERS[table], name, args) == 10 + place
+    assert read(READERS[table], table.fields, args) == {
+        name: 10 + place for place, name in enumerate(table.fields)
+    }
 
 
 @pytest.mark.parametrize("states", [1, 3])
@@ -50,15 +52,13 @@ def test_the_loops_read_numbers_and_groups_of_states(states):
     groups = [name for name in LoopArgs.fields if name not in numbers(LoopArgs)]
     for place, name in enumerate(groups):
         setattr(args, name, tuple(1000 * (place + 1) + k for k in range(states)))
+    found = read(args_type.loop_args_at, LoopArgs.fields, args)
     for place, name in enumerate(numbers(LoopArgs)):
-        if name not in ("states", "drop_scale"):
-            assert read(args_type.loop_args_at, name, args) == 100 + place
-    scale = numbers(LoopArgs).index("drop_scale")
-    assert read(args_type.loop_args_at, "drop_scale", args) == 0.5 + scale
+        if name != "states":
+            assert found[name] == (0.5 if name == "drop_scale" else 100) + place
     entry = njit(lambda address, k: int64_at(address)[k])
     for place, name in enumerate(groups):
-        first = read(args_type.loop_args_at, name, args)
-        assert [entry(first, k) for k in range(states)] == [
+        assert [entry(found[name], k) for k in range(states)] == [
             1000 * (place + 1) + k for k in range(states)
         ]
     assert ctypes.sizeof(args) == 8 * (len(numbers(LoopArgs)) + len(groups) * states)

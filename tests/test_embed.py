@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import json
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import openrnn
 from openrnn.backends.cpu.baked import baked
 from openrnn.embed import export, header, names, targets
 from openrnn.embed.undefined import undefined
+from openrnn.kernels.cpu import objects
 from openrnn.spec import Problem
 
 COMPILER = shutil.which("cc")
@@ -75,6 +77,32 @@ def _one_thread(one_thread):
     """The bits of a layer are those of one thread."""
 
 
+@pytest.fixture(scope="module")
+def answers():
+    """What compiling processes answered."""
+    return {}
+
+
+@pytest.fixture
+def asked_once(answers, monkeypatch):
+    """A request is the text that a compiling process reads: who asks for the same is told again."""
+    ask = objects._in_a_process
+
+    def answer(asked):
+        text = json.dumps(asked)
+        if text not in answers:
+            answers[text] = ask(asked)
+        return answers[text]
+
+    monkeypatch.setattr(objects, "_in_a_process", answer)
+
+
+def plain(**options):
+    """A layer of the same weights each time, so that its exports are one request."""
+    torch.manual_seed(0)
+    return openrnn.LSTM(3, 16, **options)
+
+
 @needs_cc
 @pytest.mark.parametrize(
     "name",
@@ -105,8 +133,8 @@ def test_any_block_gives_the_same(tmp_path):
 
 
 @needs_cc
-def test_weights_are_those_of_the_export(tmp_path):
-    layer = LAYERS["lstm"]().eval()
+def test_weights_are_those_of_the_export(tmp_path, asked_once):
+    layer = plain().eval()
     x = torch.randn(T, 1, 3)
     with torch.no_grad():
         native, wanted = Native(layer, tmp_path), layer(x)[0]
@@ -159,8 +187,8 @@ def test_two_layers_in_one_program(tmp_path, language):
 
 
 @needs_cc
-def test_programs_see_two_functions(tmp_path):
-    native = Native(LAYERS["lstm"](), tmp_path)
+def test_programs_see_two_functions(tmp_path, asked_once):
+    native = Native(plain(), tmp_path)
     for name in ("openrnn_loop", "openrnn_row", "openrnn_data", "forward"):
         assert not hasattr(native.library, name)
 
@@ -227,21 +255,21 @@ def test_64_bit_arm(tmp_path, name):
         torch.testing.assert_close(y, layer(x)[0][:, 0])
 
 
-def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch):
+def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch, asked_once):
     """Nor one of an earlier export."""
     path = tmp_path / "sub" / "net"
     path.parent.mkdir()
     (tmp_path / "sub" / "net.so").write_bytes(b"older")
     monkeypatch.setattr(export.shutil, "which", lambda name: None)
-    files = openrnn.export_native(LAYERS["lstm"](), path)
+    files = openrnn.export_native(plain(), path)
     assert not (tmp_path / "sub" / "net.so").exists()
     assert [file.name for file in files] == ["net.h", "net.o"]
     assert all(file.stat().st_size for file in files)
 
 
-def test_a_linker_that_fails_is_told(tmp_path):
+def test_a_linker_that_fails_is_told(tmp_path, asked_once):
     with pytest.raises(openrnn.OpenRNNError, match="cannot link"):
-        openrnn.export_native(LAYERS["lstm"](), tmp_path / "net", compiler="false")
+        openrnn.export_native(plain(), tmp_path / "net", compiler="false")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +331,9 @@ def test_parametrizations_are_those_of_eval_mode(tmp_path):
         assert torch.equal(native(x), layer.eval()(x)[0])
 
 
-def test_a_default_device_is_not_asked(tmp_path):
+def test_a_default_device_is_not_asked(tmp_path, asked_once):
     with torch.device("meta"):
-        assert openrnn.export_native(openrnn.LSTM(3, 16, device="cpu"), tmp_path / "net")
+        assert openrnn.export_native(plain(device="cpu"), tmp_path / "net")
 
 
 def test_no_address_of_this_process_is_written():

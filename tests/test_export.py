@@ -187,7 +187,13 @@ def plain(name):
     return model, given, exported.run_decompositions(openrnn.plain_decompositions())
 
 
-@pytest.mark.parametrize("name", PLAIN)
+VARIANTS = ("mgu", "slstm", "peephole_lstm", "coupled_lstm")  # cells that run as lstm and gru do
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in PLAIN],
+)
 def test_a_program_of_plain_operators(name):
     model, given, exported = plain(name)
     assert not [node for node in exported.graph.nodes if "openrnn" in str(node.target)]

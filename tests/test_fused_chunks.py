@@ -265,6 +265,8 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
     monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
     for lengths, reset, every in itertools.product((False, True), repeat=3):
+        if wants and every != lengths:
+            continue  # in backward it changes nothing, but is given
         memo.clear()
         problem = Problem(spec, torch.float32, "cuda", grad=True, lengths=lengths, reset=reset)
         given = schedules.ScheduleKey(problem, 0, steps, batch, False, every)

@@ -90,7 +90,7 @@ def test_any_field_of_a_record(run, tmp_path, field):
     ends_well(tmp_path, sealed(tensors, deep), "its record is nested too deeply")
 
 
-@pytest.mark.parametrize("field", thinned(CONFIG, 2))
+@pytest.mark.parametrize("field", thinned(CONFIG, 3))
 def test_any_field_of_a_config(run, tmp_path, field):
     tensors, record, _ = run
     assert record["config"].keys() == set(CONFIG)
@@ -235,7 +235,7 @@ def test_of_processes_that_begin_at_once_one_wins_and_its_kill_frees_the_folder(
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 )
             )
-            for _ in range(3)
+            for _ in range(2)
         ]  # fmt: skip
         for process in several:
             stack.callback(process.kill)
@@ -245,7 +245,7 @@ def test_of_processes_that_begin_at_once_one_wins_and_its_kill_frees_the_folder(
             process.stdin.flush()
         said = [process.stdout.readline() for process in several]
         assert said.count("mine\n") == 1
-        assert sum("another openrnn train is at work" in line for line in said) == 2
+        assert sum("another openrnn train is at work" in line for line in said) == 1
         winner = several[said.index("mine\n")]
         winner.kill()
         winner.wait()

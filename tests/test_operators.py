@@ -129,7 +129,7 @@ def calls():
 NUMBER = count()
 
 
-@pytest.mark.parametrize(("name", "target", "given"), thinned(calls(), 4))
+@pytest.mark.parametrize(("name", "target", "given"), thinned(calls(), 6))
 def test_an_operator_has_a_kernel_or_a_reason(name, target, given):
     """Step and derivative of a traced one are autograd's, in float64."""
 

@@ -365,7 +365,7 @@ def needs_of_wavefront(operation, operations):
 
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("edges", EDGES[1:], ids=str)
-@pytest.mark.parametrize("layers", [2, 3, 8, 11])
+@pytest.mark.parametrize("layers", [2, 3, 8, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout):
     chunkings = ((Chunking(edges, wavefront=True),),) * layers
     for operations in (

@@ -5,13 +5,14 @@ names, so that results can be compared with the reference.
 """
 
 import ctypes
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
-from cases import CELLS
+from cases import CELLS, thinned
 from test_fused_launches import clear_caches
 from test_fused_products import at, copy_rows, multiply, permute_weights
 
@@ -96,8 +97,9 @@ def test_configurations_cover_the_batch_with_as_many_sums_as_registers_hold(gate
 
 
 @pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    ("name", "dtype"), thinned(itertools.product(TRACED, ("bfloat16", "float32")), 3)
+)
 def test_what_runs_spills_nothing(name, dtype):
     cell = trace(TRACED[name])
     for batch in (1, 32):

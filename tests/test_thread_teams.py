@@ -1,5 +1,6 @@
 """Threads of the CPU backend that share a tile: the same numbers as alone, and no deadlock."""
 
+import itertools
 import threading
 from itertools import pairwise
 
@@ -43,18 +44,27 @@ def call(layer, x, lengths=None, **options):
             *torch.autograd.grad(total, [leaf, *layer.parameters()])]  # fmt: skip
 
 
+def name_of(value):
+    values = value if isinstance(value, tuple) else (value,)
+    return "-".join(str(getattr(each, "name", each)) for each in values)
+
+
 @shared
-@pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize(
-    ("count", "batch", "steps"), [(2, 1, 40), (4, 1, 3), (5, 2, 7), (6, 20, 5)]
+    ("cell", "sizes", "lengths"),
+    thinned(
+        itertools.product(
+            ((cells.lstm, 256), (cells.lstm, 250), (cells.gru, 256), (cells.peephole_lstm, 250)),
+            ((2, 1, 40), (4, 1, 3), (5, 2, 7), (6, 20, 5)),
+            (False, True),
+        ),
+        3,  # no factor of the numbers of values: a third has each of them
+    ),
+    ids=name_of,
 )
-@pytest.mark.parametrize(
-    ("cell", "hidden"),
-    [(cells.lstm, 256), (cells.lstm, 250), (cells.gru, 256), (cells.peephole_lstm, 250)],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_alone_and_together(threads, cell, hidden, count, batch, steps, lengths):
+def test_alone_and_together(threads, cell, sizes, lengths):
     """Outputs are those of one thread, bit by bit; sums over rows may be split otherwise."""
+    (cell, hidden), (count, batch, steps) = cell, sizes
     torch.manual_seed(0)
     layer = openrnn.Recurrent(cell, 24, hidden, 2, bidirectional=True, backend="cpu")
     size = layout(hidden).team_size(batch, layout(hidden).tile_rows(batch, count, True), count)
@@ -168,8 +178,9 @@ def test_any_step_is_shared(threads, feature, count, batch):
 
 
 @shared
+@pytest.mark.parametrize("calls", thinned([15, 40], 2))
 @pytest.mark.parametrize(("count", "lengths"), [(2, [3, 3, 0, 0, 0, 0]), (3, [1, 0, 0, 0, 0])])
-def test_sequences_without_steps(threads, count, lengths):
+def test_sequences_without_steps(threads, count, lengths, calls):
     """Their gradients pass through while other threads already work on those with steps."""
     torch.manual_seed(0)
     layers = [
@@ -188,7 +199,7 @@ def test_sequences_without_steps(threads, count, lengths):
 
     threads(count)
     wanted = gradients(layers[1])
-    for _ in range(40):
+    for _ in range(calls):
         for have, want in zip(gradients(layers[0]), wanted):
             torch.testing.assert_close(have, want, rtol=0, atol=1e-9)
 

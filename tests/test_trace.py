@@ -208,7 +208,7 @@ def activated(function, name):
     return cell
 
 
-@pytest.mark.parametrize("name", thinned(ACTIVATIONS, 2))
+@pytest.mark.parametrize("name", thinned(ACTIVATIONS, 3))
 def test_activations(name):
     agree(activated(ACTIVATIONS[name], name))
 
