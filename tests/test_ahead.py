@@ -27,3 +27,9 @@ def test_what_it_cannot_compile_is_said():
         openrnn.compile_kernels(layer, device="cpu")
     with pytest.raises(ValueError, match="got device='tpu', needs 'cuda' or 'cpu'"):
         openrnn.compile_kernels(layer, device="tpu")
+
+
+@pytest.mark.parametrize("module", [3, torch.nn.LSTM(3, 4)])
+def test_what_has_no_kernels_is_named(module):
+    with pytest.raises(TypeError, match=f"needs a layer .* got {type(module).__name__}"):
+        openrnn.compile_kernels(module, device="cpu")

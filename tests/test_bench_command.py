@@ -146,7 +146,7 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--device cuda", "device cuda: torch finds no CUDA device here"),
         ("--dtype bf16", "dtype must be auto or of bfloat16, float16, tf32, float32"),
         ("--dtype tf32", "dtype tf32 needs a CUDA device"),
-        ("--rows lmm", "no row matches 'lmm'; there are: isaac, "),
+        ("--rows lmm", "no row matches 'lmm'; there are: lm-650, lm-1150, lm-1500, and 35 others"),
         ("--against keras", "against must be of torch, graph, cudnn, packed, loop"),
         ("--backend cudn", "backend must be auto or one of"),
         ("--seconds 0", "seconds must be positive, got 0.0"),
@@ -227,7 +227,7 @@ def test_rows_that_are_cut_are_named_and_near_names_told(capsys):
     assert cli.main([*arguments, "--suite", "deepbench", "--rows", "lstm-512-b17-t25"]) == 2
     said = capsys.readouterr().err
     assert "no row matches 'lstm-512-b17-t25'; there are: lstm-512-b1" in said
-    assert re.search(r", and \d+ others\n$", said)
+    assert re.search(r", and \d+ others: see openrnn bench --list\n$", said)
 
 
 def test_rows_are_counted_and_the_time_is_kept(tiny_suite, tmp_path, monkeypatch, capsys):

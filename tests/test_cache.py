@@ -108,7 +108,11 @@ def test_what_is_damaged_is_made_again(folder, damage):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("call", ["write_bytes", "replace"])
-def test_what_cannot_be_written_costs_only_time(folder, monkeypatch, call, code):
+def test_what_cannot_be_written_costs_time_and_is_said_once(
+    folder, monkeypatch, caplog, call, code
+):
+    store._tell_that_nothing_is_kept.cache_clear()
+
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
@@ -118,6 +122,16 @@ def test_what_cannot_be_written_costs_only_time(folder, monkeypatch, call, code)
     assert [store.kept(path, make) for _ in range(2)] == [b"content"] * 2
     assert make.count == 2
     assert files(folder) == []
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"cannot be kept in {folder} ({os.strerror(code)})" in said
+
+
+def test_a_line_of_progress_promises_no_folder_that_is_not_there(tmp_path, caplog):
+    caplog.set_level("INFO", "openrnn")
+    store.kept(tmp_path / "none" / "x", Maker(), "a cell")
+    assert caplog.messages[0] == "compiling a cell"
+    store.kept(tmp_path / "x", Maker(), "a cell")
+    assert caplog.messages[-1] == f"compiling a cell, once: it is kept in {tmp_path}"
 
 
 @pytest.fixture

@@ -154,13 +154,13 @@ def test_a_wrong_kind_of_states():
         return [x.a, s.c]
 
     one = torch.ones(1)
-    with pytest.raises(CellError, match="got list"):
+    with pytest.raises(CellError, match="got a list"):
         cell.step((one,), (one,), (one, one))
 
 
 def test_lookup():
     assert cells.lookup("lstm") is openrnn.cells.lstm
-    with pytest.raises(CellError, match=r"no cell 'lstmm' is defined here; known: .*lstm"):
+    with pytest.raises(CellError, match=r"no cell 'lstmm' is defined here; there are .*lstm"):
         cells.lookup("lstmm")
 
 

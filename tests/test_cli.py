@@ -174,8 +174,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder, tmp_path):
         ("--resume {trained} --hidden 13", "has --hidden 12, got --hidden 13"),
         ("--resume {trained} --corpus {tmp}/file", "not the one that the run"),
         ("--batch 100000", "the corpus has"),
-        ("--hidden 300000", "the memory is too small: try a smaller --batch, --bptt or --hidden"),
-        ("--hidden 2147483647", "the memory is too small"),
+        (
+            "--hidden 300000",
+            "there is not enough memory: try a smaller --batch, --bptt or --hidden",
+        ),
+        ("--hidden 2147483647", "there is not enough memory"),
         ("--hidden 2147483648", "hidden must be less than 2**31"),
         ("--corpus /dev/zero", "is neither a file nor a folder"),
     ],
@@ -201,7 +204,8 @@ def test_a_backend_that_refuses_says_why(folder, tmp_path, monkeypatch, capsys):
     assert cli.main([*map(str, arguments), "--steps", "2", "--quiet"]) == 2
     err = capsys.readouterr().err
     assert "no backend takes cell=lstm" in err
-    assert err.endswith("  reference: out of order; too slow\n")
+    assert "\n  reference: out of order; too slow\n" in err
+    assert err.endswith('with backend "auto" it would run on backend cpu\n')
     assert "Traceback" not in err
 
 
@@ -280,7 +284,7 @@ def test_explain_shows_the_table_of_a_machine_that_is_not_here(capsys):
     assert cli.main(["explain", *words.split()]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     if dispatch.BACKENDS["fused"].absent():
-        assert rows.pop() == "fused would take this, were it not absent here"
+        assert rows.pop() == "on a machine that has backend fused, it would run this"
     assert "cell=gru" in head
     assert "input_size=128 hidden_size=512 num_layers=2 bidirectional=True" in head
     assert head.endswith("T=60 B=8 bfloat16 cuda lengths reset")
@@ -301,12 +305,15 @@ def test_explain_asks_a_single_backend(capsys):
     ("arguments", "says"),
     [
         ("--cell foo", "no cell 'foo'"),
+        ("--steps -1", "--steps must be 0 or more, got -1"),
+        ("--schedule --steps 3", "--schedule needs --steps and --batch"),
+        ("--capability 9.0", "--capability is of a GPU: it needs --device cuda"),
         ("--cell mine.py", "a cell of a file is asked for as path.py:name, got mine.py"),
         ("--clip -1", "cell_clip must not be negative, got -1.0"),
         ("--hidden -1", "hidden_size must not be negative, got -1"),
         ("--cell gru --clip 1", "cell_clip needs a cell that clips a state, gru has none"),
         ("--proj 9 --hidden 8", "proj_size must be 0 (none) or smaller"),
-        ("--capability 9", "capability must look like 9.0, got '9'"),
+        ("--device cuda --capability 9", "capability must look like 9.0, got '9'"),
         ("--dtype int8", "dtype must be one of"),
         ("--device tpu", "device must be one of cpu, cuda, got 'tpu'"),
         ("--bias-mode both", "bias_mode must be one of"),

@@ -71,6 +71,22 @@ def test_a_wrong_option_needs_no_torch_either(capsys):
     assert capsys.readouterr().err.startswith("openrnn: No such option: --rwos")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nope", "No such command 'nope'; see openrnn --help"),
+        ("tune nope", "No such command 'nope'; see openrnn tune --help"),
+        ("convert", "Missing argument 'IN'; see openrnn convert --help"),
+        ("explain --hidden many", ", got 'many'; see openrnn explain --help"),
+    ],
+)
+def test_a_wrong_word_is_named_and_leads_to_the_help(words, said, capsys):
+    assert openrnn_command.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("openrnn: ")
+    assert err.endswith(f"{said}\n")
+
+
 def test_the_lists_are_those_of_the_package():
     assert listed(options.BACKENDS) == ["auto", *BACKENDS]
     assert listed(bench.SUITES) == [*SUITE_NAMES]

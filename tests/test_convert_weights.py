@@ -434,7 +434,7 @@ def test_options_of_the_layer():
     layer = from_weights(kernels(), "keras", batch_first=True, backend="reference")
     assert layer.batch_first
     assert layer.backend == "reference"
-    with pytest.raises(ValueError, match="sizes follow from the arrays of keras"):
+    with pytest.raises(ValueError, match=r"follow from the shapes of keras's"):
         from_weights(kernels(), "keras", num_layers=2)
     with pytest.raises(TypeError, match="bias_mode follows from the arrays"):
         from_weights(kernels(), "keras", bias_mode="double")
@@ -458,7 +458,7 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
         ("keras", GOOD | {"kernel": GOOD["kernel"].astype("f")}, {"cell": "lstm"},
          "recurrent_kernel must be of one type of real numbers with the others, "
          "got torch.float64 beside torch.float32"),
-        ("keras", {"kernel": drawn(3, 16)}, {}, "recurrent_kernel is not there, only kernel"),
+        ("keras", {"kernel": drawn(3, 16)}, {}, "there is no array recurrent_kernel, only kernel"),
         ("keras", [drawn(3, 16)], {"cell": "lstm"},
          "needs kernel, recurrent_kernel, bias of each layer and direction, got 1 arrays"),
         ("keras", [*kernels(), *kernels(5)], {"cell": "lstm"},
@@ -469,7 +469,7 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
         ("torch", {**TORCH, "weight_ih_l1": drawn(16, 4)}, {"cell": "lstm"},
          "weight_ih_l1 is no array of 1 layers in 1 directions"),
         ("torch", {k: v for k, v in TORCH.items() if k != "bias_hh_l0"}, {"cell": "lstm"},
-         "bias_hh_l0 is not there"),
+         "there is no array bias_hh_l0"),
         ("onnx", {"W": drawn(1, 16, 3), "R": drawn(2, 16, 4)}, {"cell": "lstm"},
          "arrays must have 1 or 2 directions along their first axis, got 1 in W, 2 in R"),
         ("cudnn", drawn(100), {"cell": "lstm"}, "the length of a flat buffer of cudnn does not say "
@@ -492,7 +492,7 @@ TORCH = {name: tensor.numpy() for name, tensor in torch.nn.LSTM(3, 4).state_dict
          "weight_hr must have 2 axes and not be empty, got shape (4,)"),
         ("tf_cell", {"kernel": drawn(3, 16), "bias": drawn(16)}, {"cell": "lstm"},
          "input_size must not be negative, got -1"),
-        ("equinox", [GOOD, GOOD], {}, "weight_hh is not there"),
+        ("equinox", [GOOD, GOOD], {}, "there is no array weight_hh"),
     ],
 )  # fmt: skip
 def test_wrong_arrays(source, arrays, more, text):

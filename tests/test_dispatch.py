@@ -326,6 +326,15 @@ def test_a_named_backend_never_becomes_another(install):
     assert caught.value.reasons == {"picky": ["does not do lengths"]}
 
 
+def test_the_error_of_a_named_backend_says_what_would_run(install):
+    install(Fake(Capabilities(), "a"), Fake(EVERYTHING, "b"))
+    with pytest.raises(NoBackendError) as caught:
+        dispatch.select(PLAIN, "a")
+    assert str(caught.value).endswith('\nwith backend "auto" it would run on backend b')
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.advice) == (str(caught.value), caught.value.advice)
+
+
 def test_the_error_lists_every_reason(install):
     none = Capabilities()
     install(Fake(none, "a"), Fake(replace(EVERYTHING, dtypes=frozenset()), "b"))

@@ -275,15 +275,19 @@ def test_a_linker_that_fails_is_told(tmp_path, asked_once):
 @pytest.mark.parametrize(
     ("layer", "options", "words"),
     [
-        (lambda: openrnn.LSTM(3, 4, bidirectional=True), {}, "forward direction alone"),
-        (lambda: openrnn.LSTM(3, 4, reverse=True), {}, "forward direction alone"),
+        (lambda: openrnn.LSTM(3, 4, bidirectional=True), {}, "a layer that runs forward"),
+        (lambda: openrnn.LSTM(3, 4, reverse=True), {}, "a layer that runs forward"),
         (lambda: openrnn.LSTM(3, 4, dtype=torch.bfloat16), {}, "needs a layer of float32 or"),
         (lambda: openrnn.LSTM(3, 4), {"path": "my-amp"}, "must be a C identifier such as amp"),
         (lambda: openrnn.LSTM(3, 4), {"block": 0}, "block must be a number of steps from 1"),
         (lambda: openrnn.LSTM(3, 4), {"cpu": "z80"}, "cpu must be None or one of x86-64-v2"),
         (lambda: openrnn.LSTM(3, 4), {"path": "int8"}, "int8_t is a type of C's library"),
         (lambda: openrnn.LSTM(3, 4), {"block": 1 << 40}, "from 1 to 65536"),
-        (lambda: openrnn.LSTM(3, 4), {"compiler": "no-such-cc"}, "no compiler no-such-cc is here"),
+        (
+            lambda: openrnn.LSTM(3, 4),
+            {"compiler": "no-such-cc"},
+            "the compiler no-such-cc is not on the PATH",
+        ),
         (lambda: openrnn.LSTM(3, 4, device="meta"), {}, "got one without values"),
     ],
 )

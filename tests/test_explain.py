@@ -156,7 +156,7 @@ def test_an_example_that_does_not_fit(make, shape):
     ("what", "got"),
     [
         (torch.nn.LSTM(3, 4), "torch's LSTM; openrnn.convert makes one of it"),
-        (torch.nn.Linear(3, 4), "torch's Linear"),
+        (torch.nn.Linear(3, 4), "torch's Linear; give one of its layers"),
         (openrnn.LSTMCell, "the class LSTMCell"),
         (None, "NoneType"),
         (cells.lstm, "openrnn's Cell"),

@@ -109,7 +109,7 @@ def test_raw_text_is_cut_and_split_by_file(tmp_path):
     [
         ({"train.txt": b"a b"}, r"needs one file valid\.txt .* got none"),
         ({"train.txt": b"a", "b.train.txt": b"b"}, r"got b\.train\.txt, train\.txt"),
-        ({"x": b"\xff\xfe text"}, "x is no UTF-8: byte 0"),
+        ({"x": b"\xff\xfe text"}, "x is not UTF-8 text: byte 0"),
         ({"x": b" \n"}, "has too few words"),
         ({}, "holds no text"),
     ],
@@ -267,7 +267,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, texts, cell):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"<unk>\n<eos>\n\xff", "no UTF-8"),
+        (b"<unk>\n<eos>\n\xff", "not UTF-8 text"),
         (b"<unk>\n<eos>", "have another word"),
         (b"a\nb\nc", "must begin with <unk>"),
         (b"<unk>\n<eos>\na\na", "a word twice"),

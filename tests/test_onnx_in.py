@@ -410,7 +410,7 @@ def test_graphs_that_are_not_taken(message):
 
 def test_what_is_no_model(tmp_path):
     (tmp_path / "text.onnx").write_text("no model")
-    with pytest.raises(ValueError, match=r"text.onnx is no model of ONNX"):
+    with pytest.raises(ValueError, match=r"text.onnx cannot be read as an ONNX model"):
         openrnn.from_onnx(tmp_path / "text.onnx")
     with pytest.raises(FileNotFoundError):
         openrnn.from_onnx(str(tmp_path / "none.onnx"))

@@ -123,9 +123,14 @@ BAD_STATES = {
     ),
     "number": (lambda x, r, s: (0.0,), "h must be a tensor, got float"),
     "changed": (lambda x, r, s: x.a.add_(1.0), r"changes x\.a in place, a cell must make new"),
-    "item": (lambda x, r, s: x.a * float(torch.tensor(0.5).add(x.a.sum() * 0)), "aten.sum is not"),
-    "moved": (lambda x, r, s: x.a.view(-1, 1).view_as(x.a), "aten.view is not elementwise"),
+    "item": (
+        lambda x, r, s: x.a * float(torch.tensor(0.5).add(x.a.sum() * 0)),
+        r"aten.sum \(line \d+\) is not",
+    ),
+    "moved": (lambda x, r, s: x.a.view(-1, 1).view_as(x.a), r"aten.view \(line \d+\) is not elem"),
     "called": (lambda x, r, s: x("a"), r"cell 'called' calls x\(\.\.\.\), which only .*: a"),
+    "indexed": (lambda x, r, s: x[0], r"cell 'indexed' indexes x\[\.\.\.\], which only .*: a"),
+    "unpacked": (lambda x, r, s: (*s,), r"cell 'unpacked' iterates over s, which only .*: h"),
 }
 
 

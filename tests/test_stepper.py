@@ -258,3 +258,12 @@ def test_copies_have_memory_of_their_own():
     for each in (stepper, *copies):
         for x_t, y in zip(x[3:], wanted):
             assert close(each(x_t), y)
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(2, (3, 3)), (2, (3,)), (None, (2, 3))])
+def test_an_input_of_another_batch_is_named(batch, shape):
+    stepper = openrnn.LSTM(3, 4).stepper(batch)
+    lead = () if batch is None else (batch,)
+    said = rf"x_t must have shape {(*lead, 3)}, .* batch={batch}, got {shape}"
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        stepper(torch.zeros(shape))

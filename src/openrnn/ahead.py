@@ -46,6 +46,7 @@ def compile_kernels(
         device: "cuda", or "cpu" for this machine's processor.
 
     Raises:
+        TypeError: module is no layer of openrnn.
         ValueError: another device; no capability, and no device that has one; reset_state without
             reset.
         NoBackendError: there are no CPU kernels for the layer.
@@ -56,6 +57,10 @@ def compile_kernels(
         >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
         True
     """
+    if not isinstance(getattr(module, "spec", None), Spec):
+        raise TypeError(
+            f"compile_kernels needs a layer such as openrnn.LSTM, got {type(module).__name__}"
+        )
     if device not in ("cuda", "cpu"):
         raise ValueError(f"compile_kernels got device={device!r}, needs 'cuda' or 'cpu'")
     if reset_state and not reset:
@@ -67,8 +72,8 @@ def compile_kernels(
         return on_cpu.compiled(problem)
     if capability is None and not torch.cuda.is_available():
         raise ValueError(
-            "compile_kernels needs device='cpu', or capability=(9, 0) or so: torch finds no CUDA "
-            "device"
+            "torch finds no CUDA device: compile_kernels needs device='cpu', or the capability of "
+            "a GPU, such as capability=(9, 0)"
         )
     found, processors = capability, None
     if found is None:

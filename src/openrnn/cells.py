@@ -72,10 +72,10 @@ class Cell:
         if isinstance(new, Tensor):
             new = (new,)
         if not isinstance(new, tuple) or len(new) != len(self.states):
-            count = len(new) if isinstance(new, tuple) else type(new).__name__
+            count = len(new) if isinstance(new, tuple) else f"a {type(new).__name__}"
+            wanted = f"{len(self.states)} state{'s' * (len(self.states) > 1)}"
             raise CellError(
-                f"cell '{self.name}' must return {len(self.states)} states {self.states}, "
-                f"got {count}"
+                f"cell '{self.name}' must return {wanted} ({', '.join(self.states)}), got {count}"
             )
         return new
 
@@ -107,7 +107,8 @@ class Cell:
         has = ", ".join(vars(names)) or "nothing"
         if isinstance(error, AttributeError):
             return f"cell '{self.name}' reads {letter}.{error.name}, {letter} has {has}"
-        return f"cell '{self.name}' calls {letter}(...), which only has attributes: {has}"
+        how = str(error).format(letter)
+        return f"cell '{self.name}' {how}, which only has attributes: {has}"
 
     def spec(self, input_size: int, hidden_size: int, **options: object) -> Spec:
         """The spec of a network of this cell."""
@@ -253,7 +254,7 @@ def lookup(key: str) -> Cell:
         CellError: no such cell is defined in this process.
     """
     if key not in _CELLS:
-        raise CellError(f"no cell '{key}' is defined here; known: {', '.join(sorted(_CELLS))}")
+        raise CellError(f"no cell '{key}' is defined here; there are {', '.join(sorted(_CELLS))}")
     return _CELLS[key]
 
 
@@ -267,7 +268,8 @@ def check(spec: Spec) -> None:
         raise ValueError(f"cell_clip needs a cell that clips a state, {known.name} has none")
     if spec.proj_size and _reads_emitted(known):
         raise ValueError(
-            f"a projection needs a cell that does not read its emitted state, {known.name} does"
+            f"a projection needs a cell that does not read its emitted state, as the LSTM, "
+            f"{known.name} does"
         )
 
 

@@ -171,7 +171,9 @@ def select(problem: Problem, name: str = "auto") -> str:
     """
     table = explain(problem, name)
     if table.chosen is None:
-        raise NoBackendError(str(problem), table.refused)
+        other = None if name == "auto" else explain(problem).chosen
+        advice = f'with backend "auto" it would run on backend {other}' if other else ""
+        raise NoBackendError(str(problem), table.refused, advice)
     return table.chosen
 
 

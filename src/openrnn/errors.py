@@ -18,17 +18,18 @@ class OpenRNNError(Exception):
 class NoBackendError(OpenRNNError, RuntimeError):
     """A right call that no backend takes.
 
-    `reasons` maps each backend's name to the reasons for which it refused; the message lists them.
+    `reasons` maps each backend's name to the reasons for which it refused; the message lists them,
+    and ends with `advice`, where there is any.
     """
 
-    def __init__(self, problem: str, reasons: dict[str, list[str]]) -> None:
-        self.problem = problem
-        self.reasons = reasons
+    def __init__(self, problem: str, reasons: dict[str, list[str]], advice: str = "") -> None:
+        self.problem, self.reasons, self.advice = problem, reasons, advice
         lines = [f"  {name}: {'; '.join(why)}" for name, why in reasons.items()]
+        lines += [advice] if advice else []
         super().__init__("\n".join([f"no backend takes {problem}", *lines]))
 
-    def __reduce__(self) -> tuple[type, tuple[str, dict[str, list[str]]]]:
-        return type(self), (self.problem, self.reasons)
+    def __reduce__(self) -> tuple[type, tuple[str, dict[str, list[str]], str]]:
+        return type(self), (self.problem, self.reasons, self.advice)
 
 
 class LibraryError(OpenRNNError, RuntimeError):

@@ -182,7 +182,11 @@ def _spec(what: object) -> Spec:
     got = kind.__name__ if house == "builtins" else f"{house}'s {kind.__name__}"
     if isinstance(what, type):
         got = f"the class {kind.__name__}"
-    hint = "; openrnn.convert makes one of it" if isinstance(what, torch.nn.RNNBase) else ""
+    hint = ""
+    if isinstance(what, torch.nn.RNNBase):
+        hint = "; openrnn.convert makes one of it"
+    elif isinstance(what, torch.nn.Module):
+        hint = "; give one of its layers"
     raise TypeError(f"what must be a layer of openrnn, a Spec or a Problem, got {got}{hint}")
 
 

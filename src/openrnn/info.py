@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from openrnn import store
 from openrnn.cores import usable_cores
 from openrnn.dispatch import BACKENDS
 
@@ -25,8 +26,17 @@ def report() -> Iterator[tuple[str, str]]:
     yield "cudnn", str(cudnn) if cudnn else "not in this torch"
     for name, text in _devices():
         yield name, text
+    yield "kernel cache", _cache()
     for name, backend in BACKENDS.items():
         yield f"backend {name}", backend.absent() or "present"
+
+
+def _cache() -> str:
+    place = store.folder()
+    if not place.is_dir():
+        return "none: no folder can be written, so each process compiles its kernels anew"
+    size = sum(path.stat().st_size for path in place.iterdir() if path.is_file())
+    return f"{place}, {size / 2**20:.1f} MiB"
 
 
 def _version(name: str) -> str:

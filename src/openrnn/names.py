@@ -2,7 +2,7 @@
 
 import keyword
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -17,14 +17,20 @@ class Names:
             setattr(self, name, value)
 
     def __call__(self, *_: object, **__: object) -> object:
-        raise NotCalledError(self)
+        raise NotCalledError(self, "calls {}(...)")
+
+    def __getitem__(self, _: object) -> object:
+        raise NotCalledError(self, "indexes {}[...]")
+
+    def __iter__(self) -> Iterator[object]:
+        raise NotCalledError(self, "iterates over {}")
 
 
 class NotCalledError(TypeError):
-    """A cell calls x, r, s or p."""
+    """A cell does something else with x, r, s or p than to read their attributes."""
 
-    def __init__(self, names: Names) -> None:
-        super().__init__("gates, states and vectors are attributes, not called")
+    def __init__(self, names: Names, how: str) -> None:
+        super().__init__(how)
         self.obj = names
 
 

@@ -184,7 +184,8 @@ class Spec:
             ("recompute", RECOMPUTE),
         ):
             if getattr(self, name) not in valid:
-                raise ValueError(f"{name} must be one of {valid}, got {getattr(self, name)!r}")
+                given = getattr(self, name)
+                raise ValueError(f"{name} must be one of {', '.join(valid)}, got {given!r}")
 
     @property
     def empty(self) -> bool:

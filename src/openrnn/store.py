@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
 
-from openrnn.progress import Job, told
+from openrnn.progress import LOG, Job, told
 
 BOUND = 1 << 30  # bytes that the folder may hold
 ROOM = BOUND // 8  # bytes that are free again once it held more
@@ -63,14 +63,26 @@ def kept(path: Path, make: Callable[[], bytes], what: str = "an entry") -> bytes
     found = read(path)
     if found is not None:
         return found
-    with told(f"compiling {what}, once: it is kept in {path.parent}") as job, _alone(path, job):
+    where = f", once: it is kept in {path.parent}" if path.parent.is_dir() else ""
+    with told(f"compiling {what}{where}") as job, _alone(path, job):
         found = read(path)
         if found is None:
             found = make()
-            with suppress(OSError):
+            try:
                 write_whole(path, _MAGIC + _digest(path, found) + found)
                 _evict(path)
+            except OSError as error:
+                _tell_that_nothing_is_kept(path.parent, error.strerror)
     return found
+
+
+@lru_cache(maxsize=1)
+def _tell_that_nothing_is_kept(place: Path, why: str) -> None:
+    """Once in a process; on stderr, unless the program has its own handlers of logs."""
+    LOG.warning(
+        "openrnn: compiled kernels cannot be kept in %s (%s): each process compiles them anew, for "
+        "seconds. Make room there, or give this user a writable ~/.cache/openrnn", place, why,
+    )  # fmt: skip
 
 
 def read(path: Path) -> bytes | None:

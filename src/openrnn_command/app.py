@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,7 +58,7 @@ def _options(
 def _sentence(error: Exception) -> str | None:
     """What a foreseen error says to a user; None for one that nobody foresaw."""
     if hasattr(error, "format_message"):  # what typer raises on wrong options
-        return str(error.format_message())
+        return _wrong_use(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     import torch
@@ -66,10 +66,20 @@ def _sentence(error: Exception) -> str | None:
     from openrnn.errors import OpenRNNError
 
     if isinstance(error, torch.OutOfMemoryError):
-        return f"the GPU is out of memory: {SMALLER}"
+        return f"the GPU has not enough memory: {SMALLER}"
     if isinstance(error, MemoryError) or any(word in str(error) for word in NO_MEMORY):
-        return f"the memory is too small: {SMALLER}"
+        return f"there is not enough memory: {SMALLER}"
     return str(error) if isinstance(error, OpenRNNError) else None
+
+
+def _wrong_use(error: Any) -> str:
+    """What is wrong with the options, what was given, and where the right ones stand."""
+    text = str(error.format_message()).rstrip(".")
+    if not text:  # the help was asked for by giving nothing
+        return ""
+    for found in getattr(error.__cause__, "errors", list)():  # typer leaves out what was given
+        text += f", got {found['input']!r}"
+    return f"{text}; see {getattr(error.ctx, 'command_path', 'openrnn')} --help"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +97,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             sentence = _sentence(error)
             if sentence is None:
                 raise
-            if sentence:  # none where the help was asked for by giving nothing
+            if sentence:
                 say(f"openrnn: {sentence}")
             return 2
     return int(code or 0)

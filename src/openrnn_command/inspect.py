@@ -94,6 +94,13 @@ def explain(
             dropout=dropout, bias_mode=bias_mode, cell_clip=clip_bounds(clip),
         )  # fmt: skip
         cells.check(spec)
+        for count, what in ((steps, "steps"), (batch, "batch")):
+            if count is not None and count < 0:
+                raise ValueError(f"--{what} must be 0 or more, got {count}")
+        if schedule and (steps is None or batch is None):
+            raise ValueError("--schedule needs --steps and --batch")
+        if capability is not None and device == "cpu":
+            raise ValueError("--capability is of a GPU: it needs --device cuda")
         where = _choice("device", device, ("cpu", "cuda"))
         name = _choice("dtype", dtype, ("float32", "float16", "bfloat16", "float64"))
         kind: torch.dtype = getattr(torch, name)
@@ -107,7 +114,7 @@ def explain(
     # what refuses for nothing but its own absence, before what would run here
     there = next((row.backend for row in table.rows if row.reasons == (gone[row.backend],)), None)
     if there:
-        typer.echo(f"{there} would take this, were it not absent here")
+        typer.echo(f"on a machine that has backend {there}, it would run this")
     elif table.chosen is None:
         typer.echo("no backend takes this")
     return 0 if there or table.chosen else 1

@@ -12,7 +12,7 @@ from openrnn.cells import Cell, lookup
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 OWN_CELL = own_cells.light_gru.key  # of a user's own
 
-MANY, NEAR = 40, 5  # names that a message lists; of more the nearest
+MANY, NEAR = 12, 5  # names that a message lists; of more the nearest
 
 # what a CPU run is cut to: multiplications of one forward pass, and the fewest steps of a cut row
 PRODUCTS, FEWEST = 2e9, 16
@@ -120,10 +120,12 @@ def select(rows: Sequence[BenchRow], globs: Sequence[str]) -> list[BenchRow]:
     for glob in globs:
         if not any(fnmatchcase(row.name, glob) for row in rows):
             names = list(dict.fromkeys(row.name for row in rows))
-            near = get_close_matches(glob, names, NEAR) if len(names) > MANY else names
+            alike = get_close_matches(glob, names, NEAR)
+            alike = alike or [name for name in names if name[:2] == glob[:2]][:NEAR]
+            near = alike if len(names) > MANY else names
             there = f"there are: {', '.join(near)}" if near else "none has a name like it"
             there += f", and {len(names) - len(near)} others" if near and near != names else ""
-            raise ValueError(f"no row matches {glob!r}; {there}")
+            raise ValueError(f"no row matches {glob!r}; {there}: see openrnn bench --list")
     return [row for row in rows if not globs or _matches(row.name, globs)]
 
 

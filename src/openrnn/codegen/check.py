@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 SHAPE = (2, 3)
 Clip = tuple[float, float] | None
 Step = Callable[..., tuple[Tensor, ...]]
+# what to do is told as well: products and sums over units are the commonest mistakes
+NOT_ELEMENTWISE = (
+    "is not elementwise: a cell computes each unit from numbers of that unit alone, so matrix "
+    "products and other layers belong outside of it"
+)
 
 
 @memo(256)
@@ -111,12 +116,12 @@ class _Watch(TorchDispatchMode):
         moves = name in RESHAPES and tuple(args[0].shape) != tuple(args[1])
         if moves or not elementwise(func):
             word = str(func).rsplit(".", 1)[0]
-            why = "is not elementwise"
+            why = NOT_ELEMENTWISE
             if name == "_local_scalar_dense":
                 why = (
                     "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
                 )
-            raise CellError(f"cell '{self.cell.name}': {word} {why}{self._line()}")
+            raise CellError(f"cell '{self.cell.name}': {word}{self._line()} {why}")
         return func(*args, **(kwargs or {}))
 
     def _line(self) -> str:

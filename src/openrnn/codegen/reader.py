@@ -138,7 +138,9 @@ class _Reader:
                 "a per-unit parameter (params=), or as a number, which a kernel keeps as it is"
             )
         if tensor.numel() != 1:
-            raise self._error(f"a tensor of shape {shape} is no constant")
+            raise self._error(
+                f"it makes a tensor of shape {shape}, and kernels know single numbers"
+            )
         if tensor.is_complex():
             raise self._error("no kernel knows complex numbers")
         return float(tensor.item())

@@ -89,7 +89,7 @@ def ordered(arrays: Mapping[str, Tensor]) -> Arrays:
 def listed(arrays: Mapping[str, object]) -> str:
     """The first names of a mapping, for a message."""
     shown = list(arrays)[:8]
-    return ", ".join(shown) + (", ..." if len(arrays) > len(shown) else "")
+    return (", ".join(shown) or "none at all") + (", ..." if len(arrays) > len(shown) else "")
 
 
 def as_numpy(tensor: Tensor) -> Any:

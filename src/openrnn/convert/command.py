@@ -9,6 +9,12 @@ from openrnn.convert.libraries import LIBRARIES, library
 from openrnn.convert.weights import read, tensors
 
 NAMES = ", ".join(LIBRARIES)
+# how messages name the arguments of `from_weights` and `to_weights`: the options of the command
+FLAGS = {
+    "sum_biases=True": "--sum-biases", "hidden_size=": "--hidden", "num_layers=": "--layers",
+    "bidirectional=": "--bidirectional or --no-bidirectional", "prefix=": "--prefix",
+    "cell=": "--cell", "hidden_size, num_layers and proj_size": "--hidden, --layers and --proj",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,16 @@ def execute(given: Path, out: Path, asked: Options) -> str:
         ValueError: the file is not of the library, or the target cannot hold it.
         OSError: a file cannot be read or written.
     """
+    try:
+        return _execute(given, out, asked)
+    except ValueError as error:
+        text = str(error)
+        for argument, flag in FLAGS.items():
+            text = text.replace(argument, flag)
+        raise ValueError(text) from error
+
+
+def _execute(given: Path, out: Path, asked: Options) -> str:
     library("--from", asked.source), library("--to", asked.target)
     files.check_written(out)
     arrays, cell = files.read(given)

@@ -79,7 +79,7 @@ def _safetensors(path: Path) -> tuple[Arrays, None]:
     try:
         return load(path.read_bytes()), None
     except SafetensorError as error:
-        raise ValueError(f"{path} is no file of safetensors: {error}") from None
+        raise ValueError(f"{path} cannot be read as a safetensors file: {error}") from None
 
 
 def _npz(path: Path) -> tuple[Arrays, None]:
@@ -89,15 +89,19 @@ def _npz(path: Path) -> tuple[Arrays, None]:
         with np.load(path, allow_pickle=False) as file:
             return flatten({name: file[name] for name in file.files}), None
     except (ValueError, TypeError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is no file of numpy's arrays: {error}") from None
+        raise ValueError(f"{path} cannot be read as a file of numpy's savez: {error}") from None
 
 
 def _torch(path: Path) -> tuple[Arrays, None]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickle, zipfile or torch, of many kinds
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is no checkpoint of tensors alone: {reason}") from None
+    except OSError:
+        raise
+    except Exception:  # of pickle, zipfile or torch, of many kinds; their texts advise the unsafe
+        raise ValueError(
+            f"{path} cannot be read by torch.load(weights_only=True): it needs a file of tensors, "
+            "as torch.save(model.state_dict(), path) writes one"
+        ) from None
     return flatten(_tensors(found)), None
 
 
@@ -127,7 +131,7 @@ def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, str | None]:
             file.visititems(visit)
             text = file.attrs.get("model_config")
     except OSError as error:
-        raise ValueError(f"{path} is no file of HDF5: {error}") from None
+        raise ValueError(f"{path} cannot be read as an HDF5 file: {error}") from None
     return flatten(found), None if text is None else cell_of(json.loads(text))
 
 
@@ -138,9 +142,11 @@ def _keras(path: Path) -> tuple[Arrays, str | None]:
             config = json.loads(archive.read("config.json"))
         cell = cell_of(config)
     except RecursionError:
-        raise ValueError(f"{path} is no model of Keras 3: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} cannot be read as a model of Keras 3: it is nested too deeply"
+        ) from None
     except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no model of Keras 3: {error}") from None
+        raise ValueError(f"{path} cannot be read as a model of Keras 3: {error}") from None
     return _hdf5(path, weights)[0], cell
 
 

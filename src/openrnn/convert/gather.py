@@ -84,7 +84,7 @@ def _complete(layout: Layout, chain: Arrays, name: Callable[[str], str]) -> None
     ):
         wanted += biases
     for missing in (array for array in wanted if array not in chain):
-        raise NamesError(f"{name(missing)} is not there")
+        raise NamesError(f"there is no array {name(missing)}")
 
 
 def _by_pattern(library: Library, layout: Layout, arrays: Arrays) -> tuple[list[Chain], int]:
@@ -92,7 +92,7 @@ def _by_pattern(library: Library, layout: Layout, arrays: Arrays) -> tuple[list[
     first = _name(library, key, 0, 0)
     before = {name.removesuffix(first) for name in arrays if name.endswith(first)}
     if not before:
-        raise NamesError(f"{first} is not there, only {listed(arrays)}")
+        raise NamesError(f"there is no array {first}, only {listed(arrays)}")
     if len(before) > 1:
         found = ", ".join(repr(prefix) for prefix in sorted(before))
         raise NamesError(f"there are several networks, choose one by prefix=: {found}")
@@ -186,7 +186,7 @@ def _by_prefix(layout: Layout, arrays: Arrays, in_order: bool) -> tuple[list[Cha
                 groups.setdefault(before, {})[word] = tensor
     groups = {before: chain for before, chain in groups.items() if key in chain}  # no dense layers
     if not groups:
-        raise NamesError(f"{key} is not there, only {listed(arrays)}")
+        raise NamesError(f"there is no array {key}, only {listed(arrays)}")
     for before, chain in groups.items():
         _complete(layout, chain, before.__add__)
         inner = [other for other in groups if len(other) > len(before)]

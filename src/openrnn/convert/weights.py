@@ -89,7 +89,10 @@ def read(
         spec = flat.spec_of(found, buffer, cell, sizes)
         return _layer(spec, buffer.dtype, params.unpack(spec, buffer), options)
     if (sizes.hidden_size, sizes.num_layers, sizes.proj_size) != (None, 1, 0):
-        raise ValueError(f"sizes follow from the arrays of {source}, they must not be given")
+        raise ValueError(
+            f"hidden_size, num_layers and proj_size follow from the shapes of {source}'s arrays: "
+            "leave them out"
+        )
     network = recognise(found, arrays, cell, bidirectional, in_order)
     tensors = tensors_of(network.spec, network.chains)
     return _layer(network.spec, network.dtype, tensors, options)

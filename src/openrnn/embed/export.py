@@ -74,19 +74,23 @@ def export_native(
     from openrnn.nn.base import Layer
 
     if not isinstance(layer, Layer):
-        raise TypeError(f"export_native needs a layer such as openrnn.LSTM, got {type(layer)}")
+        raise TypeError(
+            f"export_native needs a layer such as openrnn.LSTM, got {type(layer).__name__}"
+        )
     if str(path).endswith(("/", "\\")):
         raise ValueError(f"path must end with the files' name, as build/amp does, got {path}")
     path = Path(path).expanduser().resolve()
     names.check(path.name)
     spec = layer.spec
     if spec.bidirectional or spec.reverse:
-        raise ValueError("export_native needs a layer of the forward direction alone")
+        raise ValueError(
+            "export_native needs a layer that runs forward, got a bidirectional or reverse one"
+        )
     block = whole("block", block)
     if not 1 <= block <= MOST:
         raise ValueError(f"block must be a number of steps from 1 to {MOST}, got {block}")
     if compiler is not None and shutil.which(compiler) is None:
-        raise ValueError(f"no compiler {compiler} is here")
+        raise ValueError(f"the compiler {compiler} is not on the PATH: install it, or name another")
     weights = _weights(layer)
     dtype = weights[0].dtype
     if dtype not in REAL or any(weight.is_meta for weight in weights):

@@ -112,7 +112,7 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if (self.steps is None) == (self.minutes is None):
-            raise ValueError("the budget is either steps or minutes: give one of them")
+            raise ValueError("a run ends after either steps or minutes: give one of them")
         if self.minutes is not None and not (math.isfinite(self.minutes) and self.minutes > 0):
             raise ValueError(f"minutes must be a positive number, got {self.minutes}")
 

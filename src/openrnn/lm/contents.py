@@ -203,7 +203,7 @@ def _compare(tensors: Mapping[str, Tensor], wanted: ExpectedTensor) -> None:
 def _finite(tensors: Mapping[str, Tensor], begin: str) -> None:
     for name, tensor in tensors.items():
         if name.startswith(begin) and not tensor.isfinite().all():
-            raise CheckpointError(f"its tensor {name} has values that are no numbers")
+            raise CheckpointError(f"its tensor {name} has values that are nan or infinite")
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -119,7 +119,10 @@ def _draws(
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
     if not logits.isfinite().all():
-        raise OpenRNNError("the model's scores of what comes next are no numbers any more")
+        raise OpenRNNError(
+            "the model's scores of what comes next are nan or infinite: its training diverged, or "
+            "its file was changed"
+        )
     if temperature == 0:
         return int(logits.argmax())
     # the largest is 0, so that no temperature overflows

@@ -82,7 +82,7 @@ class _Window:
         norm = float(self.last.norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise OpenRNNError(
-                f"the loss left the numbers by step {run.step} (loss {loss}, gradient {norm}): "
+                f"training diverged by step {run.step} (loss {loss}, norm of the gradient {norm}): "
                 f"try a lower --lr than {config.lr}"
             )
         busy = max(run.elapsed - self.elapsed - self.pause, 1e-9)

@@ -34,7 +34,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     try:
         words = tuple(tensor.numpy().tobytes().decode().split("\n"))
     except UnicodeDecodeError:
-        raise CheckpointError(f"its tensor {NAME} is no UTF-8") from None
+        raise CheckpointError(f"its tensor {NAME} is not UTF-8 text") from None
     if words[:2] != (UNKNOWN, END) or len(words) < 3:
         raise CheckpointError(
             f"its vocabulary must begin with {UNKNOWN} and {END} and have another word, "

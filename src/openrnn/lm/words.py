@@ -90,7 +90,7 @@ def _text(name: str, blob: bytes) -> str:
         return blob.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"the corpus's file {named(name)} is no UTF-8: byte {error.start} cannot be read"
+            f"the corpus's file {named(name)} is not UTF-8 text: byte {error.start} cannot be read"
         ) from None
 
 

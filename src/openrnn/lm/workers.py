@@ -92,7 +92,10 @@ def join(device: str) -> Iterator[Workers]:
         here = _on_this_machine(workers)
         if count:
             if here > count:
-                raise ValueError(f"device cuda: {here} processes on this machine, and {count} GPUs")
+                raise ValueError(
+                    f"device cuda needs a GPU for each process, got {here} processes on this "
+                    f"machine and {count} GPUs"
+                )
             workers = replace(workers, device=torch.device("cuda", dist.get_node_local_rank(0)))
             torch.cuda.set_device(workers.device)
         torch.set_num_threads(max(1, usable_cores() // here))

@@ -165,6 +165,12 @@ class Stepper:
                 "buffers; capture layer.step(x_t, state) with tensors of your own for the states"
             )
         layer, before = self._layer, self._halves[self._turn]
+        lead = () if self._batch is None else (self._batch,)
+        if isinstance(x_t, Tensor) and x_t.dim() in (1, 2) and tuple(x_t.shape[:-1]) != lead:
+            raise ValueError(
+                f"x_t must have shape {(*lead, layer.input_size)}, as this stepper was made with "
+                f"batch={self._batch}, got {tuple(x_t.shape)}"
+            )
         first = layer._any_weight()
         with torch.no_grad():
             if first.dtype != self._y.dtype or first.device != self._y.device:

@@ -34,7 +34,7 @@ def load(model: Any) -> Any:
         try:
             model = onnx.load(model)
         except DecodeError as error:
-            raise ValueError(f"{model} is no model of ONNX: {error}") from None
+            raise ValueError(f"{model} cannot be read as an ONNX model: {error}") from None
     model = getattr(model, "model_proto", model)
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"model must be a path or an onnx.ModelProto, got {type(model).__name__}")

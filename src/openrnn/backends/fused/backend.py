@@ -86,7 +86,7 @@ class Fused(Backend):
         reasons = super().refusals(problem)
         spec = problem.spec
         if problem.dtype == torch.float32 and problem.precision == "ieee":
-            reasons.append("float32 products in ieee precision, needs tf32")
+            reasons.append('float32 products in ieee precision, needs precision="tf32"')
         if reasons or problem.capability is None:
             return reasons
         try:
