@@ -6,7 +6,7 @@ DOCS_READY := .venv/ready-docs
 # tests and jobs start many processes: each would compile torch's sources anew where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo example examples test test-all docs lint format fuzz release clean
+.PHONY: setup demo example examples test test-all docs links lint format fuzz release clean
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
@@ -58,6 +58,10 @@ fuzz: $(READY)
 # DOCS="-D plot_gallery=0" runs no tutorial
 docs: $(DOCS_READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees $(DOCS) docs docs/_build/html
+
+# whether the external links of the site can be reached; needs the internet, and runs no tutorial
+links: $(DOCS_READY)
+	$(BIN)/python -m sphinx -b linkcheck -q -d docs/_build/doctrees-links -D plot_gallery=0 docs docs/_build/links
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group docs

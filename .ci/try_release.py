@@ -3,6 +3,7 @@
 Run from the root of the source tree: python .ci/try_release.py dist
 """
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -87,7 +88,9 @@ def _try(path: Path, place: Path, version: str) -> None:
 
 
 def _run(*command: str, at: Path) -> str:
-    done = subprocess.run(command, cwd=at, stdout=subprocess.PIPE, text=True, check=True)
+    # without PYTHONPATH and the like, by which the sources would be tried in place of the files
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=at, stdout=subprocess.PIPE, text=True, check=True, env=clean)
     return done.stdout.strip()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests" / "data" / "public_names.txt"
-MODULES = ("openrnn", "openrnn.cells", "openrnn.codegen", "openrnn.onnx", "openrnn.ops",
-           "openrnn.params")  # fmt: skip
+MODULES = ("openrnn", "openrnn.cells", "openrnn.codegen", "openrnn.nn", "openrnn.onnx",
+           "openrnn.ops", "openrnn.params")  # fmt: skip
 DOCUMENTED = re.compile(r"^\.\. auto(?:class|function|exception):: (\S+)$", re.MULTILINE)
 
 

@@ -1,6 +1,8 @@
 """No public name vanishes, nor a parameter of one: CONTRIBUTING says how one is taken out."""
 
-from types import ModuleType
+import importlib
+from pkgutil import iter_modules
+from types import FunctionType, ModuleType
 
 import public_names
 import pytest
@@ -39,6 +41,19 @@ def test_what_the_package_hands_out_is_in_its_list():
         if not name.startswith("_") and not isinstance(item, ModuleType)
     }  # fmt: skip
     assert given <= set(package.__all__)
+
+
+def test_every_module_that_the_package_hands_out_has_a_list():
+    package = public_names.look_up("openrnn")
+    handed = {f"openrnn.{name}" for name in package.__all__
+              if isinstance(getattr(package, name), ModuleType)}  # fmt: skip
+    assert handed <= {*public_names.MODULES}
+    listed = {
+        module.name for module in iter_modules(package.__path__, "openrnn.")
+        if not isinstance(getattr(package, module.name.partition(".")[2], None), FunctionType)
+        and "__all__" in vars(importlib.import_module(module.name))
+    }  # fmt: skip
+    assert listed - {*public_names.MODULES} == {"openrnn.cli", "openrnn.philox"}  # which re-export
 
 
 def test_a_name_that_vanished_is_seen(monkeypatch):
