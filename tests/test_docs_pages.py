@@ -16,7 +16,7 @@ from openrnn.bench.cases import select
 from openrnn.bench.suites import rows_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("install", "ten_minutes", "choose", "coming_from", "faq")
+PAGES = ("install", "ten_minutes", "choose", "coming_from", "faq", "transforms")
 TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.py"))
 QUICK = ("from_keras",)
 FENCE = re.compile(r"^(?:<!-- not run: .* -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -55,6 +55,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"route"},
     {"higher"},
     {"op"},
+    {"packed", "transforms"},
     {"functional"},
     {"nn"},
     {"convert", "embed", "ops", "explain", "plain"},

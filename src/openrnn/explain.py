@@ -51,7 +51,9 @@ def explain(
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.
         training: dropout is on; by default the layer's mode.
-        lengths, reset, return_states, transform: what the call would pass.
+        lengths, reset, return_states: what the call would pass.
+        transform: it is under transforms of torch.func that kernels do not run, such as two that
+            differentiate.
         backend: the only one to ask; by default the layer's own choice, or all.
         measure: run the chosen backend on random numbers and say what a step takes; T is 256 and
             B 1 where they are not known.
@@ -102,19 +104,21 @@ def explain(
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
-        notes += _second_derivatives(problem, table.chosen)
+        notes += _derivatives(problem, table.chosen)
         more = notes + ([measured(problem, table.chosen, where)] if measure else [])
         more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
     return table.printed(quiet)
 
 
-def _second_derivatives(problem: Problem, backend: str) -> list[str]:
-    """Why those of a backend that has some are the reference's, if so."""
+def _derivatives(problem: Problem, backend: str) -> list[str]:
+    """Which of those that kernels have elsewhere are the reference's here, and why."""
     if not problem.grad or not dispatch.BACKENDS[backend].derives:
         return []
     why = network.refusal(backend, problem, problem.batch)
-    return [f"second derivatives are the reference's: {why}"] if why else []
+    forward = network.refusal(backend, problem, None)
+    what = "second derivatives" if forward is None else "second derivatives and forward mode"
+    return [f"{what} are the reference's: {why}"] if why else []
 
 
 def scheduled(problem: Problem, backend: str, device: torch.device) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import arguments, dispatch, op, philox, reference, request, tensors
+from openrnn import arguments, dispatch, op, philox, reference, request, tensors, transforms
 from openrnn.backends import captured
 from openrnn.backends.base import (
     Backend,
@@ -103,6 +102,8 @@ def recurrent(
     drops = spec.drops(training)
     generated = drops and generator is not None
     masks = lengths is not None, reset is not None
+    seen: transforms.Seen | None = None
+    followed: Route | None = None
     if torch.compiler.is_compiling():
         arguments.check_states(spec, None, given, resets)
         wanted = arguments.alike(x, (*params, *given, *resets))
@@ -121,12 +122,15 @@ def recurrent(
             opaque = opaque or why
         # a trace serves calls with and without gradients
         grad = wanted and (torch.is_grad_enabled() or op.tracing())
-        device = x.device
+        device, transform = x.device, request.transformed()
         asked = Request(
             spec.text, x.dtype, device, precision_of(spec, x.dtype, device.type), grad, drops,
-            *masks, return_states, request.transformed(), generated, request.size_class(x), opaque,
+            *masks, return_states, transform, generated, request.size_class(x), opaque,
         )  # fmt: skip
-        route = _route(backend, asked)
+        if transform:
+            seen = transforms.look(x, params, (*given, lengths, reset, *resets))
+            followed = None if seen is None else _followed(backend, asked, seen)
+        route = _route(backend, asked) if followed is None else followed
         how = route.how
         if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[how.backend].packed):
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
@@ -134,10 +138,22 @@ def recurrent(
     inputs = (x, given, params, lengths, reset, resets, seed)
     if how.backend == "reference" and not _exports():
         return _by_reference(spec, how, inputs, "" if route is None else opaque, backend)
-    out = op.recorded(how, *inputs) if route is None else op.run(route, *inputs)
+    if followed is not None and seen is not None:
+        out: Sequence[Tensor] = transforms.run(followed, seen, *inputs)
+    else:
+        out = op.recorded(how, *inputs) if route is None else op.run(route, *inputs)
     count = len(spec.states)
     all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), all_states
+
+
+def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
+    """How kernels run a call under the transforms that are active; None where they do not."""
+    if asked.training or asked.opaque:
+        return None
+    grad = seen.grad and torch.is_grad_enabled()
+    route = _route(name, asked._replace(transform=False, grad=grad))
+    return None if transforms.refusal(route, seen) else route
 
 
 class Plain(NamedTuple):
@@ -371,29 +387,3 @@ def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:
     steps = torch.arange(y.shape[0], device=y.device)[:, None]
     ended = steps >= torch.as_tensor(lengths).to(y.device, torch.int64)
     return y.masked_fill(ended[..., None], value)
-
-
-def packed_lengths(packed: PackedSequence) -> Tensor:
-    """The lengths (B,) of packed sequences, falling, as int32 on the host."""
-    sizes = packed.batch_sizes
-    present = torch.arange(int(sizes[0]), device=sizes.device) < sizes[:, None]  # (T, B)
-    return present.sum(0, dtype=torch.int32)
-
-
-def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
-    """A packed sequence as padded (T, B, I), lengths (B,), and where its rows lie in (T*B, I)."""
-    sizes = packed.batch_sizes
-    # the tracer of torch.jit follows sizes and tensors; a number would be a constant of its graph
-    steps: int = sizes.shape[0]
-    batch: Any = sizes[0] if op.tracing() else int(sizes[0])
-    present = torch.arange(batch, device=sizes.device) < sizes[:, None]  # (T, B)
-    rows = present.flatten().nonzero().squeeze(1).to(packed.data.device)
-    data = packed.data
-    flat = data.new_zeros((steps * batch, data.shape[1])).index_copy(0, rows, data)
-    return flat.view(steps, batch, -1), present.sum(0), rows
-
-
-def repack(y: Tensor, rows: Tensor, like: PackedSequence) -> PackedSequence:
-    """The inverse of `unpack` for an output of the same sequences."""
-    data = y.flatten(0, 1).index_select(0, rows)
-    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)

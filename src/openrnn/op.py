@@ -45,7 +45,7 @@ def _flat(out: Outputs) -> list[Tensor]:
     return [out.y, *out.finals, *out.all_states, *out.reserve]
 
 
-def _eager(route: Route, *inputs: Any) -> list[Tensor]:
+def eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
     return _flat(turned.forward(BACKENDS[route.how.backend], call_of(route, inputs)))
 
@@ -57,7 +57,7 @@ def _forward(*args: Any) -> list[Tensor]:
     route = route_of(how, inputs)
     check_precision(route)
     with torch.no_grad():
-        return _eager(route, *inputs)
+        return eager(route, *inputs)
 
 
 def forward_fake(*args: Any) -> list[Tensor]:
@@ -83,11 +83,11 @@ def _backward(*args: Any) -> list[Tensor]:
     grads = [checks.own("a gradient", grad) for grad in grads]
     wanted = _needs(needs, len(tensors[1]), len(tensors[2]))
     with torch.no_grad():
-        found = _eager_backward(route_of(how, tensors), tensors, y, kept, grads, wanted)
+        found = eager_backward(route_of(how, tensors), tensors, y, kept, grads, wanted)
     return [grad for grad in found if grad is not None]
 
 
-def _eager_backward(
+def eager_backward(
     route: Route,
     inputs: Sequence[Any],
     y: Tensor,
@@ -105,7 +105,7 @@ def _eager_backward(
     call = call_of(route, arguments.ready(route.problem.spec, inputs))
     call.last = last
     backend = BACKENDS[route.how.backend]
-    return turned.backward(backend, call, y, reserve, _cotangents(call, grads), needs).flat
+    return turned.backward(backend, call, y, reserve, cotangents(call, grads), needs).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:
@@ -128,13 +128,13 @@ class Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any, route: Route, counts: tuple[int, int, int], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        inputs, visible = _unflatten(counts, tensors), route.visible
+        inputs, visible = unflatten(counts, tensors), route.visible
         traced = watched(*tensors)
         if traced:
             route = route._replace(how=route.how.recorded())
             out = torch.ops.openrnn.forward(*inputs, *route.how)
         else:
-            out = _eager(route, *inputs)
+            out = eager(route, *inputs)
         ctx.route, ctx.counts = route, counts
         ctx.save_for_backward(*tensors, out[0], *out[visible:])
         ctx.mark_non_differentiable(*out[visible:])
@@ -147,7 +147,7 @@ class Recurrence(torch.autograd.Function):
         saved, route, (states, params, resets) = ctx.saved_tensors, ctx.route, ctx.counts
         end = 1 + states + params
         total = end + 3 + resets
-        inputs, y, reserve = _unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
+        inputs, y, reserve = unflatten(ctx.counts, saved[:total]), saved[total], saved[total + 1 :]
         flags = ctx.needs_input_grad[2:]
         needs = Needs(
             flags[0],
@@ -181,7 +181,7 @@ def gradients(
             return _differentiated(route, inputs, visible, needs)
         call = call_of(route, inputs)
         return network.differentiated(
-            route.how.backend, call, _cotangents(call, visible), needs,
+            route.how.backend, call, cotangents(call, visible), needs,
             lambda: _fast_backward(route, inputs, y, list(reserve), visible, needs),
         )  # fmt: skip
     return _fast_backward(route, inputs, y, list(reserve), visible, needs)
@@ -207,10 +207,11 @@ def _differentiated(
     if call.problem.drops and BACKENDS[backend].own_masks:
         why = "its dropout masks are its own, and a second derivative cannot repeat them"
         raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
-    return differentiate(call, _cotangents(call, grads), needs, torch.is_grad_enabled())
+    return differentiate(call, cotangents(call, grads), needs, torch.is_grad_enabled())
 
 
-def _cotangents(call: Call, grads: Sequence[Tensor | None]) -> Cotangents:
+def cotangents(call: Call, grads: Sequence[Tensor | None]) -> Cotangents:
+    """What reaches y, the final states and all states, in this order."""
     count = len(call.problem.spec.states)
     return Cotangents(grads[0], [*grads[1 : 1 + count]], [*grads[1 + count :]])
 
@@ -225,7 +226,7 @@ def _fast_backward(
 ) -> list[Tensor | None]:
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
-        return _eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
+        return eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
     run: Any = torch.ops.openrnn.backward
     how, wanted = route.how, needs.flat
     x, lengths = inputs[0], inputs[3]
@@ -242,7 +243,7 @@ def _fast_backward(
     return [next(found) if need else None for need in wanted]
 
 
-def _unflatten(counts: tuple[int, int, int], flat: Sequence[Any]) -> tuple[Any, ...]:
+def unflatten(counts: Sequence[int], flat: Sequence[Any]) -> tuple[Any, ...]:
     """x, states, params, lengths, reset, reset_states, seed."""
     states, params, resets = counts
     a, b = 1 + states, 1 + states + params
@@ -355,7 +356,7 @@ def run(route: Route, *inputs: Any) -> Sequence[Tensor]:
     if route.how.grad:
         return recurrence(route, *inputs)
     # nothing here requires a gradient, so nothing needs to be switched off
-    return _eager(route, *inputs)
+    return eager(route, *inputs)
 
 
 def recorded(how: How, *inputs: Any) -> Sequence[Tensor]:

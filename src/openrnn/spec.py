@@ -294,7 +294,7 @@ class Problem:
             processors: how many multiprocessors it has, where known.
         grad: the call keeps what backward needs.
         training: dropout between layers is on.
-        transform: a `torch.func` transform or forward-mode differentiation is active.
+        transform: `torch.func` or forward mode asks for what only the reference has.
         steps: T, where known; it informs a report and never decides.
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.

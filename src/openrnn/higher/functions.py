@@ -42,13 +42,13 @@ class Backward(torch.autograd.Function):
         flags = ctx.needs_input_grad[5:]
         if all(each is None for each in reached):
             return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled() or not _plain(*ctx.saved_tensors, *reached):
+        if torch.is_grad_enabled() or not untouched(*ctx.saved_tensors, *reached):
             return (None,) * 5 + _by_reference(inputs, grads, needs, reached, flags)
         rest = iter(reached)
         filled = [next(rest) if need else None for need in needs.flat]
-        along = _direction(inputs, filled)
+        along = direction_of(inputs, filled)
         count = len(needs.flat)
-        wanted = _needs(inputs, flags[:count])
+        wanted = needs_of(inputs, flags[:count])
         of_inputs, of_grads = second(BACKENDS[name], inputs, grads, along, wanted)
         back = [of_grads.y, *of_grads.finals, *of_grads.all_states]
         back = [one if flag else None for one, flag in zip(back, flags[count:])]
@@ -75,8 +75,8 @@ class Loop(torch.autograd.Function):
         call, _ = _sorted(empty, (0, 0), tensors)
         finals = ctx.counts[0]
         grads = Cotangents(reached[0], [*reached[1 : 1 + finals]], [*reached[1 + finals :]])
-        needs = _needs(call, ctx.needs_input_grad[2:])
-        if not _plain(*saved, *reached):
+        needs = needs_of(call, ctx.needs_input_grad[2:])
+        if not untouched(*saved, *reached):
             found = differentiate(call, grads, needs, torch.is_grad_enabled())
             return (None, None, *found)
         y, reserve = rest[0], [*rest[1:]]
@@ -113,7 +113,7 @@ def loop(backend: str, call: Call) -> Outputs:
     return Outputs(found[0], [*found[1 : 1 + count]], [*found[1 + count :]], [])
 
 
-def _plain(*tensors: Tensor | None) -> bool:
+def untouched(*tensors: Tensor | None) -> bool:
     """Whether kernels may read these tensors, and nothing watches."""
     if torch._C._len_torch_dispatch_stack() or request.transformed():
         return False
@@ -154,12 +154,14 @@ def _groups(call: Call, flat: Sequence[Any]) -> tuple[Any, ...]:
     return flat[0], flat[1:a], flat[a:b], flat[b:]
 
 
-def _needs(call: Call, flags: Sequence[bool]) -> Needs:
+def needs_of(call: Call, flags: Sequence[bool]) -> Needs:
+    """Flags in the order of `Needs.flat`, sorted."""
     x, *groups = _groups(call, flags)
     return Needs(x, *map(tuple, groups))
 
 
-def _direction(call: Call, flat: Sequence[Tensor | None]) -> Direction:
+def direction_of(call: Call, flat: Sequence[Tensor | None]) -> Direction:
+    """Tensors in the order of `Needs.flat`, sorted."""
     x, *groups = _groups(call, flat)
     return Direction(x, *map(list, groups))
 

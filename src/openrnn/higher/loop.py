@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from openrnn.backends.base import Backend, Call
+from openrnn.backends.base import Backend, Call, Outputs
 from openrnn.params import places
 from openrnn.spec import Spec
 
@@ -45,6 +45,7 @@ class Run:
 
     Args:
         call: of one layer and direction that is not reverse, without projection.
+        out: what it returned, the states of all steps among it; None: it runs once more.
 
     Attributes:
         call: the same, padding cleared, that returns the states of all steps.
@@ -53,7 +54,7 @@ class Run:
         at_x, at_r: the pre-activations of both sides (T, B, G*H), biases included.
     """
 
-    def __init__(self, backend: Backend, call: Call) -> None:
+    def __init__(self, backend: Backend, call: Call, out: Outputs | None = None) -> None:
         spec, x = call.problem.spec, call.x
         self.backend, self.spec = backend, spec
         self.active: Tensor | None = None
@@ -63,7 +64,7 @@ class Run:
             x = self.within(x)  # what lies in the padding, nan included, is not read
         problem = replace(call.problem, grad=True, return_states=True)
         self.call = replace(call, problem=problem, x=x)
-        self.out = backend.forward(self.call)
+        self.out = backend.forward(self.call) if out is None else out
         self.weights = Weights.of(spec, call.params)
         self.before = [
             before(self.call, k, after[0]) for k, after in enumerate(self.out.all_states)

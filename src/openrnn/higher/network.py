@@ -1,5 +1,7 @@
 """Which calls have second derivatives by kernels, and networks as loops that have them."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ from openrnn.turned import turn
 # B * H beyond which products over all steps take most of the time: the reference was as quick at
 # 4,096 or so, and takes three quarters of the time at 8,192 (benchmarks/log/cpu.md)
 MOST_ELEMENTS = 4096
+
+Loop = Callable[[str, Call], Outputs]
 
 
 @memo(1024)
@@ -60,16 +64,24 @@ def differentiated(
         call: of which `refusal` is None.
         run: its backward pass.
     """
-    spec = call.problem.spec
-    if spec.chains == 1 and not spec.reverse:
+    if is_loop(call.problem.spec):
         return [*functions.backward(backend, call, grads, needs, run)]
     return differentiate(call, grads, needs, True, lambda again: network(backend, again))
 
 
-def network(backend: str, call: Call) -> Outputs:
-    """A call, loop by loop: what `reference.run` does, by kernels."""
+def is_loop(spec: Spec) -> bool:
+    """Whether a network is one layer and direction that runs forward in time."""
+    return spec.chains == 1 and not spec.reverse
+
+
+def network(backend: str, call: Call, loop: Loop = functions.loop) -> Outputs:
+    """A call, loop by loop: what `reference.run` does, by kernels.
+
+    Args:
+        loop: what runs one layer and direction that runs forward in time.
+    """
     spec, problem, x = call.problem.spec, call.problem, call.x
-    shim = _Loops(backend)
+    shim = _Loops(backend, loop)
     finals: list[list[Tensor]] = []
     every: list[list[Tensor]] = []
     for layer in range(spec.num_layers):
@@ -116,10 +128,10 @@ def _one(spec: Spec, layer: int, direction: int) -> Spec:
 
 
 class _Loops(Backend):
-    """The loops of a backend as `functions.loop` runs them, for `turned`."""
+    """The loops of a backend as `loop` runs them, for `turned`."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, loop: Loop) -> None:
+        self.name, self._loop = name, loop
 
     def forward(self, call: Call) -> Outputs:
-        return functions.loop(self.name, call)
+        return self._loop(self.name, call)

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from openrnn import request
 from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
+from openrnn.higher.along import gate_parts, tangent_call
 from openrnn.higher.loop import Direction, Run, Weights, before
-from openrnn.higher.tangent import Tangent, spec_of, tangent_of
+from openrnn.higher.tangent import Tangent, tangent_of
 from openrnn.params import places
 
 
@@ -64,68 +63,15 @@ def second(
 
 def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> Call:
     """The loop of the tangent cell along a direction; `every`: it returns all states."""
-    call, spec, weights = run.call, run.spec, run.weights
-    hidden, names = spec.hidden_size, tangent.cell.gates
-    to = Weights.of(spec, along.params)
-    u_x = None if along.x is None else run.side(run.within(along.x))
-    sides = {
-        "x": _added(u_x, None if to.w_ih is None else linear(call.x, to.w_ih), to.b_ih),
-        "r": _added(None if to.w_hh is None else linear(run.before[0], to.w_hh), to.b_hh),
-        "b": run.at_x,
-        "c": run.at_r,
-    }
-    steps, batch = call.x.shape[:2]
-    given = call.x.new_empty(steps, batch, len(names), hidden)
-    for place, name in enumerate(names):
-        letter, number = name[0], int(name[1:])
-        out = given[:, :, place]
-        if letter == "s":
-            out.copy_(run.before[number])
-            continue
-        read = {"a": "bc", "r": "r" if number in tangent.apart else "xr"}.get(letter, letter)
-        parts = [
-            side[..., number * hidden : (number + 1) * hidden]
-            for side in map(sides.get, read)
-            if side is not None
-        ]
+    call, hidden = run.call, run.spec.hidden_size
+    gates = call.x.new_empty(*call.x.shape[:2], len(tangent.cell.gates), hidden)
+    for place, parts in enumerate(gate_parts(run, tangent, along)):
+        out = gates[:, :, place]
         if len(parts) == 2:
             torch.add(parts[0], parts[1], out=out)
         else:
             out.copy_(parts[0]) if parts else out.zero_()
-    problem = request.for_backend(
-        spec_of(spec), call.x.dtype, call.x.device.type, grad=True, training=False,
-        lengths=call.lengths is not None, reset=call.reset is not None, return_states=every,
-        precision=call.problem.precision,
-    )  # fmt: skip
-    rows = (len(names) - len(spec.gates)) * hidden
-    w_hh = torch.cat([run.recurrent, call.x.new_zeros(rows, hidden)])
-    vectors = [
-        torch.zeros_like(here) if value is None else value
-        for group in (weights.unit, to.unit)
-        for here, value in zip(weights.unit, group)
-        if here is not None
-    ]
-    return Call(
-        problem, given.flatten(2), _filled(run, along.states), [w_hh, *vectors], call.lengths,
-        call.reset, _filled(run, along.reset_states) if call.reset is not None else [],
-    )  # fmt: skip
-
-
-def _added(*parts: Tensor | None) -> Tensor | None:
-    """Their sum; None where there are none."""
-    found: Tensor | None = None
-    for part in parts:
-        if part is not None:
-            found = part if found is None else found + part
-    return found
-
-
-def _filled(run: Run, states: list[Tensor | None]) -> list[Tensor]:
-    """States of a call, zeros for None; empty where all are."""
-    if all(state is None for state in states):
-        return []
-    batch, hidden = run.call.x.shape[1], run.spec.hidden_size
-    return [run.call.x.new_zeros(1, batch, hidden) if state is None else state for state in states]
+    return tangent_call(run, tangent, along, gates.flatten(2), grad=True, every=every)
 
 
 class _Parts(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import functional, tensors
+from openrnn import functional, packed, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
 from openrnn.nn.repeats import readable_mask
 from openrnn.nn.stepper import Stepper
@@ -226,37 +226,37 @@ class Layer(TorchNames):
         return jagged.again(y, lengths, offsets), states
 
     def _forward_packed(
-        self, packed: PackedSequence, hx: Any, generator: torch.Generator | None
+        self, given: PackedSequence, hx: Any, generator: torch.Generator | None
     ) -> tuple[PackedSequence, Any]:
-        checks.packed(packed)
-        self._check_input(packed.data)
-        states = self._states(hx, int(packed.batch_sizes[0]), 3)
-        if packed.sorted_indices is not None and states is not None:
-            states = [state.index_select(1, packed.sorted_indices) for state in states]
-        if self._takes_packed(packed, states, generator):
+        checks.packed(given)
+        self._check_input(given.data)
+        states = self._states(hx, int(given.batch_sizes[0]), 3)
+        if given.sorted_indices is not None and states is not None:
+            states = [state.index_select(1, given.sorted_indices) for state in states]
+        if self._takes_packed(given, states, generator):
             y, finals, _ = self._run(
-                packed.data, states, functional.packed_lengths(packed), None, None, False, generator
+                given.data, states, packed.lengths_of(given), None, None, False, generator
             )
             found = PackedSequence(
-                y, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+                y, given.batch_sizes, given.sorted_indices, given.unsorted_indices
             )
         else:
-            x, lengths, rows = functional.unpack(packed)
+            x, lengths, rows = packed.unpack(given)
             y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
-            found = functional.repack(y, rows, packed)
-        if packed.unsorted_indices is not None:
-            finals = tuple(state.index_select(1, packed.unsorted_indices) for state in finals)
+            found = packed.repack(y, rows, given)
+        if given.unsorted_indices is not None:
+            finals = tuple(state.index_select(1, given.unsorted_indices) for state in finals)
         return found, self._give(finals)
 
     def _takes_packed(
         self,
-        packed: PackedSequence,
+        given: PackedSequence,
         states: list[Tensor] | None,
         generator: torch.Generator | None,
     ) -> bool:
         """Whether the backend reads packed sequences as they are."""
-        data = packed.data
-        if not data.is_cuda or packed.batch_sizes.numel() > PACKED_STEPS:
+        data = given.data
+        if not data.is_cuda or given.batch_sizes.numel() > PACKED_STEPS:
             return False
         dtype = autocast.wanted(data.device)
         data = data if dtype is None else autocast.cast((data,), dtype)[0]

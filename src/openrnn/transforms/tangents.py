@@ -1,0 +1,48 @@
+"""Forward mode: the loop of the tangent cell beside the loop."""
+
+from typing import Any
+
+import torch
+
+from openrnn.backends.base import Call, Outputs
+from openrnn.dispatch import BACKENDS
+from openrnn.higher.along import gate_parts, tangent_call
+from openrnn.higher.loop import Direction, Run
+from openrnn.higher.tangent import tangent_of
+from openrnn.route import How, Route, route_for
+
+
+def loop_route(name: str, call: Call, *, grad: bool) -> Route:
+    """The route of a call that returns all states; a loop of `higher` has no other options."""
+    problem = call.problem
+    how = How(problem.spec.text, name, grad, False, True, problem.precision)
+    masks = call.lengths is not None, call.reset is not None
+    return route_for(how, problem.dtype, problem.device, *masks, problem.precision)
+
+
+def inputs_of(call: Call) -> tuple[Any, ...]:
+    """The tensors of a call as the operator takes them."""
+    return (
+        call.x, call.states, call.params, call.lengths, call.reset, call.reset_states, call.seed
+    )  # fmt: skip
+
+
+def tangent_loop(route: Route, call: Call, out: Outputs, along: Direction) -> Call:
+    """The call whose results are the tangents of a loop's results.
+
+    Args:
+        call: the loop, of which `network.refusal` is None.
+        out: what it returned, all states among it.
+        along: the tangents of its inputs.
+    """
+    run = Run(BACKENDS[route.how.backend], call, out)
+    tangent = tangent_of(call.problem.spec)
+    shape = *call.x.shape[:2], run.spec.hidden_size
+    gates = []
+    for parts in gate_parts(run, tangent, along):
+        if not parts:
+            gates.append(call.x.new_zeros(()).expand(shape))
+        else:
+            gates.append((parts[0] + parts[1] if len(parts) == 2 else parts[0]).expand(shape))
+    flat = torch.cat(gates, -1)
+    return tangent_call(run, tangent, along, flat, grad=route.how.grad, every=True)
