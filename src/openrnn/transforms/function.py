@@ -109,11 +109,11 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         plan, counts, visible = ctx.plan, ctx.plan.counts, ctx.plan.route.visible
-        saved = levels.alive(ctx.saved_tensors)
+        saved = ctx.saved_tensors
         call = call_of(plan.route, op.unflatten(counts, saved[: counts.total]))
         results, states = saved[counts.total :], len(call.problem.spec.states)
         out = Outputs(results[0], results[1 : 1 + states], results[1 + states :], [])
-        x, of_states, of_params, _, _, of_resets, _ = op.unflatten(counts, levels.alive(tangents))
+        x, of_states, of_params, _, _, of_resets, _ = op.unflatten(counts, tangents)
         along = Direction(x, of_states, of_params, of_resets)
         inner = tangent_loop(plan.route, call, out, along)
         route = loop_route(plan.route.how.backend, inner, grad=plan.route.how.grad)
@@ -124,13 +124,13 @@ class Forward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         plan: Plan = ctx.plan
         counts, end = plan.counts, 1 + plan.counts.states + plan.counts.params
-        saved, flags = levels.alive(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        saved, flags = ctx.saved_tensors, ctx.needs_input_grad[1:]
         tensors, y, reserve = saved[: counts.total], saved[counts.total], saved[counts.total + 1 :]
         needs = Needs(
             flags[0], flags[1 : 1 + counts.states], flags[1 + counts.states : end],
             flags[end + 2 : end + 2 + counts.resets],
         )  # fmt: skip
-        reached = levels.alive(grads[: plan.route.visible])
+        reached = grads[: plan.route.visible]
         if levels.active().forward:
             found = by_reference(call_of(plan.route, op.unflatten(counts, tensors)), reached, needs)
         else:
@@ -178,11 +178,11 @@ class Backward(torch.autograd.Function):
     def backward(ctx: Any, *reached: Tensor | None) -> tuple[Any, ...]:
         plan, needs = ctx.plan, _needs(ctx.plan)
         counts, total = plan.counts, plan.counts.total
-        saved, flags = levels.alive(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        saved, flags = ctx.saved_tensors, ctx.needs_input_grad[1:]
         call = call_of(plan.route, op.unflatten(counts, saved[:total]))
         end = 1 + counts.states + counts.params
         wanted = [*flags[:end], *flags[end + 2 : total - 1], *flags[total + ctx.kept :]]
-        rest = iter(levels.alive(reached))
+        rest = iter(reached)
         filled = [next(rest) if need else None for need in needs.flat]
         name, grads = plan.route.how.backend, saved[total:]
         if _by_kernels(name, call, [*saved, *filled]):

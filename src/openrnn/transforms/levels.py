@@ -83,11 +83,3 @@ def seen(tensors: Iterable[Tensor | None]) -> Seen:
                 tracked.add(_functorch.maybe_get_level(inner))
         every = every and plain(inner)
     return Seen(every, grad, batched, frozenset(tracked))
-
-
-def alive(tensors: Iterable[Any]) -> list[Any]:
-    """Tensors without the wrappers of levels that have ended, as operators of torch take them."""
-    return [
-        _functorch.unwrap_if_dead(tensor) if isinstance(tensor, Tensor) else tensor
-        for tensor in tensors
-    ]
