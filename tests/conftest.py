@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -28,10 +29,16 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(skip)
 
 
-def pytest_collection_finish():
-    """Python's collector walks through all that lives, and torch's modules live for ever."""
-    gc.collect()
-    gc.freeze()
+_frozen = 0  # modules when the collector last took all that lives for eternal
+
+
+def pytest_runtest_setup():
+    """Python's collector walks through all that lives, and imported modules live for ever."""
+    global _frozen  # noqa: PLW0603
+    if len(sys.modules) > _frozen + 300:
+        _frozen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module")
