@@ -494,13 +494,12 @@ def test_binaries_are_kept_and_damaged_ones_made_anew(folder):
     kernels.binary.cache_clear()
     assert kernels.binary(cell, "bfloat16", config, "sm_90").code == made.code
     assert path.stat().st_ino == written
-    for damaged in (b"", content[:-1], content[:90] + b"x" + content[91:]):
-        path.write_bytes(damaged)
-        kernels.binary.cache_clear()
-        again = kernels.binary(cell, "bfloat16", config, "sm_90")
-        assert again.code == made.code
-        assert again.resources == made.resources
-        assert path.read_bytes() == content
+    path.write_bytes(content[:90] + b"x" + content[91:])  # test_cache.py has other damages
+    kernels.binary.cache_clear()
+    again = kernels.binary(cell, "bfloat16", config, "sm_90")
+    assert again.code == made.code
+    assert again.resources == made.resources
+    assert path.read_bytes() == content
     kinds = ("bfloat16", "sm_90"), ("float16", "sm_90"), ("bfloat16", "sm_80")
     for dtype, arch in kinds:
         kernels.binary(cell, dtype, config, arch)
