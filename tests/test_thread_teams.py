@@ -9,11 +9,12 @@ import torch
 from cases import thinned
 
 import openrnn
-from openrnn import cells, memo
+from openrnn import cells
 from openrnn.kernels.cpu import launch, team
 from openrnn.kernels.cpu.host import SIZES, WIDTH, WIDTHS, width_of
-from openrnn.kernels.cpu.layout import FEWEST_ROWS, Layout
+from openrnn.kernels.cpu.layout import MOST_ROWS, Layout
 from openrnn.kernels.cpu.plan import plan
+from openrnn.kernels.cpu.sharing import run_time, sharing
 
 shared = pytest.mark.skipif(
     launch.openmp() is None or not team.POSSIBLE, reason="torch has no OpenMP whose threads we use"
@@ -67,8 +68,8 @@ def test_alone_and_together(threads, cell, sizes, lengths):
     (cell, hidden), (count, batch, steps) = cell, sizes
     torch.manual_seed(0)
     layer = openrnn.Recurrent(cell, 24, hidden, 2, bidirectional=True, backend="cpu")
-    size = layout(hidden).team_size(batch, layout(hidden).tile_rows(batch, count, True), count)
-    assert size > 1 or batch >= count
+    way = sharing(layout(hidden), False, steps, batch, count, True)
+    assert way.size > 1 or way.teams > 1
     x = torch.randn(steps, batch, 24)
     ends = torch.randint(0, steps + 1, (batch,)) if lengths else None
     threads(1)
@@ -105,9 +106,8 @@ def test_gradients_whose_factors_are_packed(threads, count, proj_size):
 
 @shared
 @pytest.mark.parametrize("proj_size", [0, 250])
-def test_one_team_for_all_tiles(threads, proj_size, monkeypatch):
-    """As for gradients of 32 MiB: tiles follow each other and add to the same sums."""
-    monkeypatch.setattr("openrnn.kernels.cpu.layout.LARGE_SUMS", 0)
+def test_one_team_for_all_tiles(threads, proj_size):
+    """Where few rows do not pay for sums of each team: its tiles add to the same ones."""
     torch.manual_seed(0)
     ours, plain = (
         openrnn.LSTM(39, 260, 2, proj_size=proj_size, backend=name) for name in ("cpu", "reference")
@@ -117,7 +117,6 @@ def test_one_team_for_all_tiles(threads, proj_size, monkeypatch):
     found = plan(sizes, "backward", 3, 83, 2, reverse=False, x_gate=None, ragged=False)
     assert (found.tasks, found.teams) == (2, 1)
     assert found.args().tile_rows < 83
-    memo.clear()  # of plans with other limits
     x, ends = torch.randn(3, 83, 39), torch.arange(83) % 4
     threads(2)
     for lengths in (None, ends):
@@ -160,7 +159,7 @@ def test_any_step_is_shared(threads, feature, count, batch):
         options["reset_state"] = (torch.randn(4, batch, outputs), torch.randn(4, batch, hidden))
     sizes = layout(hidden, outputs=outputs)
     assert sizes.shares
-    assert sizes.team_size(batch, sizes.tile_rows(batch, count, True), count) > 1
+    assert sharing(sizes, False, steps, batch, count, True).size > 1
     x, ends = torch.randn(steps, batch, inputs), lengths if masks[2] else None
     threads(1)
     alone = call(layer, x, ends, **options)
@@ -247,22 +246,45 @@ def test_several_threads_call_at_once(threads):
 
 
 @pytest.mark.parametrize(
-    ("vector", "whole", "split", "parts"),
-    [(64, 650, 230, 16), (32, 130, 116, 32), (16, 70, 60, 43)],
+    ("vector", "whole", "split"), [(64, 650, 230), (32, 130, 116), (16, 70, 60)]
 )
-def test_who_shares_a_tile(vector, whole, split, parts):
+def test_who_may_share_a_tile(vector, whole, split):
     """Vectors of AVX-512, AVX2 and SSE, whatever this machine has."""
     assert layout(whole, vector).shares
     assert layout(split, vector, outputs=3).shares
     assert not layout(split, vector).shares  # its padded units are no whole panels
-    assert layout(64, vector).team_size(1, 1, 8) == 1  # a step is too short for a barrier after it
-    assert layout(256, vector).team_size(1, 1, 2) == 2
-    # a part has a panel at least, and work enough
-    assert layout(512, vector).team_size(1, 1, 64) == parts
-    large = layout(512, vector)
-    assert large.tile_rows(32, 16, True) == 32  # one tile, of which each thread has some units
-    assert large.tile_rows(32, 16, False) == FEWEST_ROWS
-    assert large.tile_rows(32, 2, True) == 16  # rows enough for all
+
+
+@pytest.mark.parametrize("vector", WIDTHS)
+@pytest.mark.parametrize(
+    ("hidden", "steps", "batch", "threads", "backward", "way"),
+    [
+        (64, 1, 1, 8, False, (1, 1, 1)),  # too little for a second thread
+        (256, 1, 1, 2, False, (1, 1, 2)),  # each reads half of the matrix
+        (512, 50, 64, 2, False, (32, 2, 1)),  # rows enough for all
+        (256, 1, 64, 2, True, (32, 1, 2)),  # another team's sums cost more than barriers
+        (256, 100, 64, 2, True, (32, 2, 1)),  # and less
+        (512, 50, 0, 8, False, (0, 1, 1)),
+    ],
+)  # fmt: skip
+def test_how_threads_share(vector, hidden, steps, batch, threads, backward, way):
+    assert sharing(layout(hidden, vector), backward, steps, batch, threads, True) == way
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("threads", [1, 3, 16, 64])
+@pytest.mark.parametrize("batch", [1, 7, 33, 1000])
+def test_ways_to_share_fit_and_none_is_quicker_with_one_thread(batch, threads, shares, backward):
+    sizes = layout(512)
+    way = sharing(sizes, backward, 20, batch, threads, shares)
+    assert way.teams * way.size <= threads
+    assert way.teams <= batch
+    assert 1 <= way.rows <= MOST_ROWS
+    assert way.size <= (sizes.padded // sizes.panel if shares else 1)
+    alone = sharing(sizes, backward, 20, batch, 1, shares)
+    times = [run_time(sizes, backward, 20, batch, threads, one) for one in (way, alone)]
+    assert times[0] <= times[1]
 
 
 @pytest.mark.parametrize("vector", WIDTHS)
@@ -276,7 +298,7 @@ def test_sizes_are_whole_vectors_and_panels(vector, dtype, units, outputs):
     assert found.padded % whole == 0
     assert found.columns >= 3 * found.padded > found.columns - panel
     assert {found.columns % panel, found.width % panel, found.wide % panel} == {0}
-    parts = found.team_size(1, 1, 64)
+    parts = max(1, found.padded // found.panel)
     starts = [team.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
     assert found.shares == (starts[-1] == found.padded)
 
@@ -293,3 +315,24 @@ def test_shares_cover_all_units(count, unit, parts):
     assert starts[0] == 0
     assert starts[-1] == count
     assert all(a < b and (b - a) % unit == 0 for a, b in pairwise(starts))
+
+
+@shared
+def test_explain_says_how_threads_share(threads):
+    threads(2)
+    layer = openrnn.LSTM(64, 256, 2, backend="cpu")
+    x = torch.randn(20, 64, 64)
+    (row,) = (row for row in openrnn.explain(layer, x, quiet=True).rows if row.backend == "cpu")
+    lines = [line for line in row.details if "threads" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "forward of 64 inputs", "backward of 64 inputs", "forward of 256 inputs",
+        "backward of 256 inputs",
+    ]  # fmt: skip
+    assert all(": 2 of 2 threads, " in line and " us by the model" in line for line in lines)
+    threads(1)
+    alone = openrnn.explain(openrnn.LSTM(8, 8), x[..., :8], quiet=True)
+    assert any(
+        "forward: 1 of 1 threads, each with tiles of 32 rows" in one
+        for row in alone.rows
+        for one in row.details
+    )

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from openrnn.backends.cpu.baked import CONSTANTS, Baked
-from openrnn.backends.cpu.program import LINE, WORKSPACE, Value
+from openrnn.backends.cpu.program import WORKSPACE, Value
+from openrnn.kernels.cpu.host import LINE
 
 WORD = 8  # bytes of an argument
 # symbols within the object, which no program sees

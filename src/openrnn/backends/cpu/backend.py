@@ -25,7 +25,7 @@ from openrnn.backends.base import (
     nothing_back,
     traced,
 )
-from openrnn.backends.cpu import backward, forward, schedules, tensors
+from openrnn.backends.cpu import backward, describe, forward, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
 from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
@@ -70,6 +70,10 @@ class Cpu(Backend):
             else:
                 reasons += [narrow] if narrow and problem.dtype == torch.float64 else []
         return reasons
+
+    def describe(self, problem: Problem) -> list[str]:
+        """How threads share its loops."""
+        return describe.describe(problem)
 
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:
         """The operations that it runs, as `schedules` orders them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from openrnn.kernels.cpu import launch
+from openrnn.kernels.cpu.host import LINE
 from openrnn.memory import Made
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from openrnn.backends.cpu.kept import KeptPanels
     from openrnn.kernels.cpu.args import Args
     from openrnn.kernels.cpu.objects import CompiledFunction
-
-LINE = 64  # bytes of a cache line, where parts of the workspace begin
 
 Slot = Hashable
 
@@ -34,6 +33,11 @@ class Value(NamedTuple):
 WORKSPACE = "workspace"  # the slot of which all values of a run end with one
 _address = Tensor.data_ptr
 Run = Callable[[int], None]
+
+
+def _whole_line(memory: Any) -> int:
+    """The address of the first cache line that begins in memory of ctypes."""
+    return (ctypes.addressof(memory) + LINE - 1) // LINE * LINE
 
 
 def placed(
@@ -58,7 +62,7 @@ class Launch:
         args: its arguments, but for those of `given`.
         given: by field those that a run gives; of an array field a sequence, None for 0.
         places: of each slot, among the values of a run.
-        counters: how many int64 zeros its barriers need.
+        barriers: bytes of zeros that its barriers need.
     """
 
     def __init__(
@@ -68,23 +72,23 @@ class Launch:
         tasks: int,
         given: Mapping[str, Value | Sequence[Value | None]],
         places: Mapping[Slot, int],
-        counters: int = 0,
+        barriers: int = 0,
     ) -> None:
         words = [(place, places[slot], offset) for place, (slot, offset) in placed(args, given)]
         self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
         self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
         self._template = bytes(args)
-        self._counters: Any = ctypes.c_int64 * counters if counters else None
-        self._counters_at = args.place("counters") if counters else 0
+        self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
+        self._barriers_at = args.place("barriers") if barriers else 0
 
     def run(self, values: Sequence[int]) -> None:
         """Runs it and waits; several threads may do so at a time."""
         words = self._words.from_buffer_copy(self._template)
         for place, slot, offset in self._given:
             words[place] = values[slot] + offset
-        if self._counters is not None:
-            counters = self._counters()
-            words[self._counters_at] = ctypes.addressof(counters)
+        if self._barriers is not None:
+            barriers = self._barriers()
+            words[self._barriers_at] = _whole_line(barriers)
         launch.run(self._kernel, words, self._tasks)
 
     def bound(self, values: Sequence[int], free: int) -> Run:
@@ -100,16 +104,16 @@ class Launch:
         for place, slot, offset in self._given:
             words[place] = values[slot] + offset
         holes = [(place, offset) for place, slot, offset in self._given if slot == free]
-        counters = (ctypes.c_char * 0)() if self._counters is None else self._counters()
-        size = ctypes.sizeof(counters)
+        barriers = (ctypes.c_char * 0)() if self._barriers is None else self._barriers()
+        size = ctypes.sizeof(barriers)
         if size:
-            words[self._counters_at] = ctypes.addressof(counters)
+            words[self._barriers_at] = _whole_line(barriers)
 
         def run(value: int) -> None:
             for place, offset in holes:
                 words[place] = value + offset
             if size:
-                ctypes.memset(counters, 0, size)
+                ctypes.memset(barriers, 0, size)
             launch.run(kernel, words, tasks)
 
         return run
@@ -158,7 +162,7 @@ class Workspace:
         self.slot, self.size, self._taken = slot, 0, 0
 
     def take(self, size: int) -> Value:
-        """A part of so many bytes, which begins at a cache line."""
+        """A part of so many bytes, which begins at a cache line of the workspace."""
         part = Value(self.slot, self._taken)
         self._taken += (size + LINE - 1) // LINE * LINE
         self.size = max(self.size, self._taken)

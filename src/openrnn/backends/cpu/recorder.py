@@ -294,7 +294,7 @@ class Recorder:
     ) -> None:
         """A loop, with scratch memory of its own."""
         given["scratch"] = self.workspace.take(plan.scratch)
-        self.operations.append(Launch(loop, args, plan.tasks, given, self.places, plan.counters))
+        self.operations.append(Launch(loop, args, plan.tasks, given, self.places, plan.barriers))
 
 
 def values(call: Call, order: Tensor | None) -> list[int]:

@@ -94,7 +94,7 @@ class LoopArgs(Args):
 
     tasks: Annotated[int, "tasks that share the tiles"]
     team_size: Annotated[int, "tasks of a team, which share each of the team's tiles"]
-    counters: Annotated[int, "int64 of 0 for each team's barrier, COUNTER_STRIDE apart"]
+    barriers: Annotated[int, "BARRIER bytes of 0 for each team, from a cache line on"]
     scratch: Annotated[int, "memory [teams, scratch_bytes]"]
     scratch_bytes: Annotated[int, "of one team"]
 

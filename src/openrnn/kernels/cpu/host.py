@@ -32,4 +32,5 @@ LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 
 HAS_SCHED_YIELD = sys.platform != "win32"
-COUNTER_STRIDE = 16  # int64 numbers from one team's barrier counter to the next: two cache lines
+LINE = 64  # bytes of a cache line
+BARRIER = 2 * LINE  # bytes of a team's barrier: a counter, and what waiting threads poll

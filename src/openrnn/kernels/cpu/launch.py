@@ -67,7 +67,9 @@ def _share() -> "CompiledFunction":
 def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
     """Runs tasks 0, 1, .. of a kernel with these arguments and waits for all.
 
-    The kernel's last argument is the number of tasks that run at the same time.
+    The kernel's last argument is the number of tasks that run at the same time. A parallel region
+    has as many threads as torch's own, whatever the tasks: libgomp ends the threads that a smaller
+    region does not need, and the next larger one starts them anew.
     """
     at = ctypes.addressof(args)
     if tasks == 1:
@@ -81,7 +83,7 @@ def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
     region = RegionArgs(
         kernel=kernel.address, args=at, tasks=tasks, thread_number=number, thread_count=count
     )
-    start(_share().address, ctypes.addressof(region), tasks, 0)
+    start(_share().address, ctypes.addressof(region), max(tasks, threads()), 0)
 
 
 def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:

@@ -8,9 +8,8 @@ from openrnn.kernels.cpu.host import SIZES, WIDTH, lanes_of, panel_of
 
 # rows of a tile: enough to reuse each loaded weight often, few enough for the caches
 MOST_ROWS = 32
-# least rows of a tile where the recurrent matrix is larger than a core's cache, which holds
-# CACHE_BYTES: with fewer, a thread only waits for the matrix
-FEWEST_ROWS, CACHE_BYTES = 8, 1 << 20
+# bytes of a matrix that a core's own cache holds beside what else a step reads
+CACHE_BYTES = 1 << 20
 # elements of a chunk's gate rows: about half of a second-level cache; and its least rows
 CHUNK_ELEMENTS = 1 << 16
 LEAST_CHUNK_ROWS = 384
@@ -22,13 +21,6 @@ PANELS_TO_PACK = 8
 PACKED_STRIP = 96
 # of the panels of a weight gradient's second factor, which stay in a first-level cache
 NEAR_BYTES = 16 << 10
-# multiply-adds of a call, and of a step, that are worth another thread
-LEAST_WORK = 400_000
-LEAST_SHARE = 24_000
-# of a team's sums of gradients, and rows T x B, where one team for all tiles beats one for each: so
-# much memory has new pages in each call, and a few rows do not pay for them
-LARGE_SUMS = 32 << 20
-FEW_ROWS = 256
 # rows whose int8 products are made together
 INT8_ROWS = 32
 # panels of units from which on they are worth padding to a whole number
@@ -98,41 +90,10 @@ class Layout:
         """The input width rounded up to whole panels."""
         return _up(self.inputs, self.panel)
 
-    def tile_rows(self, batch: int, threads: int, shares: bool) -> int:
-        """Rows of a tile, so that all threads have the same number of tiles.
-
-        `shares`: threads may share a tile. Where rows are few, each then reads a part of a large
-        matrix and not all of it.
-        """
-        large = self.columns * self.width * self.size > CACHE_BYTES
-        least = FEWEST_ROWS if large else 1
-        if large and shares and batch <= threads * FEWEST_ROWS:
-            least = MOST_ROWS
-        most_tiles = max(1, min(threads, (batch + least - 1) // least))
-        tiles = _up(_up(batch, MOST_ROWS) // MOST_ROWS, most_tiles)
-        return (batch + tiles - 1) // tiles
-
     @cached_property
     def shares(self) -> bool:
         """Whether threads may share a tile: each takes whole panels."""
         return self.padded % self.panel == 0
-
-    def team_size(self, batch: int, rows: int, threads: int) -> int:
-        """How many threads share each tile, where they may share one."""
-        tiles = (batch + rows - 1) // rows
-        worth = rows * self.columns * self.outputs // LEAST_SHARE
-        return max(1, min(threads // tiles, self.padded // self.panel, worth))
-
-    def one_team(self, steps: int, batch: int, threads: int) -> bool:
-        """Whether all threads share every tile of a backward run, where they may share one."""
-        large = sum(self.sums) * self.size >= LARGE_SUMS and steps * batch <= FEW_ROWS
-        return large and self.padded // self.panel >= threads
-
-    def tasks(self, steps: int, batch: int, rows: int, threads: int) -> int:
-        """How many threads the work is worth, one a tile."""
-        work = steps * batch * self.columns * (self.inputs + self.outputs)
-        tiles = (batch + rows - 1) // rows
-        return max(1, min(threads, tiles, work // LEAST_WORK + 1))
 
     def chunk(self, steps: int, rows: int) -> int:
         """Steps whose input products, or gradients, are done together."""

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LoopArgs, loop_args
-from openrnn.kernels.cpu.host import COUNTER_STRIDE, HAS_SCHED_YIELD
+from openrnn.kernels.cpu.host import BARRIER, HAS_SCHED_YIELD
 from openrnn.kernels.cpu.layout import Layout
+from openrnn.kernels.cpu.sharing import Sharing, sharing
 from openrnn.memo import memo
 
 _loop_args = memo(64)(loop_args)
@@ -18,20 +19,26 @@ class LoopPlan:
     Args:
         tasks: threads of a run; teams: of these threads, which share a tile each; often one thread.
         scratch: bytes of all teams.
-        counters: int64 zeros for the barriers of teams.
+        barriers: bytes of zeros for the barriers of teams.
         sizes: the arguments that follow from sizes alone.
     """
 
     tasks: int
     teams: int
     scratch: int
-    counters: int
+    barriers: int
     packs: bool
     sizes: LoopArgs
 
     def args(self) -> LoopArgs:
         """The arguments of a run, with nothing but sizes."""
         return type(self.sizes).from_buffer_copy(self.sizes)
+
+
+def sharing_of(layout: Layout, backward: bool, steps: int, batch: int, threads: int) -> Sharing:
+    """How a run's threads share its tiles here: only those of OpenMP can wait for each other."""
+    shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares
+    return sharing(layout, backward, steps, batch, threads, shares)
 
 
 def plan(
@@ -53,13 +60,8 @@ def plan(
         ragged: lengths are given.
     """
     backward = purpose == "backward"
-    shares = HAS_SCHED_YIELD and launch.openmp() is not None and layout.shares
-    rows = layout.tile_rows(batch, threads, shares)
+    rows, teams, size = sharing_of(layout, backward, steps, batch, threads)
     chunk = layout.chunk(steps, rows)
-    teams = layout.tasks(steps, batch, rows, threads)
-    size = layout.team_size(batch, rows, threads) if shares else 1
-    if backward and shares and teams > 1 and layout.one_team(steps, batch, threads):
-        teams, size = 1, threads
     room = (
         layout.backward_scratch(rows, chunk, size)
         if backward
@@ -96,5 +98,5 @@ def plan(
         scratch_bytes=room,
         sums_bytes=sum(layout.sums) * layout.size,
     )
-    counters = teams * COUNTER_STRIDE if size > 1 else 0
-    return LoopPlan(tasks, teams, teams * room, counters, packs, sizes)
+    barriers = teams * BARRIER if size > 1 else 0
+    return LoopPlan(tasks, teams, teams * room, barriers, packs, sizes)

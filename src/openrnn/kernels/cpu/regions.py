@@ -55,7 +55,7 @@ def _ask(_, function):  # type: ignore[no-untyped-def]
 def share(region):  # type: ignore[no-untyped-def]
     """Runs one thread's tasks of the `RegionArgs` at an address."""
     args = region_args_at(region)
-    # the runtime may start fewer threads than were asked for
-    running: int = _ask(args.thread_count)  # type: ignore[call-arg]  # numba's
+    # more threads run than there are tasks, or fewer where the runtime starts less than was asked
+    running = min(_ask(args.thread_count), args.tasks)  # type: ignore[call-arg]  # numba's
     for task in range(_ask(args.thread_number), args.tasks, running):
         call(args.kernel, (args.args, task, running))

@@ -1,0 +1,94 @@
+"""How threads share a run: the tiles of the batch, and the teams that take them, by a model.
+
+A run waits for its slowest thread. The model adds up what that does: its products at the rate of a
+core, or of the cache that its part of a matrix fits in; barriers; and, in backward, memory for the
+sums of gradients of each team. Its constants are rounded figures of an AMD EPYC (Zen 3 and 4) and
+an Intel Xeon (Sapphire Rapids); they are the same everywhere, so that one number of threads gives
+the same bits on every processor with the same vectors.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from openrnn.kernels.cpu.layout import CACHE_BYTES, MOST_ROWS, Layout
+from openrnn.memo import memo
+
+# a core's float32 multiply-adds in a microsecond, and bytes that it reads from its own cache, which
+# holds CACHE_BYTES, and from one that cores share
+RATE, NEAR_BYTES, FAR_BYTES = 50_000, 65_000, 15_000
+# microseconds: of a byte of another team's sums of gradients, most of which are for new pages of
+# memory; of a parallel region, and of each thread in it; of a barrier, and of each thread at it
+SUM_BYTE = 2.4e-4
+REGION, REGION_THREAD = 4.0, 0.2
+BARRIER, BARRIER_THREAD = 0.6, 0.05
+# barriers of a step: in backward three, and two for the products of its chunk
+BARRIERS = {False: 1, True: 5}
+
+
+class Sharing(NamedTuple):
+    """How a run is shared.
+
+    Attributes:
+        rows: of a tile.
+        teams: take the tiles in turn.
+        size: threads of a team, which share each of its tiles.
+    """
+
+    rows: int
+    teams: int
+    size: int
+
+
+@memo(1024)
+def sharing(
+    layout: Layout, backward: bool, steps: int, batch: int, threads: int, shares: bool
+) -> Sharing:
+    """The quickest way by the model, of equal ones that with the fewest threads.
+
+    Args:
+        threads: that a run may have.
+        shares: threads may share a tile.
+    """
+
+    def rank(way: Sharing) -> tuple[float, int]:
+        return run_time(layout, backward, steps, batch, threads, way), way.teams * way.size
+
+    return min(_ways(layout, batch, threads, shares), key=rank)
+
+
+def _ways(layout: Layout, batch: int, threads: int, shares: bool) -> Iterator[Sharing]:
+    most = layout.padded // layout.panel if shares else 1
+    for teams in range(1, max(1, min(threads, batch)) + 1):
+        for size in range(1, max(1, min(threads // teams, most)) + 1):
+            yield Sharing(_tile_rows(-(-batch // teams)), teams, size)
+
+
+def _tile_rows(rows: int) -> int:
+    """Rows of a tile, where a team takes so many rows: equal tiles of `MOST_ROWS` at most."""
+    return -(-rows // max(1, -(-rows // MOST_ROWS)))
+
+
+def run_time(
+    layout: Layout, backward: bool, steps: int, batch: int, threads: int, way: Sharing
+) -> float:
+    """Microseconds of a run, but for the cell."""
+    rows, tiles = way.rows, -(-batch // (way.rows * way.teams)) if batch else 0
+    panels = max(1, layout.padded // layout.panel)
+    share = -(-panels // way.size) / panels
+    recurrent, inputs = (
+        layout.columns * width * share for width in (layout.outputs, layout.inputs)
+    )
+    rate = RATE * 4 / layout.size
+    near = recurrent * layout.size <= CACHE_BYTES
+    a_row = recurrent / rate
+    from_memory = recurrent * layout.size / (NEAR_BYTES if near else FAR_BYTES)
+    of_chunk = (recurrent + 2 * inputs if backward else inputs) / rate
+    step = max(rows * a_row, from_memory) + rows * of_chunk
+    if way.size > 1:
+        step += BARRIERS[backward] * (BARRIER + BARRIER_THREAD * way.size)
+    whole = steps * tiles * step
+    if backward:
+        whole += (way.teams - 1) * sum(layout.sums) * layout.size * SUM_BYTE
+    if way.teams * way.size > 1:
+        whole += REGION + REGION_THREAD * threads
+    return whole
