@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from openrnn.backends.cpu.baked import CONSTANTS, Baked
 from openrnn.backends.cpu.program import WORKSPACE, Value
-from openrnn.kernels.cpu.host import LINE
+from openrnn.kernels.cpu.args import LINE
 
 WORD = 8  # bytes of an argument
 # symbols within the object, which no program sees

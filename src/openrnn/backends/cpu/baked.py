@@ -15,7 +15,7 @@ from openrnn.backends.cpu.forward import Forward
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype
 from openrnn.backends.cpu.program import Value, placed
 from openrnn.backends.cpu.recorder import Sizes
-from openrnn.kernels.cpu.host import LINE
+from openrnn.kernels.cpu.args import LINE
 from openrnn.schedule import execute
 from openrnn.spec import Problem
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from openrnn.kernels.cpu import launch
-from openrnn.kernels.cpu.host import LINE
+from openrnn.kernels.cpu.args import LINE
 from openrnn.memory import Made
 
 if TYPE_CHECKING:

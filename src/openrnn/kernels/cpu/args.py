@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
+LINE = 64  # bytes of a cache line
+BARRIER = 2 * LINE  # bytes of a team's barrier: a counter, and what waiting threads poll
 # units of a panel of int8 weights, [gates, panels, pairs of columns, INT8_PANEL, 2], everywhere
 INT8_PANEL = 16
 DIGEST_WORDS = 128  # of the digest of a part of a matrix

@@ -32,5 +32,3 @@ LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 
 HAS_SCHED_YIELD = sys.platform != "win32"
-LINE = 64  # bytes of a cache line
-BARRIER = 2 * LINE  # bytes of a team's barrier: a counter, and what waiting threads poll

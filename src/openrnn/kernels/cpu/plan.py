@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from openrnn.kernels.cpu import launch
-from openrnn.kernels.cpu.args import LoopArgs, loop_args
-from openrnn.kernels.cpu.host import BARRIER, HAS_SCHED_YIELD
+from openrnn.kernels.cpu.args import BARRIER, LoopArgs, loop_args
+from openrnn.kernels.cpu.host import HAS_SCHED_YIELD
 from openrnn.kernels.cpu.layout import Layout
 from openrnn.kernels.cpu.sharing import Sharing, sharing
 from openrnn.memo import memo
