@@ -194,7 +194,7 @@ def test_mistakes_in_options(options, says, tmp_path, monkeypatch, capsys):
 def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys):
     monkeypatch.setattr(charts, "find_spec", lambda _: None)
     assert cli.main(["bench", "--charts", "x"]) == 2
-    wanted = "charts need the package matplotlib: pip install 'openrnn[bench]'"
+    wanted = "charts need the package matplotlib: pip install matplotlib"
     assert capsys.readouterr().err == f"openrnn: {wanted}\n"
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert cli.main(["bench", "--rows", "sb3", "--tensorboard", "x", "--device", "cpu"]) == 2

@@ -37,7 +37,7 @@ SERIES = {
 def need() -> None:
     """Raises OpenRNNError where matplotlib is missing."""
     if find_spec("matplotlib") is None:
-        raise OpenRNNError("charts need the package matplotlib: pip install 'openrnn[bench]'")
+        raise OpenRNNError("charts need the package matplotlib: pip install matplotlib")
 
 
 def names(results: Sequence[Measurement], stem: str) -> list[str]:

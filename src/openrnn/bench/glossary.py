@@ -152,11 +152,10 @@ def rows_sheet(rows: Sequence[BenchRow]) -> Sheet:
 def origins_sheet() -> Sheet:
     """The rows of suite `users` by their patterns, with links of Markdown."""
     found = [
-        (", ".join(origin.rows.split()), origin.what,
-         f"[{origin.source.partition('://')[2]}]({origin.source})")
+        (", ".join(origin.rows.split()), f"{origin.what} ([source]({origin.source}))")
         for origin in ORIGINS
     ]  # fmt: skip
-    return _sheet("", ("row", "whose network", "source"), found)
+    return _sheet("", ("row", "whose network"), found)
 
 
 def engines_sheet() -> Sheet:

@@ -19,7 +19,7 @@ def writer_of(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise OpenRNNError(
-            "--tensorboard needs the package tensorboard: pip install 'openrnn[bench]'"
+            "--tensorboard needs the package tensorboard: pip install tensorboard"
         ) from None
     return SummaryWriter(str(folder))
 
