@@ -105,6 +105,31 @@ def test_raw_text_is_cut_and_split_by_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "names",
+    [
+        ("ptb.{}.txt", "ptb.char.{}.txt"),  # as they lie in the archive
+        ("wiki.{}.tokens",),
+        ("wiki.{}.raw",),
+        ("ptb.char.{}.txt",),
+    ],
+    ids=str,
+)
+def test_files_under_their_published_names(tmp_path, names):
+    """Each part is its file's; single characters are read only where there are no words."""
+    for place, name in enumerate(names):
+        for part in words.PARTS:
+            (tmp_path / name.format(part)).write_text(
+                f" = The {part} = \n" if not place else "t h e"
+            )
+    (tmp_path / "README").write_text("= not a part =")
+    found = words.read(str(tmp_path))
+    wanted = ["<unk>", "<unk>", "<unk>", "<unk>", "<eos>"]
+    assert found.files == 3
+    for part in (found.train, found.held_out, found.test):
+        assert spelt(found, part) == wanted
+
+
+@pytest.mark.parametrize(
     ("files", "says"),
     [
         ({"train.txt": b"a b"}, r"needs one file valid\.txt .* got none"),

@@ -13,7 +13,7 @@ from openrnn.lm.docstrings import docstrings
 
 UNKNOWN, END = "<unk>", "<eos>"
 PARTS = ("train", "valid", "test")
-ENDINGS = (".txt", ".tokens")
+ENDINGS = (".txt", ".tokens", ".raw")
 RARE = 3  # words of raw text that occur less often are unknown, as in WikiText-2
 HELD_OUT = 0.05  # of the files of raw text, and as many again to test
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[^\w\s]|_")
@@ -24,7 +24,8 @@ def read(path: str | None, most: int | None = None) -> Corpus:
     """The corpus at a path, as numbers of words; `<eos>` ends each line.
 
     A folder with files `train`, `valid` and `test`, such as `train.txt`, `ptb.train.txt` or
-    `wiki.train.tokens`, is taken as it is: words are what stands between blanks. Of any other
+    `wiki.train.tokens`, is taken as it is: words are what stands between blanks. Files of single
+    characters beside them, as `ptb.char.train.txt` of PTB's archive, are left. Of any other
     folder or file words, numbers and signs are cut apart and written small; of its files about 5%
     are held out and 5% are for the test, by a hash of their relative paths; where that leaves one
     of the three empty, the last tenth of all words is split between them. By default, the
@@ -61,7 +62,8 @@ def _given(folder: Path) -> list[Path] | None:
     if not folder.is_dir():
         return None
     files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS)
-    found = [[file for file in files if part in file.name.split(".")] for part in PARTS]
+    whole = [file for file in files if "char" not in file.name.split(".")]
+    found = [[file for file in whole or files if part in file.name.split(".")] for part in PARTS]
     if not any(found):
         return None
     for part, several in zip(PARTS, found):
@@ -69,7 +71,7 @@ def _given(folder: Path) -> list[Path] | None:
             names = ", ".join(file.name for file in several) or "none"
             raise CorpusError(
                 f"the corpus {named(folder)} needs one file {part}.txt or *.{part}.txt or "
-                f"*.{part}.tokens, got {named(names)}"
+                f"*.{part}.tokens or *.{part}.raw, got {named(names)}"
             )
     return [file for (file,) in found]
 
