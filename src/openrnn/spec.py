@@ -34,7 +34,8 @@ def whole(name: str, value: Any) -> int:
     """
     if type(value) is int:
         return value
-    if not isinstance(value, bool | torch.Tensor):
+    # numpy's bools have these names too, and numpy before 2.3 takes them as an index
+    if type(value).__name__ not in ("bool", "bool_") and not isinstance(value, torch.Tensor):
         try:
             return int(operator.index(value))
         except TypeError:
