@@ -308,3 +308,19 @@ def test_what_is_left_to_the_reference(monkeypatch):
     narrow = openrnn.LSTM(WIDTH, HIDDEN, proj_size=2, backend="cpu")
     with pytest.raises(NoBackendError, match=r"torch\.func"):
         jvp(narrow, (x[0],), (x[0],))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["fused", "cudnn"])
+def test_maps_on_a_gpu(backend):
+    """Values and gradients of x, as of each member's own call: other kernels, so bfloat16 apart."""
+    torch.manual_seed(0)
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    layer = openrnn.LSTM(WIDTH, 64, 2, backend=backend, **like)
+    x = torch.randn(MEMBERS, STEPS, BATCH, WIDTH, **like)
+
+    def of(x):
+        return grad(lambda x: layer(x)[0].float().sum())(x), layer(x)[0]
+
+    for found, wanted in zip(vmap(of)(x), zip(*map(of, x)), strict=True):
+        torch.testing.assert_close(found, torch.stack(wanted), rtol=0.05, atol=0.02)
