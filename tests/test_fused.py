@@ -69,7 +69,7 @@ def combinations():
 
 
 @compiles
-@pytest.mark.parametrize(("name", "capability", "dtype"), thinned(combinations(), 2))
+@pytest.mark.parametrize(("name", "capability", "dtype"), thinned(combinations(), 3))
 def test_no_kernel_spills(name, capability, dtype):
     """Registers, shared memory and spills of what would run, with every feature and with none."""
     cell = trace(TRACED[name])
@@ -95,9 +95,9 @@ def test_the_rows_that_are_published_spill_nothing(kind, hidden):
 @pytest.mark.parametrize(
     ("name", "capability", "dtype"),
     thinned(
-        [("lstm", (8, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (10, 0), "bfloat16"),
-         ("lstm", (9, 0), "bfloat16"), ("gru", (9, 0), "float32"), ("gru", (10, 0), "float32")],
-        3,
+        [("lstm", (9, 0), "bfloat16"), ("gru", (8, 0), "float32"), ("lstm", (10, 0), "bfloat16"),
+         ("lstm", (8, 0), "bfloat16"), ("gru", (9, 0), "float32"), ("gru", (10, 0), "float32")],
+        6,
     ),
     ids=str,
 )  # fmt: skip
@@ -413,7 +413,7 @@ def wgmma_combinations():
 
 
 @compiles
-@pytest.mark.parametrize(("dtype", "kind", "count"), thinned(wgmma_combinations(), 2))
+@pytest.mark.parametrize(("dtype", "kind", "count"), thinned(wgmma_combinations(), 3))
 def test_four_warps_multiply_together(folder, dtype, kind, count):
     """Whatever the number of operands, H a multiple of 8 or not; the skeletons assert the rest.
 
