@@ -615,12 +615,12 @@ def test_kernels_can_be_compiled_ahead(folder):
 
 @compiles
 def test_kernels_of_single_steps_are_compiled_ahead(folder, monkeypatch):
-    """Of the two batches only one has steps; both layers read as many inputs."""
+    """Once for both layers, which read as many inputs."""
     asked = []
     step = kernels.step_binary
     monkeypatch.setattr(kernels, "step_binary", lambda *of: asked.append(of[2].kind) or step(*of))
     layer = openrnn.LSTM(64, 64, num_layers=2)
-    count = openrnn.compile_kernels(layer, batches=(1, 257), grad=False, capability=(9, 0))
+    count = openrnn.compile_kernels(layer, batches=(1,), grad=False, capability=(9, 0))
     assert asked == ["step_forward"]
     assert count == len([*folder.iterdir()])
     openrnn.compile_kernels(layer, batches=(1,), capability=(9, 0))
