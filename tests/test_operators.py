@@ -36,6 +36,7 @@ NO_KERNEL = {
             "shifted_chebyshev_polynomial_w"
         ).split()
     ],
+    "float64, whatever they are given": ["float_power"],
     "a derivative that torch has not, or in parts of its own": (
         "heaviside logit_backward native_dropout_backward aten.remainder.Scalar_Tensor sgn "
         "silu_backward"
