@@ -615,13 +615,13 @@ def test_kernels_can_be_compiled_ahead(folder):
 
 @compiles
 def test_kernels_of_single_steps_are_compiled_ahead(folder, monkeypatch):
-    """Once for both layers, which read as many inputs."""
+    """GEMMs multiply for the larger batch, whose backward is a loop; layers read as many inputs."""
     asked = []
     step = kernels.step_binary
     monkeypatch.setattr(kernels, "step_binary", lambda *of: asked.append(of[2].kind) or step(*of))
     layer = openrnn.LSTM(64, 64, num_layers=2)
-    count = openrnn.compile_kernels(layer, batches=(1,), grad=False, capability=(9, 0))
-    assert asked == ["step_forward"]
+    count = openrnn.compile_kernels(layer, batches=(1, 4096), grad=False, capability=(9, 0))
+    assert asked == ["step_forward", "step_cell"]
     assert count == len([*folder.iterdir()])
-    openrnn.compile_kernels(layer, batches=(1,), capability=(9, 0))
-    assert asked[1:] == ["step_forward", "step_backward"]
+    openrnn.compile_kernels(layer, batches=(1, 4096), capability=(9, 0))
+    assert asked[2:] == ["step_forward", "step_backward", "step_cell"]

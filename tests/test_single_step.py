@@ -70,10 +70,18 @@ def test_gemms_multiply_where_blocks_would_read_much_again(dtype, hidden, batch,
 
 
 def test_resets_to_given_states_are_for_steps_without_gemms():
-    asked = problem(hidden=512, inputs=512, reset=True)
+    """Forward and backward alike."""
+    asked = problem(hidden=512, inputs=512, reset=True, grad=True)
     assert single_step.takes(asked, 1, 4096)
-    assert single_step.takes(asked, 1, 64, reset_state=True)
-    assert not single_step.takes(asked, 1, 4096, reset_state=True)
+    for batch, runs in ((64, True), (256, False)):
+        assert single_step.takes(asked, 1, batch, reset_state=True) is runs
+        assert single_step.differentiates(asked, 1, batch, False, reset_state=True) is runs
+
+
+def test_no_matrix_is_read_where_x_is_for_the_gates():
+    spec = problem(hidden=512, inputs=2048, input_mode="gates", num_layers=2).spec
+    assert [*single_step.input_columns(spec)] == [0, 512]
+    assert [*single_step.input_columns(problem(num_layers=3).spec)] == [24, 64]
 
 
 def test_a_backward_pass_with_resets_and_gradients_of_states_is_a_loop():

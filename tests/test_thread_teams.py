@@ -14,7 +14,7 @@ from openrnn.kernels.cpu import launch, team
 from openrnn.kernels.cpu.host import SIZES, WIDTH, WIDTHS, width_of
 from openrnn.kernels.cpu.layout import MOST_ROWS, Layout
 from openrnn.kernels.cpu.plan import plan
-from openrnn.kernels.cpu.sharing import run_time, sharing
+from openrnn.kernels.cpu.sharing import Sharing, run_time, sharing
 
 shared = pytest.mark.skipif(
     launch.openmp() is None or not team.POSSIBLE, reason="torch has no OpenMP whose threads we use"
@@ -275,16 +275,20 @@ def test_how_threads_share(vector, hidden, steps, batch, threads, backward, way)
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 16, 64])
 @pytest.mark.parametrize("batch", [1, 7, 33, 1000])
-def test_ways_to_share_fit_and_none_is_quicker_with_one_thread(batch, threads, shares, backward):
+def test_no_other_way_to_share_is_quicker(batch, threads, shares, backward):
+    """By the model, of all numbers of teams and of threads in a team."""
     sizes = layout(512)
+    most = sizes.padded // sizes.panel if shares else 1
     way = sharing(sizes, backward, 20, batch, threads, shares)
     assert way.teams * way.size <= threads
-    assert way.teams <= batch
-    assert 1 <= way.rows <= MOST_ROWS
-    assert way.size <= (sizes.padded // sizes.panel if shares else 1)
-    alone = sharing(sizes, backward, 20, batch, 1, shares)
-    times = [run_time(sizes, backward, 20, batch, threads, one) for one in (way, alone)]
-    assert times[0] <= times[1]
+    assert way.size <= most
+    times = []
+    for teams in range(1, min(threads, batch) + 1):
+        rows = -(-batch // teams)
+        rows = -(-rows // -(-rows // MOST_ROWS))
+        for size in range(1, min(threads // teams, most) + 1):
+            times.append(run_time(sizes, backward, 20, batch, threads, Sharing(rows, teams, size)))
+    assert run_time(sizes, backward, 20, batch, threads, way) == min(times)
 
 
 @pytest.mark.parametrize("vector", WIDTHS)

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from openrnn.codegen.config import StepConfig
-from openrnn.spec import Problem
+from openrnn.spec import Problem, Spec
 
 MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
-# Of `step_forward`, beyond which GEMMs are faster, as an H200 measured: bytes that its blocks read
-# again, and blocks where several share units, two for each multiprocessor
+# bytes that blocks of `step_forward` read again, beyond which GEMMs were faster on an H200
 MOST_REREAD = 40 << 20
-MOST_BLOCKS = 264
+MOST_BLOCKS = 264  # the same of its blocks, where rows take more than one: two a multiprocessor
 MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
 LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
 CELL = StepConfig("step_cell", 8, 8)
@@ -36,22 +35,33 @@ def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -
     if steps != 1 or not whole or masked or again:
         return False
     sizes = len(spec.gates), spec.hidden_size, batch
-    kinds = {forward_kind(problem.dtype, *sizes, inner) for inner in inputs}
+    kinds = {forward_kind(problem.dtype, *sizes, columns) for columns in input_columns(spec)}
     return not (reset_state and "step_cell" in kinds)
 
 
-def differentiates(problem: Problem, steps: int, batch: int, before: bool) -> bool:
+def differentiates(
+    problem: Problem, steps: int, batch: int, before: bool, reset_state: bool = False
+) -> bool:
     """The same for the backward pass.
 
     Args:
         before: gradients of initial or reset states are wanted.
     """
-    few = batch <= MOST_ROWS
-    return few and takes(problem, steps, batch) and not (problem.reset and before)
+    if batch > MOST_ROWS or (problem.reset and before):
+        return False
+    return takes(problem, steps, batch, reset_state)
+
+
+def input_columns(spec: Spec) -> dict[int, None]:
+    """The columns of the layers' input matrices, each once; 0 where layer 0 has none."""
+    columns = [spec.layer_input(layer) for layer in range(spec.num_layers)]
+    if spec.input_mode != "linear":
+        columns[0] = 0
+    return dict.fromkeys(columns)
 
 
 def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs: int) -> str:
-    """The kernel that runs a layer's step.
+    """The kernel that runs a layer's step; `inputs`: columns of W_ih, 0 without one.
 
     "step_forward", whose blocks multiply, too: each reads again what others have read. Or
     "step_cell" after two GEMMs, which share operands better.

@@ -50,7 +50,7 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
         return
     cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
     gates, hidden = len(spec.gates), spec.hidden_size
-    for inputs in {spec.layer_input(layer) for layer in range(spec.num_layers)}:
+    for inputs in single_step.input_columns(spec):
         kinds = [single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)]
         if problem.grad and single_step.differentiates(problem, 1, batch, False):
             kinds.append("step_backward")

@@ -81,7 +81,7 @@ def _of_step(problem: Problem, kind: str) -> list[str]:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size
-    widths = dict.fromkeys(spec.layer_input(layer) for layer in range(spec.num_layers))
+    widths = single_step.input_columns(spec)
     lines: list[str] = []
     for inputs in widths if kind == "forward" else [0]:  # backward reads no x
         name = "step_backward"
@@ -91,7 +91,7 @@ def _of_step(problem: Problem, kind: str) -> list[str]:
         made, config = kernels.best_step(configs, cell, dtype, arch)
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         reads = f" that reads {inputs} inputs" if len(widths) > 1 and inputs else ""
-        products = "two GEMMs, then " if name == "step_cell" else ""
+        products = "GEMMs of x and h, then " if name == "step_cell" else ""
         count = single_step.blocks(config, hidden, batch)
         lines.append(
             f"{kind} of a single step{reads}: {products}{count} blocks "

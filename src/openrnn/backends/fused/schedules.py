@@ -103,7 +103,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     """The backward pass for the gradients that are wanted."""
     problem = key.problem
     before = any(needs.states) or any(needs.reset_states)
-    if single_step.differentiates(problem, key.steps, key.batch, before):
+    if single_step.differentiates(problem, key.steps, key.batch, before, key.reset_states):
         single = _one_step(key.spec)
         return single, schedule.backward(single, problem.drops)
     masks = problem.lengths, problem.reset

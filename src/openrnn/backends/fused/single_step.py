@@ -64,7 +64,7 @@ def launch_forward(
     layer, call = weights.layer, launches.call
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
-    inputs = x.shape[2]
+    inputs = 0 if weights.w_ih is None else x.shape[2]
     sizes = layer.gates, layer.hidden, launches.batch
     kind = single_step.forward_kind(layer.dtype, *sizes, inputs)
     step = step_for(layer, launches.batch, kind, inputs)

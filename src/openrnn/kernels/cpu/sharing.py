@@ -13,15 +13,16 @@ from typing import NamedTuple
 from openrnn.kernels.cpu.layout import CACHE_BYTES, MOST_ROWS, Layout
 from openrnn.memo import memo
 
-# a core's float32 multiply-adds in a microsecond, and bytes that it reads from its own cache, which
-# holds CACHE_BYTES, and from one that cores share
+# what a core does in a microsecond: float32 multiply-adds, and bytes that it reads from its own
+# cache, which holds CACHE_BYTES, and from a cache that cores share
 RATE, NEAR_BYTES, FAR_BYTES = 50_000, 65_000, 15_000
-# microseconds: of a byte of another team's sums of gradients, most of which are for new pages of
-# memory; of a parallel region, and of each thread in it; of a barrier, and of each thread at it
-SUM_BYTE = 2.4e-4
-REGION, REGION_THREAD = 4.0, 0.2
-BARRIER, BARRIER_THREAD = 0.6, 0.05
-# barriers of a step: in backward three, and two for the products of its chunk
+# microseconds that a byte of another team's sums of gradients takes, most of them for new pages
+SUM_US = 2.4e-4
+# microseconds to start a parallel region, and more for each thread of torch's
+REGION_US, REGION_THREAD_US = 4.0, 0.2
+# microseconds of a barrier, and more for each thread of the team
+BARRIER_US, BARRIER_THREAD_US = 0.6, 0.05
+# barriers of a step: three in backward, and two for the products of a chunk, as if it had one step
 BARRIERS = {False: 1, True: 5}
 
 
@@ -39,7 +40,7 @@ class Sharing(NamedTuple):
     size: int
 
 
-@memo(1024)
+@memo(4096)
 def sharing(
     layout: Layout, backward: bool, steps: int, batch: int, threads: int, shares: bool
 ) -> Sharing:
@@ -57,10 +58,17 @@ def sharing(
 
 
 def _ways(layout: Layout, batch: int, threads: int, shares: bool) -> Iterator[Sharing]:
-    most = layout.padded // layout.panel if shares else 1
-    for teams in range(1, max(1, min(threads, batch)) + 1):
-        for size in range(1, max(1, min(threads // teams, most)) + 1):
-            yield Sharing(_tile_rows(-(-batch // teams)), teams, size)
+    """All ways but those with more teams or threads than others of the same rows and panels."""
+    sizes = _divisions(layout.padded // layout.panel) if shares else [1]
+    for teams in _divisions(batch):
+        for size in sizes:
+            if teams * size <= threads:
+                yield Sharing(_tile_rows(-(-batch // teams)), teams, size)
+
+
+def _divisions(count: int) -> list[int]:
+    """The least numbers of parts that make the largest part of `count` smaller and smaller."""
+    return sorted({-(-count // part) for part in range(1, count + 1)}) or [1]
 
 
 def _tile_rows(rows: int) -> int:
@@ -85,10 +93,10 @@ def run_time(
     of_chunk = (recurrent + 2 * inputs if backward else inputs) / rate
     step = max(rows * a_row, from_memory) + rows * of_chunk
     if way.size > 1:
-        step += BARRIERS[backward] * (BARRIER + BARRIER_THREAD * way.size)
+        step += BARRIERS[backward] * (BARRIER_US + BARRIER_THREAD_US * way.size)
     whole = steps * tiles * step
     if backward:
-        whole += (way.teams - 1) * sum(layout.sums) * layout.size * SUM_BYTE
+        whole += (way.teams - 1) * sum(layout.sums) * layout.size * SUM_US
     if way.teams * way.size > 1:
-        whole += REGION + REGION_THREAD * threads
+        whole += REGION_US + REGION_THREAD_US * threads
     return whole

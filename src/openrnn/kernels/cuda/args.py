@@ -226,7 +226,7 @@ class StepForwardArgs(Args):
     ]
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "without w_ih: values from a gate to the next"] = 0
-    inputs: Annotated[int, "int64", "I, a multiple of 8"]
+    inputs: Annotated[int, "int64", "I, a multiple of 8; 0 without w_ih"]
     x_products: Annotated[int, "const float*", "step_cell: [B, GATES, units] of W_ih, or null"] = 0
     h_products: Annotated[int, "const float*", "step_cell: the same of R, or null"] = 0
     y: Annotated[int, "storage_t*", "out [B, units], by rows"]
