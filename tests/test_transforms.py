@@ -264,7 +264,8 @@ def forward_penalty(case, layer):
 
 
 def curvature(case, layer):
-    layer.backend = "auto"  # a backend that is named refuses
+    if layer.backend == "cpu":
+        layer.backend = "auto"  # a backend that is named refuses
     return hessian(lambda x: loss(layer(x)))(case.x[0])
 
 
@@ -308,6 +309,27 @@ def test_what_is_left_to_the_reference(monkeypatch):
     narrow = openrnn.LSTM(WIDTH, HIDDEN, proj_size=2, backend="cpu")
     with pytest.raises(NoBackendError, match=r"torch\.func"):
         jvp(narrow, (x[0],), (x[0],))
+
+
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_maps_of_no_members(of_rows):
+    """Over rows or over parameters: results (0, ...), and the gradients of such."""
+    require("cpu")
+    layer = openrnn.LSTM(WIDTH, HIDDEN)
+    x = torch.randn(0, STEPS, BATCH, WIDTH) if of_rows else torch.randn(STEPS, BATCH, WIDTH)
+    params = dict(layer.named_parameters())
+    if not of_rows:
+        params = {name: w.new_zeros(0, *w.shape) for name, w in params.items()}
+    dims = (None, 0) if of_rows else (0, None)
+    y, states = vmap(lambda p, x: functional_call(layer, p, (x,)), dims)(params, x)
+    assert y.shape == (0, STEPS, BATCH, HIDDEN)
+    assert [state.shape for state in states] == [(0, 1, BATCH, HIDDEN)] * 2
+    of = grad(lambda p, x: functional_call(layer, p, (x,))[0].sin().sum(), (0, 1))
+    of_params, of_x = vmap(of, dims)(params, x)
+    assert of_x.shape == (0, STEPS, BATCH, WIDTH)
+    assert {name: w.shape[1:] for name, w in of_params.items()} == {
+        name: w.shape for name, w in layer.named_parameters()
+    }
 
 
 @pytest.mark.gpu

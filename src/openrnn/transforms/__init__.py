@@ -42,6 +42,8 @@ def look(x: Tensor, params: Sequence[Tensor], others: Sequence[Tensor | None]) -
     weights, rows = levels.seen(params), levels.seen((x, *others))
     if not weights.plain or not rows.plain:
         return None
+    if 0 in (*weights.batched.values(), *rows.batched.values()):
+        return None  # no member has a call whose results could be stacked
     # parameters of its own for each member, or gradients of them: members run one after another
     apart = dict(weights.batched)
     for level, size in rows.batched.items():
