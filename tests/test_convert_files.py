@@ -136,6 +136,31 @@ def test_what_the_command_refuses(tmp_path, capsys, given, out, more, text):
     assert not (tmp_path / out).exists()
 
 
+def test_refusals_name_options_and_leave_paths_as_they_are(tmp_path, capsys):
+    folder = tmp_path / "cell=gru, prefix="
+    folder.mkdir()
+
+    def refusal(tensors, more, name="a.npz"):
+        as_npz(folder / "a.npz", tensors)
+        command = ["convert", str(folder / name), str(tmp_path / "b.npz"), *more.split()]
+        assert cli.main(command) == 2
+        return capsys.readouterr().err
+
+    assert f"{folder}/none.npz" in refusal(weights(), "--from torch --to keras", "none.npz")
+    two = {f"{name}=cell=/{key}": w for name in "ab" for key, w in weights().items()}
+    says = "choose one by --prefix: 'a=cell=/', 'b=cell=/'"
+    assert says in refusal(two, "--from torch --to keras --cell gru")
+    says = "--hidden, --layers and --proj follow from the shapes of torch's arrays"
+    assert says in refusal(weights(), "--from torch --to keras --layers 2")
+    says = "needs --cell, --hidden and, where not 1, --layers and --bidirectional or"
+    assert says in refusal({"params": torch.ones(9)}, "--from cudnn --to keras")
+    square = {"kernel": torch.ones(4, 12), "recurrent_kernel": torch.ones(4, 12)}
+    deep = {f"layer_{n}/{key}": w for n in range(2) for key, w in square.items()}
+    says = "layers or directions: say which by --bidirectional or --no-bidirectional"
+    assert says in refusal(deep, "--from keras --to torch --cell gru")
+    assert says in refusal(deep, "--from keras --to torch")
+
+
 def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
     class Hostile:
         def __reduce__(self):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.layouts import Layout
 from openrnn.convert.rewrite import Blocks
 
@@ -62,6 +63,7 @@ def _joined(there: Tensor | None, bias: Tensor, words: str, sum_biases: bool) ->
         return bias
     if sum_biases:
         return there + bias
-    raise ValueError(
-        f"{words} has two: sum_biases=True writes their sum, the same function but for its rounding"
-    )
+    raise AdviceError(
+        f"{words} has two: ", Argument("sum_biases=True"),
+        " writes their sum, the same function but for its rounding",
+    )  # fmt: skip

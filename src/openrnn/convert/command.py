@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openrnn.convert import files
+from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.flat import FlatSizes
 from openrnn.convert.libraries import LIBRARIES, library
 from openrnn.convert.weights import read, tensors
 
 NAMES = ", ".join(LIBRARIES)
-# how messages name the arguments of `from_weights` and `to_weights`: the options of the command
+# the options of the command for the arguments of `from_weights` and `to_weights`
 FLAGS = {
-    "sum_biases=True": "--sum-biases", "hidden_size=": "--hidden", "num_layers=": "--layers",
-    "bidirectional=": "--bidirectional or --no-bidirectional", "prefix=": "--prefix",
-    "cell=": "--cell", "hidden_size, num_layers and proj_size": "--hidden, --layers and --proj",
+    "cell": "--cell", "prefix": "--prefix", "sum_biases": "--sum-biases",
+    "bidirectional": "--bidirectional or --no-bidirectional",
+    "hidden_size": "--hidden", "num_layers": "--layers", "proj_size": "--proj",
 }  # fmt: skip
 
 
@@ -42,11 +43,9 @@ def execute(given: Path, out: Path, asked: Options) -> str:
     """
     try:
         return _execute(given, out, asked)
-    except ValueError as error:
-        text = str(error)
-        for argument, flag in FLAGS.items():
-            text = text.replace(argument, flag)
-        raise ValueError(text) from error
+    except AdviceError as error:
+        parts = [FLAGS[part.name] if isinstance(part, Argument) else part for part in error.args]
+        raise ValueError("".join(parts)) from error
 
 
 def _execute(given: Path, out: Path, asked: Options) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from openrnn import cells, params
+from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.layouts import Library
 from openrnn.convert.libraries import layouts
 from openrnn.spec import Spec
@@ -31,10 +32,11 @@ def spec_of(library: Library, buffer: Tensor, cell: str | None, sizes: FlatSizes
     fits = layouts(library, cell)
     hidden_size = sizes.hidden_size
     if hidden_size is None or len(fits) > 1:
-        raise ValueError(
-            f"the length of a flat buffer of {library.name} does not say its sizes: needs cell=, "
-            f"hidden_size= and, where not 1, num_layers= and bidirectional="
-        )
+        raise AdviceError(
+            f"the length of a flat buffer of {library.name} does not say its sizes: needs ",
+            Argument("cell="), ", ", Argument("hidden_size="), " and, where not 1, ",
+            Argument("num_layers="), " and ", Argument("bidirectional="),
+        )  # fmt: skip
     if not buffer.is_floating_point():
         raise ValueError(f"{NAME} must be real numbers, got {buffer.dtype}")
     known = cells.lookup(fits[0].cell)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.arrays import FORWARD, REVERSE, Arrays, by_number, listed
 from openrnn.convert.layouts import Array, Layout, Library
 from openrnn.spec import Spec
@@ -13,7 +14,7 @@ from openrnn.spec import Spec
 Chain = tuple[str, Arrays]
 
 
-class NamesError(ValueError):
+class NamesError(AdviceError):
     """The names, or the number, of the arrays are not those of a layout."""
 
 
@@ -95,7 +96,8 @@ def _by_pattern(library: Library, layout: Layout, arrays: Arrays) -> tuple[list[
         raise NamesError(f"there is no array {first}, only {listed(arrays)}")
     if len(before) > 1:
         found = ", ".join(repr(prefix) for prefix in sorted(before))
-        raise NamesError(f"there are several networks, choose one by prefix=: {found}")
+        several = "there are several networks, choose one by "
+        raise NamesError(several, Argument("prefix="), f": {found}")
     (prefix,) = before
     arrays = {name: array for name, array in arrays.items() if name.startswith(prefix)}
     both = prefix + _name(library, key, 0, 1) in arrays

@@ -6,6 +6,7 @@ import torch
 
 from openrnn import cells
 from openrnn.convert import gather
+from openrnn.convert.advice import AdviceError, Argument, parts_of
 from openrnn.convert.arrays import Arrays
 from openrnn.convert.biases import mode_of
 from openrnn.convert.gather import Chain, NamesError
@@ -53,14 +54,18 @@ def recognise(
         fits = [network.spec.cell for network in found]
         if len(set(fits)) < len(fits):
             raise ValueError("the list may have biases or none, give a mapping with names")
-        raise ValueError(f"the arrays fit several cells, say which by cell=: {', '.join(fits)}")
+        several = "the arrays fit several cells, say which by "
+        raise AdviceError(several, Argument("cell="), f": {', '.join(fits)}")
     # names that fit are nearer to what was meant than names that do not
     near = {key: error for key, error in refusals.items() if not isinstance(error, NamesError)}
-    told = {key: str(error) for key, error in (near or refusals).items()}
+    told = {key: parts_of(error) for key, error in (near or refusals).items()}
     if len(set(told.values())) == 1:
-        raise ValueError(next(iter(told.values())))
-    reasons = "; ".join(f"{key}: {text}" for key, text in told.items())
-    raise ValueError(f"the arrays fit no cell of {library.name}: {reasons}")
+        raise AdviceError(*next(iter(told.values())))
+    parts: list[str] = []
+    for key, reason in told.items():
+        before = "; " if parts else f"the arrays fit no cell of {library.name}: "
+        parts += [f"{before}{key}: ", *reason]
+    raise AdviceError(*parts)
 
 
 def _network(
@@ -146,8 +151,8 @@ def _directions(
         if count % D == 0 and widths == [sizes.inputs] * D + [D * out] * (count - D)
     ]
     if len(fits) == 2:
-        raise ValueError(
-            f"{count} sets of arrays of these shapes are layers or directions: say which by "
-            f"bidirectional="
+        raise AdviceError(
+            f"{count} sets of arrays of these shapes are layers or directions: say which by ",
+            Argument("bidirectional="),
         )
     return fits[0] if fits else 1  # what does not fit is told where shapes are checked

@@ -8,6 +8,7 @@ from torch import Tensor
 from openrnn import cells, params
 from openrnn import nn as ours
 from openrnn.convert import flat
+from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.arrays import Arrays, as_numpy, flatten, single, under
 from openrnn.convert.biases import fit
 from openrnn.convert.blocks import blocks_of, tensors_of
@@ -89,10 +90,10 @@ def read(
         spec = flat.spec_of(found, buffer, cell, sizes)
         return _layer(spec, buffer.dtype, params.unpack(spec, buffer), options)
     if (sizes.hidden_size, sizes.num_layers, sizes.proj_size) != (None, 1, 0):
-        raise ValueError(
-            f"hidden_size, num_layers and proj_size follow from the shapes of {source}'s arrays: "
-            "leave them out"
-        )
+        raise AdviceError(
+            Argument("hidden_size"), ", ", Argument("num_layers"), " and ", Argument("proj_size"),
+            f" follow from the shapes of {source}'s arrays: leave them out",
+        )  # fmt: skip
     network = recognise(found, arrays, cell, bidirectional, in_order)
     tensors = tensors_of(network.spec, network.chains)
     return _layer(network.spec, network.dtype, tensors, options)
