@@ -22,12 +22,12 @@ def test_it_runs_in_several_processes(monkeypatch, capfd):
         return Popen(words)
 
     monkeypatch.setattr(soak.subprocess, "Popen", popen)
-    assert cli.main(["soak", *QUICK, "--processes", "2", "--seed", "0"]) == 0
+    assert cli.main(["soak", *QUICK, "--processes", "2", "--seed", "1"]) == 0
     out = capfd.readouterr().out
     assert out.count("calls of 2 problems, memory") == 2
     (other,) = started
     assert " ".join(other[other.index("soak") :]) == (
-        "soak --minutes 0.001 --problems 2 --processes 1 --seed 1 --device cpu --backend reference"
+        "soak --minutes 0.001 --problems 2 --processes 1 --seed 2 --device cpu --backend reference"
     )
 
 

@@ -29,6 +29,8 @@ KEPT_APART = (".json",)  # small files of other writers, never evicted
 _MAGIC = b"openrnn entry 1\n"
 _HEAD = len(_MAGIC) + hashlib.sha256().digest_size
 
+_told = False  # that nothing is kept
+
 
 @lru_cache(maxsize=1)
 def folder() -> Path:
@@ -70,15 +72,19 @@ def kept(path: Path, make: Callable[[], bytes], what: str = "an entry") -> bytes
             found = make()
             try:
                 write_whole(path, _MAGIC + _digest(path, found) + found)
-                _evict(path)
             except OSError as error:
-                _tell_that_nothing_is_kept(path.parent, error.strerror)
+                _tell_that_nothing_is_kept(path.parent, error.strerror or str(error))
+            else:
+                _evict(path)
     return found
 
 
-@lru_cache(maxsize=1)
 def _tell_that_nothing_is_kept(place: Path, why: str) -> None:
     """Once in a process; on stderr, unless the program has its own handlers of logs."""
+    global _told  # noqa: PLW0603
+    if _told:
+        return
+    _told = True
     LOG.warning(
         "openrnn: compiled kernels cannot be kept in %s (%s): each process compiles them anew, for "
         "seconds. Make room there, or give this user a writable ~/.cache/openrnn", place, why,
