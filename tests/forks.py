@@ -1,8 +1,13 @@
-"""Programs in a Python of their own that has torch and nothing of ours: forks save its import."""
+"""Programs in a Python of their own that has torch and nothing of ours: forks save its import.
+
+A fork ends without the end of Python, and variables that are read when torch is imported, such as
+OMP_NUM_THREADS, have no effect in one: where either matters, `process` starts a Python.
+"""
 
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 from functools import lru_cache
@@ -11,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 # Each line that it reads is a program, which runs in a fork of it as under `python -c`.
 SERVER = """
-import json, os, sys, torch, traceback
+import json, os, signal, sys, torch, traceback
 told = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
     asked = json.loads(line)
@@ -26,6 +31,7 @@ for line in sys.stdin:
         os.close(opened)
     told.close()
     sys.stdin = open(0, closefd=False)
+    signal.alarm(asked["timeout"])
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -36,6 +42,9 @@ for line in sys.stdin:
         exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
     except SystemExit as error:
         code = error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -43,6 +52,7 @@ for line in sys.stdin:
     sys.stderr.flush()
     os._exit(code)  # Python's own end takes all of torch down, half a second
 """
+TIMEOUT = 600  # seconds
 
 
 @lru_cache(maxsize=1)
@@ -56,23 +66,34 @@ def _server() -> subprocess.Popen:
     return server
 
 
-def python(program, *args, cwd=".", env=None):
+def process(program, *args, cwd=".", env=None, timeout=TIMEOUT):
     """What `subprocess.run` says of a program: its exit status, and what it printed."""
-    words, path = [str(arg) for arg in args], [entry for entry in sys.path if entry]
     env = dict(os.environ if env is None else env)
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, args)], text=True, capture_output=True,
+        check=False, timeout=timeout, cwd=cwd, env={**env, "PYTHONPATH": os.pathsep.join(_path())},
+    )  # fmt: skip
+
+
+def python(program, *args, cwd=".", env=None, timeout=TIMEOUT):
+    """The same of a fork."""
     if sys.platform != "linux":  # torch on a Mac does not survive a fork
-        return subprocess.run(
-            [sys.executable, "-c", program, *words], text=True, capture_output=True, check=False,
-            cwd=cwd, env={**env, "PYTHONPATH": os.pathsep.join(path)},
-        )  # fmt: skip
+        return process(program, *args, cwd=cwd, env=env, timeout=timeout)
     with TemporaryDirectory() as folder:
         asked = {
-            "program": program, "args": words, "cwd": os.path.abspath(cwd), "env": env,
-            "path": path, "folder": folder,
+            "program": program, "args": [*map(str, args)], "cwd": os.path.abspath(cwd),
+            "env": dict(os.environ if env is None else env), "path": _path(), "folder": folder,
+            "timeout": timeout,
         }  # fmt: skip
         server = _server()
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
         code = int(server.stdout.readline())
         out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+    if code == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired(program, timeout, out, err)
     return subprocess.CompletedProcess(program, code, out, err)
+
+
+def _path():
+    return [entry for entry in sys.path if entry]

@@ -1,0 +1,29 @@
+"""Programs in forks end, and are heard, as those that Python runs."""
+
+import subprocess
+
+import forks
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "err"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('a text')", 1, "a text\n"),
+        ("assert False, 'why'", 1, "AssertionError: why\n"),
+    ],
+)
+def test_how_a_program_ends(ends, code, err):
+    done = forks.python(f"import sys; print(sys.argv); {ends}", "word", 7)
+    assert done.returncode == code
+    assert done.stdout == "['-c', 'word', '7']\n"
+    assert done.stderr.endswith(err) if err else not done.stderr
+
+
+def test_a_program_that_does_not_end():
+    with pytest.raises(subprocess.TimeoutExpired):
+        forks.python("import time; time.sleep(600)", timeout=1)
+    assert forks.python("print(1)").stdout == "1\n"  # the next one runs
