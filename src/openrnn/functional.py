@@ -79,7 +79,7 @@ def recurrent(
 
     Args:
         spec: the network.
-        x: (T, B, I); (N, I) where `takes_packed` says so, with `packed_lengths`.
+        x: (T, B, I); (N, I) where `takes_packed` says so, with `packed.lengths_of`.
         params: in the order of `openrnn.params.module_slots(spec)`.
         states: initial states, each (L*D, B, O or H), zeros where not given.
         lengths: (B,) integers in [0, T]; y is 0 past them, final states are those at the true end.

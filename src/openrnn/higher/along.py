@@ -1,13 +1,24 @@
 """What the loop of the tangent cell reads along a direction of a loop's inputs."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from openrnn import request
-from openrnn.backends.base import Call
 from openrnn.higher.loop import Direction, Run, Weights
-from openrnn.higher.tangent import Tangent, spec_of
+from openrnn.higher.tangent import Tangent
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call of the tangent cell's loop."""
+
+    x: Tensor
+    states: list[Tensor]
+    params: list[Tensor]
+    lengths: Tensor | None
+    reset: Tensor | None
+    reset_states: list[Tensor]
 
 
 def gate_parts(run: Run, tangent: Tangent, along: Direction) -> list[list[Tensor]]:
@@ -40,22 +51,10 @@ def gate_parts(run: Run, tangent: Tangent, along: Direction) -> list[list[Tensor
     return [parts(name) for name in tangent.cell.gates]
 
 
-def tangent_call(
-    run: Run, tangent: Tangent, along: Direction, gates: Tensor, *, grad: bool, every: bool
-) -> Call:
-    """The call of the tangent cell's loop.
-
-    Args:
-        gates: (T, B, gates * H), the sums of `gate_parts`.
-        every: it returns all states.
-    """
+def tangent_inputs(run: Run, tangent: Tangent, along: Direction, gates: Tensor) -> Inputs:
+    """What the tangent cell's loop reads; gates (T, B, gates * H): the sums of `gate_parts`."""
     call, spec, weights = run.call, run.spec, run.weights
     to = Weights.of(spec, along.params)
-    problem = request.for_backend(
-        spec_of(spec), call.x.dtype, call.x.device.type, grad=grad, training=False,
-        lengths=call.lengths is not None, reset=call.reset is not None, return_states=every,
-        precision=call.problem.precision,
-    )  # fmt: skip
     rows = (len(tangent.cell.gates) - len(spec.gates)) * spec.hidden_size
     w_hh = torch.cat([run.recurrent, call.x.new_zeros(rows, spec.hidden_size)])
     vectors = [
@@ -64,8 +63,8 @@ def tangent_call(
         for here, value in zip(weights.unit, group)
         if here is not None
     ]
-    return Call(
-        problem, gates, _filled(run, along.states), [w_hh, *vectors], call.lengths, call.reset,
+    return Inputs(
+        gates, _filled(run, along.states), [w_hh, *vectors], call.lengths, call.reset,
         _filled(run, along.reset_states) if call.reset is not None else [],
     )  # fmt: skip
 

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from openrnn import request
 from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
-from openrnn.higher.along import gate_parts, tangent_call
+from openrnn.higher.along import gate_parts, tangent_inputs
 from openrnn.higher.loop import Direction, Run, Weights, before
-from openrnn.higher.tangent import Tangent, tangent_of
+from openrnn.higher.tangent import Tangent, spec_of, tangent_of
 from openrnn.params import places
 
 
@@ -71,7 +72,13 @@ def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> 
             torch.add(parts[0], parts[1], out=out)
         else:
             out.copy_(parts[0]) if parts else out.zero_()
-    return tangent_call(run, tangent, along, gates.flatten(2), grad=True, every=every)
+    inputs = tangent_inputs(run, tangent, along, gates.flatten(2))
+    problem = request.for_backend(
+        spec_of(run.spec), call.x.dtype, call.x.device.type, grad=True, training=False,
+        lengths=call.lengths is not None, reset=call.reset is not None, return_states=every,
+        precision=call.problem.precision,
+    )  # fmt: skip
+    return Call(problem, *inputs)
 
 
 class _Parts(NamedTuple):

@@ -18,6 +18,7 @@ from openrnn.dispatch import BACKENDS
 from openrnn.higher import functions, network
 from openrnn.higher.loop import Direction
 from openrnn.higher.second import second
+from openrnn.higher.tangent import spec_of
 from openrnn.route import Route, call_of
 from openrnn.tensors import own
 from openrnn.transforms import levels
@@ -69,7 +70,8 @@ def by_loops(route: Route, *inputs: Any) -> list[Tensor]:
     grad = route.how.grad
 
     def loop(name: str, call: Call) -> Outputs:
-        found = run(loop_route(name, call, grad=grad), *inputs_of(call))
+        route = loop_route(name, call.problem.spec, call, grad=grad)
+        found = run(route, *inputs_of(call))
         count = len(call.problem.spec.states)
         every = [*found[1 + count : 1 + 2 * count]]
         kept = every if call.problem.return_states else []
@@ -115,9 +117,10 @@ class Forward(torch.autograd.Function):
         out = Outputs(results[0], results[1 : 1 + states], results[1 + states :], [])
         x, of_states, of_params, _, _, of_resets, _ = op.unflatten(counts, tangents)
         along = Direction(x, of_states, of_params, of_resets)
-        inner = tangent_loop(plan.route, call, out, along)
-        route = loop_route(plan.route.how.backend, inner, grad=plan.route.how.grad)
-        found = run(route, *inputs_of(inner))
+        how = plan.route.how
+        inner = tangent_loop(how.backend, call, out, along)
+        route = loop_route(how.backend, spec_of(call.problem.spec), call, grad=how.grad)
+        found = run(route, *inner, None)  # no seed
         return (*found[:visible], *[None] * ctx.kept)
 
     @staticmethod
@@ -272,9 +275,7 @@ def _reaching(plan: Plan, size: int, grads: Group, dims: Dims) -> list[Tensor | 
     return [fold(grad, dim, row, size) for grad, dim, row in zip(grads, own, plan.rows)]
 
 
-def _opened(
-    plan: Plan, size: int, tensors: Group
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+def _opened(plan: Plan, size: int, tensors: Group) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """The gradients of a folded call, none of which is a parameter's, and where V is in each."""
     wanted = zip(plan.counts.gradients, _needs(plan).flat)
     rows = tuple(row or 0 for row, need in wanted if need)

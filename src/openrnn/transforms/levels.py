@@ -51,7 +51,7 @@ def layers(tensor: Tensor) -> Iterator[Tensor]:
         tensor = _functorch.get_unwrapped(tensor)
 
 
-class Seen(NamedTuple):
+class Wrapped(NamedTuple):
     """What the levels make of some tensors.
 
     Args:
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
     tracked: frozenset[int]
 
 
-def seen(tensors: Iterable[Tensor | None]) -> Seen:
+def seen(tensors: Iterable[Tensor | None]) -> Wrapped:
     """What the levels make of these."""
     every, grad, batched, tracked = True, False, dict[int, int](), set[int]()
     for given in tensors:
@@ -82,4 +82,4 @@ def seen(tensors: Iterable[Tensor | None]) -> Seen:
             elif _functorch.is_gradtrackingtensor(inner):
                 tracked.add(_functorch.maybe_get_level(inner))
         every = every and plain(inner)
-    return Seen(every, grad, batched, frozenset(tracked))
+    return Wrapped(every, grad, batched, frozenset(tracked))

@@ -6,16 +6,22 @@ import torch
 
 from openrnn.backends.base import Call, Outputs
 from openrnn.dispatch import BACKENDS
-from openrnn.higher.along import gate_parts, tangent_call
+from openrnn.higher.along import Inputs, gate_parts, tangent_inputs
 from openrnn.higher.loop import Direction, Run
 from openrnn.higher.tangent import tangent_of
 from openrnn.route import How, Route, route_for
+from openrnn.spec import Spec
 
 
-def loop_route(name: str, call: Call, *, grad: bool) -> Route:
-    """The route of a call that returns all states; a loop of `higher` has no other options."""
+def loop_route(name: str, spec: Spec, call: Call, *, grad: bool) -> Route:
+    """The route of a loop that returns all states; a loop of `higher` has no other options.
+
+    Args:
+        spec: of the loop.
+        call: of a loop with the same dtype, device, precision and masks.
+    """
     problem = call.problem
-    how = How(problem.spec.text, name, grad, False, True, problem.precision)
+    how = How(spec.text, name, grad, False, True, problem.precision)
     masks = call.lengths is not None, call.reset is not None
     return route_for(how, problem.dtype, problem.device, *masks, problem.precision)
 
@@ -27,15 +33,16 @@ def inputs_of(call: Call) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def tangent_loop(route: Route, call: Call, out: Outputs, along: Direction) -> Call:
-    """The call whose results are the tangents of a loop's results.
+def tangent_loop(name: str, call: Call, out: Outputs, along: Direction) -> Inputs:
+    """What the loop of the tangent cell reads, whose results are the tangents of a loop's results.
 
     Args:
+        name: of the backend.
         call: the loop, of which `network.refusal` is None.
         out: what it returned, all states among it.
         along: the tangents of its inputs.
     """
-    run = Run(BACKENDS[route.how.backend], call, out)
+    run = Run(BACKENDS[name], call, out)
     tangent = tangent_of(call.problem.spec)
     shape = *call.x.shape[:2], run.spec.hidden_size
     gates = []
@@ -44,5 +51,4 @@ def tangent_loop(route: Route, call: Call, out: Outputs, along: Direction) -> Ca
             gates.append(call.x.new_zeros(()).expand(shape))
         else:
             gates.append((parts[0] + parts[1] if len(parts) == 2 else parts[0]).expand(shape))
-    flat = torch.cat(gates, -1)
-    return tangent_call(run, tangent, along, flat, grad=route.how.grad, every=True)
+    return tangent_inputs(run, tangent, along, torch.cat(gates, -1))
