@@ -111,8 +111,11 @@ def sized(rows: Sequence[BenchRow], device: str) -> list[BenchRow]:
     return kept
 
 
-def select(rows: Sequence[BenchRow], globs: Sequence[str]) -> list[BenchRow]:
+def select(rows: Sequence[BenchRow], globs: Sequence[str], listing: bool = False) -> list[BenchRow]:
     """The rows whose name matches one of the patterns; all where there is none.
+
+    Args:
+        listing: `bench --list` asks, so an error does not point there.
 
     Raises:
         ValueError: a pattern matches nothing.
@@ -125,7 +128,8 @@ def select(rows: Sequence[BenchRow], globs: Sequence[str]) -> list[BenchRow]:
             near = alike if len(names) > MANY else names
             there = f"there are: {', '.join(near)}" if near else "none has a name like it"
             there += f", and {len(names) - len(near)} others" if near and near != names else ""
-            raise ValueError(f"no row matches {glob!r}; {there}: see openrnn bench --list")
+            there += "" if listing else "; see openrnn bench --list"
+            raise ValueError(f"no row matches {glob!r}; {there}")
     return [row for row in rows if not globs or _matches(row.name, globs)]
 
 

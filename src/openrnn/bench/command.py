@@ -64,7 +64,11 @@ def execute(options: Options) -> int:
 
 def _list(options: Options) -> int:
     """Prints what there is to time, and what the words mean."""
-    rows = () if options.suite == "train" else select(rows_of(options.suite), options.rows)
+    rows = (
+        ()
+        if options.suite == "train"
+        else select(rows_of(options.suite), options.rows, listing=True)
+    )
     out = report.console()
     chosen = [glossary.rows_sheet(rows)] if rows else []
     engines, terms = glossary.engines_sheet(), glossary.terms_sheet()
