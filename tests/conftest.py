@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(skip)
 
 
-_frozen = 0  # modules when the collector last took all that lives for eternal
+_frozen = 0  # how many modules there were when the collector was last told to leave them out
 
 
 def pytest_runtest_setup():

@@ -111,7 +111,7 @@ MORE_NODES = {
 
 @pytest.fixture(scope="module")
 def nodes_run(one_thread):
-    # half of an export is onnxscript's optimiser, which the graphs of all cells pass
+    # onnxscript's optimiser takes half the time of an export: test_optimised has it
     return both(NODES, fill=False, optimize=False)
 
 
@@ -206,6 +206,17 @@ def test_scans(scans_run, part):
 
 def test_scans_are_scans(scans_run):
     assert not {"LSTM", "GRU", "RNN", "Loop"} & kinds(scans_run[0]).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [NODES, SCANS], ids=["nodes", "scans"])
+def test_optimised(parts):
+    """As users export, by the default of torch."""
+    program, found, wanted = both(parts, fill=False)
+    for part in parts:
+        assert_close(found[part], wanted[part])
+    nodes = bool({"LSTM", "GRU", "RNN"} & kinds(program).keys())
+    assert (nodes, "Scan" in kinds(program)) == (parts is NODES, parts is SCANS)
 
 
 @pytest.mark.slow

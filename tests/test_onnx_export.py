@@ -42,6 +42,14 @@ FORWARD = {
 }
 
 
+# parts of a dtype and how they are exported: in both directions as users do it
+WAYS = pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        pytest.param(FORWARD, {"optimize": False}, id="forward"),
+        pytest.param(SMALL, {}, id="both", marks=pytest.mark.slow),
+    ],
+)
 # those that a landing runs, and all others
 OPSETS = [16, *(pytest.param(n, marks=pytest.mark.slow) for n in range(17, NEWEST + 1))]
 
@@ -100,24 +108,27 @@ def test_old_opsets_of_fixed_sizes(opset):
     assert_close(run(session(program), inputs, wanted), wanted)
 
 
-def test_float64_is_a_scan():
+@WAYS
+def test_float64_is_a_scan(parts, options):
     """ONNX Runtime has no LSTM of it."""
-    program, found, wanted = both(FORWARD, torch.float64, optimize=False)
+    program, found, wanted = both(parts, torch.float64, **options)
     assert_close(found, wanted, torch.float64)
-    assert kinds(program)["Scan"] == 2
+    assert kinds(program)["Scan"] == (4 if parts is SMALL else 2)
 
 
-def test_float16():
+@WAYS
+def test_float16(parts, options):
     """A node and a Scan; ours computes in float32 and rounds at the end."""
-    _, found, wanted = both(FORWARD, torch.float16, optimize=False)
+    _, found, wanted = both(parts, torch.float16, **options)
     assert_close(found, wanted, torch.float16)
 
 
-def test_bfloat16_passes_the_checker():
+@pytest.mark.parametrize("both_ways", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_bfloat16_passes_the_checker(both_ways):
     """Its LSTM comes with opset 22 and its products with no version of ONNX Runtime on a CPU."""
-    model = Parts(FORWARD).eval().to(torch.bfloat16)
+    model = Parts(SMALL if both_ways else FORWARD).eval().to(torch.bfloat16)
     program = export(model, drawn(5, 3, torch.bfloat16))
-    assert kinds(program)["Scan"] == 2
+    assert kinds(program)["Scan"] == (4 if both_ways else 2)
     assert program.model.graph.outputs[0].dtype.name == "BFLOAT16"
 
 
