@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from openrnn.codegen.config import StepConfig
+from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 
 MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
@@ -60,6 +61,7 @@ def input_columns(spec: Spec) -> dict[int, None]:
     return dict.fromkeys(columns)
 
 
+@memo(4096)  # each launch asks
 def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs: int) -> str:
     """The kernel that runs a layer's step; `inputs`: columns of W_ih, 0 without one.
 
@@ -67,11 +69,8 @@ def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs
     "step_cell" after two GEMMs, which share operands better.
     """
     config = next(forward(gates, inputs, hidden, batch))
-    rows, columns, count = (
-        min(8 * config.tiles, batch),
-        inputs + hidden,
-        blocks(config, hidden, batch),
-    )
+    rows, columns = min(8 * config.tiles, batch), inputs + hidden
+    count = blocks(config, hidden, batch)
     again = count * (8 * gates + rows) * columns - (gates * hidden + batch) * columns
     shares = count > hidden // 8
     large = again * dtype.itemsize > MOST_REREAD or (shares and count > MOST_BLOCKS)

@@ -63,26 +63,19 @@ loop_for = memo(4096)(PreparedLoop)
 
 
 @memo(1024)
-def input_product(layer: LayerKernels, inner: int, rows: int) -> Product:
-    """x_gates (rows, G*units) = x (rows, inner) W_ih^T.
+def input_product(layer: LayerKernels, inner: int, rows: int, full: bool = False) -> Product:
+    """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of a single step also h R^T.
 
     Where H is no multiple of 8, gate by gate: the padding between gates is not read.
+
+    Args:
+        full: x_gates are float32.
     """
     width = layer.gates * layer.units
     columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
     return product_for(
         layer.dtype, layer.device, (rows, columns, inner), Layout(inner),
-        Layout(inner, True, columns * inner), Layout(width, False, layer.units), count=count,
-    )  # fmt: skip
-
-
-@memo(1024)
-def step_product(layer: LayerKernels, columns: int, rows: int) -> Product:
-    """(rows, G*H) in float32 = (rows, columns) times a matrix (G*H, columns) transposed."""
-    width = layer.gates * layer.hidden
-    return product_for(
-        layer.dtype, layer.device, (rows, width, columns), Layout(columns), Layout(columns, True),
-        Layout(width), full=True,
+        Layout(inner, True, columns * inner), Layout(width, False, layer.units), full, count,
     )  # fmt: skip
 
 

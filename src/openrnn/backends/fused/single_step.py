@@ -110,7 +110,8 @@ def products(
     """
     batch, width = launches.batch, layer.gates * layer.hidden
     made = memory_for(torch.float32, matrix.device).empty(batch, width)
-    prepared.step_product(layer, columns, batch).run(rows, matrix.data_ptr(), made.data_ptr())
+    product = prepared.input_product(layer, columns, batch, full=True)
+    product.run(rows, matrix.data_ptr(), made.data_ptr())
     return made
 
 

@@ -88,8 +88,8 @@ def barrier(team, phase):  # type: ignore[no-untyped-def]
     """Waits until every thread is here for the phase-th time, from 1 on; returns the next phase.
 
     Threads that wait poll the flag, so that they do not take the counter's line from those that
-    still arrive. A barrier of log2(threads) rounds was as quick with a core for each thread, and
-    three times as slow where they share cores.
+    still arrive. A barrier of log2(threads) rounds, in which each thread has flags of its own, took
+    longer where threads share cores (benchmarks/log/cpu.md).
     """
     if team.threads == 1:
         return phase
