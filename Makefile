@@ -10,13 +10,15 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
+# the rest by uv, in a third of pip's time; by pip where only that knows an index or a proxy;
 # --no-compile: of thousands of modules few are ever imported, and Python compiles those
+PIP := $(BIN)/python -m pip install --quiet --no-compile --upgrade -c constraints.txt
+REST := -c constraints.txt -e '.[all]' --group dev pip
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("openrnn needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all]' --group dev
+	$(PIP) torch uv
+	$(BIN)/uv pip install --quiet $(REST) || { $(PIP) pip && $(BIN)/python -m pip install --quiet --no-compile $(REST); }
 	touch $@
 
 # a byte-level LSTM on the sources of Python's standard library: under three minutes, no download
@@ -45,7 +47,7 @@ test test-all: $(READY)
 # wheel and sdist in dist/, each then installed and tried in a fresh environment
 release: $(READY)
 	rm -rf dist
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group release
+	$(PIP) --group release
 	$(BIN)/python -m build --installer pip
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python .ci/try_release.py dist
@@ -64,7 +66,7 @@ links: $(DOCS_READY)
 	$(BIN)/python -m sphinx -b linkcheck -q -d docs/_build/doctrees-links -D plot_gallery=0 docs docs/_build/links
 
 $(DOCS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --group docs
+	$(PIP) --group docs
 	touch $@
 
 lint: $(READY)

@@ -3,10 +3,13 @@
 import gc
 import os
 import sys
+from importlib.util import find_spec
 
+import forks
 import pytest
-import torch
 from hypothesis import settings
+
+collect_ignore = ["ranks.py", "sanitize.py"]  # programs: importing them takes a second
 
 # the same examples in every run; `pytest --hypothesis-profile search` looks for new ones
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
@@ -17,11 +20,15 @@ settings.load_profile("ci")
 
 def pytest_configure(config):
     if hasattr(config, "workerinput"):  # one of several processes under xdist
+        import torch  # which the process that tells them what to do needs not
+
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
 
 
 def pytest_collection_modifyitems(items):
+    import torch
+
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device, and torch finds none")
         for item in items:
@@ -44,15 +51,28 @@ def pytest_runtest_setup():
 @pytest.fixture(scope="module")
 def one_thread():
     """Networks this small wait for threads more than they compute."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compilers():
+    """Kernels of the CPU are compiled in forks, which import no numba; test_objects.py in none."""
+    if find_spec("numba"):
+        from openrnn.kernels.cpu import objects
+
+        objects.subprocess = forks.compilers()
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fills every `torch.empty` with nan (bytes: 255), so that reading before writing fails."""
+    import torch
+
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -35,6 +35,12 @@ def folder(tmp_path, monkeypatch):
     return place
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """Compilers are processes as users have them, not forks."""
+    monkeypatch.setattr(objects, "subprocess", subprocess)
+
+
 def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -54,7 +60,7 @@ def seven(plus=0, value=7):
     return out.item()
 
 
-def test_damaged_machine_code_is_never_run(folder):
+def test_damaged_machine_code_is_never_run(folder, processes):
     assert seven() == 7
     (path,) = folder.iterdir()
     whole = path.read_bytes()
@@ -180,17 +186,17 @@ def _ask(place, results):
     results.put((seven(), len(started)))
 
 
-def test_processes_compile_once(folder):
+def test_processes_compile_once(folder, processes):
     """Daemons, too, which may have no children of `multiprocessing`."""
     context = get_context("fork" if sys.platform == "linux" else "spawn")
     results = context.Queue()
-    processes = [
+    started = [
         context.Process(target=_ask, args=(str(folder), results), daemon=True) for _ in range(8)
     ]
-    for process in processes:
+    for process in started:
         process.start()
-    found = [results.get(timeout=120) for _ in processes]
-    for process in processes:
+    found = [results.get(timeout=120) for _ in started]
+    for process in started:
         process.join()
     assert [value for value, _ in found] == [7] * 8
     assert sum(started for _, started in found) == 1
@@ -202,9 +208,17 @@ def test_where_no_process_can_be_started(folder, monkeypatch, executable):
     assert seven(1) == 8
 
 
-def test_a_path_object_on_the_path_is_ignored(folder, monkeypatch):
+def test_a_path_object_on_the_path_is_ignored(folder, monkeypatch, processes):
     monkeypatch.setattr(sys, "path", [*sys.path, folder])
     assert seven(1) == 8
+
+
+def test_a_fork_compiles_what_a_process_does(monkeypatch, processes):
+    """Other tests have forks."""
+    found = objects._compile(TINY.format(7), ["seven"])
+    monkeypatch.setattr(objects, "subprocess", forks.compilers())
+    monkeypatch.setattr(compiler, "object_of", lambda *_: pytest.fail("compiled here"))
+    assert objects._compile(TINY.format(7), ["seven"]) == found
 
 
 def test_where_no_thread_can_be_started(monkeypatch):
@@ -218,7 +232,7 @@ def test_where_no_thread_can_be_started(monkeypatch):
     assert build._together("backward", None, "float64") == (("backward", "float64"), 2)
 
 
-def test_a_compiler_that_fails_beside_is_asked_here(folder, monkeypatch):
+def test_a_compiler_that_fails_beside_is_asked_here(folder, monkeypatch, processes):
     monkeypatch.setattr(objects, "_BEGIN", "import sys; print('noise'); sys.exit(3)")
     assert seven(1) == 8
 
