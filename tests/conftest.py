@@ -1,6 +1,7 @@
 """What every test runs under: poisoned memory, repeatable examples, one thread a worker."""
 
 import gc
+import logging
 import os
 import sys
 from importlib.util import find_spec
@@ -40,12 +41,19 @@ _frozen = 0  # how many modules there were when the collector was last told to l
 
 
 def pytest_runtest_setup():
-    """Python's collector walks through all that lives, and imported modules live for ever."""
+    """Python's collector walks through all that lives, and imported modules live for ever.
+
+    pytest hangs its handlers anew on each logger that does not propagate, six times a test: torch
+    has fifty.
+    """
     global _frozen  # noqa: PLW0603
     if len(sys.modules) > _frozen + 300:
         _frozen = len(sys.modules)
         gc.collect()
         gc.freeze()
+        for name, logger in logging.root.manager.loggerDict.items():
+            if name.startswith("torch") and isinstance(logger, logging.Logger):
+                logger.propagate = True
 
 
 @pytest.fixture(scope="module")

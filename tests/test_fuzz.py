@@ -1,9 +1,8 @@
 """A part of the fuzzer in every landing, and the fuzzer itself on planted faults."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from cases import thinned
@@ -16,10 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def fuzz(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--small", "--jobs", "1", *arguments],
-        cwd=ROOT, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    program = "import runpy; runpy.run_module('tests.fuzz', run_name='__main__', alter_sys=True)"
+    return forks.python(program, "--small", "--jobs", "1", *arguments, cwd=ROOT)
 
 
 @pytest.mark.parametrize(("calls", "cells"), thinned([(60, 8), (400, 60)], 2))

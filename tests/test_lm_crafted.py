@@ -4,10 +4,9 @@ import io
 import json
 import math
 import os
-import subprocess
-import sys
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
+import forks
 import pytest
 import torch
 from cases import thinned
@@ -209,49 +208,50 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         pass
 
 
-HOLDER = """
-import sys
+# processes that claim one folder, told to at once: what each says, and after the winner's kill
+HOLDERS = """
+import os, signal, sys
 from pathlib import Path
 from openrnn.errors import CheckpointError
 from openrnn.lm.claim import claimed
 
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    with claimed(Path(sys.argv[1])):
-        print("mine", flush=True)
-        sys.stdin.readline()
-except CheckpointError as error:
-    print(error, flush=True)
+folder, begin, heard = Path(sys.argv[1]), os.pipe(), {}
+for _ in range(int(sys.argv[2])):
+    told = os.pipe()
+    if process := os.fork():
+        os.close(told[1])
+        heard[process] = open(told[0])
+        continue
+    os.close(begin[1])
+    os.read(begin[0], 1)
+    try:
+        with claimed(folder):
+            os.write(told[1], b"mine\\n")
+            signal.pause()
+    except CheckpointError as error:
+        os.write(told[1], f"{error}\\n".encode())
+    os._exit(0)
+os.close(begin[1])
+said = {process: file.readline().strip() for process, file in heard.items()}
+print(*said.values(), sep="\\n")
+for process, words in said.items():
+    if words == "mine":
+        os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+with claimed(folder):
+    print("free")
 """
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_of_processes_that_begin_at_once_one_wins_and_its_kill_frees_the_folder(tmp_path, count):
-    with ExitStack() as stack:
-        several = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", HOLDER, str(tmp_path / "out")],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                )
-            )
-            for _ in range(count)
-        ]  # fmt: skip
-        for process in several:
-            stack.callback(process.kill)
-            assert process.stdout.readline() == "ready\n"
-        for process in several:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        said = [process.stdout.readline() for process in several]
-        assert said.count("mine\n") == 1
-        assert sum("another openrnn train is at work" in line for line in said) == count - 1
-        winner = several[said.index("mine\n")]
-        winner.kill()
-        winner.wait()
-        with claimed(tmp_path / "out"):
-            pass
+    ran = forks.python(HOLDERS, tmp_path / "out", count)
+    assert ran.returncode == 0, ran.stderr
+    *said, last = ran.stdout.splitlines()
+    assert len(said) == count
+    assert said.count("mine") == 1
+    assert sum("another openrnn train is at work" in line for line in said) == count - 1
+    assert last == "free"
 
 
 def test_a_run_in_a_folder_that_another_has(run, tmp_path, capsys):

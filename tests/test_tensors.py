@@ -1,11 +1,9 @@
 """No address is taken of a tensor whose memory is not what it seems: lazy, lacking, too small."""
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
+import forks
 import hostile
 import numpy as np
 import pytest
@@ -28,14 +26,10 @@ BACKENDS = [
 @cache
 def outcomes(backend, device):
     """What came of each call, in a process that may die of one."""
-    command = [sys.executable, hostile.__file__, backend, device]
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800,
-        check=False, cwd=Path(hostile.__file__).parent, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    program = "import hostile, sys; hostile.main(*sys.argv[1:])"
+    done = forks.python(program, backend, device, cwd=Path(hostile.__file__).parent)
     found = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
-    return found, f"the process ended with {done.returncode}: {done.stdout[-500:]}"
+    return found, f"the process ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}"
 
 
 def outcome(where, name):
@@ -305,10 +299,7 @@ print("equal")
 
 def test_a_default_device_changes_nothing(tmp_path):
     """In a process of its own: kernels that were given other memory would end it."""
-    ran = subprocess.run(
-        [sys.executable, "-c", DEFAULT_DEVICE], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+    ran = forks.python(DEFAULT_DEVICE)
     assert ran.stdout.endswith("equal\n"), ran.stderr
 
 
