@@ -24,6 +24,7 @@ from openrnn.codegen.config import (
     ForwardConfig,
     GridBackwardConfig,
     GridForwardConfig,
+    MulticastForwardConfig,
     saved_names,
     saved_values,
 )
@@ -141,6 +142,11 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             ]
             assert max(b - a for a, b in itertools.pairwise(shared)) <= config.groups
             assert config.clusters <= dict(limits.places)[config.cluster]
+            if isinstance(config, MulticastForwardConfig):
+                blocks = config.cluster * config.clusters
+                assert config.groups * config.clusters == groups
+                assert groups % blocks == blocks % 2 == 0  # as many units each, and halves of K
+                continue
             assert config.warps % config.k_warps == 0
             assert config.feeds_all(cell, "bfloat16")
         elif config.kind == "forward":
@@ -401,12 +407,15 @@ WGMMA = {
     "grid-backward": lambda n: GridBackwardConfig(
         128, 2, 8, 8, n, 1, 2, 2, True, clusters=2, k_warps=2
     ),
+    "multicast-forward": lambda n: MulticastForwardConfig(
+        128, 2, 12, 4, n, 2, 1, 2, True, clusters=4
+    ),
 }
 
 
 def wgmma_combinations():
     """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
-    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4)
+    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (2, 8)
     for i, (kind, some) in enumerate(zip(WGMMA, counts, strict=True)):
         for j, count in enumerate(some):
             yield DTYPES[(i + j) % len(DTYPES)], kind, count
@@ -424,7 +433,9 @@ def test_four_warps_multiply_together(folder, dtype, kind, count):
     most = max(other for _, of, other in wgmma_combinations() if of == kind)
     configs = [replace(config, **EVERYTHING, **last) if count == most else config]
     if config.kind == "forward" and dtype == "float32":
-        configs += [replace(asked, half_operands=True) for asked in configs]
+        halves = [replace(asked, half_operands=True) for asked in configs]
+        only = isinstance(config, MulticastForwardConfig)  # reads operands of 16 bits
+        configs = halves if only else configs + halves
     for asked in configs:
         assert kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
 

@@ -42,10 +42,11 @@ def problem(cell="lstm", dtype=torch.float32, hidden=64, batch=16, grad=False, *
         (problem(), "fused"),
         (problem(batch=256), "fused"),
         (problem("gru"), "fused"),
-        (problem("lstm", torch.bfloat16, 1024, 256), "cudnn"),
-        (problem("lstm", torch.float16, 1024, 256, grad=True), "cudnn"),
-        (problem("gru", torch.float16, 1024, 256), "cudnn"),
+        (problem("lstm", torch.bfloat16, 1024, 256), "fused"),
+        (problem("lstm", torch.float16, 1024, 256, grad=True), "fused"),
         (problem("gru", torch.float16, 1024, 256, grad=True), "fused"),
+        (problem("rnn_relu", torch.float16, 2560, 128, grad=True), "cudnn"),
+        (problem("rnn_relu", torch.float16, 2560, 128), "fused"),
         (problem("lstm", torch.bfloat16, 1024, 128, grad=True), "fused"),
         (problem(hidden=128, batch=1), "fused"),
         (problem(hidden=256, batch=1), "fused"),
@@ -73,12 +74,12 @@ def test_the_faster_one_runs(asked, runs):
     assert dispatch.select(asked, "fused") == "fused"
 
 
-SLOW = problem("gru", torch.float16, 1024, 256)
+SLOW = problem("rnn_relu", torch.float16, 2560, 128, grad=True)
 
 
 def test_the_reason_is_told():
     fused = next(row for row in dispatch.explain(SLOW).rows if row.backend == "fused")
-    wanted = "cudnn is measured faster here: H 832 to 1024, B 129 to 256, float16, inference"
+    wanted = "cudnn is measured faster here: H 2304 to 2560, B 65 to 128, float16, with gradients"
     assert fused.verdict == wanted
     assert not fused.reasons
 
@@ -113,7 +114,8 @@ def test_steps_never_decide():
 def test_nothing_is_said_of_what_was_not_measured(other):
     assert choice.slower(SLOW)
     assert choice.slower(replace(SLOW, **other)) is None
-    assert choice.slower(problem("gru", torch.float16, 1024, 256, num_layers=2)) is None
+    stack = problem("rnn_relu", torch.float16, 2560, 128, grad=True, num_layers=2)
+    assert choice.slower(stack) is None
 
 
 def test_fewer_multiprocessors_hold_less():

@@ -9,6 +9,7 @@ import torch
 import openrnn
 from openrnn import cells, dispatch, memo
 from openrnn.backends.fused import kernels
+from openrnn.codegen.config import MulticastForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.tuning import plan
 
@@ -108,16 +109,24 @@ FAMILIES = {
     "two-stages": lambda config: config.clusters == 1 and not config.wgmma,
     "grid": lambda config: config.clusters > 1 and not config.wgmma,
     "wgmma": lambda config: config.clusters == 1 and config.wgmma,
-    "wgmma-grid": lambda config: config.clusters > 1 and config.wgmma,
+    "wgmma-grid": lambda config: (
+        config.clusters > 1 and config.wgmma and not isinstance(config, MulticastForwardConfig)
+    ),
     "low-register": lambda config: config.clusters == 1,
     "low-register-grid": lambda config: config.clusters > 1,
+}
+MULTICAST = {  # backward has no such kernels
+    "multicast": lambda config: (
+        config.kind == "backward" or isinstance(config, MulticastForwardConfig)
+    ),
 }
 
 
 @pytest.fixture(params=FAMILIES)
 def family(monkeypatch, request):
     """Only such kernels, whatever the size: many tiles, or a large R, are what they are for."""
-    if "wgmma" in request.param and torch.cuda.get_device_capability() != (9, 0):
+    warpgroups = "wgmma" in request.param or request.param in MULTICAST
+    if warpgroups and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
 
     def forget():
@@ -127,7 +136,7 @@ def family(monkeypatch, request):
     def only(rank, *asked, **more):
         low_register = request.param.startswith("low-register")
         stages = {"stages": 2} if request.param == "two-stages" else {}
-        found = filter(FAMILIES[request.param], rank(*asked, **more))
+        found = filter((FAMILIES | MULTICAST)[request.param], rank(*asked, **more))
         return tuple(replace(config, low_register=low_register, **stages) for config in found)
 
     for name in ("forward", "backward"):
@@ -141,10 +150,39 @@ def family(monkeypatch, request):
 @pytest.mark.parametrize(("hidden", "batch"), [(40, 3), (72, 41), (200, 17), (333, 130), (41, 5)])
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
 def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
-    """What test_backends asks of small sizes, which clusters and single blocks run there.
+    """What test_backends asks of small sizes, which clusters and single blocks run there."""
+    check_everything(cell, hidden, batch, dtype)
 
-    With an odd H resets begin with states that are given.
-    """
+
+@pytest.mark.parametrize("family", MULTICAST, indirect=True)
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize(("hidden", "batch"), [(64, 3), (128, 41), (253, 130), (512, 17)])
+@pytest.mark.parametrize(
+    "cell", [cells.lstm, cells.gru, cells.mgu, cells.rnn_tanh], ids=lambda cell: cell.name
+)
+def test_multicast_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
+    """H is a multiple of 64, or padded to one, and any batch."""
+    check_everything(cell, hidden, batch, dtype)
+
+
+@pytest.mark.parametrize("family", MULTICAST, indirect=True)
+@pytest.mark.parametrize("batch", [1, 64, 300])
+def test_multicast_at_any_number_of_steps(family, batch):
+    """The same bits each time, in the forward pass alone, too: sets and buffers take turns."""
+    net = layer(cells.lstm, 1024, torch.bfloat16)
+    exact = exactly(net)
+    for steps in (1, 2, 3, 4, 5, 40):
+        x = torch.randn(steps, batch, 24, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            found, want = net(x)[0], exact(x.double())[0]
+            assert (found - want).norm() <= FAIR[torch.bfloat16] * want.norm(), steps
+            assert torch.equal(found, net(x)[0])
+        y = net(x.requires_grad_())[0]
+        assert (y.detach() - want).norm() <= FAIR[torch.bfloat16] * want.norm(), steps
+
+
+def check_everything(cell, hidden, batch, dtype):
+    """Both directions; with an odd H resets begin with states that are given."""
     kinds = plan.forward, plan.backward
     name = str(dtype).removeprefix("torch.")
     if not all(kind(trace(cell), name, hidden, batch, (9, 0), 132) for kind in kinds):

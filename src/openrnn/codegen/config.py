@@ -5,7 +5,9 @@ The skeletons in `kernels/cuda/` count shared memory again and do not compile wh
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+from typing_extensions import Self
 
 from openrnn.codegen.trace import Traced
 
@@ -26,6 +28,18 @@ def saved_values(cell: Traced) -> int:
     """
     count = len(saved_names(cell))
     return count + (count % 4 == 3)
+
+
+class FlagBuffer(NamedTuple):
+    """The flag buffer of a forward grid.
+
+    Args:
+        shape: of operands, in rows.
+        filled: rows of each step that are filled with ones before the launch.
+    """
+
+    shape: tuple[int, int, int]
+    filled: int
 
 
 def _ceil_div(count: int, among: int) -> int:
@@ -73,10 +87,16 @@ class KernelConfig(ABC):
     clusters = 1  # that share R; more in a grid
     delay = 0  # cycles before a grid's first poll
     half_operands = False  # forward multiplies float32 values as float16
+    y_flags = True  # a grid's flag buffer may be y
+    most_spilled = 0  # bytes of registers that a kernel may spill and still be tried in its turn
 
     @property
     def as_compiled(self) -> "KernelConfig":
         """The configuration without what is an argument of the kernel."""
+        return self
+
+    def delayed(self, delay: int) -> Self:
+        """With so many cycles before the first poll, where the kernel has such a delay."""
         return self
 
     @property
@@ -95,6 +115,10 @@ class KernelConfig(ABC):
     def k_tile_size(self, dtype: str) -> int:
         """Values of K in a k tile, which has 64 bytes."""
         return 64 // self.operand_bytes(dtype)
+
+    def flag_buffer(self, steps: int, batch: int) -> FlagBuffer:
+        """A forward grid's: h of all steps, which the next step reads where this one leaves it."""
+        return FlagBuffer((steps, batch, self.units), batch)
 
     @abstractmethod
     def k_tiles(self, cell: Traced, dtype: str) -> int:
@@ -213,6 +237,9 @@ class _GridConfig(KernelConfig):
     def as_compiled(self) -> KernelConfig:
         return replace(self, delay=0)
 
+    def delayed(self, delay: int) -> Self:
+        return replace(self, delay=delay)
+
     @abstractmethod
     def _sums_of_unit(self, cell: Traced) -> int:
         """Sums that the product gives for a unit."""
@@ -274,6 +301,55 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 
     def _k_size(self, cell: Traced) -> int:
         return len(cell.gates) * self.units
+
+
+@dataclass(frozen=True)
+class MulticastForwardConfig(ForwardConfig):
+    """Forward of large batches: TMA brings h, once for all blocks of a cluster.
+
+    Two warpgroups of a block hold the rows of R of its units, each half of K; four more warps copy
+    h. `groups`: of a cluster, dealt out evenly to its blocks; `tiles_in_flight`: sets of rows that
+    take turns. Operands have 16 bits.
+
+    Args:
+        clusters: that share R.
+    """
+
+    clusters: int = 1
+
+    skeleton = "multicast_forward.cuh"
+    y_flags = False
+    most_spilled = 64  # nearly all by its setup, once
+
+    @property
+    def _groups_of_block(self) -> int:
+        return self.groups // self.cluster
+
+    def k_tiles(self, cell: Traced, dtype: str) -> int:
+        return self.units // self.k_tile_size(dtype) // 2
+
+    def mma_rows(self, cell: Traced) -> int:
+        return _ceil_div(self._groups_of_block * len(cell.gates), 8)
+
+    def slots(self) -> int:
+        return _ceil_div(self._groups_of_block * self.tiles, 8)
+
+    def shared(self, cell: Traced, dtype: str) -> int:
+        sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
+        front = _ceil_div(24 + 8 * sets + 4 * self.rows, 128) * 128  # mbarriers, row numbers
+        hidden = self.units * 8 * self.tiles * self.operand_bytes(dtype)
+        shares = sets * self._groups_of_block * self.tiles * 2 * len(cell.gates) * 256
+        per_slot += RESET_BYTES if self.reset else 0
+        inputs = _ceil_div(sets * 8 * self.slots() * per_slot, 128) * 128
+        matrix = 8 * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
+        return front + hidden + shares + inputs + matrix
+
+    def flag_buffer(self, steps: int, batch: int) -> FlagBuffer:
+        """Rows of 128 bytes: a flag of each block and set, then h of two steps."""
+        sets = _ceil_div(batch, self.rows) * self.tiles_in_flight
+        flags = _ceil_div(4 * sets * self.cluster * self.clusters, 128)
+        hidden = 2 * sets * self.units * 8 * self.tiles * 2 // 128
+        return FlagBuffer((1, flags + hidden, 64), flags)
 
 
 @dataclass(frozen=True)

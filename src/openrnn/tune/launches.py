@@ -1,7 +1,6 @@
 """The time of one kernel alone, with random arguments."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean, median
 
 import torch
@@ -57,14 +56,10 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
     if not grid:
         return min(times(config)), config
     if delays:
-        coarse = min(delays, key=lambda delay: median(times(_delayed(config, delay))))
-        delayed = [_delayed(config, coarse + later) for later in LATER]
+        coarse = min(delays, key=lambda delay: median(times(config.delayed(delay))))
+        delayed = [config.delayed(coarse + later) for later in LATER]
         config = min(delayed, key=lambda tried: fmean(times(tried, 3 * REPLAYS)))
     return fmean(times(config, 2 * REPLAYS)), config
-
-
-def _delayed(config: KernelConfig, delay: int) -> KernelConfig:
-    return replace(config, delay=delay)  # type: ignore[call-arg]  # a grid has one
 
 
 def arguments(
@@ -97,8 +92,10 @@ def arguments(
         "steps": STEPS, "batch": batch, "units": units, "reverse": 0,
     }  # fmt: skip
     if config.kind == "forward":
-        x, buffer = some(STEPS, batch, gates * units), flags(STEPS, batch, units)
-        own = config.half_operands or config.lengths or config.reset  # else y is the flag buffer
+        x = some(STEPS, batch, gates * units)
+        buffer = flags(*config.flag_buffer(STEPS, batch).shape)
+        # else y is the flag buffer
+        own = config.half_operands or config.lengths or config.reset or not config.y_flags
         y = some(STEPS, batch, units) if own else buffer.view(dtype)
         forward = ForwardArgs(
             x=x.data_ptr(), x_step_bytes=size * x.stride(0), x_row=x.stride(1), x_gate=units,

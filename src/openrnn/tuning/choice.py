@@ -37,15 +37,13 @@ class Loss(NamedTuple):
 
 
 # Measured on an H200 with cuDNN 9.19, T 256, both from CUDA graphs. Results: fused.json of
-# benchmarks/log; for the tanh RNN fused-choice.json, whose one loss, float32 at H 256 B 1, was of
-# its former tf32 products; for the ReLU RNN, T 50, deepbench.jsonl of c81649a. A region is where
-# cuDNN's best correct algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the
-# share stands behind it. Between two measured H the border lies halfway; B is a class that ends at
-# a power of two; nothing is said beyond what was measured.
+# benchmarks/log, whose losses at H 1024, B 256 were of grids, before multicast_forward.cuh; for the
+# tanh RNN fused-choice.json, whose one loss, float32 at H 256 B 1, was of its former tf32 products;
+# for the ReLU RNN, T 50, deepbench.jsonl of c81649a. A region is where cuDNN's best correct
+# algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the share stands behind
+# it. Between two measured H the border lies halfway; B is a class that ends at a power of two;
+# nothing is said beyond what was measured.
 LOSSES = (
-    Loss(("lstm", "gru"), torch.float16, (832, 1024), (129, 256), (False,)),  # 0.83 and 0.85
-    Loss(("lstm",), torch.float16, (832, 1024), (129, 256), (True,)),  # 0.92
-    Loss(("lstm", "gru"), torch.bfloat16, (832, 1024), (129, 256), (False, True)),  # 0.87 to 0.94
     Loss(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
 )
 

@@ -104,7 +104,7 @@ def fastest_first(
     near = sorted(near, key=lambda row: abs(row.batch_tiles - batch_tiles), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
     known = {
-        _delayed(by_shape[shape], 0 if below else row.delay): row for shape, row in rows_of.items()
+        by_shape[shape].delayed(0 if below else row.delay): row for shape, row in rows_of.items()
     }
     if not known:
         return configs
@@ -131,9 +131,3 @@ def _nearest(keys: list[Key], batch_tiles: int) -> Key | None:
     here = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in table()[key]))
     around = (key for key in reaching if table()[key][0].batch_tiles < batch_tiles)
     return next(chain(here, around, reaching), None)
-
-
-def _delayed(config: Config, delay: int) -> Config:
-    if config.clusters == 1:
-        return config
-    return replace(config, delay=delay)  # type: ignore[call-arg]  # a grid has one

@@ -13,11 +13,12 @@ from openrnn.codegen.config import (
     GridBackwardConfig,
     GridForwardConfig,
     KernelConfig,
+    MulticastForwardConfig,
 )
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
-from openrnn.tuning import cluster, grid, measured
+from openrnn.tuning import cluster, grid, measured, multicast
 from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
@@ -35,6 +36,8 @@ def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: 
     """The model's time of one step of the whole batch, in cycles."""
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
         return grid.step_time(cell, dtype, config, batch, limits)
+    if isinstance(config, MulticastForwardConfig):
+        return multicast.step_time(config, batch, limits)
     return cluster.step_time(cell, dtype, config, batch)
 
 
@@ -47,7 +50,8 @@ def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Li
 def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[ForwardConfig, ...]:
     """Every forward kernel that fits, for any batch."""
     grids = grid.fitting(GridForwardConfig, cell, dtype, units, limits)
-    return *cluster.forwards(cell, dtype, units, limits), *grids
+    others = multicast.fitting(cell, dtype, units, limits)
+    return *cluster.forwards(cell, dtype, units, limits), *grids, *others
 
 
 @memo(256)

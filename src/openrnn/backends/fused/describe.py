@@ -2,7 +2,7 @@
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
-from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.config import KernelConfig, MulticastForwardConfig
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
 from openrnn.tuning import plan, single_step
@@ -41,6 +41,7 @@ def describe(problem: Problem) -> list[str]:
         time = plan.us_of(cell, dtype, config, batch, limits)
         warps = " whose warps multiply four at a time" if config.wgmma else ""
         products = ", products of float16" if config.half_operands else ""
+        products += ", h by TMA" if isinstance(config, MulticastForwardConfig) else ""
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         lines.append(
             f"{name}: {groups} x {blocks} of {config.threads} threads{warps}, "

@@ -69,7 +69,7 @@ class ForwardLoops(Launches):
         if loop.own_flags:
             half = loop.config.half_operands
             empty = memory_for(torch.float16, x.device).empty if half else self.empty
-            flags = empty(steps, self.batch, layer.units)
+            flags = empty(*loop.config.flag_buffer(steps, self.batch).shape)
         if not layer.skips:
             room = self._rooms.get((operation.layer, operation.direction))
             x_gates = self._x_gates(layer, steps) if room is None else room[:steps]
@@ -108,8 +108,12 @@ class ForwardLoops(Launches):
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())
 
     def fill_flags(self, operation: FillFlags) -> None:
-        flags = self._inputs_of(operation).flags
-        if flags is None:  # y is the flag buffer
+        inputs = self._inputs_of(operation)
+        flags = inputs.flags
+        if flags is not None:
+            buffer = inputs.loop.config.flag_buffer(operation.chunk.steps, self.batch)
+            flags = flags[:, : buffer.filled]
+        else:  # y is the flag buffer
             hidden = self.spec.hidden_size
             start = operation.direction * hidden
             flags = self.chunk_output(operation)[..., start : start + hidden]

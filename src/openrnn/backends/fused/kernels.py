@@ -94,11 +94,11 @@ def unspilled(
 
     while tries and _source_of(cell, dtype, tries[0], arch, spin_limit).path.exists():
         tried = tries.pop(0)
-        if not (made := compiled(tried)).resources.spilled:
+        if (made := compiled(tried)).resources.spilled <= tried.most_spilled:
             return made, tried
     with _compiling(compiled, tries, at_once) as found:
         for tried, made in zip(tries, found):
-            if not made.resources.spilled:
+            if made.resources.spilled <= tried.most_spilled:
                 return made, tried
     return None
 

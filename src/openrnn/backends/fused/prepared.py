@@ -31,7 +31,9 @@ class PreparedLoop:
         self.polls = self.config.clusters > 1
         masks = flags.lengths or flags.reset
         self.parts = -(-batch // self.config.rows) * self.config.tiles
-        self.own_flags = self.polls and (masks or not layer.exact or self.config.half_operands)
+        self.own_flags = self.polls and (
+            masks or not layer.exact or self.config.half_operands or not self.config.y_flags
+        )
         forward = flags.kind == "forward"
         back_in_time = forward == (layer.direction == 1)
         way = -1 if back_in_time else 1

@@ -1,0 +1,280 @@
+// The parts of the forward loop with multicast: R, the product, the cells.
+
+// A state before the first step: that of the time chunk before, the initial one or the reset one; 0
+// where no row or unit is.
+INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
+    if (b < 0 || (PADDED && unit >= args.units)) return 0.0f;
+    const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
+                          (!LENGTHS || args.lengths[b] > 0);
+    const int64 at = b * args.units + unit;
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
+    return source ? widen(source[at]) : 0.0f;
+}
+
+// This warp's rows of R, half of K.
+INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
+                         unsigned char* others) {
+    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
+    load_matrix(matrix, others, [&](int which, int k_tile) {
+        const int number = m_warp * MMA_ROWS * 2 + which;
+        const int group = number / GATES, gate = number % GATES;
+        if (group >= BLOCK_GROUPS) return make_uint4(0, 0, 0, 0);
+        return chunk_of(args.weight, gate,
+                        (here.block * BLOCK_GROUPS + group) * 8 + here.group_of_lane,
+                        (half_of_k * K_TILES + k_tile) * K_TILE + here.thread_in_group * CHUNK_K,
+                        args.units);
+    });
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what is there
+    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+}
+
+// R h of this warpgroup's half of K: shares of sums in shared memory, [slot, half, gate, unit, row]
+INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uint32 b, int set) {
+    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
+    Sums sums = {};
+    settle(sums);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    #pragma unroll
+    for (int s = 0; s < K_TILES; ++s)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half)
+            #pragma unroll
+            for (int m = 0; m < MMA_ROWS; ++m) {
+                const int fragment = s * MMA_ROWS + m, other = fragment - REGISTER_FRAGMENTS;
+                const unsigned long long rows =
+                    descriptor(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
+                if (other < 0)
+                    wgmma(sums[m], matrix[other < 0 ? fragment : 0] + half * 4, rows);
+                else
+                    wgmma(sums[m], descriptor(a + (other * 4096 + half * 256) / 16, 512), rows);
+            }
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    settle(sums);
+    #pragma unroll
+    for (int half = 0; half < 2 * MMA_ROWS; ++half) {
+        const int number = m_warp * MMA_ROWS * 2 + half, group = number / GATES;
+        if (group >= BLOCK_GROUPS) continue;
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            const int share = ((group * TILES + n) * HALVES + half_of_k) * GATES + number % GATES;
+            *reinterpret_cast<float2*>(shared + AT_SHARES + set * SHARES_BYTES + share * 256 +
+                                       here.group_of_lane * 32 + here.thread_in_group * 8) =
+                make_float2(sums[half / 2][n][0][half % 2 * 2],
+                            sums[half / 2][n][0][half % 2 * 2 + 1]);
+        }
+    }
+}
+
+INLINE void add_slot_shares(const Place& here, const Slot& slot, int set,
+                            float (&sums)[GATES][2]) {
+    const float* shares = reinterpret_cast<const float*>(shared + AT_SHARES + set * SHARES_BYTES) +
+                          (slot.group * TILES + slot.tile) * (HALVES * GATES * 64) +
+                          here.group_of_lane * 8 + here.thread_in_group * 2;
+    #pragma unroll
+    for (int from = 0; from < HALVES; ++from)
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            const float2 share =
+                *reinterpret_cast<const float2*>(shares + (from * GATES + gate) * 64);
+            sums[gate][0] += share.x;
+            sums[gate][1] += share.y;
+        }
+}
+
+// The cells of a warp in one set, and the inputs of their next step.
+struct SetCells {
+    float state[SLOTS][2][STATES];
+    int64 source[SLOTS][COPIES];    // offset of inputs in a step, -1: none
+    int row[SLOTS], length[SLOTS];  // of the row that a lane stores
+    Resets resets[SLOTS];
+    int set;
+
+    INLINE int entry(const Place& here, int s) const {
+        return AT_INPUTS + ((set * COMPUTE_WARPS + here.warp) * SLOTS + s) * ENTRY_BYTES;
+    }
+    INLINE const int* rows_of(const int* rows, const Slot& slot) const {
+        return rows + set * SET_ROWS + slot.tile * 8;
+    }
+
+    // Loads the states and stores h of step 0.
+    INLINE void begin(const ForwardArgs& args, const Place& here, const Exchange& exchange,
+                      const Time& time, const int* rows, int number) {
+        set = number;
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = here.slot(s);
+            const int* const tile_rows = rows_of(rows, slot);
+            row[s] = slot.owned ? tile_rows[here.group_of_lane] : -1;
+            length[s] = !LENGTHS || row[s] < 0 ? 0 : int(args.lengths[row[s]]);
+            if (RESET)
+                resets[s].begin(args.reset, args.batch, row[s],
+                                time.first + (args.reverse ? 0 : 1), length[s]);
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int b = slot.owned ? tile_rows[here.thread_in_group * 2 + c] : -1;
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k)
+                    state[s][c][k] = first_state(args, time.count, k, b, here.unit());
+            }
+            const Pair pair = transposed(state[s][0][0], state[s][1][0]);
+            if (slot.owned) store_hidden(here, slot, exchange.of(set, 0), message_of(pair));
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                const int place = copy * 32 + here.lane, gate = place / (GATE_BYTES / 16);
+                const int b =
+                    slot.owned && gate < GATES ? tile_rows[place * CHUNK / 8 % 8] : -1;
+                source[s][copy] = b < 0 ? -1
+                    : b * args.x_row + gate * args.x_gate + here.group(slot) * 8 +
+                          place * CHUNK % 8;
+            }
+        }
+        if (time.count > 0) stored(here, set);
+        copy(args, here, time, 0);
+    }
+    // Copies the inputs of step i.
+    INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time, int i) {
+        const storage_t* const x = advanced(args.x, (time.moved + i) * args.x_step_bytes);
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const uint32 target = shared_address(shared) + entry(here, s);
+            #pragma unroll
+            for (int copy = 0; copy < COPIES; ++copy) {
+                const bool exists = source[s][copy] >= 0 && i < time.count;
+                if (copy * 512 + here.lane * 16 < SLOT_BYTES)
+                    copy_async<16>(target + copy * 512 + here.lane * 16,
+                                   exists ? x + source[s][copy] : args.x, exists ? 16 : 0);
+            }
+            if (RESET)
+                resets[s].copy(target + SLOT_BYTES + reset_offset(here.lane),
+                               here.thread_in_group, time.direction, args.reset_step_bytes,
+                               row[s] >= 0 && i + (args.reverse ? 0 : 1) < time.count);
+        }
+        commit_copies();
+    }
+};
+
+// Step i of a set's cells, from their shares of sums.
+INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange& exchange,
+                     const Time& time, const int* rows, const UnitConstants& constants,
+                     const RowBits& bits, const SavedPlace& saved_place, SetCells& cells, int i) {
+    const int t = time.first + time.direction * i;
+    const int64 moved = time.moved + i;
+    const uint32 own_bit = 1u << here.group_of_lane * 4;
+    float values[SLOTS][2][ACTIVATIONS + 4] = {};
+    Pair output[SLOTS];
+    uint32 reset_rows[SLOTS];
+    await_copies<SETS - 1>();
+    __syncwarp();
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        if (!slot.owned) continue;
+        const unsigned char* const entry = shared + cells.entry(here, s);
+        float given[GATES][2], sums[GATES][2], hidden[2];
+        load_fragments<GATES>(entry + fragment_offset(here.lane), given);
+        TileRows tile;
+        tile.read(t, cells.length[s], cells.resets[s],
+                  entry + SLOT_BYTES + reset_offset(here.lane), uint32(args.reset_step_bytes) * 8);
+        tile.vote();
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate)
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) sums[gate][c] = constants.start(gate, given[gate][c]);
+        add_slot_shares(here, slot, cells.set, sums);
+        const int* const tile_rows = cells.rows_of(rows, slot);
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            float left[GATES], right[GATES];
+            #pragma unroll
+            for (int gate = 0; gate < GATES; ++gate) {
+                left[gate] = given[gate][c] + constants.bias_x[gate];
+                right[gate] = sums[gate][c];
+            }
+            hidden[c] = step_cell(args, left, right, constants.vectors, bits, tile, c, tile_rows,
+                                  here.thread_in_group * 2 + c, here.unit(), true, t,
+                                  cells.state[s][c], values[s][c]);
+        }
+        const Pair pair = transposed(hidden[0], hidden[1]);
+        const int first = here.group(slot) * 8 + here.thread_in_group * 2;
+        const Message message = next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
+                                            cells.row[s], first);
+        if (i + 1 < time.count) store_hidden(here, slot, exchange.of(cells.set, i + 1), message);
+        output[s] = !LENGTHS || tile.live & own_bit ? pair : Pair{};
+        reset_rows[s] = tile.reset;
+    }
+    if (i + 1 < time.count) stored(here, cells.set);
+    __syncwarp();  // all lanes have read the inputs
+    cells.copy(args, here, time, i + 1);
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {  // after h was stored: nobody waits for it
+        const Slot slot = here.slot(s);
+        if (!slot.owned) continue;
+        const int first = here.group(slot) * 8 + here.thread_in_group * 2;
+        if (cells.row[s] >= 0)
+            store_inside(advanced(args.y, moved * args.y_step_bytes) + cells.row[s] * args.y_row +
+                             first, output[s], first, args.units);
+        const int64 tile = (here.first_row + cells.set * SET_ROWS) / 8 + slot.tile;
+        if (SAVE && tile * 8 < args.batch)
+            store_saved(advanced(args.saved, moved * args.saved_step_bytes) +
+                            (tile * GROUPS + here.group(slot)) * (64 * SAVED) +
+                            saved_offset(here.lane),
+                        saved_place.rest, values[s]);
+        if (RESET)
+            reset_cells(cells.state[s], reset_rows[s], bits.pair, args.reset_state,
+                        cells.rows_of(rows, slot) + here.thread_in_group * 2, here.unit(),
+                        args.units);
+    }
+}
+
+// The loop of the warps that compute.
+INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& exchange,
+                    const Time& time, const int* rows) {
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
+    load_weights(args, here, matrix, others);
+    UnitConstants constants;
+    constants.load(args, here.unit(), here.slot(0).owned && here.unit() < args.units);
+    const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
+    const SavedPlace saved_place(here.lane);
+    SetCells cells[SETS];
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) cells[set].begin(args, here, exchange, time, rows, set);
+    const int half_of_k = here.warp / 4;
+    const uint32 full = mbarrier_at(FULL + half_of_k * 8);
+    const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
+    const uint32 a =
+        descriptor_low(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
+    const uint32 b =
+        descriptor_low(mbarrier_at(AT_HIDDEN) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    uint32 turn = 0;
+    for (int i = 0; i < time.count; ++i)
+        #pragma unroll
+        for (int set = 0; set < SETS; ++set, ++turn) {
+            mbarrier_wait(full, turn & 1);
+            multiply_half(here, matrix, a, b, set);
+            asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+            if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // h was read
+            step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[set], i);
+        }
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set)
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = here.slot(s);
+            if (!slot.owned) continue;
+            if (LENGTHS && cells[set].row[s] >= 0)
+                store_no_output(args, time.count, time.direction, cells[set].row[s],
+                                here.group(slot), here.thread_in_group);
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int b =
+                    cells[set].rows_of(rows, slot)[here.thread_in_group * 2 + c];
+                if (b < 0 || (PADDED && here.unit() >= args.units)) continue;
+                #pragma unroll
+                for (int k = 0; k < STATES; ++k)
+                    store_end(args.chunk_out, args.final[k], k * args.batch * args.units,
+                              int64(b) * args.units + here.unit(), cells[set].state[s][c][k]);
+            }
+        }
+}
