@@ -62,7 +62,7 @@ def biased(make, modes):
 # an export takes most of a second for each of its parts: those of `MORE_NODES` are variants
 NODES = {
     **biased(openrnn.LSTM, ["double", "none"]),
-    **biased(openrnn.GRU, ["double", "input", "recurrent", "none"]),
+    **biased(openrnn.GRU, ["recurrent", "none"]),
     **biased(openrnn.RNN, ["recurrent"]),
     "deep": (
         layers(openrnn.LSTM, num_layers=3, bidirectional=True, dropout=0.5),
@@ -97,12 +97,13 @@ NODES = {
         lambda parts, lengths, **_: parts[2](parts[1](parts[0](lengths[:, None] % 9))[0]),
     ),
     "LSTMCell": (layers(openrnn.LSTMCell), lambda cell, x, h, c, **_: cell(x[0], (h[0], c[0]))),
-    "GRUCell": (layers(openrnn.GRUCell), lambda cell, x, **_: cell(x[0])),
     "RNNCell": (layers(openrnn.RNNCell), lambda cell, x, h, **_: cell(x[0, 0], h[0, 0])),
 }
 MORE_NODES = {
     **biased(openrnn.LSTM, ["input", "recurrent"]),
+    **biased(openrnn.GRU, ["double", "input"]),
     **biased(openrnn.RNN, ["double", "input", "none"]),
+    "GRUCell": (layers(openrnn.GRUCell), lambda cell, x, **_: cell(x[0])),
     "relu": (layers(openrnn.RNN, nonlinearity="relu", bidirectional=True), plain),
     **{f"{make.__name__}-deep": (layers(make, num_layers=3), plain)
        for make in (openrnn.LSTM, openrnn.GRU, openrnn.RNN)},
