@@ -156,7 +156,7 @@ class Blocks:
         raise AssertionError("nobody gets on")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("clusters", "cluster", "warps"), [(1, 2, 2), (3, 2, 2), (2, 4, 2)])
 def test_no_turn_multiplies_h_of_another(clusters, cluster, warps, seed):
     Blocks(clusters, cluster, warps, steps=6).run(seed)
