@@ -265,7 +265,7 @@ def test_batch_major_is_not_copied(gpu):
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_packed_sequences_as_they_are(gpu, kind, monkeypatch):
     """No padding is made: the data goes to cuDNN as it lies; every gradient is torch.nn's."""
-    monkeypatch.setattr(openrnn.functional, "unpack", None)
+    monkeypatch.setattr("openrnn.packed.unpack", None)
     torch.manual_seed(0)
     theirs = getattr(torch.nn, kind)(3, 4, 2, bidirectional=True, device=gpu, dtype=torch.float64)
     ours = getattr(openrnn, kind)(

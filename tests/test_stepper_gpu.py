@@ -110,8 +110,8 @@ def test_threads_may_each_have_one():
     found = {}
 
     def walk(place):
-        stepper = layer.stepper(5)
         with torch.cuda.stream(torch.cuda.Stream()):
+            stepper = layer.stepper(5)  # its states are zeroed on the stream of its steps
             found[place] = [stepper(x).clone() for x in xs]
             torch.cuda.current_stream().synchronize()
 
