@@ -61,6 +61,7 @@ GRID = list(
         (False, True),
     )
 )
+GRID.append(("RNN", 2560, 100, torch.float16, True))  # of a region in which cuDNN is faster
 
 
 def test_a_layer_and_the_operators_choose_alike(asked):
@@ -71,7 +72,8 @@ def test_a_layer_and_the_operators_choose_alike(asked):
         key = kind, hidden, dtype
         if key not in made:
             with torch.device("meta"):
-                layer = getattr(openrnn, kind)(8, hidden, dtype=dtype)
+                options = {"nonlinearity": "relu"} if kind == "RNN" else {}
+                layer = getattr(openrnn, kind)(8, hidden, dtype=dtype, **options)
             made[key] = layer.to_empty(device="cpu")
         layer = made[key]
         x = torch.zeros(2, batch, 8, dtype=dtype)
