@@ -9,7 +9,7 @@ from bench_cases import QUICK, TINY, alone, result  # noqa: F401
 from openrnn import cells
 from openrnn.bench import report, timer
 from openrnn.bench.cases import OWN_CELL, BenchRow
-from openrnn.bench.check import Judge, outputs
+from openrnn.bench.check import Judge, by_torch, outputs
 from openrnn.bench.engines import PEERS, USERS, engines_of
 from openrnn.bench.engines.base import Ready, leaf
 from openrnn.bench.engines.graph import GraphReplay
@@ -140,6 +140,19 @@ def test_first_states_without_resets():
         assert Judge(task).verdict(found, "training").right
     custom = Task(BenchRow("states", "mgu", 4, 2, 3, 5, states=2.0), "float32", "cpu")
     assert Eager().refuses(custom) == "this loop begins with states of 0"
+
+
+@pytest.mark.parametrize("more", [{}, {"lengths": True, "layers": 2}, {"states": 2.0}], ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_relu"])
+def test_torch_in_float64_is_the_reference(cell, more):
+    """What a GPU's results are compared with, where torch.nn has the row."""
+    task = Task(BenchRow("exact", cell, 6, 4, 3, 5, **more), "float32", "cpu").exact()
+    found = by_torch(task)
+    for mode in ("forward", "training"):
+        for have, want in zip(found.run(mode), plain(task).run(mode), strict=True):
+            assert (have - want).norm() <= 1e-12 * want.norm()
+    for other in ({"resets": 0.3}, {"cell": "mgu"}):
+        assert by_torch(Task(replace(task.row, **other), "float32", "cpu")) is None
 
 
 def test_errors_are_shown_where_rows_are_about_them(capsys):
