@@ -304,6 +304,31 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         assert found[0] is None or found[0].shape == inner[0]
 
 
+@pytest.mark.parametrize(
+    ("configs", "fills"), [(CLUSTERS, 0), (GRIDS, 1)], ids=["clusters", "grids"]
+)
+def test_what_a_chunk_of_a_pipeline_launches(pretended, configs, fills):
+    """Of each layer: one product and one loop there; four products, the first h's, and no more."""
+    layers = 3
+    call = pretended(16, configs, num_layers=layers, wavefront=0)
+    given = [tuple(each.shape) for each in (call.x, *call.states)]
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), given)
+    every, needs = [call.x, *call.params, *call.states], (True,) * (3 + len(call.params))
+    made = run.forward(every)
+    run.backward(every, [made[0], *made[3:]], [*map(torch.randn_like, made[:3])], needs)
+    (back,) = run._known.values()
+
+    def count(program, kind):
+        return sum(isinstance(one, kind) for one in program.operations)
+
+    assert count(run.program, program.Multiply) == layers
+    assert count(run.program, program.Launch) == layers * (1 + fills)
+    assert count(back.program, program.Multiply) == 4 * layers  # dx, dW_ih, dW_hh, dW_hh of h_0
+    # the loop, the biases, and R permuted; W_ih of x needs no order of its own in an LSTM
+    assert len(back.program.operations) <= layers * (8 + fills)
+    assert not count(run.program, program.Wait) + count(back.program, program.Wait)
+
+
 def test_a_single_step_from_zeros_has_a_program(pretended):
     """No step reads h, so the gradient of R is zero, and torch makes the zeros."""
     call = pretended(16, states=False, length=1)

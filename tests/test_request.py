@@ -24,7 +24,7 @@ def asked(monkeypatch):
         raise Asked(replace(problem, device="cuda"), name)
 
     def clear():
-        for kept in (functional._route, request.problem, dispatch._absent, dispatch.select):
+        for kept in (functional.choose, request.problem, dispatch._absent, dispatch.select):
             if hasattr(kept, "cache_clear"):
                 kept.cache_clear()
 

@@ -29,7 +29,7 @@ States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def _route(name: str, asked: Request) -> Route:
+def choose(name: str, asked: Request) -> Route:
     """How a call runs on the named backend, or on the first that takes it."""
     problem = request.problem(asked)
     how = How(
@@ -54,7 +54,7 @@ def _backend_in_graph(
         text, dtype, device, precision, grad, drops, lengths, reset, return_states,
         request.transformed(), generator,
     )  # fmt: skip
-    return _route(name, asked).how.backend
+    return choose(name, asked).how.backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -130,7 +130,7 @@ def recurrent(
         if transform:
             seen = transforms.look(x, params, (*given, lengths, reset, *resets))
             followed = None if seen is None else _followed(backend, asked, seen)
-        route = _route(backend, asked) if followed is None else followed
+        route = choose(backend, asked) if followed is None else followed
         how = route.how
         if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[how.backend].packed):
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
@@ -152,7 +152,7 @@ def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
     if asked.training or asked.opaque:
         return None
     grad = seen.grad and torch.is_grad_enabled()
-    route = _route(name, asked._replace(transform=False, grad=grad))
+    route = choose(name, asked._replace(transform=False, grad=grad))
     return None if transforms.refusal(route, seen) else route
 
 
@@ -230,7 +230,7 @@ def _taken(call: Plain, grad: bool = False) -> _Taken | None:
         spec.text, x.dtype, x.device, precision, grad, reset=call.reset is not None,
         batch=request.size_class(x),
     )  # fmt: skip
-    route = _route(call.backend, asked)
+    route = choose(call.backend, asked)
     made = call_of(route, (x, call.states, call.params, None, call.reset, (), None))
     return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
 
@@ -377,7 +377,7 @@ def takes_packed(
         lengths=True, transform=request.transformed(),
         generator=drops and generator is not None,
     )  # fmt: skip
-    return dispatch.BACKENDS[_route(backend, asked).how.backend].packed
+    return dispatch.BACKENDS[choose(backend, asked).how.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

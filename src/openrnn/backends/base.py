@@ -32,6 +32,9 @@ class RecordedRepeat(Protocol):
 
     saved: list[torch.Size]
 
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """`forward` of those that are ready; None of others."""
+
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether x, parameters and states have memory, and what the call followed from holds."""
 
@@ -242,7 +245,11 @@ class Backend:
         raise NotImplementedError
 
     def repeat(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
+        self,
+        call: Call,
+        shapes: Sequence[tuple[int, ...]],
+        memory: Memory | None = None,
+        most: int | None = None,
     ) -> Repeat | None:
         """What runs this call, without gradients, and those of tensors that are alike; or None.
 
@@ -250,11 +257,16 @@ class Backend:
             call: without lengths, resets and dropout.
             shapes: of y and the final states as it returns them, contiguous.
             memory: of the module that calls, for what calls may leave for each other.
+            most: bytes that it may take at a time; None: the backend's own bound.
         """
         return None
 
     def repeat_recorded(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
+        self,
+        call: Call,
+        shapes: Sequence[tuple[int, ...]],
+        given: Sequence[tuple[int, ...]],
+        most: int | None = None,
     ) -> RecordedRepeat | None:
         """The same for calls that record gradients.
 

@@ -42,7 +42,7 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
         yield MakeRoom(layer, 0, longest(chunking), shared=True)
     yield from [CutMasks(chunk) for chunk in chunkings[0].chunks]
     yield from _fork(layers)
-    for layer, number in _diagonals(layers, len(chunkings[0].chunks)):
+    for layer, number in diagonals(layers, len(chunkings[0].chunks)):
         chunk, stream = chunkings[layer].chunks[number], _stream(layer)
         yield from _wait_for(layer - 1, layer)
         if dropout and layer:
@@ -66,7 +66,7 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
     yield from [CutMasks(chunk) for chunk in chunks]
     yield from _fork(layers)
     # the way up in forward is the way down here: "below" is the layer above
-    for place, number in _diagonals(layers, len(chunks)):
+    for place, number in diagonals(layers, len(chunks)):
         layer = layers - 1 - place
         chunk, stream = chunks[len(chunks) - 1 - number], _stream(layer)
         if place:
@@ -91,7 +91,7 @@ def _stream(layer: int) -> int:
     return layer % STREAMS
 
 
-def _diagonals(layers: int, chunks: int) -> Iterator[tuple[int, int]]:
+def diagonals(layers: int, chunks: int) -> Iterator[tuple[int, int]]:
     """Every layer and chunk number, diagonal by diagonal, in each the upper layers first."""
     for diagonal in range(layers + chunks - 1):
         for layer in reversed(range(layers)):

@@ -39,13 +39,17 @@ class _Memory(TorchDispatchMode):
 
     Nobody reads the values of a rehearsal, so what is to be zero is made empty, too.
 
+    Args:
+        most: bytes that the pass may take.
+
     Attributes:
         taken: all tensors that the pass took, kept so that no two have the same memory.
         zeros: the addresses of those that it wants to be zero.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.most = most
         self.taken: list[Tensor] = []
         self.zeros: set[int] = set()
         self._bytes = 0
@@ -62,8 +66,8 @@ class _Memory(TorchDispatchMode):
                     return function.decompose(*args, **kwargs or {})
             return function(*args, **kwargs or {})
         self._bytes += args[0].nbytes
-        if self._bytes > MOST:
-            raise NotRepeatableError(f"it takes more than {MOST} bytes")
+        if self._bytes > self.most:
+            raise NotRepeatableError(f"it takes more than {self.most} bytes")
         made = _EMPTY(*args, **kwargs or {})
         self.taken.append(made)
         if function is _ZEROS:
@@ -92,18 +96,19 @@ class _Places:
         raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
 
 
-def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
+def record(run: Rehearsed, given: Sequence[Tensor], most: int | None = None) -> Program:
     """A program that does what `run` does, and makes those of its results that are not None.
 
     Args:
         run: a pass, of tensors as `given`; the results are dense, in memory that it took.
         given: tensors of a call, whose addresses are the first values of a run.
+        most: bytes that it may take; None: `MOST`.
 
     Raises:
         NotRepeatableError: the pass is more than launches and products, or takes too much memory.
     """
     given = _apart(given)
-    with torch.no_grad(), _Memory() as memory, recorded() as recording:
+    with torch.no_grad(), _Memory(most or MOST) as memory, recorded() as recording:
         results = [tensor for tensor in run(given) if tensor is not None]
     taken = {tensor.data_ptr(): tensor for tensor in memory.taken}
     places, made = _Places(), list[Made]()
