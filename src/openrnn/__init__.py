@@ -7,7 +7,7 @@ from openrnn.convert import ConvertCallback, convert, from_weights, quantize, to
 from openrnn.embed import export_native
 from openrnn.errors import CellError, ExportError, LibraryError, NoBackendError, OpenRNNError
 from openrnn.explain import explain
-from openrnn.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell
+from openrnn.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Pipeline, Recurrent, RNNCell
 from openrnn.onnx.read import from_onnx
 from openrnn.plain import plain_decompositions
 from openrnn.spec import Problem, Spec
@@ -28,6 +28,7 @@ __all__ = [
     "LibraryError",
     "NoBackendError",
     "OpenRNNError",
+    "Pipeline",
     "Problem",
     "RNNCell",
     "Recurrent",

@@ -33,6 +33,8 @@ def why_not(layer: Layer) -> str | None:
     spec = layer.spec
     if layer.cell.dependent_product:
         return f"cell {layer.cell.key} multiplies again after its reset gate"
+    if len({weight.device for weight in layer.weights()}) > 1:
+        return "its weights are on several devices"
     own = {name.partition("_l")[0]: weight for name, weight in zip(layer._names, layer.weights())}
     rows = len(spec.gates) * spec.hidden_size
     r = own.get("weight_hh")
