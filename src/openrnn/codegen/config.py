@@ -34,7 +34,7 @@ class FlagBuffer(NamedTuple):
     """The flag buffer of a forward grid.
 
     Args:
-        shape: of operands, in rows.
+        shape: (steps, rows, values) in operands.
         filled: rows of each step that are filled with ones before the launch.
     """
 
@@ -307,9 +307,9 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 class MulticastForwardConfig(ForwardConfig):
     """Forward of large batches: TMA brings h, once for all blocks of a cluster.
 
-    Two warpgroups of a block hold the rows of R of its units, each half of K; four more warps copy
-    h. `groups`: of a cluster, dealt out evenly to its blocks; `tiles_in_flight`: sets of rows that
-    take turns. Operands have 16 bits.
+    Two warpgroups of a block hold the rows of R of its units, each half of K; of four more warps
+    one copies h and one sets flags. `groups`: of a cluster, dealt out evenly to its blocks;
+    `tiles_in_flight`: sets of rows that take turns. Operands have 16 bits.
 
     Args:
         clusters: that share R.
@@ -319,7 +319,7 @@ class MulticastForwardConfig(ForwardConfig):
 
     skeleton = "multicast_forward.cuh"
     y_flags = False
-    most_spilled = 64  # nearly all by its setup, once
+    most_spilled = 64  # mostly before the loop, by what is in the machine code
 
     @property
     def _groups_of_block(self) -> int:

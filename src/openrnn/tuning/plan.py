@@ -50,8 +50,8 @@ def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Li
 def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[ForwardConfig, ...]:
     """Every forward kernel that fits, for any batch."""
     grids = grid.fitting(GridForwardConfig, cell, dtype, units, limits)
-    others = multicast.fitting(cell, dtype, units, limits)
-    return *cluster.forwards(cell, dtype, units, limits), *grids, *others
+    multicasts = multicast.fitting(cell, dtype, units, limits)
+    return *cluster.forwards(cell, dtype, units, limits), *grids, *multicasts
 
 
 @memo(256)

@@ -32,7 +32,7 @@ def address(tensor: Tensor | None) -> int:
 
 
 def fill_flags(buffer: Tensor) -> None:
-    """Sets all bits of a flag buffer (T, B, columns): "not arrived yet", a NaN no kernel writes.
+    """Sets all bits of a flag buffer (T, B, columns): "not arrived yet", a NaN or a -1.
 
     Its rows are multiples of 16 bytes, and as far apart from step to step as from row to row.
     """

@@ -149,7 +149,7 @@ class ForwardArgs(Args):
     flag_buffer: Annotated[
         int,
         "operand_t*",
-        "grid only: [T, B, UNITS] of ones (or see multicast_forward.cuh); null: y",
+        "grid only: [T, B, UNITS] of ones, or see multicast_forward.cuh; null: y",
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"

@@ -15,6 +15,17 @@ struct Time {
     }
 };
 
+// `first_state` of forward_setup.cuh in one function: with another for `is_reset` some grids take
+// other registers.
+INLINE float first_state_inline(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
+    const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
+                          (!LENGTHS || args.lengths[b] > 0);
+    const int64 at = b * args.units + unit;
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
+    return source ? widen(source[at]) : 0.0f;
+}
+
 // A tile's rows in one step; bit 4r of a mask stands for row r.
 struct TileRows {
     uint32 live;   // LENGTHS: rows that have not ended

@@ -140,6 +140,21 @@ INLINE void load_transposed(const unsigned char* source, uint32 (&bits)[COUNT]) 
 #endif
 }
 
+// Adds COUNT shares of the sums of a lane's two cells, always in the same order. shares: the lane's
+// first, of [share, sum, 64 cells] in shared memory.
+template <int COUNT, int SUMS_OF_CELL>
+INLINE void add_shares(const float* shares, float (&sums)[SUMS_OF_CELL][2]) {
+    #pragma unroll
+    for (int from = 0; from < COUNT; ++from)
+        #pragma unroll
+        for (int which = 0; which < SUMS_OF_CELL; ++which) {
+            const float* const place = shares + (from * SUMS_OF_CELL + which) * 64;
+            const float2 share = *reinterpret_cast<const float2*>(place);
+            sums[which][0] += share.x;
+            sums[which][1] += share.y;
+        }
+}
+
 // COUNT fragments as floats of this lane's two cells
 template <int COUNT>
 INLINE void load_fragments(const unsigned char* source, float (*cells)[2]) {

@@ -237,21 +237,13 @@ INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int i) {
 #endif
 }
 
-// Adds the shares of the sums of a warp's slot, always in the same order.
 INLINE void add_slot_shares(const Place& here, int s, int now,
                             float (&sums)[SUMS][2]) {
-    const float* shares = reinterpret_cast<const float*>(shared + AT_SHARES + now * SHARES_BYTES) +
-                          (s * WARPS + here.warp) * (SHARES * SUMS * 64) +
-                          here.group_of_lane * 8 + here.thread_in_group * 2;
-    #pragma unroll
-    for (int from = 0; from < SHARES; ++from)
-        #pragma unroll
-        for (int which = 0; which < SUMS; ++which) {
-            const float* const place = shares + (from * SUMS + which) * 64;
-            const float2 share = *reinterpret_cast<const float2*>(place);
-            sums[which][0] += share.x;
-            sums[which][1] += share.y;
-        }
+    add_shares<SHARES>(
+        reinterpret_cast<const float*>(shared + AT_SHARES + now * SHARES_BYTES) +
+            (s * WARPS + here.warp) * (SHARES * SUMS * 64) + here.group_of_lane * 8 +
+            here.thread_in_group * 2,
+        sums);
 }
 
 // The start of a block: rows, zeros in both operands where no row or unit is, mbarriers.

@@ -1,16 +1,5 @@
 // The parts of the forward loop of a grid: setup, the cells' step, the end.
 
-// `first_state` of forward_setup.cuh, as grids need it: with a function for `is_reset` some of them
-// take other registers.
-INLINE float first_grid_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
-    const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
-                          (!LENGTHS || args.lengths[b] > 0);
-    const int64 at = b * args.units + unit;
-    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
-    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
-    return source ? widen(source[at]) : 0.0f;
-}
-
 // This block's part of the first h of all rows, into the operand of step 0.
 INLINE void store_first_hidden(const ForwardArgs& args, const Place& here, const int* rows,
                                int count) {
@@ -22,7 +11,7 @@ INLINE void store_first_hidden(const ForwardArgs& args, const Place& here, const
         if (!inside) continue;
         unsigned char* chunk = shared + AT_OPERAND + operand_offset(k / CHUNK_K, r / 8, r % 8);
         reinterpret_cast<operand_t*>(chunk)[k % CHUNK_K] =
-            operand_of(narrow(first_grid_state(args, count, 0, b, unit)));
+            operand_of(narrow(first_state_inline(args, count, 0, b, unit)));
     }
 }
 
@@ -42,7 +31,7 @@ struct Cells {
             const bool exists = inside && b >= 0;
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
-                state[s][c][k] = exists ? first_grid_state(args, count, k, b, unit) : 0.0f;
+                state[s][c][k] = exists ? first_state_inline(args, count, k, b, unit) : 0.0f;
         }
     }
 };

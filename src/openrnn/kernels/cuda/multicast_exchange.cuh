@@ -1,9 +1,9 @@
 // How h travels between blocks of the forward loop with multicast: the warps that compute store it,
 // the publishing warp sets flags, the copying warp brings it.
 //
-// Of each set there are two buffers, for even and odd steps. A block stores h of step i + 1 when it
-// has multiplied that of step i, of which it then needs no more; all others have by then multiplied
-// h of step i - 1, which lay where the new one goes, or their flags would not have been there.
+// Each set has two buffers, for even and odd steps. A block stores h of step i + 1 over that of
+// step i - 1. It may: it has multiplied h of step i, so every block's flag was at i, and a block
+// sets that flag only after it has multiplied h of step i - 1.
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
@@ -56,7 +56,7 @@ INLINE void await_flags(const Place& here, const int* flags, int step) {
 // part of a half into all blocks of the cluster.
 INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) {
     constexpr int PART = HALF_BYTES / CLUSTER;
-    const int part = cluster_rank() * PART, first = blockIdx.x / CLUSTER % HALVES;
+    const int part = cluster_rank() * PART, first_half = blockIdx.x / CLUSTER % HALVES;
     const uint32 mbarriers = mbarrier_at(0), target = mbarrier_at(AT_HIDDEN) + part;
     int turn = 0;
     for (int i = 0; i < count; ++i)
@@ -64,7 +64,7 @@ INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) 
         for (int set = 0; set < SETS; ++set, ++turn)
             #pragma unroll 1
             for (int which = 0; which < HALVES; ++which) {
-                const int half = which ^ first;
+                const int half = which ^ first_half;
                 await_flags(here, exchange.flags + set * BLOCKS + half * FLAGS_OF_HALF, i);
                 if (here.lane == 0) {
                     if (which == 0) mbarrier_wait(mbarriers + EMPTY, ~turn & 1);
@@ -74,8 +74,8 @@ INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) 
                         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                         ".multicast::cluster [%0], [%1], %2, [%3], %4;"
                         ::"r"(target + half * HALF_BYTES),
-                        "l"(exchange.of(set, i) + half * HALF_BYTES + part), "n"(PART), "r"(full),
-                        "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+                        "l"(exchange.hidden_of(set, i) + half * HALF_BYTES + part), "n"(PART),
+                        "r"(full), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
                 }
                 __syncwarp();
             }
@@ -101,8 +101,8 @@ INLINE void store_hidden(const Place& here, const Slot& slot, unsigned char* exc
                                    16 + here.thread_in_group * 4) = message.bits;
 }
 
-// A warp has stored all that it has of a set's h.
-INLINE void stored(const Place& here, int set) {
+// Tells the publishing warp that this warp has stored all that it has of a set's h.
+INLINE void signal_stored(const Place& here, int set) {
     asm volatile("fence.proxy.async.global;" ::: "memory");  // TMA reads what threads stored
     __syncwarp();
     if (here.lane == 0) arrive(mbarrier_at(STORED + set * 8));

@@ -2,14 +2,14 @@
 // shared memory, one copy for all blocks of a cluster; wgmma multiplies it there.
 //
 // A block owns BLOCK_GROUPS groups of 8 units and computes them for SETS sets of rows, which take
-// turns: while h of one set is under way, the block computes another. Two warpgroups hold the rows
+// turns: while h of one set is in flight, the block computes another. Two warpgroups hold the rows
 // of R that give the units' sums, each half of K, most of it in registers. They multiply, add their
-// shares of the sums through shared memory, and compute the cells. One more warp copies h of the
-// next turn, another tells the other blocks that h of this one is there.
+// shares of the sums through shared memory, and compute the cells. Of four more warps one copies h
+// of the next turn, one publishes this block's h by setting its flag, and two do nothing.
 //
 // BLOCKS blocks share R; they must all run at once: the launch is cooperative. Their h travels
-// through L2 in the flag buffer. There each block has a flag for each set: the steps of which its h
-// is there.
+// through L2 in the flag buffer. In it each block has a flag for each set: the last step for which
+// its h is stored, -1 before the first.
 
 #define K UNITS
 #include "device.cuh"
@@ -49,7 +49,7 @@ constexpr int AT_WEIGHTS =
     (AT_INPUTS + SETS * COMPUTE_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
 constexpr int SHARED_BYTES = AT_WEIGHTS + COMPUTE_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
-static_assert(WARPS == COMPUTE_WARPS + 4, "two warpgroups that compute, one that copies");
+static_assert(WARPS == COMPUTE_WARPS + 4, "two warpgroups that compute, and one more");
 static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS, "clusters share R evenly");
 static_assert(UNITS % (HALVES * K_TILE) == 0, "halves of K are whole tiles");
 static_assert(GROUPS % BLOCK_GROUPS == 0 && BLOCKS % HALVES == 0, "blocks have as many units");
@@ -95,7 +95,7 @@ struct Exchange {
         hidden = reinterpret_cast<unsigned char*>(args.flag_buffer) +
                  (sets * BLOCKS * 4 + 127) / 128 * 128 + set * (2 * HALVES * HALF_BYTES);
     }
-    INLINE unsigned char* of(int set, int step) const {
+    INLINE unsigned char* hidden_of(int set, int step) const {
         return hidden + (set * 2 + (step & 1)) * (HALVES * HALF_BYTES);
     }
 };

@@ -1,17 +1,5 @@
 // The parts of the forward loop with multicast: R, the product, the cells.
 
-// A state before the first step: that of the time chunk before, the initial one or the reset one; 0
-// where no row or unit is.
-INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
-    if (b < 0 || (PADDED && unit >= args.units)) return 0.0f;
-    const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
-                          (!LENGTHS || args.lengths[b] > 0);
-    const int64 at = b * args.units + unit;
-    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
-    const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
-    return source ? widen(source[at]) : 0.0f;
-}
-
 // This warp's rows of R, half of K.
 INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
@@ -33,24 +21,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
 INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uint32 b, int set) {
     const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
     Sums sums = {};
-    settle(sums);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    #pragma unroll
-    for (int s = 0; s < K_TILES; ++s)
-        #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            #pragma unroll
-            for (int m = 0; m < MMA_ROWS; ++m) {
-                const int fragment = s * MMA_ROWS + m, other = fragment - REGISTER_FRAGMENTS;
-                const unsigned long long rows =
-                    descriptor(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
-                if (other < 0)
-                    wgmma(sums[m], matrix[other < 0 ? fragment : 0] + half * 4, rows);
-                else
-                    wgmma(sums[m], descriptor(a + (other * 4096 + half * 256) / 16, 512), rows);
-            }
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-    settle(sums);
+    product_of(sums, matrix, a, b);
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {
         const int number = m_warp * MMA_ROWS * 2 + half, group = number / GATES;
@@ -68,18 +39,11 @@ INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uin
 
 INLINE void add_slot_shares(const Place& here, const Slot& slot, int set,
                             float (&sums)[GATES][2]) {
-    const float* shares = reinterpret_cast<const float*>(shared + AT_SHARES + set * SHARES_BYTES) +
-                          (slot.group * TILES + slot.tile) * (HALVES * GATES * 64) +
-                          here.group_of_lane * 8 + here.thread_in_group * 2;
-    #pragma unroll
-    for (int from = 0; from < HALVES; ++from)
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate) {
-            const float2 share =
-                *reinterpret_cast<const float2*>(shares + (from * GATES + gate) * 64);
-            sums[gate][0] += share.x;
-            sums[gate][1] += share.y;
-        }
+    add_shares<HALVES>(
+        reinterpret_cast<const float*>(shared + AT_SHARES + set * SHARES_BYTES) +
+            (slot.group * TILES + slot.tile) * (HALVES * GATES * 64) + here.group_of_lane * 8 +
+            here.thread_in_group * 2,
+        sums);
 }
 
 // The cells of a warp in one set, and the inputs of their next step.
@@ -115,10 +79,12 @@ struct SetCells {
                 const int b = slot.owned ? tile_rows[here.thread_in_group * 2 + c] : -1;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k)
-                    state[s][c][k] = first_state(args, time.count, k, b, here.unit());
+                    state[s][c][k] = b < 0 || (PADDED && here.unit() >= args.units)
+                        ? 0.0f
+                        : first_state_inline(args, time.count, k, b, here.unit());
             }
             const Pair pair = transposed(state[s][0][0], state[s][1][0]);
-            if (slot.owned) store_hidden(here, slot, exchange.of(set, 0), message_of(pair));
+            if (slot.owned) store_hidden(here, slot, exchange.hidden_of(set, 0), message_of(pair));
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
                 const int place = copy * 32 + here.lane, gate = place / (GATE_BYTES / 16);
@@ -129,7 +95,7 @@ struct SetCells {
                           place * CHUNK % 8;
             }
         }
-        if (time.count > 0) stored(here, set);
+        if (time.count > 0) signal_stored(here, set);
         copy(args, here, time, 0);
     }
     // Copies the inputs of step i.
@@ -199,11 +165,12 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
         const Message message = next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
                                             cells.row[s], first);
-        if (i + 1 < time.count) store_hidden(here, slot, exchange.of(cells.set, i + 1), message);
+        if (i + 1 < time.count)
+            store_hidden(here, slot, exchange.hidden_of(cells.set, i + 1), message);
         output[s] = !LENGTHS || tile.live & own_bit ? pair : Pair{};
         reset_rows[s] = tile.reset;
     }
-    if (i + 1 < time.count) stored(here, cells.set);
+    if (i + 1 < time.count) signal_stored(here, cells.set);
     __syncwarp();  // all lanes have read the inputs
     cells.copy(args, here, time, i + 1);
     #pragma unroll
@@ -243,8 +210,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     const int half_of_k = here.warp / 4;
     const uint32 full = mbarrier_at(FULL + half_of_k * 8);
     const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
-    const uint32 a =
-        descriptor_low(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
+    const uint32 a = matrix_descriptor(others);
     const uint32 b =
         descriptor_low(mbarrier_at(AT_HIDDEN) + half_of_k * HALF_BYTES, CHUNK_BYTES);
     uint32 turn = 0;

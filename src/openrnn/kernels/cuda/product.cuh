@@ -175,14 +175,8 @@ INLINE void settle(Sums& sums) {
         asm volatile("" : WGMMA_BOUND(sums[m])::"memory");
 }
 
-// sums += matrix x operand. others: what `matrix_of` gave; operand: with `operand_start`
-INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
-                    const unsigned char* operand) {
-    const uint32 first = shared_address(others) - place_in_matrix(threadIdx.x & 127);
-    const uint32 a = descriptor_low(first, 128);
-    const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
-    // the asynchronous proxy is to see what threads and other blocks stored
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+// sums += matrix x operand, from the descriptors of the fragments in shared memory and the operand
+INLINE void product_of(Sums& sums, const Matrix& matrix, uint32 a, uint32 b) {
     settle(sums);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     #pragma unroll
@@ -202,6 +196,21 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         }
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
     settle(sums);
+}
+
+// the descriptor of the fragments in shared memory; others: what `matrix_of` gave
+INLINE uint32 matrix_descriptor(const unsigned char* others) {
+    return descriptor_low(shared_address(others) - place_in_matrix(threadIdx.x & 127), 128);
+}
+
+// sums += matrix x operand; operand: with `operand_start`
+INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
+                    const unsigned char* operand) {
+    const uint32 a = matrix_descriptor(others);
+    const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
+    // the asynchronous proxy is to see what threads and other blocks stored
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    product_of(sums, matrix, a, b);
 }
 #else
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
