@@ -10,7 +10,8 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(READY)
 
 # torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
-# the rest by uv, in a third of pip's time; by pip where only that knows an index or a proxy;
+# the rest by uv, in a third of pip's time; by pip where only that knows an index or a proxy, which
+# shows soon;
 # --no-compile: of thousands of modules few are ever imported, and Python compiles those
 PIP := $(BIN)/python -m pip install --quiet --no-compile --upgrade -c constraints.txt
 REST := -c constraints.txt -e '.[all]' --group dev pip
@@ -18,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("openrnn needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch uv
-	$(BIN)/uv pip install --quiet $(REST) || { $(PIP) pip && $(BIN)/python -m pip install --quiet --no-compile $(REST); }
+	UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet $(REST) || { $(PIP) pip && $(BIN)/python -m pip install --quiet --no-compile $(REST); }
 	touch $@
 
 # a byte-level LSTM on the sources of Python's standard library: under three minutes, no download
