@@ -1,6 +1,7 @@
 """What autocast does to a layer: everything goes into its dtype, and float64 stays as it is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,3 +23,12 @@ def wanted(device: torch.device) -> torch.dtype | None:
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The same tensors in the dtype that autocast asks for."""
     return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def applied(x: Tensor, weights: Sequence[Tensor], *states: list[Tensor] | None) -> tuple[Any, ...]:
+    """What a call is given, in the dtype that autocast asks for, if on."""
+    dtype = wanted(x.device)
+    if dtype is None:
+        return x, weights, *states
+    x, *weights = cast((x, *weights), dtype)
+    return x, weights, *(given and cast(given, dtype) for given in states)

@@ -274,12 +274,7 @@ class Layer(TorchNames):
         return_states: bool,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        weights = self.weights()
-        dtype = autocast.wanted(x.device)
-        if dtype is not None:
-            x, *weights = autocast.cast((x, *weights), dtype)
-            states = states and autocast.cast(states, dtype)
-            reset_states = reset_states and autocast.cast(reset_states, dtype)
+        x, weights, states, reset_states = autocast.applied(x, self.weights(), states, reset_states)
         checks.same_dtype(x, weights[0])
         return functional.recurrent(
             self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=reset_states,

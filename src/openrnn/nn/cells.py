@@ -113,11 +113,8 @@ class CellModule(RepeatingModule):
                     )
             states = [tensors.unsqueezed("hx", state, *places) for state in hx]
         x = tensors.unsqueezed("input", input, *places)
-        weights = given = [getattr(self, name) for name in self._names]
-        dtype = autocast.wanted(x.device)
-        if dtype is not None:
-            x, *weights = autocast.cast((x, *weights), dtype)
-            states = states and autocast.cast(states, dtype)
+        given = [getattr(self, name) for name in self._names]
+        x, weights, states = autocast.applied(x, given, states)
         y, finals, _ = functional.recurrent(
             self._spec, x, weights, states, training=self.training, backend=self.backend
         )

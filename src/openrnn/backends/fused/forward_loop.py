@@ -110,13 +110,12 @@ class ForwardLoops(Launches):
     def fill_flags(self, operation: FillFlags) -> None:
         inputs = self._inputs_of(operation)
         flags = inputs.flags
-        if flags is not None:
-            buffer = inputs.loop.config.flag_buffer(operation.chunk.steps, self.batch)
-            flags = flags[:, : buffer.filled]
-        else:  # y is the flag buffer
+        if flags is None:  # y is the flag buffer
             hidden = self.spec.hidden_size
             start = operation.direction * hidden
             flags = self.chunk_output(operation)[..., start : start + hidden]
+        elif inputs.loop.filled is not None:
+            flags = flags[:, : inputs.loop.filled]
         fill_flags(flags)
 
     def launch_forward(

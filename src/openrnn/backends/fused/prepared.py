@@ -24,6 +24,7 @@ class PreparedLoop:
         parts: of the sums over rows that backward leaves.
         own_flags: forward needs a flag buffer besides y, since y does not hold exactly the values
             that blocks send each other.
+        filled: rows of that buffer's steps that are filled before a launch; None: all of them.
     """
 
     def __init__(self, layer: LayerKernels, batch: int, flags: Flags, loops: int) -> None:
@@ -34,6 +35,10 @@ class PreparedLoop:
         self.own_flags = self.polls and (
             masks or not layer.exact or self.config.half_operands or not self.config.y_flags
         )
+        self.filled: int | None = None
+        if self.own_flags:
+            buffer = self.config.flag_buffer(1, batch)
+            self.filled = buffer.filled if buffer.filled < buffer.shape[1] else None
         forward = flags.kind == "forward"
         back_in_time = forward == (layer.direction == 1)
         way = -1 if back_in_time else 1

@@ -74,6 +74,35 @@ INLINE float step_cell(const ForwardArgs& args, const float (&x)[GATES], const f
     return !PADDED || unit < args.units ? state[0] : 0.0f;
 }
 
+// Sums of a lane's two cells begin with what is known before h is.
+INLINE void start_sums(const UnitConstants& constants, const float (&given)[GATES][2],
+                       float (&sums)[GATES][2]) {
+    #pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) sums[gate][c] = constants.start(gate, given[gate][c]);
+}
+
+// The step of a lane's two cells, whose rows in the batch are rows[place] and the next, from the
+// input side of their gates and the sums.
+INLINE void step_pair(const ForwardArgs& args, const UnitConstants& constants,
+                      const float (&given)[GATES][2], const float (&sums)[GATES][2],
+                      const RowBits& bits, const TileRows& tile, const int* rows, int place,
+                      int unit, int t, float (&state)[2][STATES], float (&hidden)[2],
+                      float (&values)[2][ACTIVATIONS + 4]) {
+    #pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        float left[GATES], right[GATES];
+        #pragma unroll
+        for (int gate = 0; gate < GATES; ++gate) {
+            left[gate] = given[gate][c] + constants.bias_x[gate];
+            right[gate] = sums[gate][c];
+        }
+        hidden[c] = step_cell(args, left, right, constants.vectors, bits, tile, c, rows, place + c,
+                              unit, true, t, state[c], values[c]);
+    }
+}
+
 // What the next step multiplies: h of this lane's row and two units or, after a reset, the reset
 // state. pair: `first` and `second`, h of one unit in two rows, transposed.
 INLINE Message next_hidden(const ForwardArgs& args, Pair pair, float first, float second,

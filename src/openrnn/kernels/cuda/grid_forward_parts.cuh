@@ -91,23 +91,10 @@ INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* ro
                        int s, int now, int t, float (&state)[2][STATES], float (&hidden)[2],
                        float (&values)[2][ACTIVATIONS + 4]) {
     float sums[GATES][2];
-    #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) sums[gate][c] = constants.start(gate, given[gate][c]);
+    start_sums(constants, given, sums);
     add_slot_shares(here, s, now, sums);
-    #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        float left[GATES], right[GATES];
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate) {
-            left[gate] = given[gate][c] + constants.bias_x[gate];
-            right[gate] = sums[gate][c];
-        }
-        hidden[c] = step_cell(args, left, right, constants.vectors, bits, tile, c, rows,
-                              slot.tile * 8 + (here.thread_in_group * 2 + c), here.unit(slot),
-                              true, t, state[c], values[c]);
-    }
+    step_pair(args, constants, given, sums, bits, tile, rows,
+              slot.tile * 8 + here.thread_in_group * 2, here.unit(slot), t, state, hidden, values);
 }
 
 // A slot's h of two units of the lane's row: published for the next step first, if there is one,

@@ -1,5 +1,10 @@
 // The parts of the forward loop with multicast: R, the product, the cells.
 
+// all warps that compute have arrived
+INLINE void compute_barrier() {
+    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+}
+
 // This warp's rows of R, half of K.
 INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
@@ -14,7 +19,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
                         args.units);
     });
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what is there
-    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+    compute_barrier();
 }
 
 // R h of this warpgroup's half of K: shares of sums in shared memory, [slot, half, gate, unit, row]
@@ -143,24 +148,10 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         tile.read(t, cells.length[s], cells.resets[s],
                   entry + SLOT_BYTES + reset_offset(here.lane), uint32(args.reset_step_bytes) * 8);
         tile.vote();
-        #pragma unroll
-        for (int gate = 0; gate < GATES; ++gate)
-            #pragma unroll
-            for (int c = 0; c < 2; ++c) sums[gate][c] = constants.start(gate, given[gate][c]);
+        start_sums(constants, given, sums);
         add_slot_shares(here, slot, cells.set, sums);
-        const int* const tile_rows = cells.rows_of(rows, slot);
-        #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            float left[GATES], right[GATES];
-            #pragma unroll
-            for (int gate = 0; gate < GATES; ++gate) {
-                left[gate] = given[gate][c] + constants.bias_x[gate];
-                right[gate] = sums[gate][c];
-            }
-            hidden[c] = step_cell(args, left, right, constants.vectors, bits, tile, c, tile_rows,
-                                  here.thread_in_group * 2 + c, here.unit(), true, t,
-                                  cells.state[s][c], values[s][c]);
-        }
+        step_pair(args, constants, given, sums, bits, tile, cells.rows_of(rows, slot),
+                  here.thread_in_group * 2, here.unit(), t, cells.state[s], hidden, values[s]);
         const Pair pair = transposed(hidden[0], hidden[1]);
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
         const Message message = next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
@@ -219,7 +210,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
         for (int set = 0; set < SETS; ++set, ++turn) {
             mbarrier_wait(full, turn & 1);
             multiply_half(here, matrix, a, b, set);
-            asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+            compute_barrier();
             if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // h was read
             step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[set], i);
         }
