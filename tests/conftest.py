@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 
 import forks
@@ -14,7 +15,7 @@ collect_ignore = ["ranks.py", "sanitize.py"]  # programs: importing them takes a
 
 # the same examples in every run; `pytest --hypothesis-profile search` looks for new ones
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
-settings.register_profile("landing", settings.get_profile("ci"), max_examples=25)  # make test
+settings.register_profile("landing", settings.get_profile("ci"), max_examples=15)  # make test
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("ci")
 
@@ -74,6 +75,15 @@ def compilers():
         from openrnn.kernels.cpu import objects
 
         objects.subprocess = forks.compilers()
+
+
+@pytest.fixture(scope="session")
+def onnx_functions():
+    """torch's exporter makes a list of onnxscript's functions in each export, in half a second."""
+    from torch.onnx._internal.exporter import _registration
+
+    apis = _registration.onnxscript_apis
+    apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,10 @@
 """Programs in a Python of their own that has torch and nothing of ours: forks save its import.
 
-A fork ends without the end of Python, and variables that are read when torch is imported, such as
-OMP_NUM_THREADS, have no effect in one: where either matters, `process` starts a Python.
+It has torch's compiler as well: the first call of a layer imports that, in more than a second.
+
+A fork ends without the end of Python, unless it is asked to. Variables that are read when torch is
+imported, such as OMP_NUM_THREADS, have no effect in one: where they matter, `process` starts a
+Python.
 
 Processes that compile kernels of the CPU are forks as well, of a Python that has numba.
 """
@@ -55,6 +58,8 @@ for line in sys.stdin:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    if asked["ends"]:
+        sys.exit(code)
     os._exit(code)  # Python's own end takes all of torch down, half a second
 """
 TIMEOUT = 600  # seconds
@@ -102,13 +107,13 @@ def process(program, *args, cwd=".", env=None, timeout=TIMEOUT):
     )  # fmt: skip
 
 
-def python(program, *args, cwd=".", env=None, timeout=TIMEOUT):
-    """The same of a fork."""
+def python(program, *args, cwd=".", env=None, timeout=TIMEOUT, ends=False):
+    """The same of a fork, which `ends` as Python does or at once."""
     if sys.platform != "linux":  # torch on a Mac does not survive a fork
         return process(program, *args, cwd=cwd, env=env, timeout=timeout)
     code, out, err = _forked(
-        _server("import torch"), program, args, cwd=os.path.abspath(cwd), path=_path(),
-        env=dict(os.environ if env is None else env), timeout=timeout,
+        _server("import torch._dynamo"), program, args, cwd=os.path.abspath(cwd), path=_path(),
+        env=dict(os.environ if env is None else env), timeout=timeout, ends=ends,
     )  # fmt: skip
     out, err = out.decode(), err.decode()
     if code == -signal.SIGALRM:
@@ -130,6 +135,7 @@ def _run(command, *, input, capture_output, check):
         path=[],
         env=dict(os.environ),
         timeout=TIMEOUT,
+        ends=False,
     )
     return subprocess.CompletedProcess(command, code, out, err)
 

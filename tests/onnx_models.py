@@ -17,7 +17,7 @@ if not find_spec("onnxscript"):  # a second, for the worker that exports alone
 MARKS = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # torch's own
     pytest.mark.filterwarnings("ignore:# The axis name:UserWarning"),  # T of x and of reset
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "onnx_functions"),
 ]
 
 F32 = torch.float32

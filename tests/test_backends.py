@@ -10,6 +10,7 @@ from cases import (
     CLIP,
     CORNERS,
     DTYPES,
+    ON_CPU,
     Case,
     Inputs,
     Oracle,
@@ -63,15 +64,17 @@ def test_the_rest(cell, clip):
 
 
 def corners():
-    """On the reference, whose loop is the same for both cells, a landing has each corner once."""
+    """On a CPU, where loops are the same for both cells, a landing has each corner once."""
     for number, corner in enumerate(CORNERS):
         for place, cell in enumerate(("lstm", "gru")):
             for backend in BACKENDS:
                 name, marks = backend, []
                 if not isinstance(backend, str):
                     (name,), marks = backend.values, [*backend.marks]
-                many = corner == "many_steps" and cell == "gru"  # takes seconds
-                if many or (name == "reference" and (number + place) % 2):
+                variant = name in ON_CPU and (number + place) % 2
+                if corner == "many_steps":  # takes seconds
+                    variant = cell == "gru" or name == "reference"
+                if variant:
                     marks.append(pytest.mark.slow)
                 yield pytest.param(name, corner, cell, marks=marks)
 

@@ -106,7 +106,7 @@ def plain(**options):
 @needs_cc
 @pytest.mark.parametrize(
     "name",
-    thinned(["odd", "layers", "projection", "float64", "peephole", "skip"], 3),
+    thinned(["odd", "layers", "projection", "float64", "peephole", "skip"], 6),
 )
 def test_bits_are_those_of_the_layer_however_calls_are_cut(tmp_path, name):
     torch.manual_seed(0)

@@ -23,6 +23,13 @@ def test_how_a_program_ends(ends, code, err):
     assert done.stderr.endswith(err) if err else not done.stderr
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_end_of_python_comes_where_it_is_asked_for(ends):
+    program = "import atexit; atexit.register(print, 'over'); raise SystemExit(3)"
+    done = forks.python(program, ends=ends)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "over\n" * ends, "")
+
+
 def test_a_program_that_does_not_end():
     with pytest.raises(subprocess.TimeoutExpired):
         forks.python("import time; time.sleep(600)", timeout=1)

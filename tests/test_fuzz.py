@@ -19,7 +19,7 @@ def fuzz(*arguments):
     return forks.python(program, "--small", "--jobs", "1", *arguments, cwd=ROOT)
 
 
-@pytest.mark.parametrize(("calls", "cells"), thinned([(60, 8), (400, 60)], 2))
+@pytest.mark.parametrize(("calls", "cells"), thinned([(30, 5), (400, 60)], 2))
 def test_calls_and_cells_end_well(calls, cells):
     done = fuzz("--calls", str(calls), "--cells", str(cells), "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

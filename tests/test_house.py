@@ -1,11 +1,10 @@
 """The house itself: imports go downstairs only, files stay small, a few habits hold everywhere."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
+import forks
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "openrnn"
@@ -198,8 +197,9 @@ def test_the_import_is_light():
     program = (
         "import torch, sys; old = {*sys.modules}; import openrnn; print(*{*sys.modules} - old)"
     )
-    command = [sys.executable, "-c", program]
-    loaded = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    ran = forks.python(program)
+    assert ran.returncode == 0, ran.stderr
+    loaded = ran.stdout.split()
     assert "openrnn" in loaded
     assert not HEAVY & {name.partition(".")[0] for name in loaded}
 

@@ -89,7 +89,7 @@ def test_any_field_of_a_record(run, tmp_path, field):
     ends_well(tmp_path, sealed(tensors, deep), "its record is nested too deeply")
 
 
-@pytest.mark.parametrize("field", thinned(CONFIG, 3))
+@pytest.mark.parametrize("field", thinned(CONFIG, 6))
 def test_any_field_of_a_config(run, tmp_path, field):
     tensors, record, _ = run
     assert record["config"].keys() == set(CONFIG)

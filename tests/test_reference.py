@@ -448,7 +448,7 @@ def smooth_case(cell):
 
 
 @SCRIPTED
-@pytest.mark.parametrize("cell", thinned(CELLS, 3))
+@pytest.mark.parametrize("cell", thinned(CELLS, 4))
 def test_gradcheck(cell):
     call, leaves = smooth_case(cell)
     assert torch.autograd.gradcheck(call, leaves)
@@ -457,7 +457,7 @@ def test_gradcheck(cell):
     )
 
 
-@pytest.mark.parametrize("cell", thinned(CELLS, 3))
+@pytest.mark.parametrize("cell", thinned(CELLS, 4))
 def test_gradgradcheck(cell):
     call, leaves = smooth_case(cell)
     assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)

@@ -270,7 +270,7 @@ def test_first_calls_from_several_threads():
 
     Until Python has ended: what it frees then is freed once.
     """
-    done = forks.process(FIRST_CALLS)
+    done = forks.python(FIRST_CALLS, ends=True)
     assert done.returncode == 0, done.stderr
 
 

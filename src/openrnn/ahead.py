@@ -54,7 +54,7 @@ def compile_kernels(
 
     Example:
         >>> import openrnn, torch
-        >>> openrnn.compile_kernels(openrnn.LSTM(64, 64), torch.bfloat16, capability=(9, 0)) > 0
+        >>> openrnn.compile_kernels(openrnn.GRU(64, 64), batches=(16,), capability=(9, 0)) > 0
         True
     """
     if not isinstance(getattr(module, "spec", None), Spec):

@@ -4,6 +4,7 @@ import io
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -82,15 +83,20 @@ def _wrong_use(error: Any) -> str:
     return f"{text}; see {getattr(error.ctx, 'command_path', 'openrnn')} --help"
 
 
+@cache
+def _command() -> Any:
+    """What typer makes of `app`, in ten milliseconds."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 for any error that was foreseen."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    command = typer.main.get_command(app)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: say(f"openrnn: {message}")
         try:
-            code = command.main(arguments, prog_name="openrnn", standalone_mode=False)
+            code = _command().main(arguments, prog_name="openrnn", standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             return INTERRUPTED
         except Exception as error:
