@@ -163,6 +163,7 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
         (cells.gru, 64, 3), (cells.gru, 128, 41), (cells.gru, 253, 130), (cells.gru, 512, 17),
         (cells.mgu, 128, 41), (cells.mgu, 253, 130), (cells.mgu, 512, 17),
         (cells.rnn_tanh, 253, 130), (cells.rnn_tanh, 512, 17),
+        (cells.lstm, 1024, 256), (cells.gru, 768, 256),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )  # fmt: skip

@@ -11,12 +11,13 @@ from itertools import count
 import pytest
 import torch
 from test_cluster_protocol import BARRIER
-from test_fused_gpu import step
+from test_fused_gpu import MULTICAST, family, step  # noqa: F401
 
 import openrnn
 from openrnn import cells, store
 from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
+from openrnn.codegen.config import MulticastForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.nn.repeats import Repeats
@@ -27,6 +28,11 @@ LAG = """
     const unsigned begin_ = unsigned(clock()), turn_ = __shfl_sync(~0u, begin_, 0) >> 5; \\
     if (WHEN) while (unsigned(clock()) - begin_ < 30000) continue; \\
     asm volatile("" ::: "memory"); /* no read may move before the lag */ \\
+}}
+#define LAG_OF_LANE(WHEN) {{ /* where one lane of a warp waits alone */ \\
+    const unsigned begin_ = unsigned(clock()), turn_ = begin_ >> 5; \\
+    if (WHEN) while (unsigned(clock()) - begin_ < 30000) continue; \\
+    asm volatile("" ::: "memory"); \\
 }}
 #define BEFORE_PRODUCT {before_product}
 #define AFTER_MESSAGES {after_messages}
@@ -42,19 +48,48 @@ ONE_WARP = {
     "before_product": f"(threadIdx.x >> 5) == {WARP} && blockIdx.x == {BLOCK}",
     "after_messages": "false",
 }
+ONE_BLOCK = dict.fromkeys(ONE_WARP, f"blockIdx.x == {BLOCK}")
 PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
     "        if (here) return;\n": "        if (here) { LAG(AFTER_MESSAGES) return; }\n",
 }
+# With multicast: before the product, before the cells, before h is copied, before it is published.
+# In the last two, and where they wait for an mbarrier, one lane of a warp is alone.
+MULTICAST_PLACES = {
+    place: f"{lag}\n{place}"
+    for place, lag in (
+        ("    Sums sums = {};\n    product_of(", "LAG(BEFORE_PRODUCT)"),
+        ("    await_copies<SETS - 1>();\n", "LAG(AFTER_MESSAGES)"),
+        ("if (which == 0) mbarrier_wait(mbarriers + EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
+        ('asm volatile("fence.acq_rel.gpu;\\nst.relaxed', "LAG_OF_LANE(AFTER_MESSAGES)"),
+    )
+}
+# A block says that h was read when it is all there: not too early for the next copy to begin, but
+# for what it overwrites.
+HALVES_CAME = (
+    "mbarrier_wait(mbarrier_at(FULL), turn & 1), mbarrier_wait(mbarrier_at(FULL + 8), turn & 1)"
+)
+READ = (
+    "            if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // h was read\n"
+)
+PRODUCT = "            multiply_half(here, matrix, a, b, set);\n"
+TOO_EARLY = {READ: "", PRODUCT: f"if (here.warp == 0) {HALVES_CAME};\n{READ}{PRODUCT}"}
 SPIN_LIMITS = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
-def late(original, when, without, *asked):
-    """The source of a kernel with such lags, and without some words."""
-    text = LAG.format(**when) + original(*asked).replace(without, "")
-    for place, lag in PLACES.items():
-        text = text.replace(place, lag)
-    return text
+def with_multicast(test):
+    """A test of these kernels alone."""
+    only = pytest.mark.parametrize("family", MULTICAST, indirect=True)
+    return pytest.mark.gpu(pytest.mark.usefixtures("family")(only(test)))
+
+
+def late(original, when, changes, cell, dtype, config):
+    """The source of a kernel with such lags, and with some words changed."""
+    text = original(cell, dtype, config)
+    places = MULTICAST_PLACES if isinstance(config, MulticastForwardConfig) else PLACES
+    for place, other in (changes | places).items():
+        text = text.replace(place, other)
+    return LAG.format(**when) + text
 
 
 @pytest.fixture
@@ -62,10 +97,10 @@ def lagging(monkeypatch, tmp_path):
     """y and gradients of a layer some of whose warps fall behind."""
     original = cuda.source
 
-    def make(case, when, without=""):
+    def make(case, when, changes=None):
         with monkeypatch.context() as patch:
             patch.setattr(store, "folder", lambda: tmp_path)
-            patch.setattr(cuda, "source", partial(late, original, when, without))
+            patch.setattr(cuda, "source", partial(late, original, when, changes or {}))
             limit = next(SPIN_LIMITS)
             patch.setitem(BACKENDS, "fused", Fused(spin_limit=limit))
             same_tiles(case, limit)
@@ -117,7 +152,34 @@ def test_a_missing_barrier_is_seen(lagging):
     case = given(cells.lstm, 512, 16, torch.bfloat16)
     wanted = step(*case)
     assert all(map(torch.equal, lagging(case, ONE_WARP), wanted))
-    assert not all(map(torch.equal, lagging(case, ONE_WARP, without=BARRIER), wanted))
+    assert not all(map(torch.equal, lagging(case, ONE_WARP, {BARRIER: ""}), wanted))
+
+
+@with_multicast
+@pytest.mark.parametrize("when", [NOW_AND_THEN, ONE_WARP, ONE_BLOCK], ids=["many", "warp", "block"])
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "batch"),
+    [(cells.lstm, torch.bfloat16, 1024, 256), (cells.lstm, torch.float32, 768, 130),
+     (cells.gru, torch.bfloat16, 640, 300), (cells.rnn_tanh, torch.bfloat16, 512, 40)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)  # fmt: skip
+def test_with_multicast(lagging, cell, dtype, hidden, batch, when):
+    """Warps that multiply, copy and publish: an order that is luck gives other bits, or a trap.
+
+    h copied over h that is still read, or published before it is stored; shares of sums, or inputs
+    of cells, written over too early.
+    """
+    case = given(cell, hidden, batch, dtype)
+    wanted = step(*case)
+    assert all(map(torch.equal, lagging(case, when), wanted))
+
+
+@with_multicast
+def test_h_that_counts_as_read_too_early_is_seen(lagging):
+    """The next copy overwrites what a late warp still multiplies: these lags show such a fault."""
+    case = given(cells.lstm, 1024, 256, torch.bfloat16)
+    wanted = step(*case)
+    assert not all(map(torch.equal, lagging(case, ONE_WARP, TOO_EARLY), wanted))
 
 
 def test_the_places_are_there():
@@ -132,3 +194,16 @@ def test_the_places_are_there():
             if BARRIER in text:
                 assert config.warps > WARP
                 assert config.cluster > BLOCK
+
+
+def test_the_places_of_multicast_are_there():
+    """Each once; and the one warp that lags has rows of R, in a cluster with another block."""
+    cell, kind = trace(cells.lstm), MulticastForwardConfig
+    ranked = plan.ranked("forward", ("save",), cell, "bfloat16", 1024, 256, (9, 0), 132)
+    config = next(config for config in ranked if isinstance(config, kind))
+    text = cuda.source(cell, "bfloat16", config)
+    assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, READ, PRODUCT))
+    assert text.index(PRODUCT) < text.index(READ)
+    assert config.cluster * config.clusters > BLOCK
+    assert config.warps - 4 > WARP
+    assert config.groups // config.cluster * len(cell.gates) == 8  # rows of all warps
