@@ -24,10 +24,10 @@ from openrnn.codegen.config import (
     ForwardConfig,
     GridBackwardConfig,
     GridForwardConfig,
-    MulticastForwardConfig,
     saved_names,
     saved_values,
 )
+from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -142,10 +142,11 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             ]
             assert max(b - a for a, b in itertools.pairwise(shared)) <= config.groups
             assert config.clusters <= dict(limits.places)[config.cluster]
-            if isinstance(config, MulticastForwardConfig):
+            if isinstance(config, MULTICAST):
                 blocks = config.cluster * config.clusters
                 assert config.groups * config.clusters == groups
-                assert groups % blocks == blocks % 2 == 0  # as many units each, and halves of K
+                # as many units each, halves of K, and blocks of a cluster with one part of K
+                assert groups % blocks == blocks % (2 * config.k_parts) == 0
                 continue
             assert config.warps % config.k_warps == 0
             assert config.feeds_all(cell, "bfloat16")
@@ -410,15 +411,20 @@ WGMMA = {
     "multicast-forward": lambda n: MulticastForwardConfig(
         128, 2, 12, 4, n, 2, 1, 2, True, clusters=4
     ),
+    "multicast-backward": lambda n: MulticastBackwardConfig(
+        128, 2, 12, 8, n, 2, 2, 2, True, clusters=2, k_parts=2
+    ),
 }
+MULTICAST = MulticastForwardConfig, MulticastBackwardConfig  # read operands of 16 bits
 
 
 def wgmma_combinations():
     """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
-    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (2, 8)
+    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (2, 8), (4, 8)
     for i, (kind, some) in enumerate(zip(WGMMA, counts, strict=True)):
         for j, count in enumerate(some):
-            yield DTYPES[(i + j) % len(DTYPES)], kind, count
+            dtypes = DTYPES[:2] if kind == "multicast-backward" else DTYPES
+            yield dtypes[(i + j) % len(dtypes)], kind, count
 
 
 @compiles
@@ -434,24 +440,35 @@ def test_four_warps_multiply_together(folder, dtype, kind, count):
     configs = [replace(config, **EVERYTHING, **last) if count == most else config]
     if config.kind == "forward" and dtype == "float32":
         halves = [replace(asked, half_operands=True) for asked in configs]
-        only = isinstance(config, MulticastForwardConfig)  # reads operands of 16 bits
-        configs = halves if only else configs + halves
+        configs = halves if isinstance(config, MULTICAST) else configs + halves
     for asked in configs:
         registers = kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
         # setmaxnreg: 384 * 168 = 256 * 232 + 128 * 40; with fewer at the start a launch would hang
-        assert registers == 168 if isinstance(asked, MulticastForwardConfig) else registers
+        assert registers == 168 if isinstance(asked, MULTICAST) else registers
 
 
 @pytest.mark.parametrize("batch", [1, 128, 129, 300])
 def test_the_flag_buffer_of_multicast_is_what_its_kernel_counts(batch):
     """`Exchange` of multicast_forward.cuh: flags up to a multiple of 128 bytes, then h."""
     config = MulticastForwardConfig(1024, 2, 12, 4, 8, 2, 16, 2, True, clusters=32)
-    (steps, rows, values), filled = config.flag_buffer(40, batch)
+    (steps, rows, values), filled = config.flag_buffer(trace(cells.lstm), 40, batch)
     set_rows, blocks = 64, 64
     sets = -(-batch // (2 * set_rows)) * 2
     assert (steps, values) == (1, 64)
     assert 0 <= 128 * filled - 4 * sets * blocks < 128
     assert 128 * (rows - filled) == sets * 2 * 1024 * set_rows * 2
+
+
+@pytest.mark.parametrize("batch", [1, 128, 129, 300])
+def test_the_flag_buffer_of_backward_with_multicast_has_messages(batch):
+    """`Exchange` of multicast_backward.cuh: flags, messages, then gate gradients."""
+    config = MulticastBackwardConfig(1024, 2, 12, 4, 8, 2, 16, 2, True, clusters=32, k_parts=4)
+    (_, rows, _), filled = config.flag_buffer(trace(cells.lstm), 40, batch)
+    set_rows, blocks, own_units, senders = 64, 64, 16, 3
+    sets = -(-batch // (2 * set_rows)) * 2
+    messages = sets * 2 * blocks * senders * own_units * set_rows * 4
+    assert 0 <= 128 * filled - messages - 4 * sets * blocks < 128
+    assert 128 * (rows - filled) == sets * 2 * 4 * 1024 * set_rows * 2
 
 
 @compiles
@@ -600,9 +617,8 @@ def test_forward_whose_r_overflows_is_low_register_in_16_bits():
 
     assert low_register("bfloat16", 512) == {(True, False, False)}
     assert low_register("float32", 512) == set()
-    assert not any(
-        config.low_register for config in plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114)
-    )
+    backward = plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114)
+    assert not any(one.low_register for one in backward if not isinstance(one, MULTICAST))
 
 
 def test_the_source_has_numbers_for_names():

@@ -9,7 +9,7 @@ import torch
 import openrnn
 from openrnn import cells, dispatch, memo
 from openrnn.backends.fused import kernels
-from openrnn.codegen.config import MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.tuning import plan
 
@@ -110,14 +110,19 @@ FAMILIES = {
     "grid": lambda config: config.clusters > 1 and not config.wgmma,
     "wgmma": lambda config: config.clusters == 1 and config.wgmma,
     "wgmma-grid": lambda config: (
-        config.clusters > 1 and config.wgmma and not isinstance(config, MulticastForwardConfig)
+        config.clusters > 1
+        and config.wgmma
+        and not isinstance(config, MulticastForwardConfig | MulticastBackwardConfig)
     ),
     "low-register": lambda config: config.clusters == 1,
     "low-register-grid": lambda config: config.clusters > 1,
 }
-MULTICAST = {  # backward has no such kernels
+MULTICAST = {  # of forward or of backward, whose sizes differ
     "multicast": lambda config: (
         config.kind == "backward" or isinstance(config, MulticastForwardConfig)
+    ),
+    "multicast-backward": lambda config: (
+        config.kind == "forward" or isinstance(config, MulticastBackwardConfig)
     ),
 }
 
@@ -134,10 +139,11 @@ def family(monkeypatch, request):
         memo.clear()
 
     def only(rank, *asked, **more):
-        low_register = request.param.startswith("low-register")
+        low_register = {"low_register": request.param.startswith("low-register")}
+        held = {} if request.param in MULTICAST else low_register
         stages = {"stages": 2} if request.param == "two-stages" else {}
         found = filter((FAMILIES | MULTICAST)[request.param], rank(*asked, **more))
-        return tuple(replace(config, low_register=low_register, **stages) for config in found)
+        return tuple(replace(config, **held, **stages) for config in found)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))
@@ -169,7 +175,8 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
 )  # fmt: skip
 def test_multicast_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
     """H is a multiple of 64, or padded to one, and any batch."""
-    assert plan.forward(trace(cell), str(dtype).partition(".")[2], hidden, batch, (9, 0), 132)
+    asked = trace(cell), str(dtype).partition(".")[2], hidden, batch, (9, 0), 132
+    assert plan.forward(*asked)  # backward needs a multiple of 128, and 16 bits
     check_everything(cell, hidden, batch, dtype)
 
 

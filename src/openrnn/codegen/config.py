@@ -31,7 +31,7 @@ def saved_values(cell: Traced) -> int:
 
 
 class FlagBuffer(NamedTuple):
-    """The flag buffer of a forward grid.
+    """The flag buffer of a grid.
 
     Args:
         shape: (steps, rows, values) in operands.
@@ -42,7 +42,8 @@ class FlagBuffer(NamedTuple):
     filled: int
 
 
-def _ceil_div(count: int, among: int) -> int:
+def ceil_div(count: int, among: int) -> int:
+    """The quotient, rounded up."""
     return -(-count // among)
 
 
@@ -87,7 +88,7 @@ class KernelConfig(ABC):
     clusters = 1  # that share R; more in a grid
     delay = 0  # cycles before a grid's first poll
     half_operands = False  # forward multiplies float32 values as float16
-    y_flags = True  # a grid's flag buffer may be y
+    y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
     most_spilled = 0  # bytes of registers that a kernel may spill and still be tried in its turn
 
     @property
@@ -116,9 +117,13 @@ class KernelConfig(ABC):
         """Values of K in a k tile, which has 64 bytes."""
         return 64 // self.operand_bytes(dtype)
 
-    def flag_buffer(self, steps: int, batch: int) -> FlagBuffer:
+    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
         """A forward grid's: h of all steps, which the next step reads where this one leaves it."""
         return FlagBuffer((steps, batch, self.units), batch)
+
+    def sum_parts(self, batch: int) -> int:
+        """Parts, by rows, of the sums that backward leaves."""
+        return ceil_div(batch, self.rows) * self.tiles
 
     @abstractmethod
     def k_tiles(self, cell: Traced, dtype: str) -> int:
@@ -157,7 +162,7 @@ class KernelConfig(ABC):
     def shared(self, cell: Traced, dtype: str) -> int:
         """Bytes of shared memory of a block."""
         # mbarriers and row numbers
-        front = _ceil_div(self.tiles_in_flight * 16 + self.rows * 4, 128) * 128
+        front = ceil_div(self.tiles_in_flight * 16 + self.rows * 4, 128) * 128
         stage = self.slots() * self.slot_bytes(cell, dtype)
         stage += self.reset_tiles() * RESET_BYTES if self.reset else 0
         ring = self.warps * self.stages * self.tiles_in_flight * stage
@@ -181,10 +186,10 @@ class ForwardConfig(KernelConfig):
     skeleton = "forward.cuh"
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return _ceil_div(self.units, self.k_tile_size(dtype))
+        return ceil_div(self.units, self.k_tile_size(dtype))
 
     def mma_rows(self, cell: Traced) -> int:
-        return _ceil_div(self.groups * len(cell.gates), 2)
+        return ceil_div(self.groups * len(cell.gates), 2)
 
     def slots(self) -> int:
         return self.groups * self.tiles
@@ -204,13 +209,13 @@ class BackwardConfig(KernelConfig):
     skeleton = "backward.cuh"
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return _ceil_div(len(cell.gates) * self.groups * 8, self.k_tile_size(dtype))
+        return ceil_div(len(cell.gates) * self.groups * 8, self.k_tile_size(dtype))
 
     def mma_rows(self, cell: Traced) -> int:
-        return _ceil_div(_ceil_div(self.units, 16), self.warps)
+        return ceil_div(ceil_div(self.units, 16), self.warps)
 
     def slots(self) -> int:
-        return _ceil_div(self.groups * self.tiles, self.warps)
+        return ceil_div(self.groups * self.tiles, self.warps)
 
     def _exchange_bytes(self, cell: Traced, dtype: str) -> int:
         operand = self.k_tiles(cell, dtype) * self.tiles * 512
@@ -249,8 +254,8 @@ class _GridConfig(KernelConfig):
         """K: values of a row of R in forward, of R^T in backward."""
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        whole = _ceil_div(self._k_size(cell), self.k_tile_size(dtype))
-        return _ceil_div(whole, self.cluster * self.k_warps)
+        whole = ceil_div(self._k_size(cell), self.k_tile_size(dtype))
+        return ceil_div(whole, self.cluster * self.k_warps)
 
     def feeds_all(self, cell: Traced, dtype: str) -> bool:
         """Whether every block of a cluster has a part of K: one without would wait for nobody."""
@@ -258,14 +263,14 @@ class _GridConfig(KernelConfig):
         return (self.cluster - 1) * part < self._k_size(cell)
 
     def mma_rows(self, cell: Traced) -> int:
-        rows = _ceil_div(self.groups * self._sums_of_unit(cell), 2)
-        return _ceil_div(rows, self.warps // self.k_warps)
+        rows = ceil_div(self.groups * self._sums_of_unit(cell), 2)
+        return ceil_div(rows, self.warps // self.k_warps)
 
     def _block_slots(self) -> int:
-        return _ceil_div(self.groups * self.tiles, self.cluster)
+        return ceil_div(self.groups * self.tiles, self.cluster)
 
     def slots(self) -> int:
-        return _ceil_div(self._block_slots(), self.warps)
+        return ceil_div(self._block_slots(), self.warps)
 
     def reset_tiles(self) -> int:
         return self.slots()
@@ -304,55 +309,6 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 
 
 @dataclass(frozen=True)
-class MulticastForwardConfig(ForwardConfig):
-    """Forward of large batches: TMA brings h, once for all blocks of a cluster.
-
-    Two warpgroups of a block hold the rows of R of its units, each half of K; of four more warps
-    one copies h and one sets flags. `groups`: of a cluster, dealt out evenly to its blocks;
-    `tiles_in_flight`: sets of rows that take turns. Operands have 16 bits.
-
-    Args:
-        clusters: that share R.
-    """
-
-    clusters: int = 1
-
-    skeleton = "multicast_forward.cuh"
-    y_flags = False
-    most_spilled = 64  # mostly before the loop, by what is in the machine code
-
-    @property
-    def _groups_of_block(self) -> int:
-        return self.groups // self.cluster
-
-    def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return self.units // self.k_tile_size(dtype) // 2
-
-    def mma_rows(self, cell: Traced) -> int:
-        return _ceil_div(self._groups_of_block * len(cell.gates), 8)
-
-    def slots(self) -> int:
-        return _ceil_div(self._groups_of_block * self.tiles, 8)
-
-    def shared(self, cell: Traced, dtype: str) -> int:
-        sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
-        front = _ceil_div(24 + 8 * sets + 4 * self.rows, 128) * 128  # mbarriers, row numbers
-        hidden = self.units * 8 * self.tiles * self.operand_bytes(dtype)
-        shares = sets * self._groups_of_block * self.tiles * 2 * len(cell.gates) * 256
-        per_slot += RESET_BYTES if self.reset else 0
-        inputs = _ceil_div(sets * 8 * self.slots() * per_slot, 128) * 128
-        matrix = 8 * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
-        return front + hidden + shares + inputs + matrix
-
-    def flag_buffer(self, steps: int, batch: int) -> FlagBuffer:
-        """Rows of 128 bytes: a flag of each block and set, then h of two steps."""
-        sets = _ceil_div(batch, self.rows) * self.tiles_in_flight
-        flags = _ceil_div(4 * sets * self.cluster * self.clusters, 128)
-        hidden = 2 * sets * self.units * 8 * self.tiles * 2 // 128
-        return FlagBuffer((1, flags + hidden, 64), flags)
-
-
-@dataclass(frozen=True)
 class StepConfig:
     """A kernel of a single step, forward or backward; H, I and B are arguments of it.
 
@@ -374,4 +330,4 @@ class StepConfig:
         """Bytes of shared memory of a block that its launch asks for: partial sums of warps."""
         if self.kind != "step_forward":
             return 0
-        return self.warps * _ceil_div(len(cell.gates), 2) * self.tiles * 512
+        return self.warps * ceil_div(len(cell.gates), 2) * self.tiles * 512

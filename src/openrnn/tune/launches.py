@@ -93,7 +93,7 @@ def arguments(
     }  # fmt: skip
     if config.kind == "forward":
         x = some(STEPS, batch, gates * units)
-        buffer = flags(*config.flag_buffer(STEPS, batch).shape)
+        buffer = flags(*config.flag_buffer(cell, STEPS, batch).shape)
         # else y is the flag buffer
         own = config.half_operands or config.lengths or config.reset or not config.y_flags
         y = some(STEPS, batch, units) if own else buffer.view(dtype)
@@ -107,12 +107,13 @@ def arguments(
         return [x, buffer, y, saved, weight, vectors, *final, *masks], forward
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), flags(STEPS, batch, planes, units)
-    batch_tiles = -(-batch // config.rows) * config.tiles
-    sums = torch.empty(batch_tiles, planes + len(vectors), units, device="cuda")
+    sums = torch.empty(config.sum_parts(batch), planes + len(vectors), units, device="cuda")
+    buffer = d_gates if config.y_flags else flags(*config.flag_buffer(cell, STEPS, batch).shape)
     backward = BackwardArgs(
+        flag_buffer=buffer.data_ptr(),
         dy=dy.data_ptr(), dy_step_bytes=-size * dy.stride(0), dy_row=dy.stride(1),
         d_gates=d_gates.data_ptr(), d_gates_step_bytes=-size * d_gates.stride(0),
         sums=sums.data_ptr(), saved_step_bytes=-size * saved.stride(0), reset_step_bytes=-batch,
         d_final=none, d_all_states=none, d_initial=none, d_reset_state=none, **shared,
     )  # fmt: skip
-    return [dy, d_gates, sums, saved, weight, vectors, *masks], backward
+    return [dy, buffer, d_gates, sums, saved, weight, vectors, *masks], backward

@@ -1,50 +1,93 @@
-"""Forward kernels to which TMA brings h: those that fit, and a model of their step."""
+"""Kernels to which TMA brings the product's operand: those that fit, and a model of their step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from openrnn.codegen.bounds import half_operands
-from openrnn.codegen.config import MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
 from openrnn.codegen.trace import Traced
 from openrnn.tuning.limits import Limits
+
+Config = TypeVar("Config", MulticastForwardConfig, MulticastBackwardConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
 SETS = 2  # of rows, which take turns
 TILES = (2, 4, 6, 8)  # of 8 rows, in a set
+K_PARTS = (1, 2, 4)  # of backward's K
 WARPS = 12  # two warpgroups that compute, four warps more
 MOST_FRAGMENTS = 16  # of R that a warp holds in registers
-# cycles, fitted to 32 kernels of LSTMs and GRUs in bf16 timed alone on an H200 (errors up to 15%;
-# float32 that saves activations takes up to a third longer): of a step, of a tile, and of a tile
-# for each unit
-_STEP, _TILE, _TILE_UNIT = 5600.0, 130.0, 0.26
+MOST_SUMS = 8  # of 8 units each, that a block computes: the rows of a warpgroup's product
+# cycles of a step, of a tile, and of a tile for each unit: fitted to kernels of LSTMs and GRUs in
+# bf16 timed alone on an H200. Forward, to 32: errors up to 15%; float32 that saves activations
+# takes up to a third longer. Backward, to 11: up to 12%
+_FORWARD = 5600.0, 130.0, 0.26
+_BACKWARD = 8500.0, 100.0, 0.42
 
 
-def fitting(
+def forwards(
     cell: Traced, dtype: str, units: int, limits: Limits
 ) -> Iterator[MulticastForwardConfig]:
-    """Every such kernel that fits, with all of R in registers."""
-    places = dict(limits.places).get(CLUSTER, 0)
-    groups = max(1, 8 // len(cell.gates))  # of a block, whose sums are at most 64
-    clusters, rest = divmod(units, 8 * groups * CLUSTER)
-    if not limits.wgmma or rest or units % 64 or not 1 < clusters <= places:
-        return
+    """Every such forward kernel that fits, with all of R in registers."""
+    groups = max(1, MOST_SUMS // len(cell.gates))  # of a block
     half = half_operands(cell, dtype)
+    if len(cell.gates) > MOST_SUMS or not (clusters := _clusters(units, groups, limits)):
+        return
     for tiles in TILES:
         config = MulticastForwardConfig(
             units, CLUSTER, WARPS, groups * CLUSTER, tiles, SETS, 0, 2, True, clusters=clusters,
             half_operands=half,
         )  # fmt: skip
-        fragments = config.fragments(cell, dtype)
-        if config.operand_bytes(dtype) != 2 or fragments > MOST_FRAGMENTS or len(cell.gates) > 8:
+        yield from _filled(config, cell, dtype, limits)
+
+
+def backwards(
+    cell: Traced, dtype: str, units: int, limits: Limits
+) -> Iterator[MulticastBackwardConfig]:
+    """Every such backward kernel that fits, with all of R in registers."""
+    for k_parts in K_PARTS:
+        groups = MOST_SUMS // k_parts  # of a block
+        # half a part of K is of whole blocks and of whole tiles of 4 groups of 8 units
+        uneven = units % (16 * k_parts * groups) or units * len(cell.gates) % (64 * k_parts)
+        if uneven or not (clusters := _clusters(units, groups, limits)) or clusters % k_parts:
             continue
-        made = replace(config, register_fragments=fragments)
-        if made.shared(cell, dtype) <= limits.shared:
-            yield made
+        for tiles in TILES:
+            config = MulticastBackwardConfig(
+                units, CLUSTER, WARPS, groups * CLUSTER, tiles, SETS, 0, 2, True,
+                clusters=clusters, k_parts=k_parts, low_register=True,
+            )  # fmt: skip
+            yield from _filled(config, cell, dtype, limits)
 
 
-def step_time(config: MulticastForwardConfig, batch: int, limits: Limits) -> float:
+def _clusters(units: int, groups: int, limits: Limits) -> int:
+    """How many clusters share R, with so many groups of 8 units a block; 0: not such a kernel."""
+    places = dict(limits.places).get(CLUSTER, 0)
+    clusters, rest = divmod(units, 8 * groups * CLUSTER)
+    fits = limits.wgmma and not rest and units % 64 == 0 and 1 < clusters <= places
+    return clusters if fits else 0
+
+
+def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterator[Config]:
+    fragments = config.fragments(cell, dtype)
+    # a warp's cells are of one group
+    if (
+        config.operand_bytes(dtype) != 2
+        or fragments > MOST_FRAGMENTS
+        or config.tiles % config.slots()
+    ):
+        return
+    made = replace(config, register_fragments=fragments)
+    if made.shared(cell, dtype) <= limits.shared:
+        yield made
+
+
+def step_time(
+    config: MulticastForwardConfig | MulticastBackwardConfig, batch: int, limits: Limits
+) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     copies = dict(limits.places)[config.cluster] // config.clusters  # of R
+    forward = config.kind == "forward"
+    step, tile, tile_unit = _FORWARD if forward else _BACKWARD
     tiles = config.tiles * config.tiles_in_flight
-    once = _STEP + tiles * (_TILE + _TILE_UNIT * config.units)
+    once = step + tiles * (tile + tile_unit * config.units)
     return once * -(-batch // (config.rows * copies))

@@ -13,8 +13,8 @@ from openrnn.codegen.config import (
     GridBackwardConfig,
     GridForwardConfig,
     KernelConfig,
-    MulticastForwardConfig,
 )
+from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
@@ -36,7 +36,7 @@ def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: 
     """The model's time of one step of the whole batch, in cycles."""
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
         return grid.step_time(cell, dtype, config, batch, limits)
-    if isinstance(config, MulticastForwardConfig):
+    if isinstance(config, MulticastForwardConfig | MulticastBackwardConfig):
         return multicast.step_time(config, batch, limits)
     return cluster.step_time(cell, dtype, config, batch)
 
@@ -50,7 +50,7 @@ def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Li
 def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[ForwardConfig, ...]:
     """Every forward kernel that fits, for any batch."""
     grids = grid.fitting(GridForwardConfig, cell, dtype, units, limits)
-    multicasts = multicast.fitting(cell, dtype, units, limits)
+    multicasts = multicast.forwards(cell, dtype, units, limits)
     return *cluster.forwards(cell, dtype, units, limits), *grids, *multicasts
 
 
@@ -58,7 +58,8 @@ def _forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[For
 def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[BackwardConfig, ...]:
     """Every backward kernel that fits, for any batch."""
     grids = grid.fitting(GridBackwardConfig, cell, dtype, units, limits)
-    return *cluster.backwards(cell, dtype, units, limits), *grids
+    multicasts = multicast.backwards(cell, dtype, units, limits)
+    return *cluster.backwards(cell, dtype, units, limits), *grids, *multicasts
 
 
 def _ranked(

@@ -70,6 +70,7 @@ class Backward(ForwardLoops):
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
         self._backward_loops: dict[tuple[int, int], prepared.PreparedLoop] = {}
+        self._flag_buffers: dict[tuple[int, int], list[Tensor]] = {}  # where d_gates is none
         # gradients of states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
@@ -85,6 +86,11 @@ class Backward(ForwardLoops):
         if not chunking.step:
             loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
             self._backward_loops[layer, direction], parts = loop, loop.parts
+            if loop.own_flags:
+                shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
+                # the next chunk's is filled beside a chunk's loop
+                buffers = [self.empty(*shape) for _ in chunking.chunks[:2]]
+                self._flag_buffers[layer, direction] = buffers
         # the second direction adds to the dx of the first
         tensors = LayerTensors(
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
@@ -141,10 +147,17 @@ class Backward(ForwardLoops):
         return prepared.loop_for(weights.layer, self.batch, self.forward_flags(False, True), 1)
 
     def fill_flags(self, operation: FillFlags) -> None:
-        if operation.backward:
+        if not operation.backward:
+            super().fill_flags(operation)
+        elif (buffer := self._flag_buffer(operation)) is None:
             fill_flags(self._at(operation).d_gates(operation.chunk))
         else:
-            super().fill_flags(operation)
+            fill_flags(buffer[:, : self._backward_loops[operation.place[:2]].filled])
+
+    def _flag_buffer(self, operation: OfChunk) -> Tensor | None:
+        """The flag buffer of a chunk's backward loop, None where the gate gradients are it."""
+        buffers = self._flag_buffers.get(operation.place[:2])
+        return buffers[operation.chunk.number % 2] if buffers else None
 
     def loop(self, operation: Loop) -> None:
         if operation.kind == "recompute":
@@ -177,6 +190,7 @@ class Backward(ForwardLoops):
             dy_step_bytes=way * dy_step * d_gates.element_size(),
             dy_row=dy_row,
             d_gates=d_gates.data_ptr(),
+            flag_buffer=address(self._flag_buffer(operation)),
             sums=at.sums_of(chunk),
             vectors=address(at.weights.unit_vectors),
             lengths=lengths,

@@ -69,7 +69,7 @@ class ForwardLoops(Launches):
         if loop.own_flags:
             half = loop.config.half_operands
             empty = memory_for(torch.float16, x.device).empty if half else self.empty
-            flags = empty(*loop.config.flag_buffer(steps, self.batch).shape)
+            flags = empty(*loop.config.flag_buffer(layer.cell, steps, self.batch).shape)
         if not layer.skips:
             room = self._rooms.get((operation.layer, operation.direction))
             x_gates = self._x_gates(layer, steps) if room is None else room[:steps]

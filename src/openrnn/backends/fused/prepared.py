@@ -22,8 +22,8 @@ class PreparedLoop:
             are not its own.
         polls: its blocks wait for values in a flag buffer, which may be y or the gate gradients.
         parts: of the sums over rows that backward leaves.
-        own_flags: forward needs a flag buffer besides y, since y does not hold exactly the values
-            that blocks send each other.
+        own_flags: it needs a flag buffer besides: forward where y does not hold exactly the values
+            that blocks send each other, and kernels that use no other.
         filled: rows of that buffer's steps that are filled before a launch; None: all of them.
     """
 
@@ -31,15 +31,14 @@ class PreparedLoop:
         self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags, loops)
         self.polls = self.config.clusters > 1
         masks = flags.lengths or flags.reset
-        self.parts = -(-batch // self.config.rows) * self.config.tiles
-        self.own_flags = self.polls and (
-            masks or not layer.exact or self.config.half_operands or not self.config.y_flags
-        )
+        self.parts = self.config.sum_parts(batch)
+        forward = flags.kind == "forward"
+        inexact = forward and (masks or not layer.exact or self.config.half_operands)
+        self.own_flags = self.polls and (inexact or not self.config.y_flags)
         self.filled: int | None = None
         if self.own_flags:
-            buffer = self.config.flag_buffer(1, batch)
+            buffer = self.config.flag_buffer(layer.cell, 1, batch)
             self.filled = buffer.filled if buffer.filled < buffer.shape[1] else None
-        forward = flags.kind == "forward"
         back_in_time = forward == (layer.direction == 1)
         way = -1 if back_in_time else 1
         size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden

@@ -13,7 +13,8 @@ static_assert(SLOT_BYTES == 64 * SIZE * (1 + SAVED), "codegen/config.py counts t
 constexpr int DY_BYTES = 64 * SIZE;
 constexpr int64 GATES_ROW = PLANES * UNITS;  // values from a row of d_gates to the next
 
-#include "grid_backward_parts.cuh"
+#include "grid_backward_inputs.cuh"
+#include "backward_slots.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(const __grid_constant__ BackwardArgs given_args) {

@@ -1,14 +1,14 @@
-// How h travels between blocks of the forward loop with multicast: the warps that compute store it,
-// the publishing warp sets flags, the copying warp brings it.
+// How the operand (h, or gate gradients) travels between blocks of loops with multicast: the warps
+// that compute store it, the publishing warp sets flags, the copying warp brings it.
 //
-// Each set has two buffers, for even and odd steps. A block stores h of step i + 1 over that of
-// step i - 1. It may: it has multiplied h of step i, so every block's flag was at i, and a block
-// sets that flag only after it has multiplied h of step i - 1.
+// Each set has two buffers, for even and odd steps. A block stores what step i + 1 multiplies over
+// what step i - 1 did. It may: it has the sums of step i over all of K, so every block's flag was
+// at i, and a block sets that flag only after it has multiplied in step i - 1.
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
-// mbarriers: FULL awaits the bytes of a half of h; EMPTY all blocks of the cluster, which have read
-// h; STORED all warps that compute.
+// mbarriers: FULL awaits the bytes of a half of the operand; EMPTY all blocks of the cluster, which
+// have read it; STORED all warps that compute.
 INLINE void begin_mbarriers() {
     if (threadIdx.x < HALVES + 1 + SETS) {
         const int count = int(threadIdx.x) < HALVES ? 1
@@ -24,7 +24,12 @@ INLINE void arrive(uint32 mbarrier) {  // of any block of the cluster
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 
-// Waits until all flags of a half are at least `step`: h of its units is there.
+// Between a thread's stores to global memory and a copy by TMA: in the thread that stored, and
+// in the thread that copies, after it has seen the flag. PTX asks for such a fence on the way,
+// and does not say plainly at which end; the second cost no time that could be measured.
+INLINE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Waits until all flags of a half are at least `step`: what its blocks store is there.
 INLINE void await_flags(const Place& here, const int* flags, int step) {
 #if SPIN_LIMIT
     for (int tries = 0; tries < SPIN_LIMIT; ++tries) {
@@ -52,12 +57,13 @@ INLINE void await_flags(const Place& here, const int* flags, int step) {
 #endif
 }
 
-// The loop of the copying warp: h of one turn after the other, each in halves. A block copies its
-// part of a half into all blocks of the cluster.
-INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) {
+// The loop of the copying warp: the operand of one turn after the other, each in halves. A block
+// copies its part of a half into all blocks of the cluster.
+INLINE void copy_operand(const Place& here, const Exchange& exchange, int count) {
     constexpr int PART = HALF_BYTES / CLUSTER;
-    const int part = cluster_rank() * PART, first_half = blockIdx.x / CLUSTER % HALVES;
-    const uint32 mbarriers = mbarrier_at(0), target = mbarrier_at(AT_HIDDEN) + part;
+    const int part = cluster_rank() * PART;
+    const int first_half = blockIdx.x / (CLUSTER * K_PARTS) % HALVES;  // not the same in all blocks
+    const uint32 mbarriers = mbarrier_at(0), target = mbarrier_at(AT_OPERAND) + part;
     int turn = 0;
     for (int i = 0; i < count; ++i)
         #pragma unroll 1
@@ -65,8 +71,10 @@ INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) 
             #pragma unroll 1
             for (int which = 0; which < HALVES; ++which) {
                 const int half = which ^ first_half;
-                await_flags(here, exchange.flags + set * BLOCKS + half * FLAGS_OF_HALF, i);
+                const int source = here.part_of_k() * HALVES + half;
+                await_flags(here, exchange.flags + set * BLOCKS + source * FLAGS_OF_HALF, i);
                 if (here.lane == 0) {
+                    fence_copies();
                     if (which == 0) mbarrier_wait(mbarriers + EMPTY, ~turn & 1);
                     const uint32 full = mbarriers + FULL + half * 8;
                     mbarrier_expect(full, HALF_BYTES);
@@ -74,15 +82,15 @@ INLINE void copy_hidden(const Place& here, const Exchange& exchange, int count) 
                         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                         ".multicast::cluster [%0], [%1], %2, [%3], %4;"
                         ::"r"(target + half * HALF_BYTES),
-                        "l"(exchange.hidden_of(set, i) + half * HALF_BYTES + part), "n"(PART),
+                        "l"(exchange.operand_of(set, i) + source * HALF_BYTES + part), "n"(PART),
                         "r"(full), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
                 }
                 __syncwarp();
             }
 }
 
-// The loop of the publishing warp: once all warps have stored h, it sets the block's flag.
-INLINE void publish_hidden(const Place& here, const Exchange& exchange, int count) {
+// The loop of the publishing warp: once all warps have stored theirs, it sets the block's flag.
+INLINE void publish_operand(const Place& here, const Exchange& exchange, int count) {
     if (here.lane) return;
     for (int i = 0; i < count; ++i)
         #pragma unroll 1
@@ -93,17 +101,23 @@ INLINE void publish_hidden(const Place& here, const Exchange& exchange, int coun
         }
 }
 
-// Stores two units of a row of h where other blocks will copy it from.
-INLINE void store_hidden(const Place& here, const Slot& slot, unsigned char* exchange,
-                         Message message) {
-    *reinterpret_cast<uint32*>(exchange +
-                               ((here.group(slot) * TILES + slot.tile) * 8 + here.group_of_lane) *
-                                   16 + here.thread_in_group * 4) = message.bits;
+// The roles of warps: `compute` is the loop of those that multiply.
+template <class Compute>
+INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Compute compute) {
+    if (here.warp < COMPUTE_WARPS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        compute();
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (here.warp == COMPUTE_WARPS) copy_operand(here, exchange, count);
+        if (here.warp == COMPUTE_WARPS + 1) publish_operand(here, exchange, count);
+    }
+    cluster_barrier();  // no block leaves while another may still write to it
 }
 
-// Tells the publishing warp that this warp has stored all that it has of a set's h.
+// Tells the publishing warp that this warp has stored all that it has of a set.
 INLINE void signal_stored(const Place& here, int set) {
-    asm volatile("fence.proxy.async.global;" ::: "memory");  // TMA reads what threads stored
+    fence_copies();
     __syncwarp();
     if (here.lane == 0) arrive(mbarrier_at(STORED + set * 8));
 }

@@ -1,10 +1,5 @@
 // The parts of the forward loop with multicast: R, the product, the cells.
 
-// all warps that compute have arrived
-INLINE void compute_barrier() {
-    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
-}
-
 // This warp's rows of R, half of K.
 INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
@@ -22,33 +17,12 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
     compute_barrier();
 }
 
-// R h of this warpgroup's half of K: shares of sums in shared memory, [slot, half, gate, unit, row]
-INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uint32 b, int set) {
-    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
-    Sums sums = {};
-    product_of(sums, matrix, a, b);
-    #pragma unroll
-    for (int half = 0; half < 2 * MMA_ROWS; ++half) {
-        const int number = m_warp * MMA_ROWS * 2 + half, group = number / GATES;
-        if (group >= BLOCK_GROUPS) continue;
-        #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            const int share = ((group * TILES + n) * HALVES + half_of_k) * GATES + number % GATES;
-            *reinterpret_cast<float2*>(shared + AT_SHARES + set * SHARES_BYTES + share * 256 +
-                                       here.group_of_lane * 32 + here.thread_in_group * 8) =
-                make_float2(sums[half / 2][n][0][half % 2 * 2],
-                            sums[half / 2][n][0][half % 2 * 2 + 1]);
-        }
-    }
-}
-
-INLINE void add_slot_shares(const Place& here, const Slot& slot, int set,
-                            float (&sums)[GATES][2]) {
-    add_shares<HALVES>(
-        reinterpret_cast<const float*>(shared + AT_SHARES + set * SHARES_BYTES) +
-            (slot.group * TILES + slot.tile) * (HALVES * GATES * 64) + here.group_of_lane * 8 +
-            here.thread_in_group * 2,
-        sums);
+// Stores two units of a row of h where other blocks will copy it from.
+INLINE void store_hidden(const Place& here, const Slot& slot, unsigned char* exchange,
+                         Message message) {
+    *reinterpret_cast<uint32*>(exchange +
+                               ((here.group(slot) * TILES + slot.tile) * 8 + here.group_of_lane) *
+                                   16 + here.thread_in_group * 4) = message.bits;
 }
 
 // The cells of a warp in one set, and the inputs of their next step.
@@ -84,12 +58,12 @@ struct SetCells {
                 const int b = slot.owned ? tile_rows[here.thread_in_group * 2 + c] : -1;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k)
-                    state[s][c][k] = b < 0 || (PADDED && here.unit() >= args.units)
+                    state[s][c][k] = b < 0 || (PADDED && here.unit(slot) >= args.units)
                         ? 0.0f
-                        : first_state_inline(args, time.count, k, b, here.unit());
+                        : first_state_inline(args, time.count, k, b, here.unit(slot));
             }
             const Pair pair = transposed(state[s][0][0], state[s][1][0]);
-            if (slot.owned) store_hidden(here, slot, exchange.hidden_of(set, 0), message_of(pair));
+            if (slot.owned) store_hidden(here, slot, exchange.operand_of(set, 0), message_of(pair));
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
                 const int place = copy * 32 + here.lane, gate = place / (GATE_BYTES / 16);
@@ -149,15 +123,16 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
                   entry + SLOT_BYTES + reset_offset(here.lane), uint32(args.reset_step_bytes) * 8);
         tile.vote();
         start_sums(constants, given, sums);
-        add_slot_shares(here, slot, cells.set, sums);
+        const unsigned char* const shares = shares_of(here, slot.group, slot.tile, cells.set);
+        add_shares<HALVES>(reinterpret_cast<const float*>(shares), sums);
         step_pair(args, constants, given, sums, bits, tile, cells.rows_of(rows, slot),
-                  here.thread_in_group * 2, here.unit(), t, cells.state[s], hidden, values[s]);
+                  here.thread_in_group * 2, here.unit(slot), t, cells.state[s], hidden, values[s]);
         const Pair pair = transposed(hidden[0], hidden[1]);
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
         const Message message = next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
                                             cells.row[s], first);
         if (i + 1 < time.count)
-            store_hidden(here, slot, exchange.hidden_of(cells.set, i + 1), message);
+            store_hidden(here, slot, exchange.operand_of(cells.set, i + 1), message);
         output[s] = !LENGTHS || tile.live & own_bit ? pair : Pair{};
         reset_rows[s] = tile.reset;
     }
@@ -180,7 +155,7 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
                         saved_place.rest, values[s]);
         if (RESET)
             reset_cells(cells.state[s], reset_rows[s], bits.pair, args.reset_state,
-                        cells.rows_of(rows, slot) + here.thread_in_group * 2, here.unit(),
+                        cells.rows_of(rows, slot) + here.thread_in_group * 2, here.unit(slot),
                         args.units);
     }
 }
@@ -192,7 +167,8 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_weights(args, here, matrix, others);
     UnitConstants constants;
-    constants.load(args, here.unit(), here.slot(0).owned && here.unit() < args.units);
+    const Slot first = here.slot(0);
+    constants.load(args, here.unit(first), first.owned && here.unit(first) < args.units);
     const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
     const SavedPlace saved_place(here.lane);
     SetCells cells[SETS];
@@ -203,7 +179,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
     const uint32 a = matrix_descriptor(others);
     const uint32 b =
-        descriptor_low(mbarrier_at(AT_HIDDEN) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+        descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
     uint32 turn = 0;
     for (int i = 0; i < time.count; ++i)
         #pragma unroll
@@ -227,11 +203,11 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
             for (int c = 0; c < 2; ++c) {
                 const int b =
                     cells[set].rows_of(rows, slot)[here.thread_in_group * 2 + c];
-                if (b < 0 || (PADDED && here.unit() >= args.units)) continue;
+                if (b < 0 || (PADDED && here.unit(slot) >= args.units)) continue;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k)
                     store_end(args.chunk_out, args.final[k], k * args.batch * args.units,
-                              int64(b) * args.units + here.unit(), cells[set].state[s][c][k]);
+                              int64(b) * args.units + here.unit(slot), cells[set].state[s][c][k]);
             }
         }
 }

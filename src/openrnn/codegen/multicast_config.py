@@ -1,0 +1,124 @@
+"""The configurations of kernels with multicast, see `kernels/cuda/multicast.cuh`."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from openrnn.codegen.config import (
+    RESET_BYTES,
+    BackwardConfig,
+    FlagBuffer,
+    ForwardConfig,
+    KernelConfig,
+    ceil_div,
+)
+from openrnn.codegen.trace import Traced
+
+
+@dataclass(frozen=True)
+class _MulticastConfig(KernelConfig):
+    """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
+
+    Two warpgroups of a block hold its rows of R, each half of its K; of four more warps one copies
+    the operand and one sets flags. `groups`: of a cluster, dealt out evenly to its blocks, which
+    own their cells; `tiles_in_flight`: sets of rows that take turns. Operands have 16 bits.
+
+    Args:
+        clusters: that share R.
+    """
+
+    clusters: int = 1
+
+    y_flags = False
+    most_spilled = 64  # mostly before the loop, by what is in the machine code
+    k_parts = 1  # blocks that share K; more in backward
+
+    @abstractmethod
+    def _k_size(self, cell: Traced) -> int:
+        """K: values of a row of R in forward, of R^T in backward."""
+
+    @abstractmethod
+    def _sums_of_unit(self, cell: Traced) -> int:
+        """Sums that the product gives for a unit."""
+
+    @property
+    def groups_of_block(self) -> int:
+        return self.groups // self.cluster
+
+    def k_tiles(self, cell: Traced, dtype: str) -> int:
+        return self._k_size(cell) // self.k_tile_size(dtype) // 2 // self.k_parts
+
+    def _block_sums(self, cell: Traced) -> int:
+        """Sums that a block computes, of 8 units each."""
+        return self.groups_of_block * self.k_parts * self._sums_of_unit(cell)
+
+    def mma_rows(self, cell: Traced) -> int:
+        return ceil_div(self._block_sums(cell), 8)
+
+    def slots(self) -> int:
+        return ceil_div(self.groups_of_block * self.tiles, 8)
+
+    def _exchange_bytes(self, cell: Traced, dtype: str) -> int:
+        operand = self.k_tiles(cell, dtype) * self.tiles * 1024
+        return operand + self.tiles_in_flight * self._block_sums(cell) * self.tiles * 512
+
+    def shared(self, cell: Traced, dtype: str) -> int:
+        sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
+        front = ceil_div(24 + 8 * sets + 4 * self.rows, 128) * 128  # mbarriers, row numbers
+        per_slot += RESET_BYTES if self.reset else 0
+        inputs = ceil_div(sets * 8 * self.slots() * per_slot, 128) * 128
+        matrix = 8 * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
+        return front + self._exchange_bytes(cell, dtype) + inputs + matrix
+
+    def sum_parts(self, batch: int) -> int:
+        return super().sum_parts(batch) * self.tiles_in_flight
+
+    def _flag_buffer(self, batch: int, messages: int, operand: int) -> FlagBuffer:
+        """Rows of 128 bytes: a flag of each block and set, then bytes for two steps of each set.
+
+        Args:
+            messages: of these bytes, which are filled as flags are; operand: those after them.
+        """
+        sets = ceil_div(batch, self.rows) * self.tiles_in_flight
+        filled = ceil_div(4 * sets * self.cluster * self.clusters, 128)
+        filled += 2 * sets * messages // 128
+        return FlagBuffer((1, filled + 2 * sets * operand // 128, 64), filled)
+
+
+@dataclass(frozen=True)
+class MulticastForwardConfig(_MulticastConfig, ForwardConfig):
+    """Forward of large batches."""
+
+    skeleton = "multicast_forward.cuh"
+
+    def _k_size(self, cell: Traced) -> int:
+        return self.units
+
+    def _sums_of_unit(self, cell: Traced) -> int:
+        return len(cell.gates)
+
+    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
+        return self._flag_buffer(batch, 0, self.units * 8 * self.tiles * 2)
+
+
+@dataclass(frozen=True)
+class MulticastBackwardConfig(_MulticastConfig, BackwardConfig):
+    """Backward of large batches.
+
+    Args:
+        k_parts: blocks that compute the sums of the units that they own together, each over its
+            part of K, and send them to each other.
+    """
+
+    k_parts: int = 1
+
+    skeleton = "multicast_backward.cuh"
+
+    def _k_size(self, cell: Traced) -> int:
+        return len(cell.gates) * self.units
+
+    def _sums_of_unit(self, cell: Traced) -> int:
+        return 1
+
+    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
+        messages = self.cluster * self.clusters * (self.k_parts - 1) * 8 * self.slots() * 256
+        return self._flag_buffer(batch, messages, self._k_size(cell) * 8 * self.tiles * 2)

@@ -1,0 +1,126 @@
+// What both loops with multicast share: loops for large batches, in 16 bits. TMA brings what a
+// block multiplies, the operand (h, or the gate gradients), into shared memory, one copy for all
+// blocks of a cluster; wgmma multiplies it there.
+//
+// BLOCKS blocks share R; they must all run at once: the launch is cooperative. A block owns the
+// cells of BLOCK_GROUPS groups of 8 units, in SETS sets of rows that take turns: while the operand
+// of one set is in flight, the block computes another. K_PARTS blocks compute the sums of the
+// SUM_GROUPS groups that they own together, each over its part of K.
+//
+// Two warpgroups of a block hold its rows of R, each half of its K, most of it in registers. They
+// multiply, add their shares of the sums through shared memory, and compute the cells. Of four more
+// warps one copies the operand of the next turn, one publishes what this block adds to the operand
+// of the next step by setting its flag, and two do nothing.
+//
+// K: length of a row of R. SUMS: sums of a cell, each with a row of R.
+
+#include "device.cuh"
+#include "saved.cuh"
+#include "resets.cuh"
+
+constexpr int GROUPS = UNITS / 8;
+constexpr int THREADS = 32 * WARPS;
+constexpr int SETS = TILES_IN_FLIGHT;
+constexpr int SET_ROWS = TILES * 8;
+constexpr int ROWS = SETS * SET_ROWS;
+constexpr int BLOCK_GROUPS = GROUPS_EACH / CLUSTER;
+constexpr int SUM_GROUPS = BLOCK_GROUPS * K_PARTS;
+constexpr int BLOCKS = GROUPS / BLOCK_GROUPS;
+constexpr int HALVES = 2;                    // of a block's K, each of a warpgroup
+constexpr int COMPUTE_WARPS = 4 * HALVES;
+constexpr int K_TILES = K / K_TILE / HALVES / K_PARTS;
+constexpr int MMA_ROWS = (SUM_GROUPS * SUMS + 7) / 8;  // of a warp
+constexpr int SLOTS = (BLOCK_GROUPS * TILES + COMPUTE_WARPS - 1) / COMPUTE_WARPS;  // of a warp
+#include "product.cuh"
+
+constexpr int HALF_BYTES = K_TILES * 4 * CHUNK_BYTES;  // the operand of a set, one half of K
+constexpr int STEP_BYTES = K_PARTS * HALVES * HALF_BYTES;  // the same, all of K
+constexpr int FLAGS_OF_HALF = BLOCKS / HALVES / K_PARTS;
+constexpr int FLAGS_OF_LANE = (FLAGS_OF_HALF + 31) / 32;
+constexpr int SHARES_BYTES = SUM_GROUPS * TILES * HALVES * SUMS * 256;
+constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
+
+// shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
+// registers do not hold of R
+constexpr int FULL = 0, EMPTY = HALVES * 8, STORED = EMPTY + 8;  // mbarriers, the last for each set
+constexpr int AT_ROWS = STORED + SETS * 8;
+constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
+constexpr int AT_SHARES = AT_OPERAND + HALVES * HALF_BYTES;
+constexpr int AT_INPUTS = AT_SHARES + SETS * SHARES_BYTES;
+constexpr int AT_WEIGHTS =
+    (AT_INPUTS + SETS * COMPUTE_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
+constexpr int SHARED_BYTES = AT_WEIGHTS + COMPUTE_WARPS * MATRIX_BYTES;
+static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
+static_assert(WARPS == COMPUTE_WARPS + 4, "two warpgroups that compute, and one more");
+static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS, "clusters share R evenly");
+static_assert(K % (K_PARTS * HALVES * K_TILE) == 0, "halves of K are whole tiles");
+static_assert(GROUPS % (BLOCK_GROUPS * HALVES * K_PARTS) == 0, "halves of K are of whole blocks");
+static_assert(BLOCKS % (CLUSTER * K_PARTS) == 0, "blocks of a cluster have the same part of K");
+static_assert(TILES % SLOTS == 0, "a warp has one group of units");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
+
+// A group of the block in a tile of a set: two cells a lane.
+struct Slot {
+    int group, tile;
+    bool owned;
+};
+
+// Where a thread stands.
+struct Place {
+    int lane, warp, group_of_lane, thread_in_group;
+    int block, first_group;  // of those that share R; of the cells that it owns
+    int64 first_row;         // of the block
+    int set = 0;             // of rows, where only one is meant
+
+    INLINE explicit Place(int64 first_row_of_launch) {
+        lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        group_of_lane = lane >> 2, thread_in_group = lane & 3;
+        // K_PARTS blocks that follow each other have the same sums; those of a cluster are K_PARTS
+        // apart, and so have the same part of K
+        const int number = blockIdx.x % BLOCKS, cluster = number / CLUSTER;
+        block = cluster / K_PARTS * (CLUSTER * K_PARTS) + number % CLUSTER * K_PARTS +
+                cluster % K_PARTS;
+        first_group = block * BLOCK_GROUPS;
+        first_row = first_row_of_launch + int64(blockIdx.x / BLOCKS) * ROWS;
+    }
+    INLINE int part_of_k() const { return block % K_PARTS; }
+    INLINE Slot slot(int s) const {  // of this warp
+        const int number = warp * SLOTS + s;
+        return {number / TILES, number % TILES, number < BLOCK_GROUPS * TILES};
+    }
+    INLINE int group(const Slot& slot) const { return first_group + slot.group; }
+    INLINE int unit(const Slot& slot) const { return group(slot) * 8 + group_of_lane; }
+};
+
+// all warps that compute have arrived
+INLINE void compute_barrier() {
+    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+}
+
+// The product of this warpgroup's half of K: its shares of sums in shared memory, [group, tile,
+// half of K, sum, unit, row].
+INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uint32 b, int set) {
+    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
+    Sums sums = {};
+    product_of(sums, matrix, a, b);
+    #pragma unroll
+    for (int half = 0; half < 2 * MMA_ROWS; ++half) {
+        const int number = m_warp * MMA_ROWS * 2 + half, group = number / SUMS;
+        if (group >= SUM_GROUPS) continue;
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            const int share = ((group * TILES + n) * HALVES + half_of_k) * SUMS + number % SUMS;
+            *reinterpret_cast<float2*>(shared + AT_SHARES + set * SHARES_BYTES + share * 256 +
+                                       here.group_of_lane * 32 + here.thread_in_group * 8) =
+                make_float2(sums[half / 2][n][0][half % 2 * 2],
+                            sums[half / 2][n][0][half % 2 * 2 + 1]);
+        }
+    }
+}
+
+// Where a lane's two cells of a group and tile have their shares of sums: multiply_half left them.
+INLINE const unsigned char* shares_of(const Place& here, int group, int tile, int set) {
+    return shared + AT_SHARES + set * SHARES_BYTES +
+           (group * TILES + tile) * (HALVES * SUMS * 256) + here.group_of_lane * 32 +
+           here.thread_in_group * 8;
+}

@@ -1,0 +1,285 @@
+// The parts of the backward loop with multicast: R, messages between the blocks that share K, the
+// cells.
+
+// This warp's rows of R^T, half of the block's part of K: [GATES, HALF_GROUPS, 8 units].
+INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& matrix,
+                         unsigned char* others) {
+    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
+    const int first = (here.part_of_k() * HALVES + half_of_k) * HALF_GROUPS;
+    load_matrix(matrix, others, [&](int which, int k_tile) {
+        const int group = m_warp * MMA_ROWS * 2 + which;
+        if (group >= SUM_GROUPS) return make_uint4(0, 0, 0, 0);
+        const int chunk = k_tile * 4 + here.thread_in_group;
+        const int64 unit = (here.block / K_PARTS * SUM_GROUPS + group) * 8 + here.group_of_lane;
+        return *reinterpret_cast<const uint4*>(
+            args.weight + (unit * GATES + chunk / HALF_GROUPS) * UNITS +
+            (first + chunk % HALF_GROUPS) * 8);
+    });
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what is there
+    compute_barrier();
+}
+
+// Messages are sums in float32, without a flag beside them: the lowest bit of each word says
+// whether it is of this step. There are two buffers, for even and odd steps. Each has ones there
+// before its first use, then 0, 1, 0 ... from use to use. A block may write over what it sent
+// two steps before: a block reads its messages of a step before it publishes gate gradients of
+// that step, and what any block multiplies two steps later depends on all of those.
+INLINE uint32 message_tag(int step) { return step >> 1 & 1; }
+
+// A lane's place in the messages of one sender to one block.
+INLINE unsigned char* message_place(const Place& here, unsigned char* messages, int sender) {
+    return messages +
+           ((sender * COMPUTE_WARPS + here.warp) * 32 + here.lane) * (MESSAGE_WORDS * 4);
+}
+
+// The sums of this lane's cells in slot s of the owner, a block `away` blocks after this one.
+INLINE float2 sums_of(const Place& here, int away, int s, int set) {
+    const Slot slot = here.slot(s);
+    const int group = (here.part_of_k() + away) * BLOCK_GROUPS + slot.group;
+    const unsigned char* const shares = shares_of(here, group, slot.tile, set);
+    const float2 one = *reinterpret_cast<const float2*>(shares);
+    const float2 other = *reinterpret_cast<const float2*>(shares + 256);
+    return make_float2(one.x + other.x, one.y + other.y);
+}
+
+// Sends the other blocks their cells' sums over this block's part of K.
+INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int step) {
+    if (!here.slot(0).owned) return;
+    const uint32 tag = message_tag(step);
+    const int part = here.part_of_k();
+    #pragma unroll
+    for (int turn = 1; turn < K_PARTS; ++turn) {
+        const int away = (part + turn) % K_PARTS - part;
+        unsigned char* const place = message_place(
+            here, exchange.messages_of(set, step, away), away > 0 ? part : part - 1);
+        uint32 words[MESSAGE_WORDS];
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const float2 sums = sums_of(here, away, s, set);
+            words[2 * s] = (__float_as_uint(sums.x) & ~1u) | tag;
+            words[2 * s + 1] = (__float_as_uint(sums.y) & ~1u) | tag;
+        }
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s)
+            asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};"
+                         ::"l"(place + s * 8), "r"(words[2 * s]), "r"(words[2 * s + 1])
+                         : "memory");
+    }
+}
+
+// Polls for the messages of the other blocks and adds everything to dh, part by part of K.
+INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, Cells& cells) {
+    if (!here.slot(0).owned) return;
+    const uint32 tag = message_tag(step);
+    const int part = here.part_of_k(), set = here.set;
+    uint32 words[K_PARTS][MESSAGE_WORDS];
+#if SPIN_LIMIT
+    for (int tries = 0;; ++tries) {
+        if (tries > SPIN_LIMIT) __trap();
+#else
+    while (true) {
+#endif
+        uint32 wrong = 0;
+        #pragma unroll
+        for (int sender = 0; sender < K_PARTS - 1; ++sender) {
+            const unsigned char* const place =
+                message_place(here, exchange.messages_of(set, step, 0), sender);
+            #pragma unroll
+            for (int s = 0; s < SLOTS; ++s) {
+                uint32 (&word)[MESSAGE_WORDS] = words[sender];
+                asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
+                             : "=r"(word[2 * s]), "=r"(word[2 * s + 1])
+                             : "l"(place + s * 8) : "memory");
+                wrong |= (word[2 * s] ^ tag) | (word[2 * s + 1] ^ tag);
+            }
+        }
+        if (!(wrong & 1)) break;
+    }
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const float2 own = sums_of(here, 0, s, set);
+        float2 total = {};
+        #pragma unroll
+        for (int k = 0; k < K_PARTS; ++k) {
+            float2 sums = own;
+            if (k < part && k < K_PARTS - 1)
+                sums = make_float2(__uint_as_float(words[k][2 * s] & ~1u),
+                                   __uint_as_float(words[k][2 * s + 1] & ~1u));
+            if (k > part)
+                sums = make_float2(__uint_as_float(words[max(k - 1, 0)][2 * s] & ~1u),
+                                   __uint_as_float(words[max(k - 1, 0)][2 * s + 1] & ~1u));
+            total.x += sums.x, total.y += sums.y;
+        }
+        cells.d_state[s][0][0] += total.x, cells.d_state[s][1][0] += total.y;
+    }
+}
+
+// The cells of a warp in one set. What can be found again in each step holds no register.
+struct SetCells {
+    Place place;      // as if the set were the block's only one
+    const int* rows;  // of the set
+    Cells cells;
+    int length[SLOTS][2];  // LENGTHS: of a unit's two rows
+    Resets resets[SLOTS];  // of the row that a lane stores
+
+    INLINE SetCells(const BackwardArgs& args, const Place& here, const Time& time,
+                    const int* block_rows, int set) : place(here) {
+        place.set = set, place.first_row += set * SET_ROWS;
+        rows = block_rows + set * SET_ROWS;
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = place.slot(s);
+            cells.load(args, place, time, rows + slot.tile * 8, slot, s, length[s]);
+            const int b = row(slot);
+            if (RESET)
+                resets[s].begin(args.reset, args.batch, b, time.first + !args.reverse,
+                                time.length(args, b));
+        }
+    }
+    INLINE int row(const Slot& slot) const {  // that this lane stores
+        return slot.owned ? rows[slot.tile * 8 + place.group_of_lane] : -1;
+    }
+    // Copies the inputs of step i.
+    INLINE void copy_inputs(const BackwardArgs& args, const Time& time,
+                            const SavedPlace& saved_place, int i) {
+        const bool exists = i < time.count;
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = place.slot(s);
+            const uint32 target = shared_address(shared) + entry_of(place, s, i);
+            if (place.lane * 16 < DY_BYTES) {  // 16 bytes of dy: [row, 8 units]
+                const int b = slot.owned ? rows[slot.tile * 8 + place.lane] : -1;
+                const bool here = exists && args.dy && b >= 0;
+                copy_async<16>(target + place.lane * 16,
+                               here ? advanced(args.dy, (time.moved + i) * args.dy_step_bytes) +
+                                          b * args.dy_row + place.group(slot) * 8
+                                    : args.weight,
+                               here ? 16 : 0);
+            }
+            const int64 tile = place.first_row / 8 + slot.tile;
+            const bool here = exists && slot.owned && tile * 8 < args.batch;
+            copy_saved_async(
+                target + DY_BYTES,
+                here ? advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +
+                           (tile * GROUPS + place.group(slot)) * (64 * SAVED) +
+                           saved_offset(place.lane)
+                     : args.weight,
+                saved_place, here);
+            if (RESET)
+                resets[s].copy(target + SLOT_BYTES + reset_offset(place.lane),
+                               place.thread_in_group, time.direction, args.reset_step_bytes,
+                               slot.owned && exists && (i > 0 || args.reverse));
+        }
+        commit_copies();
+    }
+};
+
+// Step i of a set's cells; in step `count` only what receive_sums adds. total: over all steps, sets
+// and slots.
+INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const Time& time,
+                     const SavedPlace& saved_place, const uint32 (&bits)[2], int fragment,
+                     SetCells& at, float (&total)[PLANES + VECTORS], int i) {
+    const int t = time.first + time.direction * i;
+    const Place& here = at.place;
+    float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
+    uint32 reset_rows[SLOTS];
+    if (i < time.count) {
+        await_copies<SETS - 1>();
+        __syncwarp();
+        load_slots(here, at.cells, saved_place, fragment, uint32(args.reset_step_bytes) * 8, i,
+                   at.resets, d_out, factor, reset_rows);
+        __syncwarp();  // all lanes have read the inputs
+        at.copy_inputs(args, time, saved_place, i + 1);
+    }
+    if (i > 0) receive_sums(here, exchange, i - 1, at.cells);
+    if (i == time.count) return;
+    Pair pairs[SLOTS][PLANES];
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+        const Slot slot = here.slot(s);
+        if (!slot.owned) continue;
+        int length[2];
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int b = at.rows[slot.tile * 8 + here.thread_in_group * 2 + c];
+            length[c] = LENGTHS ? at.length[s][c] : b >= 0 && here.unit(slot) < args.units;
+        }
+        float d_gate[2][PLANES] = {}, d_vector[2][VECTORS + 1];
+        step_slot(args, here, at.rows, slot, s, t, reset_rows[s], bits, length, d_out[s],
+                  factor[s], at.cells, d_gate, d_vector);
+        const int group = here.group(slot), half = group / HALF_GROUPS;
+        unsigned char* const operand = exchange.operand_of(here.set, i) + half * HALF_BYTES;
+        #pragma unroll
+        for (int p = 0; p < PLANES; ++p) {
+            pairs[s][p] = transposed(d_gate[0][p], d_gate[1][p]);
+            if (p < RIGHT) continue;
+            const int chunk = (p - RIGHT) * HALF_GROUPS + group % HALF_GROUPS;
+            *reinterpret_cast<uint32*>(operand + operand_offset(chunk, slot.tile,
+                                                                here.group_of_lane) +
+                                       here.thread_in_group * 4) = pairs[s][p].bits;
+        }
+        #pragma unroll
+        for (int c = 0; c < 2; ++c)
+            if (is_live(length, c, t)) add_up(total, d_gate[c], d_vector[c]);
+    }
+    signal_stored(here, here.set);
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {  // nobody waits for it
+        const Slot slot = here.slot(s);
+        const int row = at.row(slot);
+        if (row < 0) continue;
+        storage_t* const d_gates =
+            advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes) +
+            row * GATES_ROW + here.group(slot) * 8 + here.thread_in_group * 2;
+        #pragma unroll
+        for (int p = 0; p < PLANES; ++p) store(d_gates + p * UNITS, pairs[s][p]);
+    }
+}
+
+// The loop of the warps that compute.
+INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange& exchange,
+                    const Time& time, const int* rows) {
+    const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};
+    const SavedPlace saved_place(here.lane);
+    const int fragment = pin_if_room(fragment_offset(here.lane));
+    SetCells sets[SETS] = {{args, here, time, rows, 0}, {args, here, time, rows, 1}};
+    float total[PLANES + VECTORS] = {};
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) sets[set].copy_inputs(args, time, saved_place, 0);
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
+    load_weights(args, here, matrix, others);
+    const int half_of_k = here.warp / 4;
+    const uint32 full = mbarrier_at(FULL + half_of_k * 8);
+    const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
+    const uint32 a = matrix_descriptor(others);
+    const uint32 b =
+        descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    uint32 turn = 0;
+    for (int i = 0; i <= time.count && time.count > 0; ++i)
+        #pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            if (i > 0) {
+                mbarrier_wait(full, turn++ & 1);
+                multiply_half(here, matrix, a, b, set);
+                compute_barrier();
+                if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // it was read
+                send_sums(here, exchange, set, i - 1);
+            }
+            step_set(args, exchange, time, saved_place, bits, fragment, sets[set], total, i);
+        }
+    #pragma unroll
+    for (int p = 0; p < PLANES + VECTORS; ++p) sets[0].cells.total[0][p] = total[p];
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        const SetCells& at = sets[set];
+        bool owned[SLOTS];
+        int row[SLOTS];
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const Slot slot = here.slot(s);
+            owned[s] = slot.owned, row[s] = at.row(slot);
+        }
+        finish(args, at.place, time, at.rows, owned, row, at.cells);
+    }
+}
