@@ -214,4 +214,6 @@ def test_the_places_of_multicast_are_there():
         assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *more))
         assert config.cluster * config.clusters > BLOCK
         assert config.warps - 4 > WARP
-        assert config.fragments(cell, "bfloat16") == 16  # rows of all warps
+        sums = len(cell.gates) if kind == "forward" else config.k_parts
+        assert config.groups // config.cluster * sums == 8  # rows of R of all warps
+        assert kind == "backward" or text.index(PRODUCT) < text.index(READ)

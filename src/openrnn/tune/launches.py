@@ -110,7 +110,7 @@ def arguments(
     sums = torch.empty(config.sum_parts(batch), planes + len(vectors), units, device="cuda")
     buffer = d_gates if config.y_flags else flags(*config.flag_buffer(cell, STEPS, batch).shape)
     backward = BackwardArgs(
-        flag_buffer=buffer.data_ptr(),
+        flag_buffer=0 if config.y_flags else buffer.data_ptr(),
         dy=dy.data_ptr(), dy_step_bytes=-size * dy.stride(0), dy_row=dy.stride(1),
         d_gates=d_gates.data_ptr(), d_gates_step_bytes=-size * d_gates.stride(0),
         sums=sums.data_ptr(), saved_step_bytes=-size * saved.stride(0), reset_step_bytes=-batch,

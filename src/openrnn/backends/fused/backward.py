@@ -70,7 +70,7 @@ class Backward(ForwardLoops):
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
         self._backward_loops: dict[tuple[int, int], prepared.PreparedLoop] = {}
-        self._flag_buffers: dict[tuple[int, int], list[Tensor]] = {}  # where d_gates is none
+        self._flag_buffers: dict[tuple[int, int], list[Tensor]] = {}  # of loops with their own
         # gradients of states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
@@ -88,8 +88,9 @@ class Backward(ForwardLoops):
             self._backward_loops[layer, direction], parts = loop, loop.parts
             if loop.own_flags:
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
-                # the next chunk's is filled beside a chunk's loop
-                buffers = [self.empty(*shape) for _ in chunking.chunks[:2]]
+                # two where the next chunk's is filled beside a chunk's loop
+                some = 1 + (chunking.overlap and len(chunking.chunks) > 1)
+                buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
         # the second direction adds to the dx of the first
         tensors = LayerTensors(
@@ -157,7 +158,7 @@ class Backward(ForwardLoops):
     def _flag_buffer(self, operation: OfChunk) -> Tensor | None:
         """The flag buffer of a chunk's backward loop, None where the gate gradients are it."""
         buffers = self._flag_buffers.get(operation.place[:2])
-        return buffers[operation.chunk.number % 2] if buffers else None
+        return buffers[operation.chunk.number % len(buffers)] if buffers else None
 
     def loop(self, operation: Loop) -> None:
         if operation.kind == "recompute":
@@ -217,6 +218,7 @@ class Backward(ForwardLoops):
 
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self._current.pop((operation.layer, operation.direction))
+        self._flag_buffers.pop((operation.layer, operation.direction), None)
         for place, grad in zip(at.layer.places, at.finished()):
             if place is not None:
                 self.d_params[place] = grad

@@ -57,7 +57,7 @@ static_assert(K % (K_PARTS * HALVES * K_TILE) == 0, "halves of K are whole tiles
 static_assert(GROUPS % (BLOCK_GROUPS * HALVES * K_PARTS) == 0, "halves of K are of whole blocks");
 static_assert(BLOCKS % (CLUSTER * K_PARTS) == 0, "blocks of a cluster have the same part of K");
 static_assert(TILES % SLOTS == 0, "a warp has one group of units");
-static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
+static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/multicast_config.py counts it otherwise");
 
 // A group of the block in a tile of a set: two cells a lane.
 struct Slot {
