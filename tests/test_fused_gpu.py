@@ -176,7 +176,9 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
 def test_multicast_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
     """H is a multiple of 64, or padded to one, and any batch."""
     asked = trace(cell), str(dtype).partition(".")[2], hidden, batch, (9, 0), 132
-    assert plan.forward(*asked)  # backward needs a multiple of 128, and 16 bits
+    assert plan.forward(*asked)
+    if dtype != torch.float32 and -hidden % 128 < 8:
+        assert plan.backward(*asked)
     check_everything(cell, hidden, batch, dtype)
 
 
