@@ -153,7 +153,7 @@ TRANSFORMS = {
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
 @pytest.mark.parametrize(
     "name",
-    thinned(["maml", "grad", "vmap", "vjp", "jvp", "jacrev", "per_example", "jacfwd"], 4),
+    thinned(["grad", "maml", "vmap", "vjp", "jvp", "jacrev", "per_example", "jacfwd"], 4),
 )
 def test_transforms_inside_a_graph(name):
     """`torch.func` is seen by the compiler too: the reference has its derivatives."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import ON_CPU
+from cases import CLIP, ON_CPU
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -166,7 +166,7 @@ class Reading(nn.Module):
 
 PLAIN = {
     "lstm": lambda: openrnn.LSTM(3, 4, bidirectional=True),
-    "projection": lambda: openrnn.LSTM(3, 4, proj_size=2, cell_clip=0.3),
+    "projection": lambda: openrnn.LSTM(3, 4, proj_size=2, cell_clip=CLIP),
     "gru": lambda: openrnn.GRU(3, 4, 2, dropout=0.5),
     "reverse": lambda: openrnn.RNN(3, 4, reverse=True),
     "states": lambda: openrnn.LSTM(3, 4),

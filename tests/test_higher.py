@@ -14,10 +14,13 @@ F64 = torch.float64
 STEPS, BATCH, HIDDEN = 6, 4, 5
 
 
-# each cell, and those that take a clip with one; a landing has one of these
-TANGENTS = [(key, None) for key, cell in CELLS.items() if not cell.dependent_product]
-CLIPPED = [(key, (-0.4, 0.25)) for key, _ in TANGENTS if CELLS[key].takes_clip]
-TANGENTS += thinned(CLIPPED, len(CLIPPED))
+# each cell, and those that take a clip with one; a landing has some of these
+KEYS = [key for key, cell in CELLS.items() if not cell.dependent_product]
+ALIKE = ("rnn_relu", "coupled_lstm", "mgu")  # have no operation that others have not
+TANGENTS = [
+    *(pytest.param(key, None, marks=[pytest.mark.slow] if key in ALIKE else []) for key in KEYS),
+    *thinned([(key, (-0.4, 0.25)) for key in KEYS if CELLS[key].takes_clip], len(KEYS)),
+]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CELLS
+from cases import CELLS, CLIP
 from onnx_models import MARKS, assert_close, both, kinds
 from torch import nn
 
@@ -159,11 +159,11 @@ def everything(layer, x, lengths, reset, h, c, **_):
 
 SCANS = {
     "clip": (
-        layers(openrnn.LSTM, cell_clip=(-0.1, 0.2)),
+        layers(openrnn.LSTM, cell_clip=CLIP),
         lambda layer, x, h, c, **_: layer(x, (h[:1], 9 * c[:1])),
     ),
     "everything": (
-        lambda: openrnn.LSTM(4, 4, proj_size=3, bidirectional=True, cell_clip=0.5), everything,
+        lambda: openrnn.LSTM(4, 4, proj_size=3, bidirectional=True, cell_clip=CLIP), everything,
     ),
     "projection": (lambda: openrnn.LSTM(4, 5, proj_size=3), plain),
     "reverse": (lambda: openrnn.LSTM(4, 4, num_layers=2, reverse=True), everything),
@@ -192,7 +192,7 @@ MORE_SCANS = {
         lambda layer, x, lengths, **_: layer(torch.cat([x, 2 * x, -x], -1), lengths=lengths),
     ),
     "clip": (
-        layers(openrnn.LSTM, cell_clip=(-0.1, 0.2), num_layers=2),
+        layers(openrnn.LSTM, cell_clip=CLIP, num_layers=2),
         lambda layer, x, h, c, **_: layer(x, (h, 9 * c)),
     ),
     "all-states": (

@@ -130,7 +130,7 @@ def calls():
 NUMBER = count()
 
 
-@pytest.mark.parametrize(("name", "target", "given"), thinned(calls(), 6))
+@pytest.mark.parametrize(("name", "target", "given"), thinned(calls(), 9))
 def test_an_operator_has_a_kernel_or_a_reason(name, target, given):
     """Step and derivative of a traced one are autograd's, in float64."""
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import CLIP
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +21,7 @@ T, B, I, H, L = 7, 3, 4, 5, 4  # noqa: E741  # the letters of shapes
 
 FACES = {
     "lstm": lambda **k: openrnn.LSTM(I, H, L, **k),
-    "lstm, clip, projection": lambda **k: openrnn.LSTM(I, H, L, proj_size=2, cell_clip=0.3, **k),
+    "lstm, clip, projection": lambda **k: openrnn.LSTM(I, H, L, proj_size=2, cell_clip=CLIP, **k),
     "gru": lambda **k: openrnn.GRU(I, H, L, bias=False, **k),
     "rnn, three layers": lambda **k: openrnn.RNN(I, H, 3, nonlinearity="relu", **k),
     "one state in a tuple": lambda **k: openrnn.Recurrent(openrnn.cells.mgu, I, H, L, **k),

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from cases import CLIP
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,7 +23,7 @@ LAYERS = {
     "both ways": lambda: openrnn.LSTM(33, 50, 2, bidirectional=True),
     "batch_first": lambda: openrnn.GRU(32, 31, batch_first=True),
     "projection": lambda: openrnn.LSTM(30, 50, proj_size=20),
-    "clip": lambda: openrnn.LSTM(12, 20, cell_clip=0.1),
+    "clip": lambda: openrnn.LSTM(12, 20, cell_clip=CLIP),
     "no bias": lambda: openrnn.LSTM(12, 20, bias=False),
     "skip": lambda: openrnn.GRU(20, 20, 2, input_mode="skip"),
     "gates": lambda: openrnn.GRU(60, 20, 2, input_mode="gates"),

@@ -208,7 +208,7 @@ def activated(function, name):
     return cell
 
 
-@pytest.mark.parametrize("name", thinned(ACTIVATIONS, 3))
+@pytest.mark.parametrize("name", thinned(ACTIVATIONS, 6))
 def test_activations(name):
     agree(activated(ACTIVATIONS[name], name))
 

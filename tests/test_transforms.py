@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CELLS, require, thinned
+from cases import CELLS, CLIP, require, thinned
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
@@ -224,7 +224,7 @@ def test_every_cell(monkeypatch, key):
     if cell.dependent_product:
         return  # no backend but the reference has it
     require("cpu")
-    case = Case(cell, cell_clip=0.3 if cell.takes_clip else None)
+    case = Case(cell, cell_clip=CLIP if cell.takes_clip else None)
     for run in (of_states, each_sample, pushed_everything):
         case.check(monkeypatch, run)
 
