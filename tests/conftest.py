@@ -31,7 +31,7 @@ def pytest_configure(config):
         import torch  # which the process that tells them what to do needs not
 
         if number == "gw0":
-            import torch._dynamo  # noqa: F401
+            import torch._dynamo
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
 

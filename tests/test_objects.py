@@ -60,7 +60,7 @@ def seven(plus=0, value=7):
     return out.item()
 
 
-def test_damaged_machine_code_is_never_run(folder, processes):
+def test_damaged_machine_code_is_never_run(folder):
     assert seven() == 7
     (path,) = folder.iterdir()
     whole = path.read_bytes()

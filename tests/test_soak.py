@@ -1,9 +1,12 @@
 """`openrnn soak`: that it runs, and that it sees what it is there to see."""
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from subprocess import Popen
+from types import SimpleNamespace
 
+import forks
 import pytest
 import torch
 
@@ -16,12 +19,21 @@ QUICK = ["--device", "cpu", "--backend", "reference", "--minutes", "0.001", "--p
 
 def test_it_runs_in_several_processes(monkeypatch, capfd):
     started = []
+    program = "import runpy; runpy.run_module('openrnn.cli', None, '__main__', alter_sys=True)"
 
     def popen(words):
+        """A process like that of the command, but without an import of torch."""
         started.append(words)
-        return Popen(words)
+        assert words[:3] == [sys.executable, "-m", "openrnn.cli"]
+        running = ThreadPoolExecutor(1).submit(forks.python, program, *words[3:])
 
-    monkeypatch.setattr(soak.subprocess, "Popen", popen)
+        def wait():
+            print(running.result().stdout)
+            return running.result().returncode
+
+        return SimpleNamespace(wait=wait)
+
+    monkeypatch.setattr(soak, "subprocess", SimpleNamespace(Popen=popen))
     assert cli.main(["soak", *QUICK, "--processes", "2", "--seed", "1"]) == 0
     out = capfd.readouterr().out
     assert out.count("calls of 2 problems, memory") == 2
