@@ -9,17 +9,19 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: setup demo example examples test test-all docs links lint format fuzz release clean
 setup: $(READY)
 
-# torch first and pinned: without the pin, pip may fetch gigabytes of CUDA libraries;
-# the rest by uv, in a third of pip's time; by pip where only that knows an index or a proxy, which
-# shows soon;
+# torch by pip and pinned: without the pin, it may fetch gigabytes of CUDA libraries;
+# the rest by uv, in a third of pip's time, the tools while torch is unpacked; by pip where only that
+# knows an index or a proxy, which shows soon;
 # --no-compile: of thousands of modules few are ever imported, and Python compiles those
 PIP := $(BIN)/python -m pip install --quiet --no-compile --upgrade -c constraints.txt
-REST := -c constraints.txt -e '.[all]' --group dev pip
+UV := UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet -c constraints.txt
+REST := -e '.[all]' --group dev pip
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("openrnn needs Python 3.10 or later")'
 	$(PYTHON) -m venv .venv
-	$(PIP) torch uv
-	UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet $(REST) || { $(PIP) pip && $(BIN)/python -m pip install --quiet --no-compile $(REST); }
+	$(PIP) uv
+	$(PIP) --no-deps torch & torch=$$!; $(UV) --group dev; failed=$$?; wait $$torch || exit 1; \
+	{ [ $$failed = 0 ] && $(UV) $(REST); } || { $(PIP) pip && $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt $(REST); }
 	touch $@
 
 # a byte-level LSTM on the sources of Python's standard library: under three minutes, no download
