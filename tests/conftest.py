@@ -6,11 +6,9 @@ import os
 import sys
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import forks
 import pytest
-from _pytest.assertion import rewrite
 from hypothesis import settings
 
 collect_ignore = ["ranks.py", "sanitize.py"]  # programs: importing them takes a second
@@ -25,29 +23,10 @@ settings.load_profile("ci")
 def pytest_configure(config):
     if hasattr(config, "workerinput"):  # one of several processes under xdist
         gc.set_threshold(10_000, 20, 50)  # by default a twentieth of the time goes into it
-        number = config.workerinput["workerid"]
-        if number == "gw1":
-            rewrite_asserts(config)
         import torch  # which the process that tells them what to do needs not
 
-        if number == "gw0":
-            import torch._dynamo
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
-
-
-def rewrite_asserts(config):
-    """What pytest makes of modules and keeps; in a fresh copy each worker would make all of it.
-
-    Others compile torch meanwhile.
-    """
-    for path in Path(__file__).parent.glob("test_*.py"):
-        kept = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
-        if rewrite._read_pyc(path, kept) or sys.dont_write_bytecode:
-            continue
-        digest, code = rewrite._rewrite_test(path, config)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, digest, kept)
 
 
 def pytest_collection_modifyitems(items):

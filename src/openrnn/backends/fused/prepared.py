@@ -33,8 +33,10 @@ class PreparedLoop:
         masks = flags.lengths or flags.reset
         self.parts = self.config.sum_parts(batch)
         forward = flags.kind == "forward"
-        inexact = forward and (masks or not layer.exact or self.config.half_operands)
-        self.own_flags = self.polls and (inexact or not self.config.y_flags)
+        self.own_flags = self.polls and (
+            not self.config.y_flags
+            or (forward and (masks or not layer.exact or self.config.half_operands))
+        )
         self.filled: int | None = None
         if self.own_flags:
             buffer = self.config.flag_buffer(layer.cell, 1, batch)

@@ -194,7 +194,7 @@ class BackwardArgs(Args):
     d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid: of ones before"]
     d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     flag_buffer: Annotated[int, "operand_t*", "see multicast_backward.cuh; else null"] = 0
-    sums: Annotated[int, "float*", "out [clusters, TILES, PLANES + VECTORS, UNITS] over T and rows"]
+    sums: Annotated[int, "float*", "out [parts by rows, PLANES + VECTORS, UNITS] over T and rows"]
     vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
     lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
     order: Annotated[int, "const int64*", "if LENGTHS: [B] rows by falling length"] = 0
