@@ -42,9 +42,9 @@ class Loss(NamedTuple):
 # cuDNN's best correct algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the
 # share stands behind it. Between two measured H the border lies halfway; B is a class that ends at
 # a power of two; nothing is said beyond what was measured. The losses of fused.json at H 1024,
-# B 256 were of grids. The loop that runs there now takes half as long, so they are left out; after
-# it only an LSTM in bfloat16 was measured, on an H100: torch.nn's graph takes 1.51 of our time in
-# inference, 1.02 in training.
+# B 256 were of grids. The loops that run there now take half as long, so they are left out; since
+# then only an LSTM in bfloat16 was measured: torch.nn's graph takes 1.51 of our time in inference,
+# 1.40 in training (stacks.jsonl of ad27a64).
 LOSSES = (
     Loss(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
 )
