@@ -165,7 +165,7 @@ class Reading(nn.Module):
 
 
 PLAIN = {
-    "lstm": lambda: openrnn.LSTM(3, 4, bidirectional=True),
+    "lstm": lambda: openrnn.LSTM(3, 4, 2, bidirectional=True),
     "projection": lambda: openrnn.LSTM(3, 4, proj_size=2, cell_clip=CLIP),
     "gru": lambda: openrnn.GRU(3, 4, 2, dropout=0.5),
     "reverse": lambda: openrnn.RNN(3, 4, reverse=True),

@@ -45,7 +45,7 @@ def test_no_function_takes_stack(narrow):
         f"#define NARROW {narrow}\n#define INLINE __device__ __forceinline__\n"
         f"typedef unsigned int uint32;\n{TEXT}\n"
         'extern "C" __global__ void every(float* at, int count) {\n'
-        "#pragma unroll\nfor (int i = 0; i < 2; ++i) {\n"
+        "#pragma unroll\nfor (int i = 0; i < 8; ++i) {\n"
         "const float a = at[i * count], b = at[i * count + 1];\nfloat sum = 0.0f;\n"
         + "\n".join(lines)
         + "\nat[i * count + 2] = sum;\n}\n}\n"

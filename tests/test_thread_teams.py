@@ -56,7 +56,7 @@ def name_of(value):
     thinned(
         itertools.product(
             ((cells.lstm, 256), (cells.lstm, 250), (cells.gru, 256), (cells.peephole_lstm, 250)),
-            ((2, 1, 12), (4, 1, 3), (5, 2, 7), (6, 20, 5)),
+            ((2, 1, 40), (4, 1, 3), (5, 2, 7), (6, 20, 5)),
             (False, True),
         ),
         5,  # no factor of the numbers of values: a fifth has each of them
@@ -140,7 +140,7 @@ FEATURES = {
 
 @shared
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize(("count", "batch"), thinned([(4, 3), (2, 1)], 2))
+@pytest.mark.parametrize(("count", "batch"), thinned([(4, 3), (2, 1), (8, 3)], 3))
 def test_any_step_is_shared(threads, feature, count, batch):
     """What threads share, as one thread computes it; twice, as races come and go."""
     torch.manual_seed(0)
