@@ -27,7 +27,11 @@ from openrnn.codegen.config import (
     saved_names,
     saved_values,
 )
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import (
+    MulticastBackwardConfig,
+    MulticastConfig,
+    MulticastForwardConfig,
+)
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -142,7 +146,7 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
             ]
             assert max(b - a for a, b in itertools.pairwise(shared)) <= config.groups
             assert config.clusters <= dict(limits.places)[config.cluster]
-            if isinstance(config, MULTICAST):
+            if isinstance(config, MulticastConfig):
                 blocks = config.cluster * config.clusters
                 assert config.groups * config.clusters == groups
                 # as many units each, halves of K, and blocks of a cluster with one part of K
@@ -415,7 +419,6 @@ WGMMA = {
         128, 2, 12, 8, n, 2, 2, 2, True, clusters=2, k_parts=2
     ),
 }
-MULTICAST = MulticastForwardConfig, MulticastBackwardConfig  # read operands of 16 bits
 
 
 def wgmma_combinations():
@@ -440,11 +443,11 @@ def test_four_warps_multiply_together(folder, dtype, kind, count):
     configs = [replace(config, **EVERYTHING, **last) if count == most else config]
     if config.kind == "forward" and dtype == "float32":
         halves = [replace(asked, half_operands=True) for asked in configs]
-        configs = halves if isinstance(config, MULTICAST) else configs + halves
+        configs = halves if isinstance(config, MulticastConfig) else configs + halves
     for asked in configs:
         registers = kernels.binary(cell, dtype, asked, "sm_90a").resources.registers
         # setmaxnreg: 384 * 168 = 256 * 232 + 128 * 40; with fewer at the start a launch would hang
-        assert registers == 168 if isinstance(asked, MULTICAST) else registers
+        assert registers == 168 if isinstance(asked, MulticastConfig) else registers
 
 
 @pytest.mark.parametrize("batch", [1, 128, 129, 300])
@@ -618,7 +621,7 @@ def test_forward_whose_r_overflows_is_low_register_in_16_bits():
     assert low_register("bfloat16", 512) == {(True, False, False)}
     assert low_register("float32", 512) == set()
     backward = plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114)
-    assert not any(one.low_register for one in backward if not isinstance(one, MULTICAST))
+    assert not any(one.low_register for one in backward if not isinstance(one, MulticastConfig))
 
 
 def test_the_source_has_numbers_for_names():

@@ -9,7 +9,7 @@ import torch
 import openrnn
 from openrnn import cells, dispatch, memo
 from openrnn.backends.fused import kernels
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import trace
 from openrnn.tuning import plan
 
@@ -110,19 +110,15 @@ FAMILIES = {
     "grid": lambda config: config.clusters > 1 and not config.wgmma,
     "wgmma": lambda config: config.clusters == 1 and config.wgmma,
     "wgmma-grid": lambda config: (
-        config.clusters > 1
-        and config.wgmma
-        and not isinstance(config, MulticastForwardConfig | MulticastBackwardConfig)
+        config.clusters > 1 and config.wgmma and not isinstance(config, MulticastConfig)
     ),
     "low-register": lambda config: config.clusters == 1,
     "low-register-grid": lambda config: config.clusters > 1,
 }
 MULTICAST = {  # of forward or of backward, whose sizes differ
-    "multicast": lambda config: (
-        config.kind == "backward" or isinstance(config, MulticastForwardConfig)
-    ),
+    "multicast": lambda config: config.kind == "backward" or isinstance(config, MulticastConfig),
     "multicast-backward": lambda config: (
-        config.kind == "forward" or isinstance(config, MulticastBackwardConfig)
+        config.kind == "forward" or isinstance(config, MulticastConfig)
     ),
 }
 

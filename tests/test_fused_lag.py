@@ -19,7 +19,7 @@ import openrnn
 from openrnn import cells, store
 from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.nn.repeats import Repeats
@@ -68,23 +68,12 @@ MULTICAST_PLACES = {
 }
 
 
-def too_early(indent, turn, comment):
-    """Changes by which a block says that the operand was read as soon as it is all there.
-
-    That is not too early for the next copy to begin, but for what it overwrites.
-    """
-    read = (
-        f"{indent}if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // {comment}\n"
-    )
-    product = f"\n{indent}multiply_half(here, matrix, a, b, set);\n"
-    waits = [f"mbarrier_wait(mbarrier_at(FULL + {at}), {turn} & 1)" for at in (0, 8)]
-    return {read: "", product: f"\nif (here.warp == 0) {', '.join(waits)};\n{read}{product[1:]}"}
-
-
-TOO_EARLY = {
-    "forward": too_early(12 * " ", "turn", "h was read"),
-    "backward": too_early(16 * " ", "(turn - 1)", "it was read"),
-}
+# A block says that the operand was read when it is all there: not too early for the next copy to
+# begin, but for what it overwrites.
+READ = "        if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // it was read\n"
+PRODUCT = "        multiply_half(here, matrix, a, b, set);\n"
+CAME = ", ".join(f"mbarrier_wait(mbarrier_at(FULL + {at}), turn & 1)" for at in (0, 8))
+TOO_EARLY = {READ: "", PRODUCT: f"if (here.warp == 0) {CAME};\n{READ}{PRODUCT}"}
 SPIN_LIMITS = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
@@ -94,20 +83,20 @@ def with_multicast(test):
     return pytest.mark.gpu(pytest.mark.usefixtures("family")(only(test)))
 
 
-def late(original, when, changes, cell, dtype, config):
-    """The source of a kernel with such lags, and with some words changed."""
+def late(original, when, changes, kind, cell, dtype, config):
+    """The source of a kernel with such lags, and in those of a kind with some words changed."""
     text = original(cell, dtype, config)
-    kinds = MulticastForwardConfig | MulticastBackwardConfig
-    places = MULTICAST_PLACES if isinstance(config, kinds) else PLACES
-    for place, other in (changes | places).items():
+    places = MULTICAST_PLACES if isinstance(config, MulticastConfig) else PLACES
+    changed = changes if kind in (None, config.kind) else {}
+    for place, other in (changed | places).items():
         text = text.replace(place, other)
     return LAG.format(**when) + text
 
 
-def lagged(patch, folder, case, when, changes=None):
+def lagged(patch, folder, case, when, changes=None, kind=None):
     """y and gradients of a layer some of whose warps fall behind."""
     patch.setattr(store, "folder", lambda: folder)
-    patch.setattr(cuda, "source", partial(late, cuda.source, when, changes or {}))
+    patch.setattr(cuda, "source", partial(late, cuda.source, when, changes or {}, kind))
     limit = next(SPIN_LIMITS)
     patch.setitem(BACKENDS, "fused", Fused(spin_limit=limit))
     same_tiles(case, limit)
@@ -126,13 +115,13 @@ def lagging(monkeypatch, tmp_path):
     return make
 
 
-def outcome(folder, changes):
+def outcome(folder, kind):
     """How such a layer with a fault ends: an error's words, or whether its bits are others."""
     case = given(cells.lstm, 1024, 256, torch.bfloat16)
     wanted = step(*case)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            found = lagged(patch, folder, case, ONE_WARP, changes)
+            found = lagged(patch, folder, case, ONE_WARP, TOO_EARLY, kind)
         return "others" if not all(map(torch.equal, found, wanted)) else "the same"
     except RuntimeError as error:
         return str(error)
@@ -205,14 +194,14 @@ def test_with_multicast(request, lagging, cell, dtype, hidden, batch, when):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", TOO_EARLY)
+@pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_an_operand_that_counts_as_read_too_early_is_seen(tmp_path, kind):
     """The next copy overwrites what a late warp still multiplies: these lags show such a fault.
 
     A warp may also wait for ever then. The trap that ends it takes its process with it.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = pool.submit(outcome, tmp_path, TOO_EARLY[kind]).result()
+        found = pool.submit(outcome, tmp_path, kind).result()
     assert found == "others" or "launch failure" in found
 
 
@@ -232,15 +221,14 @@ def test_the_places_are_there():
 
 def test_the_places_of_multicast_are_there():
     """Each once; and the one warp that lags has rows of R, in a cluster with another block."""
-    cell, kinds = trace(cells.lstm), (MulticastForwardConfig, MulticastBackwardConfig)
+    cell = trace(cells.lstm)
     for kind, flags in (("forward", ("save",)), ("backward", ())):
         # what runs there, which the planted faults take for granted
         config = plan.ranked(kind, flags, cell, "bfloat16", 1024, 256, (9, 0), 132)[0]
-        assert isinstance(config, kinds)
-        text, changes = cuda.source(cell, "bfloat16", config), [*TOO_EARLY[kind]]
-        assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *changes))
-        read, product = map(text.index, changes)
-        assert product < read
+        assert isinstance(config, MulticastConfig)
+        text = cuda.source(cell, "bfloat16", config)
+        assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *TOO_EARLY))
+        assert text.index(PRODUCT) < text.index(READ)
         assert config.cluster * config.clusters > BLOCK
         assert config.warps - 4 > WARP
         sums = len(cell.gates) if kind == "forward" else config.k_parts

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from openrnn.codegen.config import (
     RESET_BYTES,
@@ -15,7 +16,7 @@ from openrnn.codegen.trace import Traced
 
 
 @dataclass(frozen=True)
-class _MulticastConfig(KernelConfig):
+class MulticastConfig(KernelConfig):
     """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
 
     Two warpgroups of a block hold its rows of R, each half of its K; of four more warps one copies
@@ -28,6 +29,7 @@ class _MulticastConfig(KernelConfig):
 
     clusters: int = 1
 
+    operand: ClassVar[str]  # what the product reads, in words
     y_flags = False
     most_spilled = 64  # mostly before the loop, by what is in the machine code
     k_parts = 1  # blocks that share K; more in backward
@@ -85,10 +87,11 @@ class _MulticastConfig(KernelConfig):
 
 
 @dataclass(frozen=True)
-class MulticastForwardConfig(_MulticastConfig, ForwardConfig):
+class MulticastForwardConfig(MulticastConfig, ForwardConfig):
     """Forward of large batches."""
 
     skeleton = "multicast_forward.cuh"
+    operand = "h"
 
     def _k_size(self, cell: Traced) -> int:
         return self.units
@@ -101,7 +104,7 @@ class MulticastForwardConfig(_MulticastConfig, ForwardConfig):
 
 
 @dataclass(frozen=True)
-class MulticastBackwardConfig(_MulticastConfig, BackwardConfig):
+class MulticastBackwardConfig(MulticastConfig, BackwardConfig):
     """Backward of large batches.
 
     Args:
@@ -112,6 +115,7 @@ class MulticastBackwardConfig(_MulticastConfig, BackwardConfig):
     k_parts: int = 1
 
     skeleton = "multicast_backward.cuh"
+    operand = "gate gradients"
 
     def _k_size(self, cell: Traced) -> int:
         return len(cell.gates) * self.units

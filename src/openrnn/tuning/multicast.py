@@ -5,11 +5,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from openrnn.codegen.bounds import half_operands
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import (
+    MulticastBackwardConfig,
+    MulticastConfig,
+    MulticastForwardConfig,
+)
 from openrnn.codegen.trace import Traced
 from openrnn.tuning.limits import Limits
 
-Config = TypeVar("Config", MulticastForwardConfig, MulticastBackwardConfig)
+Config = TypeVar("Config", bound=MulticastConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
 SETS = 2  # of rows, which take turns
@@ -68,26 +72,20 @@ def _clusters(units: int, groups: int, limits: Limits) -> int:
 
 
 def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterator[Config]:
+    """The kernel with all of R in registers, where it fits."""
     fragments = config.fragments(cell, dtype)
-    # a warp's cells are of one group
-    if (
-        config.operand_bytes(dtype) != 2
-        or fragments > MOST_FRAGMENTS
-        or config.tiles % config.slots()
-    ):
+    one_group = config.tiles % config.slots() == 0  # of units, whose cells a warp has
+    if config.operand_bytes(dtype) != 2 or fragments > MOST_FRAGMENTS or not one_group:
         return
     made = replace(config, register_fragments=fragments)
     if made.shared(cell, dtype) <= limits.shared:
         yield made
 
 
-def step_time(
-    config: MulticastForwardConfig | MulticastBackwardConfig, batch: int, limits: Limits
-) -> float:
+def step_time(config: MulticastConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     copies = dict(limits.places)[config.cluster] // config.clusters  # of R
-    forward = config.kind == "forward"
-    step, tile, tile_unit = _FORWARD if forward else _BACKWARD
+    step, tile, tile_unit = _FORWARD if config.kind == "forward" else _BACKWARD
     tiles = config.tiles * config.tiles_in_flight
     once = step + tiles * (tile + tile_unit * config.units)
     return once * -(-batch // (config.rows * copies))

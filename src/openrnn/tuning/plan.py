@@ -14,7 +14,7 @@ from openrnn.codegen.config import (
     GridForwardConfig,
     KernelConfig,
 )
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
@@ -36,7 +36,7 @@ def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: 
     """The model's time of one step of the whole batch, in cycles."""
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
         return grid.step_time(cell, dtype, config, batch, limits)
-    if isinstance(config, MulticastForwardConfig | MulticastBackwardConfig):
+    if isinstance(config, MulticastConfig):
         return multicast.step_time(config, batch, limits)
     return cluster.step_time(cell, dtype, config, batch)
 

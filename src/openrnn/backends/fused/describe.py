@@ -3,7 +3,7 @@
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
 from openrnn.codegen.config import KernelConfig
-from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
 from openrnn.tuning import plan, single_step
@@ -42,9 +42,8 @@ def describe(problem: Problem) -> list[str]:
         time = plan.us_of(cell, dtype, config, batch, limits)
         warps = " whose warps multiply four at a time" if config.wgmma else ""
         products = ", products of float16" if config.half_operands else ""
-        products += ", h by TMA" if isinstance(config, MulticastForwardConfig) else ""
-        by_tma = isinstance(config, MulticastBackwardConfig)
-        products += ", gate gradients by TMA" if by_tma else ""
+        if isinstance(config, MulticastConfig):
+            products += f", {config.operand} by TMA"
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
         lines.append(
             f"{name}: {groups} x {blocks} of {config.threads} threads{warps}, "

@@ -62,11 +62,8 @@ backward(const __grid_constant__ BackwardArgs given_args) {
 #endif
     const Place here(args.first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
-    begin_mbarriers();
-    cluster_barrier();
+    const int count = begin_block(args, here, rows);
     const Exchange exchange(args, here);
-    const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     run_warps(here, exchange, count,
               [&] { compute(args, here, exchange, Time(args, count), rows); });
 }

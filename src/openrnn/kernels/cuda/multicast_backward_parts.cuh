@@ -26,6 +26,10 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
 // that step, and what any block multiplies two steps later depends on all of those.
 INLINE uint32 message_tag(int step) { return step >> 1 & 1; }
 
+INLINE float2 untagged(const uint32* words) {
+    return make_float2(__uint_as_float(words[0] & ~1u), __uint_as_float(words[1] & ~1u));
+}
+
 // A lane's place in the messages of one sender to one block.
 INLINE unsigned char* message_place(const Place& here, unsigned char* messages, int sender) {
     return messages +
@@ -102,12 +106,8 @@ INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, 
         #pragma unroll
         for (int k = 0; k < K_PARTS; ++k) {
             float2 sums = own;
-            if (k < part && k < K_PARTS - 1)
-                sums = make_float2(__uint_as_float(words[k][2 * s] & ~1u),
-                                   __uint_as_float(words[k][2 * s + 1] & ~1u));
-            if (k > part)
-                sums = make_float2(__uint_as_float(words[max(k - 1, 0)][2 * s] & ~1u),
-                                   __uint_as_float(words[max(k - 1, 0)][2 * s + 1] & ~1u));
+            if (k < part && k < K_PARTS - 1) sums = untagged(words[k] + 2 * s);
+            if (k > part) sums = untagged(words[max(k - 1, 0)] + 2 * s);
             total.x += sums.x, total.y += sums.y;
         }
         cells.d_state[s][0][0] += total.x, cells.d_state[s][1][0] += total.y;
@@ -249,21 +249,13 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_weights(args, here, matrix, others);
-    const int half_of_k = here.warp / 4;
-    const uint32 full = mbarrier_at(FULL + half_of_k * 8);
-    const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
-    const uint32 a = matrix_descriptor(others);
-    const uint32 b =
-        descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    const Turns turns(here, others);
     uint32 turn = 0;
     for (int i = 0; i <= time.count && time.count > 0; ++i)
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             if (i > 0) {
-                mbarrier_wait(full, turn++ & 1);
-                multiply_half(here, matrix, a, b, set);
-                compute_barrier();
-                if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // it was read
+                turns.multiply(here, matrix, set, turn++);
                 send_sums(here, exchange, set, i - 1);
             }
             step_set(args, exchange, time, saved_place, bits, fragment, sets[set], total, i);

@@ -101,6 +101,37 @@ INLINE void publish_operand(const Place& here, const Exchange& exchange, int cou
         }
 }
 
+// The start of a block: the batch row of each of its rows, mbarriers. Returns how many steps the
+// longest of its rows has.
+template <class Args>
+INLINE int begin_block(const Args& args, const Place& here, int* rows) {
+    number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
+    begin_mbarriers();
+    cluster_barrier();
+    return int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
+}
+
+// What a warp's products have in common.
+struct Turns {
+    uint32 full, their_empty;  // mbarriers: of its half of K, and a lane's, of one block each
+    uint32 a, b;               // lower halves of descriptors: of R, and of the operand
+
+    INLINE Turns(const Place& here, const unsigned char* others) {
+        const int half_of_k = here.warp / 4;
+        full = mbarrier_at(FULL + half_of_k * 8);
+        their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
+        a = matrix_descriptor(others);
+        b = descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    }
+    // One turn of a set, once its operand is there: then all shares of its sums are.
+    INLINE void multiply(const Place& here, const Matrix& matrix, int set, uint32 turn) const {
+        mbarrier_wait(full, turn & 1);
+        multiply_half(here, matrix, a, b, set);
+        compute_barrier();
+        if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // it was read
+    }
+};
+
 // The roles of warps: `compute` is the loop of those that multiply.
 template <class Compute>
 INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Compute compute) {

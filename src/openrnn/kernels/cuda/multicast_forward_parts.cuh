@@ -174,20 +174,12 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     SetCells cells[SETS];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) cells[set].begin(args, here, exchange, time, rows, set);
-    const int half_of_k = here.warp / 4;
-    const uint32 full = mbarrier_at(FULL + half_of_k * 8);
-    const uint32 their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
-    const uint32 a = matrix_descriptor(others);
-    const uint32 b =
-        descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    const Turns turns(here, others);
     uint32 turn = 0;
     for (int i = 0; i < time.count; ++i)
         #pragma unroll
         for (int set = 0; set < SETS; ++set, ++turn) {
-            mbarrier_wait(full, turn & 1);
-            multiply_half(here, matrix, a, b, set);
-            compute_barrier();
-            if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // h was read
+            turns.multiply(here, matrix, set, turn);
             step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[set], i);
         }
     #pragma unroll
