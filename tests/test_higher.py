@@ -7,6 +7,7 @@ from cases import CELLS, require, thinned
 import openrnn
 from openrnn import cells, reference
 from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
 from openrnn.higher import functions, network, tangent
 from openrnn.spec import Problem
 
@@ -77,11 +78,13 @@ CASES = {
 
 def twice(layer, given, options, leaves, wanted):
     """The gradients of a call, and the gradients of what is made of them."""
-    dice, seed = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    device = given[0].device
+    dice, seed = (torch.Generator(device).manual_seed(seed) for seed in (1, 2))
 
     def mixed(tensors):
         return sum(
-            (t * torch.randn(t.shape, generator=dice, dtype=t.dtype)).sum() + (t**2).sum()
+            (t * torch.randn(t.shape, generator=dice, dtype=t.dtype, device=device)).sum()
+            + (t**2).sum()
             for t in tensors
         )
 
@@ -229,7 +232,7 @@ def test_what_is_left_to_the_reference(spec, dtype, words):
 
 def test_large_products_are_left_to_the_reference(monkeypatch):
     """There its loop takes less; `test_they_are_those_of_the_reference` sees that kernels run."""
-    monkeypatch.setattr(network, "MOST_ELEMENTS", 15)
+    monkeypatch.setattr(BACKENDS["cpu"], "derives_up_to", 15)
     network.refusal.cache_clear()
     monkeypatch.setattr(functions, "backward", lambda *_: pytest.fail("kernels ran"))
     layer, x = openrnn.LSTM(3, 4, backend="cpu", dtype=F64), torch.randn(3, 4, 3, dtype=F64)

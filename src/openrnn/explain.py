@@ -113,7 +113,7 @@ def explain(
 
 def _derivatives(problem: Problem, backend: str) -> list[str]:
     """Which of those that kernels have elsewhere are the reference's here, and why."""
-    if not problem.grad or not dispatch.BACKENDS[backend].derives:
+    if not problem.grad or not dispatch.BACKENDS[backend].derives_up_to:
         return []
     why = network.refusal(backend, problem, problem.batch)
     forward = network.refusal(backend, problem, None)

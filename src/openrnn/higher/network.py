@@ -1,13 +1,14 @@
 """Which calls have second derivatives by kernels, and networks as loops that have them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from openrnn import philox, request
 from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
-from openrnn.dispatch import BACKENDS
+from openrnn.dispatch import BACKENDS, place_of
 from openrnn.errors import CellError
 from openrnn.higher import functions
 from openrnn.higher.functions import Pass
@@ -19,10 +20,6 @@ from openrnn.spec import Problem, Spec
 from openrnn.turned import forward as turned_forward
 from openrnn.turned import turn
 
-# B * H beyond which products over all steps take most of the time: the reference was as quick at
-# 4,096 or so, and takes three quarters of the time at 8,192 (benchmarks/log/cpu.md)
-MOST_ELEMENTS = 4096
-
 Loop = Callable[[str, Call], Outputs]
 
 
@@ -30,20 +27,19 @@ Loop = Callable[[str, Call], Outputs]
 def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
     """Why second derivatives of a call of this backend are the reference's; None if they are not.
 
-    Looks at values only.
-
     Args:
+        problem: if it names no compute capability, the current device's counts.
         batch: B, where it is known.
     """
-    spec = problem.spec
-    if not BACKENDS[backend].derives:
+    spec, most = problem.spec, BACKENDS[backend].derives_up_to
+    if not most:
         return f"backend {backend} runs no derived cells"
     if spec.proj_size:
         return "the network has a projection"
     if problem.dtype not in (torch.float32, torch.float64):
         return "numbers of 16 bits"
-    if batch is not None and batch * spec.hidden_size > MOST_ELEMENTS:
-        return f"B * H is {batch * spec.hidden_size}, and kernels are quicker up to {MOST_ELEMENTS}"
+    if batch is not None and batch * spec.hidden_size > most:
+        return f"B * H is {batch * spec.hidden_size}, and kernels are quicker up to {most}"
     try:
         tangent = spec_of(spec)
     except CellError as error:
@@ -52,7 +48,13 @@ def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
         tangent, problem.dtype, problem.device, grad=True, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
-    return next(iter(BACKENDS[backend].refusals(derived)), None)
+    # the tangent cell has more gates, so its recurrent matrix may not fit where the cell's does
+    capability, processors = problem.capability, problem.processors
+    if capability is None:
+        capability, processors = place_of(torch.device(problem.device))
+    derived = replace(derived, capability=capability, processors=processors)
+    why = next(iter(BACKENDS[backend].refusals(derived)), None)
+    return why and f"for {tangent.cell.partition('@')[0]}, {why}"
 
 
 def differentiated(

@@ -5,6 +5,7 @@ tf32 or, in forward loops where h is bounded, of float16, which has as many bits
 (`codegen/bounds.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ class Fused(Backend):
 
     name = "fused"
     recomputes = True
+    derives_up_to = math.inf
     can = Capabilities(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32}),
