@@ -5,7 +5,7 @@ import torch
 from cases import CELLS, require, thinned
 
 import openrnn
-from openrnn import cells, reference
+from openrnn import cells, memo, reference
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.higher import functions, network, tangent
@@ -233,12 +233,12 @@ def test_what_is_left_to_the_reference(spec, dtype, words):
 def test_large_products_are_left_to_the_reference(monkeypatch):
     """There its loop takes less; `test_they_are_those_of_the_reference` sees that kernels run."""
     monkeypatch.setattr(BACKENDS["cpu"], "derives_up_to", 15)
-    network.refusal.cache_clear()
+    memo.clear()
     monkeypatch.setattr(functions, "backward", lambda *_: pytest.fail("kernels ran"))
     layer, x = openrnn.LSTM(3, 4, backend="cpu", dtype=F64), torch.randn(3, 4, 3, dtype=F64)
     (grad,) = torch.autograd.grad(layer(x.requires_grad_())[0].sum(), x, create_graph=True)
     grad.square().sum().backward()
-    network.refusal.cache_clear()
+    memo.clear()
 
 
 def test_a_projection_still_has_second_derivatives():

@@ -23,14 +23,21 @@ from openrnn.turned import turn
 Loop = Callable[[str, Call], Outputs]
 
 
-@memo(1024)
 def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
     """Why second derivatives of a call of this backend are the reference's; None if they are not.
 
     Args:
-        problem: if it names no compute capability, the current device's counts.
+        problem: if it names no compute capability, that of the current device is taken.
         batch: B, where it is known.
     """
+    if problem.capability is None:
+        capability, processors = place_of(torch.device(problem.device))
+        problem = replace(problem, capability=capability, processors=processors)
+    return _refusal(backend, problem, batch)
+
+
+@memo(1024)
+def _refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
     spec, most = problem.spec, BACKENDS[backend].derives_up_to
     if not most:
         return f"backend {backend} runs no derived cells"
@@ -49,10 +56,7 @@ def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
     # the tangent cell has more gates, so its recurrent matrix may not fit where the cell's does
-    capability, processors = problem.capability, problem.processors
-    if capability is None:
-        capability, processors = place_of(torch.device(problem.device))
-    derived = replace(derived, capability=capability, processors=processors)
+    derived = replace(derived, capability=problem.capability, processors=problem.processors)
     why = next(iter(BACKENDS[backend].refusals(derived)), None)
     return why and f"for {tangent.cell.partition('@')[0]}, {why}"
 
