@@ -35,6 +35,7 @@ def cases() -> Iterator[Case]:
                 }  # fmt: skip
         for masks in (False, True):  # h by TMA
             yield {"cell": cell, "hidden": 1024, "batch": 250, "masks": masks, "steps": 3}
+            yield {"cell": cell, "hidden": 1280, "batch": 48, "masks": masks, "steps": 3}
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}

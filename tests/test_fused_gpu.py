@@ -166,6 +166,9 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
         (cells.mgu, 128, 41), (cells.mgu, 253, 130), (cells.mgu, 512, 17),
         (cells.rnn_tanh, 253, 130), (cells.rnn_tanh, 512, 17),
         (cells.lstm, 1024, 256), (cells.gru, 768, 256),
+        # a part of R in shared memory
+        (cells.lstm, 1277, 47), (cells.lstm, 1536, 130), (cells.lstm, 2048, 17),
+        (cells.gru, 1280, 130), (cells.gru, 2041, 41), (cells.rnn_tanh, 2048, 70),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )  # fmt: skip

@@ -145,7 +145,8 @@ def masks_of(names, steps, batch):
 @other_streams
 @pytest.mark.parametrize(
     ("cell", "hidden", "batch"),
-    [(cells.lstm, 1024, 256), (cells.gru, 768, 300), (cells.rnn_tanh, 512, 64)],
+    [(cells.lstm, 1024, 256), (cells.gru, 768, 300), (cells.rnn_tanh, 512, 64),
+     (cells.lstm, 1536, 70)],
     ids=named,
 )  # fmt: skip
 def test_a_graph_replays_with_other_inputs(cell, hidden, batch):
@@ -290,7 +291,8 @@ def test_two_stages_of_a_pipeline_on_one_device(loops, masks):
 @pytest.mark.parametrize(
     ("cell", "hidden", "batch", "dtype"),
     [(cells.lstm, 1024, 256, BF16), (cells.lstm, 1024, 300, FP16), (cells.lstm, 768, 130, TF32),
-     (cells.gru, 640, 256, BF16), (cells.rnn_tanh, 512, 70, BF16)],
+     (cells.gru, 640, 256, BF16), (cells.rnn_tanh, 512, 70, BF16),
+     (cells.lstm, 1280, 48, BF16), (cells.gru, 1536, 130, FP16)],
     ids=named,
 )  # fmt: skip
 def test_states_of_all_steps(cell, hidden, batch, dtype, masks):

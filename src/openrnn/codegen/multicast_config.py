@@ -46,8 +46,12 @@ class MulticastConfig(KernelConfig):
     def groups_of_block(self) -> int:
         return self.groups // self.cluster
 
+    def k_of_block(self, cell: Traced) -> int:
+        """Values of a row that a block holds."""
+        return self._k_size(cell) // self.k_parts
+
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return self._k_size(cell) // self.k_tile_size(dtype) // 2 // self.k_parts
+        return self.k_of_block(cell) // self.k_tile_size(dtype) // 2
 
     def _block_sums(self, cell: Traced) -> int:
         """Sums that a block computes, of 8 units each."""

@@ -9,8 +9,8 @@ A batch that was measured only without a mask takes that kernel's shape and dela
 mask, too. How much of R is in registers then follows from the model, since masks take registers.
 
 Between two measured batches the choice is among their two kernels and the model's first, by the
-model's times scaled to the measured ones. Below the least measured batch its kernel runs, a grid
-without its delay, which is for more rows. Elsewhere the model chooses.
+model's times scaled to the measured ones. Below the least measured batch its kernel runs where it
+is no grid: how a grid divides R, and its delay, are for more rows. Elsewhere the model chooses.
 """
 
 import csv
@@ -103,9 +103,9 @@ def fastest_first(
     # of two rows with one shape the nearer one gives the delay
     near = sorted(near, key=lambda row: abs(row.batch_tiles - batch_tiles), reverse=True)
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
-    known = {
-        by_shape[shape].delayed(0 if below else row.delay): row for shape, row in rows_of.items()
-    }
+    known = {by_shape[shape].delayed(row.delay): row for shape, row in rows_of.items()}
+    if below:
+        known = {config: row for config, row in known.items() if config.clusters == 1}
     if not known:
         return configs
     # measured microseconds for each expected cycle

@@ -37,7 +37,7 @@ def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: 
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
         return grid.step_time(cell, dtype, config, batch, limits)
     if isinstance(config, MulticastConfig):
-        return multicast.step_time(config, batch, limits)
+        return multicast.step_time(cell, config, batch, limits)
     return cluster.step_time(cell, dtype, config, batch)
 
 
