@@ -62,6 +62,15 @@ def test_the_tangent_cell_is_the_derivative_along_a_direction(key, clip):
     assert traced.summed == {*made.cell.gates}  # as kernels like it
 
 
+def test_a_tangent_cell_is_registered_once():
+    """Memos are forgotten, and the registry of cells is not."""
+    spec = cells.gru.spec(3, HIDDEN)
+    made, count = tangent.tangent_of(spec).cell, len(cells._CELLS)
+    memo.clear()
+    assert tangent.tangent_of(spec).cell is made
+    assert len(cells._CELLS) == count
+
+
 CASES = {
     "plain": ("lstm", {}, ()),
     "states": ("lstm", {}, ("states",)),

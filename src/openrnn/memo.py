@@ -2,7 +2,7 @@
 
 A memo is a function whose results are kept by its arguments. Nothing in it depends on values of
 tensors, so clearing costs time and nothing else. A resource is kept as well, but for as long as the
-process lives: loaded kernels, which may be running, handles and streams.
+process lives: loaded kernels, which may be running, handles, streams and registered cells.
 """
 
 from collections.abc import Callable

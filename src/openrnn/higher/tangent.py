@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openrnn.backends.base import traced
 from openrnn.cells import Cell, Clip, cell, lookup
-from openrnn.memo import memo
+from openrnn.memo import memo, resource
 from openrnn.names import Names
 from openrnn.spec import Spec
 
@@ -56,7 +56,7 @@ def spec_of(spec: Spec) -> Spec:
     )  # fmt: skip
 
 
-@memo(256)
+@resource  # for as long as the registry of cells, where each call would make another
 def _tangent(key: str, summed: frozenset[str], reads: frozenset[str]) -> Tangent:
     of = lookup(key)
     gates, states = range(len(of.gates)), range(len(of.states))
