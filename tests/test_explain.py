@@ -227,6 +227,19 @@ def test_a_gpu_may_be_supposed():
     assert table.chosen is not None
 
 
+def test_says_which_derivatives_are_the_references():
+    """Without gradients forward mode alone is asked for, and is said to be."""
+    layer, x = openrnn.LSTM(3, 4, proj_size=2, backend="cpu"), torch.zeros(7, 5, 3)
+    why = "the reference's: the network has a projection"
+    both = f"second derivatives and forward mode are {why}"
+    assert both in openrnn.explain(layer, x, quiet=True).rows[0].details
+    with torch.no_grad():
+        assert f"forward mode is {why}" in openrnn.explain(layer, x, quiet=True).rows[0].details
+    large = openrnn.LSTM(3, 64, backend="cpu"), torch.zeros(7, 128, 3)
+    assert "second derivatives are the reference's: B * H is 8192" in openrnn.explain(*large).text
+    assert "the reference's" not in openrnn.explain(*large, grad=False).text
+
+
 def test_follows_grad_mode_and_training():
     layer = openrnn.LSTM(3, 4, 2, dropout=0.5)
     assert openrnn.explain(layer, quiet=True).problem.drops

@@ -1,8 +1,12 @@
 """Second derivatives by kernels: which calls have them, and that they are the reference's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import CELLS, require, thinned
+from derivatives import KEYS, twice
+from torch.utils._pytree import tree_leaves
 
 import openrnn
 from openrnn import cells, memo, reference
@@ -12,11 +16,12 @@ from openrnn.higher import functions, network, tangent
 from openrnn.spec import Problem
 
 F64 = torch.float64
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HOPPER, AMPERE = ((9, 0), 132), ((8, 0), 108)  # compute capability, multiprocessors
 STEPS, BATCH, HIDDEN = 6, 4, 5
 
 
 # each cell, and those that take a clip with one; a landing has some of these
-KEYS = [key for key, cell in CELLS.items() if not cell.dependent_product]
 ALIKE = ("rnn_relu", "coupled_lstm", "mgu")  # have no operation that others have not
 TANGENTS = [
     *(pytest.param(key, None, marks=[pytest.mark.slow] if key in ALIKE else []) for key in KEYS),
@@ -85,24 +90,14 @@ CASES = {
 }
 
 
-def twice(layer, given, options, leaves, wanted):
-    """The gradients of a call, and the gradients of what is made of them."""
-    device = given[0].device
-    dice, seed = (torch.Generator(device).manual_seed(seed) for seed in (1, 2))
+def called(layer, given, options):
+    """A call whose results are flat and whose dropout is always the same."""
 
-    def mixed(tensors):
-        return sum(
-            (t * torch.randn(t.shape, generator=dice, dtype=t.dtype, device=device)).sum()
-            + (t**2).sum()
-            for t in tensors
-        )
+    def call():
+        drops = {"generator": torch.Generator().manual_seed(2)} if layer.dropout else {}
+        return tree_leaves(layer(*given, **options, **drops))
 
-    drops = {"generator": seed} if layer.dropout else {}
-    y, *states = layer(*given, **options, **drops)
-    flat = [y, *(s for group in states for s in (group if isinstance(group, tuple) else (group,)))]
-    first = torch.autograd.grad(mixed(flat), wanted, create_graph=True)
-    second = torch.autograd.grad(mixed(first), leaves, allow_unused=True, materialize_grads=True)
-    return [*first, *second]
+    return call
 
 
 def draw(name):
@@ -145,9 +140,9 @@ def test_they_are_those_of_the_reference(monkeypatch, name):
     """Of x, states and parameters, in float64, and by kernels alone."""
     require("cpu")
     ours, plain, given, call, leaves = draw(name)
-    wanted = twice(plain, given, call, *[[*leaves, *plain.parameters()]] * 2)
+    wanted = twice(called(plain, given, call), *[[*leaves, *plain.parameters()]] * 2)
     monkeypatch.setattr(reference, "run", None)
-    found = twice(ours, given, call, *[[*leaves, *ours.parameters()]] * 2)
+    found = twice(called(ours, given, call), *[[*leaves, *ours.parameters()]] * 2)
     for have, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
 
@@ -172,9 +167,9 @@ def test_a_gradient_penalty_needs_no_more_than_x(monkeypatch):
     """The first gradient of x alone, the second of parameters alone."""
     require("cpu")
     ours, plain, given, call, (x, *_) = draw("plain")
-    wanted = twice(plain, given, call, [*plain.parameters()], [x])
+    wanted = twice(called(plain, given, call), [*plain.parameters()], [x])
     monkeypatch.setattr(reference, "run", None)
-    found = twice(ours, given, call, [*ours.parameters()], [x])
+    found = twice(called(ours, given, call), [*ours.parameters()], [x])
     for have, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
 
@@ -232,22 +227,82 @@ def test_many_second_gradients_at_a_time():
 )
 def test_what_is_left_to_the_reference(spec, dtype, words):
     problem = Problem(spec, dtype, "cpu", grad=True)
-    found = network.refusal("cpu", problem, 1024)
+    found = network.refusal("cpu", problem, CPU, 1024)
     assert found is None if words is None else words in found
+    assert network.forward_refusal("cpu", problem, CPU) == found  # whatever B
     if words is None:
-        assert "B * H is 4100" in network.refusal("cpu", problem, 1025)
-    assert "no derived cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"), None)
+        assert "B * H is 4100" in network.refusal("cpu", problem, CPU, 1025)
+    assert "no tangent cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"), CUDA, None)
+
+
+FITS_NO_KERNEL = (
+    "for the derivative of lstm, a cell of 9 gates, hidden_size {}: its recurrent matrix"
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "hidden", "more", "words"),
+    [
+        (HOPPER, 512, {}, None),
+        (HOPPER, 1024, {}, f"{FITS_NO_KERNEL.format(1024)} fits no kernel of compute capability 9"),
+        (AMPERE, 192, {}, None),
+        (AMPERE, 200, {}, FITS_NO_KERNEL.format(200)),
+        (((12, 0), 170), 128, {"lengths": True, "reset": True}, None),
+        (((12, 0), 170), 136, {"lengths": True, "reset": True}, FITS_NO_KERNEL.format(136)),
+        (HOPPER, 64, {"dtype": torch.bfloat16}, "16 bits"),
+        (HOPPER, 64, {"precision": "ieee"}, "float32 products in ieee precision"),
+    ],
+    ids=str,
+)
+def test_which_calls_kernels_take_on_a_gpu(place, hidden, more, words):
+    """By values alone; the layers themselves have kernels everywhere but in ieee precision."""
+    capability, processors = place
+    given = {"dtype": torch.float32, "precision": "tf32", **more}
+    problem = Problem(
+        cells.lstm.spec(3, hidden), device="cuda", capability=capability, processors=processors,
+        grad=True, **given,
+    )  # fmt: skip
+    assert bool(BACKENDS["fused"].refusals(problem)) == (given["precision"] == "ieee")
+    for found in (
+        network.refusal("fused", problem, CUDA, 4096),
+        network.forward_refusal("fused", problem, CUDA),
+    ):
+        assert found is None if words is None else words in found
+
+
+def test_forward_mode_of_frozen_layers_needs_no_kernel_that_runs_backward():
+    """On an A100 those hold less."""
+    problem = Problem(
+        cells.gru.spec(3, 512), torch.float32, "cuda", AMPERE[0], precision="tf32",
+        processors=AMPERE[1],
+    )  # fmt: skip
+    assert network.forward_refusal("fused", problem, CUDA) is None
+    trained = replace(problem, grad=True)
+    assert not BACKENDS["fused"].refusals(trained)
+    assert "hidden_size 512" in network.forward_refusal("fused", trained, CUDA)
+    assert "hidden_size 512" in network.refusal("fused", problem, CUDA, 1)
+
+
+def test_it_is_the_device_of_the_tensors_that_is_asked(monkeypatch):
+    """Not the current one; and on a CPU none."""
+    places = {0: HOPPER, 1: ((8, 9), 128)}
+    monkeypatch.setattr(network, "place_of", lambda device: places[device.index])
+    problem = Problem(cells.lstm.spec(3, 64), torch.float32, "cuda", grad=True, precision="tf32")
+    for of in (network.forward_refusal, lambda *given: network.refusal(*given, 4)):
+        first, second = (of("fused", problem, torch.device("cuda", index)) for index in (0, 1))
+        assert first is None
+        assert "compute capability 8.9 with 128 multiprocessors" in second
+        on_cpu = Problem(problem.spec, torch.float32, "cpu", grad=True)
+        assert of("cpu", on_cpu, CPU) is None
 
 
 def test_large_products_are_left_to_the_reference(monkeypatch):
     """There its loop takes less; `test_they_are_those_of_the_reference` sees that kernels run."""
-    monkeypatch.setattr(BACKENDS["cpu"], "derives_up_to", 15)
-    memo.clear()
+    monkeypatch.setattr(BACKENDS["cpu"], "tangents_up_to", 15)
     monkeypatch.setattr(functions, "backward", lambda *_: pytest.fail("kernels ran"))
     layer, x = openrnn.LSTM(3, 4, backend="cpu", dtype=F64), torch.randn(3, 4, 3, dtype=F64)
     (grad,) = torch.autograd.grad(layer(x.requires_grad_())[0].sum(), x, create_graph=True)
     grad.square().sum().backward()
-    memo.clear()
 
 
 def test_a_projection_still_has_second_derivatives():

@@ -18,6 +18,8 @@ from openrnn.printed import Printed
 from openrnn.reference import Reference
 from openrnn.spec import Problem
 
+Place = tuple[tuple[int, int] | None, int | None]  # compute capability, multiprocessors
+
 # in order of preference
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Cpu(), Fused(), Cudnn(), Reference())
@@ -86,7 +88,7 @@ class Table(Printed):
         return "\n".join([str(self.problem), *lines])
 
 
-def place_of(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
+def place_of(device: torch.device) -> Place:
     """What a problem says of a device: compute capability and multiprocessors; None where none."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None, None

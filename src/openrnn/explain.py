@@ -104,19 +104,21 @@ def explain(
         )  # fmt: skip
     table = dispatch.explain(problem, name)
     if table.chosen:
-        notes += _derivatives(problem, table.chosen)
+        notes += _derivatives(problem, table.chosen, where)
         more = notes + ([measured(problem, table.chosen, where)] if measure else [])
         more += scheduled(problem, table.chosen, where) if schedule else []
         table = dispatch.described(table, *more)
     return table.printed(quiet)
 
 
-def _derivatives(problem: Problem, backend: str) -> list[str]:
+def _derivatives(problem: Problem, backend: str, device: torch.device) -> list[str]:
     """Which of those that kernels have elsewhere are the reference's here, and why."""
-    if not problem.grad or not dispatch.BACKENDS[backend].derives_up_to:
+    if not dispatch.BACKENDS[backend].tangents_up_to:
         return []
-    why = network.refusal(backend, problem, problem.batch)
-    forward = network.refusal(backend, problem, None)
+    forward = network.forward_refusal(backend, problem, device)
+    if not problem.grad:
+        return [f"forward mode is the reference's: {forward}"] if forward else []
+    why = network.refusal(backend, problem, device, problem.batch)
     what = "second derivatives" if forward is None else "second derivatives and forward mode"
     return [f"{what} are the reference's: {why}"] if why else []
 

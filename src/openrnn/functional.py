@@ -153,7 +153,7 @@ def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
         return None
     grad = seen.grad and torch.is_grad_enabled()
     route = choose(name, asked._replace(transform=False, grad=grad))
-    return None if transforms.refusal(route, seen) else route
+    return None if transforms.refusal(route, seen, asked.device) else route
 
 
 class Plain(NamedTuple):

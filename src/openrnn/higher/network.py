@@ -1,4 +1,4 @@
-"""Which calls have second derivatives by kernels, and networks as loops that have them."""
+"""Which calls have derivatives by kernels of the tangent cell, and networks as loops of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from openrnn import philox, request
 from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
-from openrnn.dispatch import BACKENDS, place_of
+from openrnn.cells import lookup
+from openrnn.dispatch import BACKENDS, Place, place_of
 from openrnn.errors import CellError
 from openrnn.higher import functions
 from openrnn.higher.functions import Pass
@@ -21,44 +22,60 @@ from openrnn.turned import forward as turned_forward
 from openrnn.turned import turn
 
 Loop = Callable[[str, Call], Outputs]
+NOWHERE: Place = (None, None)
 
 
-def refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
+def refusal(backend: str, problem: Problem, device: torch.device, batch: int | None) -> str | None:
     """Why second derivatives of a call of this backend are the reference's; None if they are not.
 
     Args:
-        problem: if it names no compute capability, that of the current device is taken.
+        device: where its tensors are; asked if the problem names no compute capability.
         batch: B, where it is known.
     """
-    if problem.capability is None:
-        capability, processors = place_of(torch.device(problem.device))
-        problem = replace(problem, capability=capability, processors=processors)
-    return _refusal(backend, problem, batch)
+    why = _refusal(backend, problem, _place(problem, device), True)
+    if why is None and batch is not None:
+        width, most = batch * problem.spec.hidden_size, BACKENDS[backend].tangents_up_to
+        if width > most:
+            return f"B * H is {width}, and kernels are quicker up to {most}"
+    return why
+
+
+def forward_refusal(backend: str, problem: Problem, device: torch.device) -> str | None:
+    """The same of forward mode, whatever B: there kernels were quicker at all sizes measured."""
+    return _refusal(backend, problem, _place(problem, device), problem.grad)
+
+
+def _place(problem: Problem, device: torch.device) -> Place:
+    """What decides which kernels of the tangent cell there are."""
+    if problem.capability is not None:
+        return problem.capability, problem.processors
+    return place_of(device) if device.type == "cuda" else NOWHERE
 
 
 @memo(1024)
-def _refusal(backend: str, problem: Problem, batch: int | None) -> str | None:
-    spec, most = problem.spec, BACKENDS[backend].derives_up_to
-    if not most:
-        return f"backend {backend} runs no derived cells"
+def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | None:
+    """What no B changes; grad: the loop of the tangent cell also runs backward."""
+    spec = problem.spec
+    if not BACKENDS[backend].tangents_up_to:
+        return f"backend {backend} runs no tangent cells"
     if spec.proj_size:
         return "the network has a projection"
     if problem.dtype not in (torch.float32, torch.float64):
         return "numbers of 16 bits"
-    if batch is not None and batch * spec.hidden_size > most:
-        return f"B * H is {batch * spec.hidden_size}, and kernels are quicker up to {most}"
     try:
         tangent = spec_of(spec)
     except CellError as error:
         return str(error)
-    derived = request.for_backend(
-        tangent, problem.dtype, problem.device, grad=True, training=False, lengths=problem.lengths,
+    asked = request.for_backend(
+        tangent, problem.dtype, problem.device, grad=grad, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
     # the tangent cell has more gates, so its recurrent matrix may not fit where the cell's does
-    derived = replace(derived, capability=problem.capability, processors=problem.processors)
-    why = next(iter(BACKENDS[backend].refusals(derived)), None)
-    return why and f"for {tangent.cell.partition('@')[0]}, {why}"
+    capability, processors = place
+    asked = replace(asked, capability=capability, processors=processors)
+    why = next(iter(BACKENDS[backend].refusals(asked)), None)
+    name, gates = lookup(spec.cell).name, len(tangent.gates)
+    return why and f"for the derivative of {name}, a cell of {gates} gates, {why}"
 
 
 def differentiated(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from openrnn import op
@@ -54,13 +55,12 @@ def look(x: Tensor, params: Sequence[Tensor], others: Sequence[Tensor | None]) -
     return Seen(weights.grad or rows.grad, active.forward > 0)
 
 
-def refusal(route: Route, seen: Seen) -> str | None:
+def refusal(route: Route, seen: Seen, device: torch.device) -> str | None:
     """Why the reference runs a call that kernels would run without transforms; or None."""
     name, problem = route.how.backend, route.problem
     if name == "reference":
         return "no other backend takes it"
-    # whatever B: kernels were quicker at all sizes measured
-    return network.refusal(name, problem, None) if seen.forward else None
+    return network.forward_refusal(name, problem, device) if seen.forward else None
 
 
 def run(route: Route, seen: Seen, *inputs: Any) -> Sequence[Tensor]:

@@ -225,7 +225,7 @@ def _by_kernels(name: str, call: Call, tensors: Sequence[Tensor | None]) -> bool
         return False
     if not network.is_loop(problem.spec) or not x.numel():
         return False
-    return network.refusal(name, problem, x.shape[1]) is None
+    return network.refusal(name, problem, x.device, x.shape[1]) is None
 
 
 def _second(

@@ -38,7 +38,7 @@ def tangent_loop(name: str, call: Call, out: Outputs, along: Direction) -> Input
 
     Args:
         name: of the backend.
-        call: the loop, of which `network.refusal` is None.
+        call: the loop, of which `network.forward_refusal` is None.
         out: what it returned, all states among it.
         along: the tangents of its inputs.
     """

@@ -40,7 +40,7 @@ class Cpu(Backend):
     name = "cpu"
     # beyond, products over all steps take most of the time: the reference was as quick at 4,096 or
     # so, and takes three quarters of the time at 8,192 (benchmarks/log/cpu.md)
-    derives_up_to = 4096
+    tangents_up_to = 4096
     can = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),

@@ -59,7 +59,7 @@ class Fused(Backend):
 
     name = "fused"
     recomputes = True
-    derives_up_to = math.inf
+    tangents_up_to = math.inf
     can = Capabilities(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32}),
