@@ -264,6 +264,19 @@ def forward_penalty(case, layer):
     )
 
 
+def of_tangents(case, layer):
+    """Nothing but the tangent records gradients."""
+    layer.requires_grad_(False)
+    dx = case.dx.detach().requires_grad_()
+    alone = jvp(layer, (case.x[0],), (dx[0],))[1]
+    mapped = jvp(vmap(layer), (case.x,), (dx,))[1]
+    each = vmap(lambda x, dx: jvp(layer, (x,), (dx,))[1])(case.x, dx)
+    with forward_ad.dual_level():
+        out = tree_leaves(layer(forward_ad.make_dual(case.x[0], dx[0])))
+        dual = [forward_ad.unpack_dual(part).tangent for part in out]
+    return [torch.autograd.grad(loss(one), dx)[0] for one in (alone, mapped, each, dual)]
+
+
 def curvature(case, layer):
     if layer.backend == "cpu":
         layer.backend = "auto"  # a backend that is named refuses
@@ -272,7 +285,7 @@ def curvature(case, layer):
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}], ids=str)
 @pytest.mark.parametrize(
-    "run", [twice_reverse, forward_of_reverse, penalty, forward_penalty, curvature]
+    "run", [twice_reverse, forward_of_reverse, penalty, forward_penalty, of_tangents, curvature]
 )
 def test_a_derivative_of_a_derivative(run, options):
     """By kernels or by the reference; the tensors of levels that have ended are taken as such."""

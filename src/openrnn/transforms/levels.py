@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from openrnn.tensors import plain
 
@@ -33,7 +34,7 @@ def active() -> Active:
     kinds = [level.key() for level in _functorch.get_interpreter_stack() or ()]
     maps, reverse, jvps = (kinds.count(kind) for kind in (_KIND.Vmap, _KIND.Grad, _KIND.Jvp))
     # a jvp of torch.func enters torch's dual level, too
-    duals = max(jvps, 1 + torch.autograd.forward_ad._current_level)
+    duals = max(jvps, 1 + forward_ad._current_level)
     return Active(maps, reverse, duals, len(kinds) - maps - reverse - jvps)
 
 
@@ -56,7 +57,7 @@ class Wrapped(NamedTuple):
 
     Args:
         plain: below all wrappers each is a tensor with memory of its own.
-        grad: autograd or a level records gradients of one.
+        grad: autograd or a level records gradients of one, or of its tangent.
         batched: the levels of `vmap` that map one, and how many members each has.
         tracked: the levels that differentiate one backward.
     """
@@ -67,6 +68,14 @@ class Wrapped(NamedTuple):
     tracked: frozenset[int]
 
 
+def _moved(tensor: Tensor) -> bool:
+    """Whether gradients of a tensor's tangent are recorded; torch maps no question after it."""
+    if _functorch.is_batchedtensor(tensor):
+        return False
+    tangent = forward_ad.unpack_dual(tensor).tangent
+    return tangent is not None and any(inner.requires_grad for inner in layers(tangent))
+
+
 def seen(tensors: Iterable[Tensor | None]) -> Wrapped:
     """What the levels make of these."""
     every, grad, batched, tracked = True, False, dict[int, int](), set[int]()
@@ -75,7 +84,7 @@ def seen(tensors: Iterable[Tensor | None]) -> Wrapped:
             continue
         inner = given
         for inner in layers(given):
-            grad = grad or inner.requires_grad
+            grad = grad or inner.requires_grad or _moved(inner)
             if _functorch.is_batchedtensor(inner):
                 size = _functorch.get_unwrapped(inner).shape[_functorch.maybe_get_bdim(inner)]
                 batched[_functorch.maybe_get_level(inner)] = size
