@@ -1,6 +1,8 @@
 """Second derivatives by kernels: which calls have them, and that they are the reference's."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -268,6 +270,37 @@ def test_which_calls_kernels_take_on_a_gpu(place, hidden, more, words):
         network.forward_refusal("fused", problem, CUDA),
     ):
         assert found is None if words is None else words in found
+
+
+SIZES = re.findall(
+    r"^\| (\d+)\.(\d+) \(.*?\) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$",
+    (Path(__file__).parents[1] / "docs" / "transforms.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("row", SIZES, ids=" ".join)
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=["lstm", "gru"])
+def test_the_sizes_in_the_documentation(cell, row):
+    """docs/transforms.md names the largest H that fit: 8 more do not."""
+    major, minor, processors, *sizes = (int(word.replace(",", "")) for word in row)
+
+    def fits(hidden, grad):
+        problem = Problem(
+            cell.spec(64, hidden), torch.float32, "cuda", (major, minor), grad, precision="tf32",
+            processors=processors,
+        )  # fmt: skip
+        ways = [network.forward_refusal("fused", problem, CUDA)]
+        ways += [network.refusal("fused", problem, CUDA, 4)] if grad else []
+        assert len({why is None for why in ways}) == 1
+        return ways[0] is None
+
+    for size, grad in zip(sizes, (True, False), strict=True):
+        assert (fits(size, grad), fits(size + 8, grad)) == (True, False)
+
+
+def test_the_documentation_has_a_table_of_sizes():
+    assert len(SIZES) == 7
 
 
 def test_forward_mode_of_frozen_layers_needs_no_kernel_that_runs_backward():
