@@ -323,16 +323,17 @@ def test_coupled_gates(direction, flag):
     one = only(model)
     assert one.layer.cell is openrnn.cells.coupled_lstm
     assert_close(as_onnx(one, torch.from_numpy(X)), runtime(model, X=X))
-    vectors = np.zeros((len(arrays["W"]), 3 * HIDDEN), np.float32)
-    model = model_of("LSTM", arrays | {"P": vectors}, direction=direction, input_forget=1)
-    with pytest.raises(ValueError, match="input_forget=1 with P is not taken"):
-        openrnn.from_onnx(model)
 
 
 REFUSED = {
-    "clip=0.5 bounds what gates read": {"clip": 0.5},
-    "activations must be Sigmoid,Tanh,Tanh, got Sigmoid,Relu,Tanh": {
-        "activations": ["Sigmoid", "Relu", "Tanh"]
+    "clip must be above 0, got -0.5": {"clip": -0.5},
+    "activations must be of Affine, Elu, HardSigmoid, ": {
+        "activations": ["Sigmoid", "Mish", "Tanh"]
+    },
+    "activations must be 3, got 2": {"activations": ["Sigmoid", "Tanh"]},
+    "activation Affine needs a number in activation_beta, got none": {
+        "activations": ["Sigmoid", "Affine", "Tanh"],
+        "activation_alpha": [1.0],
     },
     "direction must be one of forward, reverse, bidirectional, got 'up'": {"direction": "up"},
     "W of direction bidirectional must have 2 along its first axis, got shape (1, 24, 3)": {

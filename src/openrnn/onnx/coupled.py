@@ -17,10 +17,8 @@ def coupled(weights: Mapping[str, Any], reverse: bool, batch_first: bool) -> Lay
     ONNX Runtime computes f = 1 - i. Our cell has i = 1 - f, so its f = sigmoid(-a_i).
 
     Raises:
-        ValueError: the node has peepholes, or W and R are no matrices of four gates.
+        ValueError: W and R are no matrices of four gates.
     """
-    if "P" in weights:
-        raise ValueError("input_forget=1 with P is not taken: needs one of them")
     w, r = (as_tensor(name, weights[name]) for name in ("W", "R"))
     hidden = r.shape[-1]
     if w.dim() != 3 or r.shape[1] != 4 * hidden or w.shape[1] != 4 * hidden:

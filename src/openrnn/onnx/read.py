@@ -11,8 +11,10 @@ from torch import Tensor
 from openrnn.convert import from_weights
 from openrnn.convert.arrays import as_tensor
 from openrnn.nn import Layer
+from openrnn.onnx.activations import Activation, activations
 from openrnn.onnx.constants import Constants, bodies, load
 from openrnn.onnx.coupled import coupled
+from openrnn.onnx.own import USUAL, own_cell, with_cell
 
 INPUTS = {
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
@@ -23,8 +25,8 @@ OUTPUTS = {"LSTM": ("Y", "Y_h", "Y_c"), "GRU": ("Y", "Y_h"), "RNN": ("Y", "Y_h")
 WEIGHTS = ("W", "R", "B", "P")
 STATES = ("initial_h", "initial_c")
 DIRECTIONS = ("forward", "reverse", "bidirectional")
-ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
-# alpha and beta belong to activations that are refused; the last is of opsets 1 and 3
+RELU = activations(["Relu"])
+# the last is of opsets 1 and 3
 READ = {
     "hidden_size", "direction", "activations", "activation_alpha", "activation_beta", "clip",
     "layout", "linear_before_reset", "input_forget", "output_sequence",
@@ -151,25 +153,35 @@ def _attributes(node: Any) -> dict[str, Any]:
     direction = found.get("direction", b"forward").decode()
     if direction not in DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, got '{direction}'")
-    if "clip" in found:
-        raise ValueError(
-            f"clip={found['clip']:g} bounds what gates read, which no layer of ours does "
-            "(cell_clip bounds the cell state)"
-        )
     layout = found.get("layout", 0)
     if layout not in (0, 1):
         raise ValueError(f"layout must be 0 or 1, got {layout}")
-    plain = ACTIVATIONS[node.op_type] * (2 if direction == "bidirectional" else 1)
-    asked = [word.decode() for word in found.get("activations", [])] or plain
-    wanted = [plain, ["Relu"] * len(plain)] if node.op_type == "RNN" else [plain]
-    if [word.lower() for word in asked] not in [[word.lower() for word in row] for row in wanted]:
-        choice = " or ".join(",".join(row) for row in wanted)
-        raise ValueError(f"activations must be {choice}, got {','.join(asked)}")
+    clip = found.get("clip", 0.0)
+    if "clip" in found and not clip > 0:
+        raise ValueError(f"clip must be above 0, got {clip:g}")
     return {
         "hidden_size": found.get("hidden_size"), "direction": direction, "layout": layout,
         "coupled": node.op_type == "LSTM" and bool(found.get("input_forget")),
-        "relu": asked[0].lower() == "relu", "reset_after": found.get("linear_before_reset", 0) != 0,
+        "reset_after": found.get("linear_before_reset", 0) != 0, "clip": clip,
+        "functions": _functions(node.op_type, direction, found),
     }  # fmt: skip
+
+
+def _functions(operator: str, direction: str, found: Mapping[str, Any]) -> tuple[Activation, ...]:
+    """The functions of a node, the same in both of its directions."""
+    usual = USUAL[operator]
+    if not found.get("activations"):
+        return usual
+    asked = activations(
+        [word.decode() for word in found["activations"]],
+        found.get("activation_alpha", ()), found.get("activation_beta", ()),
+    )  # fmt: skip
+    each, count = len(usual), 2 if direction == "bidirectional" else 1
+    if len(asked) != each * count:
+        raise ValueError(f"activations must be {each * count}, got {len(asked)}")
+    if asked != asked[:each] * count:
+        raise ValueError("activations must be the same in both directions, got others in each")
+    return asked[:each]
 
 
 def _layer(operator: str, known: Mapping[str, Any], arrays: Mapping[str, Any]) -> Layer:
@@ -182,17 +194,27 @@ def _layer(operator: str, known: Mapping[str, Any], arrays: Mapping[str, Any]) -
                 f"{name} of direction {direction} must have {count} along its first axis, "
                 f"got shape {array.shape}"
             )
+    functions, reverse = known["functions"], direction == "reverse"
     if operator == "LSTM":
         cell = "peephole_lstm" if "P" in weights else "lstm"
     elif operator == "GRU":
         cell = "gru" if known["reset_after"] else "gru_reset_before"
     else:
-        cell = "rnn_relu" if known["relu"] else "rnn_tanh"
-    reverse, batch_first = direction == "reverse", known["layout"] == 1
-    if known["coupled"]:
-        layer = coupled(weights, reverse, batch_first)
+        cell = "rnn_relu" if functions == RELU else "rnn_tanh"
+    own = bool(known["clip"]) or functions not in (USUAL[operator], RELU)
+    if own and cell == "gru_reset_before":
+        raise ValueError(
+            "clip and other activations than Sigmoid,Tanh are taken of a GRU with "
+            "linear_before_reset=1, got 0"
+        )
+    if known["coupled"] and not own and "P" not in weights:
+        layer = coupled(weights, reverse, known["layout"] == 1)
     else:
-        layer = from_weights(weights, "onnx", cell=cell, reverse=reverse, batch_first=batch_first)
+        options = {"reverse": reverse, "batch_first": known["layout"] == 1}
+        layer = from_weights(weights, "onnx", cell=cell, **options)
+        if own or known["coupled"]:
+            asked = functions, known["clip"], known["coupled"], "P" in weights
+            layer = with_cell(layer, own_cell(operator, *asked))
     if known["hidden_size"] not in (None, layer.hidden_size):
         raise ValueError(
             f"hidden_size must be {layer.hidden_size}, as R has it, got {known['hidden_size']}"
