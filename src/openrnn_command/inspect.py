@@ -134,7 +134,9 @@ def convert(
     cell: Annotated[
         str | None, option("The cell, a name of openrnn.cells, where the arrays fit several")
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Read only the arrays whose names begin so")] = "",
+    prefix: Annotated[
+        str, typer.Option(help="Read only the arrays, or nodes, whose names begin so")
+    ] = "",
     bidirectional: Annotated[
         bool | None,
         option("Whether there are two directions, where neither names nor shapes say it"),
@@ -152,17 +154,19 @@ def convert(
 ) -> int:
     """Turn a file of one library's weights into a file of another library's.
 
-    The ending of a file's name says what it is. IN may be .safetensors, .npz, .pt, .h5 or .keras,
-    and OUT one of the first three.
+    The ending of a file's name says what it is. IN may be .safetensors, .npz, .pt, .h5, .keras or
+    .onnx, and OUT one of the first three.
     """
     from openrnn.convert import command
     from openrnn.lm.config import refusing
+    from openrnn.onnx import stack
 
     asked = command.Options(
         source, target, cell, prefix, bidirectional, hidden, layers, proj, sum_biases, heads
     )
+    reader = stack.read_layer if given.suffix == ".onnx" else command.read_layer
     with refusing():
-        typer.echo(command.execute(given, out, asked))
+        typer.echo(command.execute(given, out, asked, reader))
     return 0
 
 

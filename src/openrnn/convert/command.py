@@ -1,5 +1,6 @@
 """`openrnn convert`: a file of one library's weights into one of another's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from openrnn.convert.advice import AdviceError, Argument
 from openrnn.convert.flat import FlatSizes
 from openrnn.convert.libraries import LIBRARIES, library
 from openrnn.convert.weights import read, tensors
+from openrnn.nn import Layer
 
 NAMES = ", ".join(LIBRARIES)
 # the options of the command for the arguments of `from_weights` and `to_weights`
@@ -34,31 +36,44 @@ class Options:
     heads: int = 1
 
 
-def execute(given: Path, out: Path, asked: Options) -> str:
+def read_layer(given: Path, asked: Options) -> Layer:
+    """The layer of a file of arrays.
+
+    Raises:
+        ValueError: the file is not of the library.
+        OSError: it cannot be read.
+    """
+    arrays, cell = files.read(given)
+    sizes = FlatSizes(
+        asked.hidden_size, asked.num_layers, bool(asked.bidirectional), asked.proj_size
+    )
+    return read(
+        arrays, asked.source, sizes, asked.cell or cell, asked.prefix, asked.bidirectional, {},
+        in_order=False,
+    )  # fmt: skip
+
+
+def execute(
+    given: Path, out: Path, asked: Options, reader: Callable[[Path, Options], Layer] = read_layer
+) -> str:
     """Converts a file; returns what it was and what was written, in one line.
+
+    Args:
+        given, out: the files.
+        asked: how to read and write them.
+        reader: makes the layer of a file and what is asked.
 
     Raises:
         ValueError: the file is not of the library, or the target cannot hold it.
         OSError: a file cannot be read or written.
     """
     try:
-        return _execute(given, out, asked)
+        library("--from", asked.source), library("--to", asked.target)
+        files.check_written(out)
+        layer = reader(given, asked)
+        made = tensors(layer, asked.target, asked.sum_biases, asked.heads)
     except AdviceError as error:
         parts = [FLAGS[part.name] if isinstance(part, Argument) else part for part in error.args]
         raise ValueError("".join(parts)) from error
-
-
-def _execute(given: Path, out: Path, asked: Options) -> str:
-    library("--from", asked.source), library("--to", asked.target)
-    files.check_written(out)
-    arrays, cell = files.read(given)
-    sizes = FlatSizes(
-        asked.hidden_size, asked.num_layers, bool(asked.bidirectional), asked.proj_size
-    )
-    layer = read(
-        arrays, asked.source, sizes, asked.cell or cell, asked.prefix, asked.bidirectional, {},
-        in_order=False,
-    )  # fmt: skip
-    made = tensors(layer, asked.target, asked.sum_biases, asked.heads)
     files.write(out, made)
     return f"{layer}: {len(made)} arrays of {asked.target} in {out}"
