@@ -132,6 +132,16 @@ def test_a_traced_packed_sequence_may_have_another_batch(backend):
             torch.testing.assert_close(a, b)
 
 
+def test_an_exported_packed_sequence_says_what_to_write():
+    """By torch.export and by what builds on it; a call after it is as ever."""
+    model, x, lengths = Packing("cpu").eval(), torch.randn(5, 3, 3), torch.tensor([5, 2, 3])
+    with pytest.raises(
+        NotImplementedError, match=r"y, state = layer\(x, lengths=lengths\) in place"
+    ):
+        torch.export.export(model, (x, lengths))
+    model(x, lengths)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [name for name in ON_CPU if name != "reference"])
 def test_aot_inductor(backend, tmp_path):

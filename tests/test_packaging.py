@@ -61,6 +61,16 @@ def test_a_workflow_runs_targets_that_there_are(path):
     assert set(used) <= targets
 
 
+def test_examples_inside_other_libraries_are_run():
+    """Two of those that install a library, so that a release of theirs or ours is noticed."""
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    names = re.findall(r"run: make example NAME=(\w+)$", text, re.MULTILINE)
+    assert len(set(names)) == 2
+    for name in names:
+        assert (ROOT / "examples" / f"{name}.py").is_file()
+        assert (ROOT / "examples" / "requirements" / f"{name}.txt").is_file()
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_is_one(path):
     """`check-jsonschema --builtin-schema vendor.github-workflows` says more."""

@@ -229,6 +229,7 @@ class Layer(TorchNames):
         self, given: PackedSequence, hx: Any, generator: torch.Generator | None
     ) -> tuple[PackedSequence, Any]:
         checks.packed(given)
+        foreign.refuse_packed_export(self)
         self._check_input(given.data)
         states = self._states(hx, int(given.batch_sizes[0]), 3)
         if given.sorted_indices is not None and states is not None:

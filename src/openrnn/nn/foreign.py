@@ -47,3 +47,16 @@ def refuse_script(module: nn.Module) -> NoReturn:
         f"torch.jit.script cannot compile {type(module).__name__} of openrnn: use torch.jit.trace "
         "or torch.export, or convert it to torch.nn with openrnn.convert(module, to='torch') first"
     )
+
+
+def refuse_packed_export(module: nn.Module) -> None:
+    """Raises NotImplementedError where torch.export records: a packed sequence has no sizes there.
+
+    torch's own layers fail with a guard on numbers that are not known.
+    """
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(
+            f"{type(module).__name__} of openrnn cannot be exported with a PackedSequence: write "
+            "y, state = layer(x, lengths=lengths) in place of pack_padded_sequence, the call and "
+            "pad_packed_sequence; lengths may have any order"
+        )
