@@ -66,6 +66,11 @@ def quietly(model, **options):
     return openrnn.convert(model, quiet=True, **options)
 
 
+def asked(kind):
+    """An RNN cell on a CPU is turned where a backend is named."""
+    return {"backend": "cpu"} if kind == "rnn_cell" else {}
+
+
 @every_backend
 @every_layer
 def test_outputs_and_gradients_are_those_of_torch(backend, kind):
@@ -89,7 +94,7 @@ def test_everything_about_it_stays(kind, dtype, training):
     module.note = "mine too"
     text, before = repr(module), dict(module.state_dict(keep_vars=True))
     parameters = [(name, id(p), p.requires_grad) for name, p in module.named_parameters()]
-    quietly(module)
+    quietly(module, **asked(kind))
     assert type(module) is getattr(openrnn, type(module).__name__)
     assert [(n, id(p), p.requires_grad) for n, p in module.named_parameters()] == parameters
     after = dict(module.state_dict(keep_vars=True))
@@ -97,6 +102,7 @@ def test_everything_about_it_stays(kind, dtype, training):
     assert all(after[name] is value for name, value in before.items())
     assert module.training is training
     assert module.note == "mine too"
+    module.backend = "auto"
     assert repr(module) == text
 
 
@@ -106,7 +112,7 @@ def test_there_and_back_is_the_same_module(kind):
     before, x = dict(vars(module)), x_of(module)
     face, want = type(module), run(module, x)
     parameters = list(module.parameters())
-    done = quietly(module)
+    done = quietly(module, **asked(kind))
     back = done.revert()
     assert type(module) is face
     assert back.model is module
@@ -121,7 +127,7 @@ def test_there_and_back_is_the_same_module(kind):
         assert all(a is b for a, b in zip(module._flat_weights, parameters, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(run(module, x), want))
     # and once more, by the other way
-    quietly(module)
+    quietly(module, **asked(kind))
     assert type(module) is not face
     quietly(module, to="torch")
     assert type(module) is face
@@ -500,6 +506,21 @@ def test_what_is_left_untouched_and_why(kind):
     assert all(vars(model[0])[name] is value for name, value in before.items())
     done.revert()
     assert type(model[1]) is nn.GRU
+
+
+def test_an_rnn_cell_on_a_cpu_is_left_unless_asked_for():
+    """Torch's is as fast or faster in a loop; on other devices it is turned."""
+    model = nn.ModuleList([nn.RNNCell(3, 4), nn.RNNCell(3, 4, device="meta"), nn.GRUCell(3, 4)])
+    done = quietly(model)
+    assert [row.swapped for row in done.rows] == [False, True, True]
+    assert "one call of openrnn.RNN takes less than either" in done.rows[0].note
+    assert type(model[0]) is nn.RNNCell
+    assert quietly(model, backend="cpu").rows[0].swapped
+    assert type(model[0]) is openrnn.RNNCell
+    assert quietly(model).rows[0].note == "left: of openrnn already"
+    ours = openrnn.RNNCell(3, 4)
+    quietly(ours, to="torch").revert()
+    assert type(ours) is openrnn.RNNCell
 
 
 def test_torchscript_is_left():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_convert import LAYERS, flat, quietly, run, same, x_of
+from test_convert import LAYERS, asked, flat, quietly, run, same, x_of
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -113,11 +113,12 @@ def test_a_subclass_is_both_and_runs_ours(kind):
     face, text, keys = type(module), repr(module), list(module.state_dict())
     x, parameters = x_of(module), list(module.parameters())
     want = run(module, x)
-    done = quietly(module, subclass=True)
+    done = quietly(module, subclass=True, **asked(kind))
     twin = getattr(openrnn, face.__name__)
     assert isinstance(module, face)
     assert isinstance(module, twin)
     assert type(module).forward is twin.forward
+    module.backend = "auto"
     assert repr(module) == text
     assert list(module.state_dict()) == keys
     assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
