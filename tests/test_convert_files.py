@@ -64,8 +64,8 @@ def test_the_command_converts_files_both_ways(tmp_path, capsys, ending, write):
 def test_bfloat16_in_files(tmp_path):
     given = {name: tensor.bfloat16() for name, tensor in weights().items()}
     files.write(tmp_path / "a.safetensors", given)
-    found, cell = files.read(tmp_path / "a.safetensors")
-    assert cell is None
+    found, said = files.read(tmp_path / "a.safetensors")
+    assert said == (None, False)
     assert all(torch.equal(found[name], given[name]) for name in given)
 
 
@@ -215,17 +215,44 @@ def config(kind, **own):
 def test_what_a_keras_model_says_of_its_layers():
     with zipfile.ZipFile(DATA / "gru_both.keras") as archive:
         real = json.loads(archive.read("config.json"))
-    assert keras.cell_of(real) == "gru"
-    assert keras.cell_of([config("GRU", reset_after=False)]) == "gru_reset_before"
-    assert keras.cell_of({"layers": [config("SimpleRNN", activation="relu")]}) == "rnn_relu"
-    assert keras.cell_of([config("LSTM"), config("GRU")]) is None
-    assert keras.cell_of([config("Dense")]) is None
+    assert keras.said(real) == ("gru", False)
+    assert keras.said([config("GRU", reset_after=False)]) == ("gru_reset_before", False)
+    assert keras.said({"layers": [config("SimpleRNN", activation="relu")]}) == ("rnn_relu", False)
+    assert keras.said([config("LSTM"), config("GRU")]) == (None, False)
+    assert keras.said([config("Dense")]) == (None, False)
+    assert keras.said([config("LSTM", go_backwards=True)] * 2) == ("lstm", True)
+    with pytest.raises(
+        ValueError, match="some recurrent layers have go_backwards=True and some not"
+    ):
+        keras.said([config("LSTM", go_backwards=True), config("LSTM")])
+
+
+def test_a_keras_model_that_runs_backwards(tmp_path, capsys):
+    """Its file says go_backwards, which is a reverse layer; torch has none."""
+    h5py = pytest.importorskip("h5py", reason="h5py reads these files; the extra hdf5 has it")
+    layer = openrnn.LSTM(3, 4, reverse=True, bias_mode="input")
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        for place, array in enumerate(openrnn.to_weights(layer, "keras").values()):
+            file[f"layers/lstm/cell/vars/{place}"] = array
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+        archive.write(tmp_path / "weights.h5", "model.weights.h5")
+        archive.writestr("config.json", json.dumps([config("LSTM", go_backwards=True)]))
+    command = ["convert", str(tmp_path / "a.keras"), str(tmp_path / "b.pt"), "--from", "keras"]
+    assert cli.main([*command, "--to", "openrnn"]) == 0
+    assert "reverse=True" in capsys.readouterr().out
+    made = torch.load(tmp_path / "b.pt")
+    assert all(torch.equal(made[name], tensor) for name, tensor in layer.state_dict().items())
+    assert cli.main([*command, "--to", "torch"]) == 2
+    assert "reverse" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
-        (config("LSTM", go_backwards=True), "LSTM a has go_backwards=True, ours only False"),
+        (
+            config("Bidirectional", layer=config("LSTM", go_backwards=True)),
+            "LSTM a has go_backwards=True inside a Bidirectional",
+        ),
         (config("LSTM", activation="relu"), "LSTM a has activation='relu', ours only 'tanh'"),
         (config("GRU", recurrent_activation="hard_sigmoid"), "recurrent_activation='hard_sigmoid'"),
         (config("SimpleRNN", activation="gelu"), "ours only 'tanh' or 'relu'"),
@@ -235,4 +262,4 @@ def test_what_a_keras_model_says_of_its_layers():
 )
 def test_keras_layers_that_compute_something_else(layer, text):
     with pytest.raises(ValueError, match=text):
-        keras.cell_of({"config": {"layers": [config("Dense"), layer]}})
+        keras.said({"config": {"layers": [config("Dense"), layer]}})

@@ -43,13 +43,13 @@ def read_layer(given: Path, asked: Options) -> Layer:
         ValueError: the file is not of the library.
         OSError: it cannot be read.
     """
-    arrays, cell = files.read(given)
+    arrays, said = files.read(given)
     sizes = FlatSizes(
         asked.hidden_size, asked.num_layers, bool(asked.bidirectional), asked.proj_size
     )
     return read(
-        arrays, asked.source, sizes, asked.cell or cell, asked.prefix, asked.bidirectional, {},
-        in_order=False,
+        arrays, asked.source, sizes, asked.cell or said.cell, asked.prefix, asked.bidirectional,
+        {"reverse": True} if said.reverse else {}, in_order=False,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openrnn.convert.arrays import Arrays, as_numpy, flatten, ordered
-from openrnn.convert.keras import cell_of
+from openrnn.convert.keras import Said, said
 
 WRITES = (".safetensors", ".npz", ".pt", ".pth")
 # Keras numbers the variables of a cell
@@ -23,8 +23,8 @@ VARIABLES = {
 }
 
 
-def read(path: Path) -> tuple[Arrays, str | None]:
-    """The arrays of a file in the order of their names; and our cell, where the file says it.
+def read(path: Path) -> tuple[Arrays, Said]:
+    """The arrays of a file in the order of their names; and what else it says of its layers.
 
     Names are sorted with numbers by their size, forward before backward. A checkpoint of torch is
     read with `weights_only=True`.
@@ -38,12 +38,12 @@ def read(path: Path) -> tuple[Arrays, str | None]:
         if path.name.endswith(ending):
             path.stat()  # what is not there is not damaged
             try:
-                found, cell = reader(path)
+                found, more = reader(path)
             except ImportError:
                 raise ValueError(
                     f"{path} is read by the package h5py, which is not here: pip install h5py"
                 ) from None
-            return ordered(found), cell
+            return ordered(found), more
     raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
 
 
@@ -72,27 +72,27 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
         torch.save(dict(tensors), path)
 
 
-def _safetensors(path: Path) -> tuple[Arrays, None]:
+def _safetensors(path: Path) -> tuple[Arrays, Said]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        return load(path.read_bytes()), None
+        return load(path.read_bytes()), Said()
     except SafetensorError as error:
         raise ValueError(f"{path} cannot be read as a safetensors file: {error}") from None
 
 
-def _npz(path: Path) -> tuple[Arrays, None]:
+def _npz(path: Path) -> tuple[Arrays, Said]:
     try:
         with zipfile.ZipFile(path):  # numpy reads other files under this name, too
             pass
         with np.load(path, allow_pickle=False) as file:
-            return flatten({name: file[name] for name in file.files}), None
+            return flatten({name: file[name] for name in file.files}), Said()
     except (ValueError, TypeError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} cannot be read as a file of numpy's savez: {error}") from None
 
 
-def _torch(path: Path) -> tuple[Arrays, None]:
+def _torch(path: Path) -> tuple[Arrays, Said]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
@@ -102,7 +102,7 @@ def _torch(path: Path) -> tuple[Arrays, None]:
             f"{path} cannot be read by torch.load(weights_only=True): it needs a file of tensors, "
             "as torch.save(model.state_dict(), path) writes one"
         ) from None
-    return flatten(_tensors(found)), None
+    return flatten(_tensors(found)), Said()
 
 
 def _tensors(found: Any) -> Any:
@@ -114,7 +114,7 @@ def _tensors(found: Any) -> Any:
     return {name: value for name, value in inner.items() if isinstance(value, Tensor) or value}
 
 
-def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, str | None]:
+def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, Said]:
     import h5py
 
     found: dict[str, Any] = {}
@@ -132,25 +132,25 @@ def _hdf5(path: Path, data: Any = None) -> tuple[Arrays, str | None]:
             text = file.attrs.get("model_config")
     except OSError as error:
         raise ValueError(f"{path} cannot be read as an HDF5 file: {error}") from None
-    return flatten(found), None if text is None else cell_of(json.loads(text))
+    return flatten(found), Said() if text is None else said(json.loads(text))
 
 
-def _keras(path: Path) -> tuple[Arrays, str | None]:
+def _keras(path: Path) -> tuple[Arrays, Said]:
     try:
         with zipfile.ZipFile(path) as archive:
             weights = io.BytesIO(archive.read("model.weights.h5"))
             config = json.loads(archive.read("config.json"))
-        cell = cell_of(config)
+        more = said(config)
     except RecursionError:
         raise ValueError(
             f"{path} cannot be read as a model of Keras 3: it is nested too deeply"
         ) from None
     except (zipfile.BadZipFile, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a model of Keras 3: {error}") from None
-    return _hdf5(path, weights)[0], cell
+    return _hdf5(path, weights)[0], more
 
 
-READERS: dict[str, Callable[[Path], tuple[Arrays, str | None]]] = {
+READERS: dict[str, Callable[[Path], tuple[Arrays, Said]]] = {
     ".safetensors": _safetensors,
     ".npz": _npz,
     ".pt": _torch,

@@ -1,22 +1,41 @@
 """What the configuration of a Keras model says of its recurrent layers, and what ours cannot do."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 KINDS = ("LSTM", "GRU", "SimpleRNN")
 # what a layer may say, if it says anything: all else changes what it computes
-EXACT = {"recurrent_activation": ("sigmoid",), "go_backwards": (False,), "merge_mode": ("concat",)}
+EXACT = {"recurrent_activation": ("sigmoid",), "merge_mode": ("concat",)}
 ACTIVATIONS = {"LSTM": ("tanh",), "GRU": ("tanh",), "SimpleRNN": ("tanh", "relu")}
 
 
-def cell_of(config: Any) -> str | None:
-    """The key of our cell of every recurrent layer; None where there are none or several.
+class Said(NamedTuple):
+    """What a file says of its layers beside their arrays.
+
+    Args:
+        cell: the key of our cell of every recurrent layer; None where there are none or several.
+        reverse: whether the layers have one direction, the reverse one (`go_backwards`).
+    """
+
+    cell: str | None = None
+    reverse: bool = False
+
+
+def said(config: Any) -> Said:
+    """What a model's configuration says.
 
     Raises:
-        ValueError: a layer does what ours cannot, as `go_backwards`.
+        ValueError: a layer does what ours cannot, or they run in several directions.
     """
-    found = {_cell(kind, own) for kind, own in _layers(config)}
-    return found.pop() if len(found) == 1 else None
+    layers = [*_layers(config)]
+    found = {_cell(kind, own) for kind, own in layers}
+    turned = {bool(own.get("go_backwards", False)) for _, own in layers}
+    if len(turned) > 1:
+        raise ValueError(
+            "some recurrent layers have go_backwards=True and some not, ours are all of one kind: "
+            "use openrnn.from_weights for each"
+        )
+    return Said(found.pop() if len(found) == 1 else None, turned == {True})
 
 
 def _layers(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -30,8 +49,13 @@ def _layers(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind in KINDS and isinstance(own, dict):
         yield kind, own
     elif kind == "Bidirectional" and isinstance(own, dict):
-        for _, inner in _layers(own.get("layer")):
-            yield _, {**inner, "merge_mode": own.get("merge_mode", "concat")}
+        for inner_kind, inner in _layers(own.get("layer")):
+            if inner.get("go_backwards", False):
+                raise ValueError(
+                    f"{inner_kind} {inner.get('name', inner_kind)} has go_backwards=True inside a "
+                    "Bidirectional, ours runs forward first"
+                )
+            yield inner_kind, {**inner, "merge_mode": own.get("merge_mode", "concat")}
     else:
         for inner in config.values():
             yield from _layers(inner)

@@ -85,7 +85,7 @@ def convert(
     In place, and that to the letter: a module changes its class and stays the same object with the
     same Parameters, buffers, hooks and parametrizations. So optimizers, shared modules, references
     from elsewhere and a model that is itself an `nn.LSTM` need no care, and the state dict stays.
-    What cannot be turned exactly is left, with the reason in its row, and so is an `nn.RNNCell` on a
+    What cannot be turned exactly is left, with the reason in its row; so is an `nn.RNNCell` on a
     CPU, where torch's takes less time, unless a backend is named.
 
     `isinstance(module, nn.LSTM)` is no longer true of a turned module, but with subclass=True.
