@@ -152,7 +152,9 @@ def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
     if asked.training or asked.opaque:
         return None
     grad = seen.grad and torch.is_grad_enabled()
-    route = choose(name, asked._replace(transform=False, grad=grad))
+    # a derivative is that of a function of the weights as they are
+    precision = "tf32" if asked.precision == "bf16" else asked.precision
+    route = choose(name, asked._replace(transform=False, grad=grad, precision=precision))
     return None if transforms.refusal(route, seen, asked.device) else route
 
 

@@ -22,7 +22,7 @@ ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_
 FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
 RECOMPUTE = ("none", "gates")
 LARGEST = 2**31 - 1  # of any size
-PRECISIONS = ("default", "ieee", "tf32")
+PRECISIONS = ("default", "ieee", "tf32", "bf16")  # from "ieee" on each permits more
 _SETTING: Any = torch.backends.cudnn.rnn  # a module whose attributes torch computes
 
 
@@ -78,7 +78,8 @@ class Spec:
         proj_size: P, or 0 for no projection.
         dropout: the probability to drop an output between layers, in training.
         cell_clip: bounds of the cell state where it is read, or None.
-        precision: of float32 products on a GPU: "ieee", "tf32", or "default", torch's own setting.
+        precision: the least that float32 products may have: "ieee"; "tf32", on a GPU; "bf16", which
+            also permits weights rounded to bfloat16, on a CPU; or "default", torch's own setting.
         algorithm: of cuDNN, by name; "auto" leaves it to the backend.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call, instead of
             going on where the last call left it.
@@ -276,13 +277,15 @@ def clip_bounds(clip: Any) -> tuple[float, float] | None:
 
 
 def precision_of(spec: Spec, dtype: torch.dtype, device: str) -> str:
-    """What float32 products on a GPU are computed in, "ieee" or "tf32".
+    """What float32 products may be computed in: "ieee", "tf32", or "bf16" on a CPU.
 
-    By the spec, or else by torch's setting for recurrent networks as it is now.
+    By the spec, or else on a GPU by torch's setting for recurrent networks as it is now.
     """
     asked = spec.precision
     if asked == "default" and dtype == torch.float32 and device == "cuda":
         asked = _SETTING.fp32_precision
+    if asked == "bf16" and dtype == torch.float32 and device == "cpu":
+        return asked
     return "ieee" if asked == "ieee" else "tf32"
 
 
@@ -299,7 +302,7 @@ class Problem:
         steps: T, where known; it informs a report and never decides.
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
-        precision: of float32 products on a GPU, "ieee" or "tf32"; by default as `precision_of` says
+        precision: of float32 products, "ieee", "tf32" or "bf16"; by default as `precision_of` says
             when the problem is made. "int8": gate matrices are int8, which the cpu backend reads.
         opaque: why no address may be taken of one of its tensors, in words; or empty.
     """

@@ -69,7 +69,8 @@ def compiled(job: Job) -> Compiled:
     from openrnn.kernels.cpu import host, loops, objects
 
     spec, dtype = job.spec, job.weights[0].dtype
-    problem, kind = Problem(spec, dtype, "cpu"), str(dtype).removeprefix("torch.")
+    problem = Problem(spec.with_(precision="default"), dtype, "cpu")
+    kind = str(dtype).removeprefix("torch.")
     with torch.no_grad():
         found = functions(baked(problem, job.block, job.weights), job.block)
     public = {"reset": f"{job.name}_reset", "step": f"{job.name}_step"}

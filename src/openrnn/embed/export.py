@@ -39,6 +39,8 @@ def export_native(
     audio thread may call it. In float32 shipped cells call no mathematical library either; the
     header names what is called.
 
+    Weights are exported as they are, also where `precision="bf16"` permits to round them.
+
     The layer is exported as in eval mode, parametrizations computed; hooks and what a subclass adds
     to `forward` are not in it.
 

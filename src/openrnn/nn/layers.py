@@ -26,8 +26,10 @@ EXTRAS = """
         input_mode: "linear", or without an input matrix of layer 0: "skip", x (I = H) is added to
             every gate, or "gates", x (I = G*H) has what is added to each gate, in their order.
         cell_clip: bounds, or one symmetric bound, of the cell state where it is read (LSTM).
-        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting. With
-            "tf32" backend fused may read operands as float16, which has as many bits.
+        precision: of float32 products, "ieee", "tf32" or "bf16", each of which permits more than
+            the one before. "tf32" is for a GPU, where torch's setting is the default; backend fused
+            may read operands as float16, which has as many bits. "bf16" also permits weights
+            rounded to bfloat16, in calls without gradients on a CPU.
         algorithm: of cuDNN, by name; "auto" measures once and takes the fastest with right numbers.
         reset_dropout_state: cuDNN's dropout starts anew from a fresh seed at each call.
         recompute: "none", or "gates": backward computes gates again instead of keeping them, to

@@ -62,8 +62,10 @@ def spec(
         bias_mode: "double", "input", "recurrent" or "none".
         num_proj: P of an LSTM's projection; 0 or, as in cuDNN, num_units means none.
         cell_clip: bounds, or one symmetric bound, of an LSTM's cell state.
-        precision: of float32 products on a GPU, "ieee" or "tf32"; by default torch's setting. With
-            "tf32" backend fused may read operands as float16, which has as many bits.
+        precision: of float32 products, "ieee", "tf32" or "bf16", each of which permits more than
+            the one before. "tf32" is for a GPU, where torch's setting is the default; backend fused
+            may read operands as float16, which has as many bits. "bf16" also permits weights
+            rounded to bfloat16, in calls without gradients on a CPU.
         algorithm: of cuDNN, "standard", "persist_static", "persist_dynamic" or
             "persist_static_small_h"; "auto" takes the fastest.
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.

@@ -9,8 +9,8 @@ from openrnn.spec import Problem
 def compiled(problem: Problem) -> int:
     """Compiles the kernels of calls like this one, of any sizes; returns how many there are.
 
-    They are a time loop that all cells share and this cell's step, in each direction, and the
-    kernels that pack matrices.
+    They are a time loop that all cells share and this cell's step, in each direction, the kernels
+    that pack matrices and, where it is permitted, the product with bfloat16 ones.
     """
     from openrnn.kernels.cpu import matrices
 
@@ -20,4 +20,7 @@ def compiled(problem: Problem) -> int:
     found = {*build.forward(cell, dtype)}
     if problem.grad:
         found |= {*build.backward(cell, dtype)}
-    return len(found) + 1
+    rounds = problem.precision == "bf16"
+    if rounds:
+        matrices.bf16_product()
+    return len(found) + 1 + rounds

@@ -74,7 +74,7 @@ class Cpu(Backend):
         return reasons
 
     def describe(self, problem: Problem) -> list[str]:
-        """How threads share its loops."""
+        """How it reads weights, and how threads share its loops."""
         return describe.describe(problem)
 
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:

@@ -1,17 +1,18 @@
-"""How threads share the loops of a call, for a person."""
+"""How weights are read and threads share the loops of a call, for a person."""
 
 from openrnn.backends.cpu.layer import compute_dtype, layout_of
+from openrnn.backends.cpu.rounding import described
 from openrnn.kernels.cpu import launch
 from openrnn.spec import Problem
 
 
 def describe(problem: Problem) -> list[str]:
-    """Lines for the forward loops and, with gradients, for the backward loops; T and B given."""
+    """Lines for weights and, with T and B, for the loops: forward, with gradients backward."""
     from openrnn.kernels.cpu.plan import sharing_of
     from openrnn.kernels.cpu.sharing import Sharing, run_time
 
     if problem.steps is None or problem.batch is None:
-        return []
+        return described(problem)
     spec, threads, dtype = problem.spec, launch.threads(), compute_dtype(problem.dtype)
     sizes = problem.steps, problem.batch, threads
 
@@ -31,4 +32,4 @@ def describe(problem: Problem) -> list[str]:
             way = sharing_of(layout, backward, *sizes)
             time = run_time(layout, backward, *sizes, way)
             lines[line(("backward" if backward else "forward") + reads, way, time)] = None
-    return [*lines]
+    return [*described(problem), *lines]

@@ -18,6 +18,7 @@ from openrnn.backends.cpu.recorder import (
     slots,
     values,
 )
+from openrnn.backends.cpu.rounding import reads_bf16
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
@@ -54,7 +55,7 @@ class Forward(Recorder):
         count = 0 if problem.grad else min(2, spec.num_layers - 1)
         size = steps * batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(count)]
-        self.int8 = problem.precision == "int8"
+        self.int8, self.bf16 = problem.precision == "int8", reads_bf16(problem, steps, batch)
 
     def begin_layer(self, operation: BeginLayer) -> None:
         """The output of the layer below becomes what this one reads."""
@@ -73,15 +74,18 @@ class Forward(Recorder):
 
     def loop(self, operation: Loop) -> None:
         """The loop of a layer and direction, after its weights are packed."""
+        from openrnn.kernels.cpu import matrices
+
         layer = self.kernels(operation)
         layout, mark = layer.layout, self.workspace.mark()
         saved = self.saved.activations[layer.chain] if self.saved is not None else []
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
-        if plan.packs and not self.int8:
+        if self.bf16 or (plan.packs and not self.int8):
+            kernel = "transpose_bf16" if self.bf16 else "transpose"
             shape = layout.gates, layout.units, layout.padded
-            w_ih = self.panels("transpose", layer, w_ih, shape, layout.inputs)
-            w_hh = self.panels("transpose", layer, w_hh, shape, layout.outputs)
+            w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
+            w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
         shape = 1, layout.outputs, layout.width
         w_hr = self.panels("transpose", layer, w_hr, shape, layout.units)
         read = w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)
@@ -89,6 +93,8 @@ class Forward(Recorder):
         given = self.shared(args, layer, operation, self._x, self._y, read, saved)
         if self.int8:
             self._take_int8(args, given, layer, plan)
+        elif self.bf16:
+            args.packed, args.product = 1, matrices.bf16_product().address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
         given["final"] = self.states_of(layer, "final")
         if self.problem.return_states:
@@ -102,7 +108,7 @@ class Forward(Recorder):
         """The scales of int8 matrices, which are read as they are, and memory to round rows in."""
         from openrnn.kernels.cpu import matrices
 
-        args.packed, args.int8_product = 0, matrices.int8_product().address
+        args.packed, args.product = 0, matrices.int8_product().address
         for name, place in zip(("scales_ih", "scales_hh"), layer.places):
             if place is not None:
                 given[name] = Value(("scales", place))

@@ -192,7 +192,7 @@ class Recorder:
         self, kernel: str, layer: LayerKernels, weight: Value | None, shape: tuple[int, int, int],
         columns: int,
     ) -> Value | None:  # fmt: skip
-        """A weight matrix in panels, written by "transpose" or "pack" of `kernels.cpu.matrices`.
+        """A weight matrix in panels, written by a kernel of `kernels.cpu.matrices`.
 
         Without gradients it may be kept for the next call.
 

@@ -123,7 +123,7 @@ class LoopArgs(Args):
 
     scales_ih: Annotated[int, "w_ih is int8 panels with these scales"]
     scales_hh: Annotated[int, "w_hh is int8 panels with these scales"]
-    int8_product: Annotated[int, "address of the product with int8 panels"]
+    product: Annotated[int, "address of the product with int8 or bfloat16 panels; 0: float32 ones"]
     int8_memory: Annotated[int, "memory [tasks, int8_bytes], for rows that are rounded"]
     int8_bytes: Annotated[int, "of one task"]
 

@@ -76,7 +76,7 @@ def tile_of(args, start, rows, scratch, team, int8_memory):
 
 @njit(nogil=True, error_model="numpy")
 def multiply(args, tile, shape, a, weight, scales, c, accumulate):
-    """C (+)= A times the transposed gate matrix: packed in panels, as it is, or int8 with scales.
+    """C (+)= A times the transposed gate matrix: in panels, as it is, int8 with scales or bfloat16.
 
     Of each gate the units of the thread: whole panels, unless it has them all. Shape is (rows,
     inner); a and c are (address, elements from row to row).
@@ -85,12 +85,12 @@ def multiply(args, tile, shape, a, weight, scales, c, accumulate):
     c_at, columns = c
     begin, end, padded = tile.begin, tile.end, args.padded
     sizes = (args.gates, args.units, padded)
-    if scales != 0:
+    if args.product != 0:
         given = (
             rows, inner, args.gates, args.units, padded, begin, end, a[0], a[1], weight, scales,
             c_at, columns, int64(accumulate), tile.int8_memory,
         )  # fmt: skip
-        call(args.int8_product, given)  # type: ignore[call-arg]  # numba's
+        call(args.product, given)  # type: ignore[call-arg]  # numba's
     elif args.packed == 0:
         units = (begin, min(end, args.units))
         dots(shape, sizes, units, a, (weight, inner), c, accumulate)

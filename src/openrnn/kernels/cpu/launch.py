@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # rows T x B from which on packed matrices pay: at 64 rows and 256 to 1,024 units calls that read
 # them in place take 5 to 20% less, with AVX2 and AVX-512; at 128 they take more as often as less
 PACK_FROM = 96
+# steps from which on bfloat16 panels pay for fewer rows, too. With AVX2, at B 1, I = H of 256 to
+# 1,024, kept ones take 0.8 of the time of float32 at T 8 and 0.7 at T 16, where a call that packs
+# takes 0.8 to 1.3 of it. At T 1 the digest that tells whether they are right takes as long as a
+# step that reads float32
+BF16_STEPS = 16
 
 Address = int
 
@@ -104,6 +109,11 @@ def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:
 def packs(steps: int, batch: int) -> bool:
     """Whether a forward run has rows enough for packing the matrices to pay."""
     return steps * batch >= PACK_FROM
+
+
+def packs_bf16(steps: int, batch: int) -> bool:
+    """Whether a forward run has steps or rows enough for panels of bfloat16 to pay."""
+    return steps >= BF16_STEPS or packs(steps, batch)
 
 
 def threads() -> int:

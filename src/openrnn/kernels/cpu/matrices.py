@@ -1,4 +1,4 @@
-"""Weight matrices in panels, digests of them, their gradients from all teams, int8 products."""
+"""Weight matrices in panels, digests of them, gradients from all teams, other products."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -32,7 +32,9 @@ def _tasks(elements: int, threads: int) -> int:
 
 
 def kernel(name: str, dtype: str) -> objects.CompiledFunction:
-    """One of "transpose", "pack" and "collect"."""
+    """One of "transpose", "transpose_bf16", "pack" and "collect"."""
+    if name == "transpose_bf16":
+        return _bf16_kernels()[1]
     return _kernels()[f"{name}_{dtype}"]
 
 
@@ -48,12 +50,27 @@ def int8_product() -> objects.CompiledFunction:
     return objects.kernels(source, ["int8_product"], "products with int8 weights")[0]
 
 
+@lru_cache(maxsize=1)
+def _bf16_kernels() -> list[objects.CompiledFunction]:
+    names = ["bf16_product", "bf16_transpose"]
+    source = f"from openrnn.kernels.cpu.bf16 import {', '.join(names)}\n"
+    return objects.kernels(source, names, "products with bfloat16 weights")
+
+
+def bf16_product() -> objects.CompiledFunction:
+    """The product with bfloat16 weights, which time loops call."""
+    return _bf16_kernels()[0]
+
+
 def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
-    """Elements of the panels that "transpose" or "pack" writes of a matrix (gates * rows, columns).
+    """Elements of the panels that a kernel writes of a matrix (gates * rows, columns).
 
     "transpose": of the product with its transpose, `columns` rows and gates * padded columns.
+    "transpose_bf16": the same, two in the room of one element.
     "pack": of the product with itself, gates * padded rows.
     """
+    if name == "transpose_bf16":
+        return _whole_panels(gates * padded, dtype) * columns // 2
     if name == "transpose":
         return _whole_panels(gates * padded, dtype) * columns
     return _whole_panels(columns, dtype) * gates * padded

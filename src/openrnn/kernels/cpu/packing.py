@@ -17,10 +17,12 @@ __all__ = [
     "pack_plain_float64",
     "pack_transposed_float32",
     "pack_transposed_float64",
+    "row_sources",
+    "transposed",
 ]
 
 
-def _transposed(emitter: Emitter, rows: list[ir.Value]) -> list[ir.Value]:
+def transposed(emitter: Emitter, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square of vectors: each round interleaves its upper with its lower half."""
     lanes = emitter.lanes
     order = [lane // 2 + lane % 2 * lanes for lane in range(2 * lanes)]
@@ -29,6 +31,28 @@ def _transposed(emitter: Emitter, rows: list[ir.Value]) -> list[ir.Value]:
         halves = [(x, y, half) for x, y in pairs for half in (order[:lanes], order[lanes:])]
         rows = [emitter.shuffle(*each) for each in halves]
     return rows
+
+
+def row_sources(
+    emitter: Emitter, column: ir.Value, sizes: ir.Value, matrix: ir.Value
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Where the weights of LANES columns lie, and how many there are: 0 in a column of padding.
+
+    column: the first of them; sizes and matrix: as `_pack_rows` takes them.
+    """
+    builder = emitter.builder
+    gates, rows_per_gate, padded_unit, inner = cgutils.unpack_tuple(builder, sizes)
+    w, w_row = cgutils.unpack_tuple(builder, matrix)
+    sources = []
+    for lane in map(number, range(emitter.lanes)):
+        place = builder.add(column, lane)
+        gate, unit = builder.udiv(place, padded_unit), builder.urem(place, padded_unit)
+        row = builder.add(builder.mul(gate, rows_per_gate), unit)
+        unit_exists = builder.icmp_unsigned("<", unit, rows_per_gate)
+        exists = builder.and_(unit_exists, builder.icmp_unsigned("<", gate, gates))
+        count = builder.select(exists, inner, number(0))
+        sources.append((emitter.at(w, builder.mul(row, w_row)), count))
+    return sources
 
 
 @intrinsic
@@ -43,18 +67,8 @@ def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter = Emitter(builder, dtype.literal_value)
         _, column, sizes, matrix, out = args
-        gates, rows_per_gate, padded_unit, inner = cgutils.unpack_tuple(builder, sizes)
-        w, w_row = cgutils.unpack_tuple(builder, matrix)
-        lanes = emitter.lanes
-        sources = []  # address, and the number of elements to read: 0 for a column of padding
-        for lane in map(number, range(lanes)):
-            place = builder.add(column, lane)
-            gate, unit = builder.udiv(place, padded_unit), builder.urem(place, padded_unit)
-            row = builder.add(builder.mul(gate, rows_per_gate), unit)
-            unit_exists = builder.icmp_unsigned("<", unit, rows_per_gate)
-            exists = builder.and_(unit_exists, builder.icmp_unsigned("<", gate, gates))
-            count = builder.select(exists, inner, number(0))
-            sources.append((emitter.at(w, builder.mul(row, w_row)), count))
+        lanes, inner = emitter.lanes, builder.extract_value(sizes, 3)
+        sources = row_sources(emitter, column, sizes, matrix)
         blocks = builder.udiv(builder.add(inner, number(lanes - 1)), number(lanes))
         with cgutils.for_range(builder, blocks) as loop:
             first = builder.mul(loop.index, number(lanes))
@@ -64,7 +78,7 @@ def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
                 )
                 for source, count in sources
             ]
-            for k, vector in enumerate(_transposed(emitter, rows)):
+            for k, vector in enumerate(transposed(emitter, rows)):
                 place = builder.add(first, number(k))
                 with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):
                     target = emitter.at(out, builder.mul(place, number(2 * lanes)))

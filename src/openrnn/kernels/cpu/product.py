@@ -22,21 +22,24 @@ from openrnn.kernels.cpu.vectors import (
     number,
 )
 
-__all__ = ["LANES", "PANEL", "dots_float32", "dots_float64", "product_float32", "product_float64"]
+__all__ = [
+    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "product_float32",
+    "product_float64",
+]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
 # 20 sums in 32 vector registers, or 12 in 16, a tile would spill registers.
-_PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
+TILE_PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
-HIGHEST = len(_PANELS)  # rows of a tile of `product`
+HIGHEST = len(TILE_PANELS)  # rows of a tile of `product`
 
 _INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
 
 
 @intrinsic
 def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
-    """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], for rows in _PANELS.
+    """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], rows in TILE_PANELS.
 
     shape: (rows, panels, inner); a, b and c as `product` takes them.
     """
@@ -80,7 +83,7 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
         _, shape, *others = args
         rows, panels, inner = cgutils.unpack_tuple(builder, shape)
         with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
-            for height, most in enumerate(_PANELS, 1):
+            for height, most in enumerate(TILE_PANELS, 1):
                 for width in range(1, most + 1):
                     case(height * 8 + width)
                     emit_case(emitter, height, width, inner, others)
@@ -150,7 +153,7 @@ def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped
 
 
 def _make_product(dtype: str) -> Any:
-    size, panel, widths = SIZES[dtype], PANEL[dtype], _PANELS
+    size, panel, widths = SIZES[dtype], PANEL[dtype], TILE_PANELS
     highest = HIGHEST
 
     @compiled

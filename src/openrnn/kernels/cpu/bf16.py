@@ -1,0 +1,182 @@
+"""Products of float32 rows with bfloat16 weights, for the CPU kernels; sums are float32.
+
+    C[i, j] (+)= sum over k of A[i, k] W[j, k]
+
+The weights lie in panels as `packing` makes them, in half of the memory: [panels, inner, LANES] of
+32 bits. Of a panel's two vectors, the lower half of lane v has unit v of the first, and the upper
+half unit v of the second. One load gives both: a bfloat16 is the upper half of a float32. Sums are
+added up in the order of `product`, so the bits are those of its float32 panels of such weights.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from openrnn.kernels.cpu.args_type import pack_args_at
+from openrnn.kernels.cpu.host import LANES
+from openrnn.kernels.cpu.packing import row_sources, transposed
+from openrnn.kernels.cpu.product import HIGHEST, TILE_PANELS
+from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
+
+__all__ = ["bf16_product", "bf16_transpose"]
+
+_LANES: int = LANES["float32"]
+_PANEL = 2 * _LANES
+_WORDS = ir.VectorType(ir.IntType(32), _LANES)
+_UPPER = _WORDS([0xFFFF0000] * _LANES)
+_SIXTEEN = _WORDS([16] * _LANES)
+
+_INT64_2, _INT64_3, _INT64_4 = (types.UniTuple(types.int64, count) for count in (2, 3, 4))
+
+
+@intrinsic
+def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+    """c[rows, panels * PANEL] (+)= a[rows, inner] w[inner, panels * PANEL], rows in TILE_PANELS.
+
+    shape: (rows, panels, inner); a and c: (address, elements from row to row); w: (address, words
+    from panel to panel).
+    """
+    signature = types.void(_INT64_3, _INT64_2, _INT64_2, _INT64_2, types.boolean)
+
+    def emit_case(
+        emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
+    ) -> None:
+        builder = emitter.builder
+        *matrices, accumulate = args
+        (a, a_row), (w, w_panel), (c, c_row) = (
+            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
+        )
+        sums = [emitter.zeros(2 * width) for _ in range(height)]
+        a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
+        panels = [emitter.at(w, builder.mul(w_panel, number(panel))) for panel in range(width)]
+        with emitter.loop(inner) as k:
+            offset = builder.mul(k, number(_LANES))
+            weights = []
+            for start in panels:
+                words = builder.bitcast(emitter.load(emitter.at(start, offset)), _WORDS)
+                pair = builder.shl(words, _SIXTEEN), builder.and_(words, _UPPER)
+                weights += [builder.bitcast(bits, emitter.vector) for bits in pair]
+            for row, at in enumerate(a_rows):
+                value = emitter.splat(builder.load(emitter.at(at, k), typ=emitter.scalar), _LANES)
+                for slot, vector in zip(sums[row], weights, strict=True):
+                    emitter.add_product(slot, value, vector)
+        for row in range(height):
+            start = emitter.at(c, builder.mul(c_row, number(row)))
+            for column, slot in enumerate(sums[row]):
+                pointer = emitter.at(start, number(column * _LANES))
+                with builder.if_then(accumulate):
+                    total = builder.fadd(emitter.load(pointer), builder.load(slot))
+                    builder.store(total, slot)
+                emitter.store(builder.load(slot), pointer)
+
+    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+        emitter = Emitter(builder, "float32")
+        shape, *others = args
+        rows, panels, inner = cgutils.unpack_tuple(builder, shape)
+        with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
+            for height, most in enumerate(TILE_PANELS, 1):
+                for width in range(1, most + 1):
+                    case(height * 8 + width)
+                    emit_case(emitter, height, width, inner, others)
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
+def bf16_product(  # type: ignore[no-untyped-def]
+    rows, inner, gates, units, padded, first, end, a_at, a_row, w, scales, c_at, c_row, accumulate,
+    memory,
+):  # fmt: skip
+    """C[i, g padded + u] (+)= A[i, :] . W[g, u, :], for the units [first, end) of every gate g.
+
+    A kernel of its own, which time loops call by address: those without bfloat16 weights lack it.
+
+    Args:
+        rows, inner: of A. Strides `a_row` and `c_row` count elements.
+        padded: the units of a gate in W and in C; first and end: whole panels, unless all.
+        w: the panels.
+        units, scales, memory: unused, as `int8_product` has them.
+    """
+    blocks = (rows + HIGHEST - 1) // HIGHEST
+    most = TILE_PANELS[min(rows, HIGHEST) - 1]
+    parts, count = gates, end - first
+    if count == padded:  # all units of all gates lie one after the other
+        parts, count = 1, gates * padded
+    count = (count + _PANEL - 1) // _PANEL
+    for part in range(parts):
+        column, done = part * padded + first, 0
+        while done < count:
+            width = min(most, count - done)
+            start, row = column + done * _PANEL, 0
+            for block in range(blocks):
+                height = (rows - row) // (blocks - block)
+                _bf16_tile(
+                    (height, width, inner), (a_at + row * a_row * 4, a_row),
+                    (w + start * inner * 2, _LANES * inner),
+                    (c_at + (row * c_row + start) * 4, c_row), accumulate != 0,
+                )  # fmt: skip
+                row += height
+            done += width
+
+
+def _rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Bits whose upper half is the bfloat16 nearest to a float, ties to even; a nan stays one."""
+    bits = builder.bitcast(vector, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _SIXTEEN), _WORDS([1] * _LANES))
+    near = builder.add(bits, builder.add(odd, _WORDS([0x7FFF] * _LANES)))
+    quiet = builder.or_(bits, _WORDS([0x00400000] * _LANES))
+    return builder.select(builder.fcmp_unordered("uno", vector, vector), quiet, near)
+
+
+@intrinsic
+def _pack_pairs(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
+    """Writes out[k, 0:LANES] for the two vectors of a panel, whose first column is `column`.
+
+    sizes: (gates, rows_per_gate, padded_unit, inner); w: (address, elements from row to row).
+    """
+    signature = types.void(types.int64, _INT64_4, _INT64_2, types.int64)
+
+    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+        emitter = Emitter(builder, "float32")
+        column, sizes, matrix, out = args
+        inner, lanes = builder.extract_value(sizes, 3), number(_LANES)
+        halves = [
+            row_sources(emitter, builder.add(column, first), sizes, matrix)
+            for first in (number(0), lanes)
+        ]
+        blocks = builder.udiv(builder.add(inner, number(_LANES - 1)), lanes)
+        with cgutils.for_range(builder, blocks) as loop:
+            first = builder.mul(loop.index, lanes)
+            columns = []
+            for sources in halves:
+                rows = [
+                    emitter.load(
+                        emitter.at(source, first), emitter.below(builder.sub(count, first), _LANES)
+                    )
+                    for source, count in sources
+                ]
+                columns.append(transposed(emitter, rows))
+            for k, (lower, upper) in enumerate(zip(*columns, strict=True)):
+                low, high = _rounded(builder, lower), _rounded(builder, upper)
+                words = builder.or_(builder.lshr(low, _SIXTEEN), builder.and_(high, _UPPER))
+                place = builder.add(first, number(k))
+                with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):
+                    target = emitter.at(out, builder.mul(place, lanes))
+                    emitter.store(builder.bitcast(words, emitter.vector), target)
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
+def bf16_transpose(args_at, task, running):  # type: ignore[no-untyped-def]
+    """Packs W[g rows + u, k], rounded to bfloat16, as column g padded + u; the padding is zero.
+
+    A task writes every tasks-th panel.
+    """
+    args = pack_args_at(args_at)
+    gates, padded, inner = args.gates, args.padded, args.columns
+    for first in range(task * _PANEL, gates * padded, args.tasks * _PANEL):
+        sizes, matrix = (gates, args.rows, padded, inner), (args.matrix, inner)
+        _pack_pairs(first, sizes, matrix, args.out + first * inner * 2)
