@@ -293,7 +293,7 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             "bias=False needs bias_mode 'none' or None, got 'input'",
         ),
         (lambda o: openrnn.LSTM(3, 4, bias_mode="two"), ValueError, "bias_mode must be one of"),
-        (lambda o: openrnn.LSTM(3, 4, precision="bf16"), ValueError, "precision must be one of"),
+        (lambda o: openrnn.LSTM(3, 4, precision="fp16"), ValueError, "precision must be one of"),
         (lambda o: openrnn.LSTM(3, 4, input_mode="skip"), ValueError, "input_size == hidden_size"),
         (
             lambda o: openrnn.LSTM(3, 4, cell_clip=(1, -1)),
