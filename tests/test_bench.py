@@ -99,6 +99,8 @@ def test_precisions():
     assert precision_of("auto", int8, "cpu") == precision_of("int8", plain, "cpu") == "int8"
     with pytest.raises(ValueError, match="int8 needs device cpu, got cuda"):
         precision_of("auto", int8, "cuda")
+    with pytest.raises(ValueError, match="bf16-weights needs device cpu, got cuda"):
+        precision_of("bf16-weights", plain, "cuda")
 
 
 # the table

@@ -197,6 +197,17 @@ def test_int8_weights_are_compared_with_torchs_and_with_none(cell):
     assert not Unquantized().concerns(Task(row, "float32", "cpu"))
 
 
+def test_bfloat16_weights_are_compared_with_float32():
+    row = BenchRow("gru", "gru", 20, 3, 8, 16, dtype="bf16-weights", modes=("forward",), full=True)
+    found = measure(row, "bf16-weights", "cpu", engines_of(("torch", "float32"), "cpu"), QUICK)
+    forward = by_engine(found, "forward")
+    assert {name for name, one in forward.items() if one.status == "ok"} == {
+        "openrnn", "float32", "torch",
+    }  # fmt: skip
+    assert max(forward["float32"].error, forward["torch"].error) < 1e-5
+    assert 1e-4 < forward["openrnn"].error < 1e-2
+
+
 @pytest.mark.slow
 def test_a_step_is_compiled():
     row = BenchRow("custom", "coupled_lstm", 2, 2, 3, 4, modes=("forward",))

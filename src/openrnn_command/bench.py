@@ -9,7 +9,7 @@ from openrnn_command.options import BACKENDS, Device, interruptible, option, wor
 
 SUITES = (
     "users, deepbench, latency, scaling, resets-and-lengths, custom, fused, cudnn, cpu, cells, "
-    "host, precision, loops, stacks, int8, higher, train or all"
+    "host, precision, loops, stacks, int8, bf16-weights, higher, train or all"
 )
 PEERS = (
     "torch, graph, cudnn, packed, loop, eager, compiled, flashrnn, torchrl, onnxruntime, float32, "
@@ -47,8 +47,8 @@ def bench(
     dtype: Annotated[
         str | None,
         option(
-            "Precisions, with commas: bfloat16, float16, tf32, float32, float64, int8, or auto: "
-            "each row in the precision that its users run",
+            "Precisions, with commas: bfloat16, float16, tf32, float32, float64, int8, "
+            "bf16-weights, or auto: each row in the precision that its users run",
             OF_SUITE,
         ),
     ] = None,

@@ -174,6 +174,22 @@ def _int8() -> Iterable[BenchRow]:
         )
 
 
+def _bf16_weights() -> Iterable[BenchRow]:
+    """Inference with bfloat16 weights on a CPU: where reading R binds, and where it stops to."""
+    for cell, batch, hidden in product(("lstm", "gru"), (1, 4), (256, 512, 640, 1024)):
+        yield _of_bf16(cell, 100, batch, hidden)
+    for cell in ("lstm", "gru"):  # too few steps: float32 weights
+        yield _of_bf16(cell, 1, 1, 640)
+
+
+def _of_bf16(cell: str, steps: int, batch: int, hidden: int) -> BenchRow:
+    name = f"{cell}-{hidden}-b{batch}-t{steps}"
+    return BenchRow(
+        name, cell, steps, batch, hidden, hidden, dtype="bf16-weights", modes=("forward",),
+        full=True,
+    )  # fmt: skip
+
+
 def _cells() -> Iterable[BenchRow]:
     """What few run fast: other cells, resets, lengths, gates recomputed by backward."""
     for cell in ("peephole_lstm", OWN_CELL, "coupled_lstm"):
@@ -243,7 +259,7 @@ _MADE = {
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
     "precision": _precision(), "loops": _loops(), "stacks": _stacks(), "int8": _int8(),
-    "higher": _higher(),
+    "bf16-weights": _bf16_weights(), "higher": _higher(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -272,6 +288,7 @@ DEFAULTS = {
     "precision": Defaults(("torch",)),
     "higher": Defaults(("torch", "reference")),
     "int8": Defaults(("torch", "float32")),
+    "bf16-weights": Defaults(("torch", "float32")),
     "loops": Defaults(tuple(WAYS), backend="fused"),
 }
 OPTIONS = {"against": "against", "dtypes": "dtype", "backend": "backend"}

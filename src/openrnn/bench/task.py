@@ -29,8 +29,11 @@ PRECISIONS = {
     "tf32": Precision(torch.float32, "tf32", 3e-3),
     "float32": Precision(torch.float32, "ieee", 1e-4),
     "float64": Precision(torch.float64, "ieee", 1e-9),
-    "int8": Precision(torch.float32, "ieee", 5e-2),  # of weights; inputs and states are float32
+    # of weights; inputs and states are float32
+    "int8": Precision(torch.float32, "ieee", 5e-2),
+    "bf16-weights": Precision(torch.float32, "ieee", 1e-2),
 }
+WEIGHTS = ("int8", "bf16-weights")  # on a CPU
 
 
 def precision_of(name: str, row: BenchRow, device: str) -> str:
@@ -41,13 +44,13 @@ def precision_of(name: str, row: BenchRow, device: str) -> str:
     """
     if name == "auto":
         name = row.dtype or "tf32"
-        name = "float32" if device == "cpu" and name != "int8" else name
+        name = "float32" if device == "cpu" and name not in WEIGHTS else name
     if name not in PRECISIONS:
         raise ValueError(f"dtype must be auto or of {', '.join(PRECISIONS)}, got {name!r}")
     if name == "tf32" and device == "cpu":
         raise ValueError("dtype tf32 needs a CUDA device")
-    if name == "int8" and device != "cpu":
-        raise ValueError(f"dtype int8 needs device cpu, got {device}")
+    if name in WEIGHTS and device != "cpu":
+        raise ValueError(f"dtype {name} needs device cpu, got {device}")
     return name
 
 

@@ -12,7 +12,7 @@ import torch
 from openrnn.bench.cases import TORCH_CELLS
 from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
 from openrnn.bench.modes import MODES
-from openrnn.bench.task import PRECISIONS, Task, layer_of
+from openrnn.bench.task import PRECISIONS, WEIGHTS, Task, layer_of
 from openrnn.explain import explain
 from openrnn.nn import Layer
 
@@ -38,13 +38,13 @@ class Ours(Engine):
 
 
 class Unquantized(Ours):
-    """Our layer in float32, on rows of int8 weights."""
+    """Our layer in float32, on rows of weights of fewer bits."""
 
     def __init__(self, backend: str = "auto") -> None:
         super().__init__(backend, "float32")
 
     def concerns(self, task: Task) -> bool:
-        return task.precision == "int8"
+        return task.precision in WEIGHTS
 
     def candidates(self, task: Task) -> Iterator[Ready]:
         yield _of(task, _layer(task, self.backend))
@@ -113,7 +113,9 @@ def _layer(task: Task, backend: str, **options: str) -> Layer:
 
 
 def _ready(task: Task, backend: str, **options: str) -> Ready:
-    """The task by our layer; with int8 weights where it asks for these."""
+    """The task by our layer; with weights of fewer bits where it asks for these."""
+    if task.precision == "bf16-weights":
+        options = {"precision": "bf16", **options}
     layer = _layer(task, backend, **options)
     if task.precision != "int8":
         return _of(task, layer)
