@@ -132,6 +132,14 @@ def test_any_block_gives_the_same(tmp_path):
     assert torch.equal(Native(layer, tmp_path, block=7)(x), wanted)
 
 
+def test_no_weight_is_rounded(tmp_path, asked_once):
+    """Where `precision="bf16"` permits it, too."""
+    for name, options in (("amp", {}), ("rounds", {"precision": "bf16"})):
+        openrnn.export_native(plain(**options), tmp_path / name / "amp", compiler=None)
+    found, wanted = ((tmp_path / name / "amp.o").read_bytes() for name in ("rounds", "amp"))
+    assert found == wanted
+
+
 @needs_cc
 def test_weights_are_those_of_the_export(tmp_path, asked_once):
     layer = plain().eval()
