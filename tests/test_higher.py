@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import CELLS, require, thinned
 from derivatives import KEYS, twice
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import openrnn
 from openrnn import cells, memo, reference
@@ -149,6 +149,44 @@ def test_they_are_those_of_the_reference(monkeypatch, name):
         torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
 
 
+NEAR = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # eight and ten roundings, of the norm
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("name", ["gru", "both ways", "resets", "skip"])
+def test_those_of_16_bits_are_computed_in_float32(monkeypatch, name, dtype):
+    """Beside float64 with the same weights and inputs, by kernels alone."""
+    require("cpu")
+    ours, plain, given, call, _ = draw(name)
+    ours.to(dtype)
+    plain.load_state_dict(ours.state_dict())
+
+    def of(kind):
+        """x, the states and the options of a call, rounded; its leaves."""
+        leaves = []
+
+        def leaf(value):
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value
+            leaves.append(value.detach().to(dtype).to(kind).requires_grad_())
+            return leaves[-1]
+
+        return *tree_map(leaf, (given, call)), leaves
+
+    inputs, options, leaves = of(F64)
+    leaves += plain.parameters()
+    wanted = twice(called(plain, inputs, options), leaves, leaves)
+    monkeypatch.setattr(reference, "run", None)
+    inputs, options, leaves = of(dtype)
+    leaves += ours.parameters()
+    found = twice(called(ours, inputs, options), leaves, leaves)
+    for have, want in zip(found, wanted, strict=True):
+        assert have.dtype == dtype
+        off = (have.double() - want).nan_to_num(0).norm()
+        assert torch.equal(have.isnan(), want.isnan())
+        assert off <= NEAR[dtype] * want.nan_to_num(0).norm()
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_inputs_that_are_made_of_each_other(backend, layers):
@@ -221,7 +259,7 @@ def test_many_second_gradients_at_a_time():
     ("spec", "dtype", "words"),
     [
         (cells.lstm.spec(3, 4, proj_size=2), torch.float32, "a projection"),
-        (cells.lstm.spec(3, 4), torch.bfloat16, "16 bits"),
+        (cells.lstm.spec(3, 4), torch.bfloat16, None),
         (cells.lstm.spec(3, 4), torch.float32, None),
         (cells.slstm.spec(3, 4, num_layers=2), F64, None),
     ],
@@ -251,7 +289,8 @@ FITS_NO_KERNEL = (
         (AMPERE, 200, {}, FITS_NO_KERNEL.format(200)),
         (((12, 0), 170), 128, {"lengths": True, "reset": True}, None),
         (((12, 0), 170), 136, {"lengths": True, "reset": True}, FITS_NO_KERNEL.format(136)),
-        (HOPPER, 64, {"dtype": torch.bfloat16}, "16 bits"),
+        (HOPPER, 512, {"dtype": torch.bfloat16}, None),
+        (HOPPER, 1024, {"dtype": torch.float16}, FITS_NO_KERNEL.format(1024)),
         (HOPPER, 64, {"precision": "ieee"}, "float32 products in ieee precision"),
     ],
     ids=str,

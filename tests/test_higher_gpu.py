@@ -20,6 +20,7 @@ DEVICE, BACKEND = torch.device("cuda"), "fused"
 # of the norm: over twice what the reference is off by with operands of tf32, 3e-4 to 6.2e-4
 BOUND = 1.5e-3
 BOUND_OF_ONE = 1e-2  # where H is 1, and a number may be the small difference of others: 3.9e-3
+BOUNDS = {F32: BOUND, torch.bfloat16: 3e-2, torch.float16: 5e-3}  # as tests/test_higher.py has them
 STEPS, INPUTS = 12, 20
 STATES = ("states",)
 # cell, H, B, options, what a call has, and T where it is another
@@ -54,14 +55,14 @@ class Pair:
     All is drawn on the CPU, so that every device has the same numbers.
     """
 
-    def __init__(self, key, hidden, batch, options, asked, steps=STEPS, seed=0):
+    def __init__(self, key, hidden, batch, options, asked, steps=STEPS, seed=0, dtype=F32):
         require(BACKEND)
         self.cell, self.asked = CELLS[key], asked
-        self.bound = BOUND if hidden > 1 else BOUND_OF_ONE
+        self.bound = BOUNDS[dtype] if hidden > 1 else BOUND_OF_ONE
         torch.manual_seed(seed)
         self.ours, self.plain = (
-            openrnn.Recurrent(self.cell, INPUTS, hidden, backend=name, dtype=dtype, **options)
-            for name, dtype in ((BACKEND, F32), ("reference", F64))
+            openrnn.Recurrent(self.cell, INPUTS, hidden, backend=name, dtype=own, **options)
+            for name, own in ((BACKEND, dtype), ("reference", F64))
         )
         self.plain.load_state_dict(self.ours.state_dict())
         spec = self.ours.spec
@@ -76,7 +77,7 @@ class Pair:
             self.tensors[0][self.past] = torch.nan
         reset = torch.rand(steps, batch) < 0.2
         self.ours.to(DEVICE), self.plain.to(DEVICE)
-        self.tensors = [tensor.to(DEVICE) for tensor in self.tensors]
+        self.tensors = [tensor.to(DEVICE, dtype) for tensor in self.tensors]
         self.lengths, self.reset, self.past = (
             tensor.to(DEVICE) for tensor in (lengths, reset, self.past)
         )
@@ -129,9 +130,9 @@ def close(found, wanted, bound=BOUND):
         assert error <= bound, f"off by {error:.1e} of the norm of {tuple(want.shape)}"
 
 
-def named(name):
+def named(name, dtype=F32):
     """The pair of a case."""
-    return Pair(*CASES[name], seed=SEEDS.get(name, 0))
+    return Pair(*CASES[name], seed=SEEDS.get(name, 0), dtype=dtype)
 
 
 def check_second(monkeypatch, pair):
@@ -184,6 +185,13 @@ def test_second_derivatives(monkeypatch, name):
 @pytest.mark.parametrize("name", [name for name in CASES if name != "dropout"])
 def test_forward_mode(monkeypatch, name):
     check_forward(monkeypatch, named(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["cluster", "grid", "both ways", "one step"])
+def test_16_bits_are_computed_in_tf32(monkeypatch, name, dtype):
+    check_second(monkeypatch, named(name, dtype))
+    check_forward(monkeypatch, named(name, dtype))
 
 
 def fits(hidden):

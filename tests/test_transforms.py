@@ -1,5 +1,7 @@
 """Transforms of torch.func and forward mode: kernels run them, and give what the reference does."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from cases import CELLS, CLIP, require, thinned
@@ -323,6 +325,31 @@ def test_what_is_left_to_the_reference(monkeypatch):
     narrow = openrnn.LSTM(WIDTH, HIDDEN, proj_size=2, backend="cpu")
     with pytest.raises(NoBackendError, match=r"torch\.func"):
         jvp(narrow, (x[0],), (x[0],))
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("mapped", [False, True], ids=["alone", "mapped"])
+def test_forward_mode_of_16_bits_is_computed_in_float32(monkeypatch, dtype, near, mapped):
+    """Beside float64 with the same weights and inputs, by kernels alone; results have the dtype."""
+    require("cpu")
+    torch.manual_seed(0)
+    layer = openrnn.LSTM(WIDTH, HIDDEN, 2, bidirectional=True, backend="cpu").to(dtype)
+    x, dx = torch.randn(2, MEMBERS, STEPS, BATCH, WIDTH).to(dtype)
+    lengths = torch.tensor([STEPS, 0, 2, 4, STEPS])[:BATCH]
+
+    def pushed(layer, x, dx):
+        def each(x, dx):
+            return jvp(lambda x: layer(x, lengths=lengths), (x,), (dx,))[1]
+
+        return tree_leaves(vmap(each)(x, dx) if mapped else each(x[0], dx[0]))
+
+    plain = deepcopy(layer).double()
+    plain.backend = "reference"
+    wanted = pushed(plain, x.double(), dx.double())
+    monkeypatch.setattr(reference, "run", None)
+    for have, want in zip(pushed(layer, x, dx), wanted, strict=True):
+        assert have.dtype == dtype
+        assert (have - want).norm() <= near * want.norm()
 
 
 @pytest.mark.parametrize("of_rows", [True, False])

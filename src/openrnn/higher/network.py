@@ -11,7 +11,7 @@ from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
 from openrnn.cells import lookup
 from openrnn.dispatch import BACKENDS, Place, place_of
 from openrnn.errors import CellError
-from openrnn.higher import functions
+from openrnn.higher import functions, wide
 from openrnn.higher.functions import Pass
 from openrnn.higher.tangent import spec_of
 from openrnn.memo import memo
@@ -60,12 +60,11 @@ def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | 
         return f"backend {backend} runs no tangent cells"
     if spec.proj_size:
         return "the network has a projection"
-    if problem.dtype not in (torch.float32, torch.float64):
-        return "numbers of 16 bits"
     try:
         tangent = spec_of(spec)
     except CellError as error:
         return str(error)
+    problem = wide.problem_of(problem)
     asked = request.for_backend(
         tangent, problem.dtype, problem.device, grad=grad, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from openrnn import request
 from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
+from openrnn.higher import wide
 from openrnn.higher.along import gate_parts, tangent_inputs
 from openrnn.higher.loop import Direction, Run, Weights, before
 from openrnn.higher.tangent import Tangent, spec_of, tangent_of
@@ -35,6 +36,18 @@ def second(
         along: what reaches the gradients of its inputs.
         needs: which inputs are wanted.
     """
+    dtype = call.x.dtype
+    if dtype not in wide.NARROW:
+        return _second(backend, call, grads, along, needs)
+    widened = wide.call_of(call), wide.cotangents_of(grads), wide.direction_of(along)
+    own, reached = _second(backend, *widened, needs)
+    return wide.gradients_of(own, dtype), wide.cotangents_of(reached, dtype)
+
+
+def _second(
+    backend: Backend, call: Call, grads: Cotangents, along: Direction, needs: Needs
+) -> tuple[Gradients, Cotangents]:
+    """The same of numbers of 32 bits or more."""
     run = Run(backend, call)
     tangent = tangent_of(call.problem.spec)
     loop = _tangent_call(run, tangent, along, bool(grads.all_states))

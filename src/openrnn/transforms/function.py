@@ -15,7 +15,7 @@ from torch import Tensor
 from openrnn import arguments, op
 from openrnn.backends.base import Call, Needs, Outputs
 from openrnn.dispatch import BACKENDS
-from openrnn.higher import functions, network
+from openrnn.higher import functions, network, wide
 from openrnn.higher.loop import Direction
 from openrnn.higher.second import second
 from openrnn.higher.tangent import spec_of
@@ -117,11 +117,14 @@ class Forward(torch.autograd.Function):
         out = Outputs(results[0], results[1 : 1 + states], results[1 + states :], [])
         x, of_states, of_params, _, _, of_resets, _ = op.unflatten(counts, tangents)
         along = Direction(x, of_states, of_params, of_resets)
-        how = plan.route.how
+        how, dtype = plan.route.how, call.x.dtype
+        if dtype in wide.NARROW:
+            call, out = wide.call_of(call), wide.outputs_of(out)
+            along = wide.direction_of(along)
         inner = tangent_loop(how.backend, call, out, along)
         route = loop_route(how.backend, spec_of(call.problem.spec), call, grad=how.grad)
-        found = run(route, *inner, None)  # no seed
-        return (*found[:visible], *[None] * ctx.kept)
+        found = run(route, *inner, None)[:visible]  # no seed
+        return (*(one.to(dtype) for one in found), *[None] * ctx.kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
