@@ -258,6 +258,18 @@ def test_what_the_call_would_pass(flag):
     assert flag in str(table).splitlines()[0].split()
 
 
+def test_states_that_resets_begin_from():
+    """They are of a report alone, and their gradients are wanted where others are."""
+    layer = openrnn.GRU(3, 4, backend="cpu")
+    table = openrnn.explain(
+        layer, torch.zeros(3, 2, 3), reset=True, reset_state=True, measure=True, quiet=True
+    )
+    assert "reset_state" in str(table).splitlines()[0].split()
+    assert any("us a step measured" in line for line in table.rows[0].details)
+    with pytest.raises(ValueError, match="got reset_state=True without reset=True, needs both"):
+        openrnn.explain(layer, reset_state=True)
+
+
 def test_a_named_backend_stands_alone():
     layer = openrnn.LSTM(3, 4, backend="reference")
     assert [row.backend for row in openrnn.explain(layer, quiet=True).rows] == ["reference"]

@@ -156,6 +156,30 @@ def test_torch_s_precision_is_asked_at_each_call():
         rnn.fp32_precision = before
 
 
+def test_states_that_resets_begin_from_are_described(monkeypatch):
+    """Other kernels, whose gradients all are; GEMMs of a single step, and no wavefront."""
+    config = plan.forward(trace(cells.lstm), "bfloat16", 64, 16, HOPPER, 132)[0]
+    made, asked = SimpleNamespace(resources=SimpleNamespace(spilled=0, registers=64)), []
+
+    def best(kind, cell, dtype, hidden, batch_tiles, flags, *_, **__):
+        asked.append((kind, flags))
+        return made, config
+
+    monkeypatch.setattr(kernels, "best", best)
+    plain = problem("lstm", torch.bfloat16, grad=True, processors=132)
+    spec = plain.spec.with_(num_layers=3, wavefront=8)
+    plain = replace(plain, spec=spec, reset=True, steps=64, batch=8)
+    given = replace(plain, reset_state=True)
+    lines = described.describe(plain)
+    assert not any("reset_state" in flags for _, flags in asked)
+    assert sum("as a wavefront" in line for line in lines) == 2
+    asked.clear()
+    lines = described.describe(given)
+    assert [kind for kind, _ in asked] == ["forward", "backward"]
+    assert all("reset_state" in flags for _, flags in asked)
+    assert sum("layer by layer, in spite of wavefront=8: the gradients" in line for line in lines)
+
+
 def test_recompute_is_described_with_one_kernel_more(monkeypatch):
     cell = trace(cells.lstm)
     config = plan.forward(cell, "bfloat16", 64, 16, HOPPER, 132)[0]

@@ -33,6 +33,7 @@ def explain(
     lengths: bool = False,
     reset: bool = False,
     return_states: bool = False,
+    reset_state: bool = False,
     transform: bool = False,
     backend: str | None = None,
     measure: bool = False,
@@ -51,7 +52,8 @@ def explain(
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.
         training: dropout is on; by default the layer's mode.
-        lengths, reset, return_states: what the call would pass.
+        lengths, reset, return_states, reset_state: what the call would pass; reset_state with reset
+            alone.
         transform: it is under transforms of torch.func that kernels do not run, such as two that
             differentiate.
         backend: the only one to ask; by default the layer's own choice, or all.
@@ -63,7 +65,8 @@ def explain(
 
     Raises:
         TypeError: what is none of these.
-        ValueError: x does not fit the layer, dtype is none, or a schedule lacks T and B.
+        ValueError: x does not fit the layer, dtype is none, reset_state comes without reset, or a
+            schedule lacks T and B.
 
     Example:
         >>> import openrnn
@@ -72,6 +75,8 @@ def explain(
         'reference'
     """
     notes: list[str] = []
+    if reset_state and not reset:
+        raise ValueError("explain got reset_state=True without reset=True, needs both")
     if isinstance(what, Problem):
         problem, name, where = what, backend or "auto", torch.device(what.device)
     else:
@@ -99,7 +104,7 @@ def explain(
             Request(
                 spec.text, kind, where, precision, grad, trains,
                 lengths, reset, return_states, transform, batch=batch, steps=steps,
-                capability=capability,
+                capability=capability, reset_state=reset_state,
             )
         )  # fmt: skip
     table = dispatch.explain(problem, name)
@@ -145,12 +150,14 @@ def measured(problem: Problem, backend: str, device: torch.device) -> str:
     x = torch.randn(steps, batch, spec.input_size, **kind).requires_grad_(problem.grad)
     lengths = torch.full((batch,), steps, device="cpu") if problem.lengths else None
     reset = torch.rand(steps, batch, device=device) < 0.03 if problem.reset else None
-    leaves = [tensor.requires_grad_(problem.grad) for tensor in (x, *weights)]
+    resets = [torch.rand(spec.chains, batch, width, **kind) for width in spec.state_sizes]
+    resets = resets if problem.reset_state else []
+    leaves = [tensor.requires_grad_(problem.grad) for tensor in (x, *weights, *resets)]
 
     def call() -> None:
         y, _, _ = functional.recurrent(
-            spec, x, weights, lengths=lengths, reset=reset, training=problem.training,
-            return_states=problem.return_states, backend=backend,
+            spec, x, weights, lengths=lengths, reset=reset, reset_states=resets,
+            training=problem.training, return_states=problem.return_states, backend=backend,
         )  # fmt: skip
         if problem.grad:
             torch.autograd.grad(y, leaves, y.detach())

@@ -18,7 +18,7 @@ class Request(NamedTuple):
     Args:
         spec: the text of the network's spec.
         precision: of float32 products, as `openrnn.spec.precision_of` says now.
-        batch: B, as a `size_class` where it decides; steps: T, where it is to be shown.
+        batch: B, as a `size_class` where it decides; steps, reset_state: where they are shown.
         capability: the compute capability to suppose; None for the device's own.
 
     The others are those of `Problem`.
@@ -39,6 +39,7 @@ class Request(NamedTuple):
     opaque: str = ""
     steps: int | None = None
     capability: tuple[int, int] | None = None
+    reset_state: bool = False
 
 
 @memo(4096)
@@ -56,7 +57,7 @@ def problem(request: Request) -> Problem:
         Spec.parse(request.spec), request.dtype, request.device.type, capability, request.grad,
         request.training, request.lengths, request.reset, request.return_states,
         request.transform, request.steps, request.batch, request.generator, request.precision,
-        processors, request.opaque,
+        processors, request.opaque, request.reset_state,
     )  # fmt: skip
 
 

@@ -19,7 +19,10 @@ from openrnn.memo import memo
 BIAS_MODES = ("double", "input", "recurrent", "none")
 INPUT_MODES = ("linear", "skip", "gates")
 ALGORITHMS = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
-FLAGS = ("grad", "training", "lengths", "reset", "return_states", "transform", "generator")
+FLAGS = (
+    "grad", "training", "lengths", "reset", "return_states", "reset_state", "transform",
+    "generator",
+)  # fmt: skip
 RECOMPUTE = ("none", "gates")
 LARGEST = 2**31 - 1  # of any size
 PRECISIONS = ("default", "ieee", "tf32", "bf16")  # from "ieee" on each permits more
@@ -299,7 +302,8 @@ class Problem:
         grad: the call keeps what backward needs.
         training: dropout between layers is on.
         transform: `torch.func` or forward mode asks for what only the reference has.
-        steps: T, where known; it informs a report and never decides.
+        steps: T, where known; reset_state: resets begin from states that are given. Both inform a
+            report and never decide.
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
         precision: of float32 products, "ieee", "tf32" or "bf16"; by default as `precision_of` says
@@ -323,6 +327,7 @@ class Problem:
     precision: str = ""
     processors: int | None = None
     opaque: str = ""
+    reset_state: bool = False
 
     def __post_init__(self) -> None:
         if not self.precision:
@@ -334,7 +339,7 @@ class Problem:
 
     @cached_property
     def _hash(self) -> int:
-        # of sixteen fields: each look-up asks for it, and a problem that is traced never does
+        # of seventeen fields: each look-up asks for it, and a problem that is traced never does
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -111,8 +111,8 @@ class Fused(Backend):
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:
         """The operations that it runs, as `schedules` cuts and orders them; needs its device."""
         key = schedules.ScheduleKey(
-            problem, device.index or 0, problem.steps or 0, problem.batch or 0, False,
-            problem.return_states, self.spin_limit,
+            problem, device.index or 0, problem.steps or 0, problem.batch or 0,
+            problem.reset_state, problem.return_states, self.spin_limit,
         )  # fmt: skip
         return schedules.listed(key)
 

@@ -19,9 +19,11 @@ def describe(problem: Problem) -> list[str]:
     if problem.capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    kinds = plan.kinds(spec, problem.grad, problem.lengths, problem.reset, problem.return_states)
+    masks = problem.lengths, problem.reset, problem.return_states, problem.reset_state
     lines: list[str] = []
-    for kind, flags in kinds:
+    for kind, flags in plan.kinds(spec, problem.grad, *masks):
+        if kind == "backward" and problem.reset_state and "reset_state" not in flags:
+            continue  # for calls that do not want gradients of reset states
         if single := _of_step(problem, kind):
             lines += single
             continue
@@ -78,9 +80,10 @@ def _of_stack(
 def _of_step(problem: Problem, kind: str) -> list[str]:
     """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
     spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
-    if problem.capability is None or not single_step.takes(problem, steps, batch):
+    asked = problem, steps, batch
+    if problem.capability is None or not single_step.takes(*asked, problem.reset_state):
         return []
-    if kind == "backward" and not single_step.differentiates(problem, steps, batch, True):
+    if kind == "backward" and not single_step.differentiates(*asked, True, problem.reset_state):
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size

@@ -141,7 +141,7 @@ def listed(key: ScheduleKey) -> list[str]:
     found: Schedule | None = None
     if key.problem.grad:
         states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
-        _, found = backward(key, Needs(True, states, params, ()))
+        _, found = backward(key, Needs(True, states, params, states if key.reset_states else ()))
     return schedule.show_call(forward(key), found)
 
 

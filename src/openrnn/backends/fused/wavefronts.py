@@ -11,6 +11,8 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     spec = problem.spec
     if spec.num_layers == 1:
         return "there is one layer"
+    if problem.reset_state:
+        return "the gradients of reset states are added up over all steps by one launch"
     if spec.bidirectional:
         return "a layer of two directions needs all steps of the one below"
     if spec.hidden_size % 8:
