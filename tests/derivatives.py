@@ -3,8 +3,23 @@
 import torch
 from cases import CELLS
 
+from openrnn.dispatch import BACKENDS
+
 # those whose derivative is a cell that kernels run
 KEYS = [key for key, cell in CELLS.items() if not cell.dependent_product]
+
+
+def tangents_run(monkeypatch, backend):
+    """The dtypes in which the backend runs tangent cells from now on, as it runs them."""
+    found, forward = [], BACKENDS[backend].forward
+
+    def noted(call):
+        if ".tangent" in call.problem.spec.cell:
+            found.append(call.problem.dtype)
+        return forward(call)
+
+    monkeypatch.setattr(BACKENDS[backend], "forward", noted)
+    return found
 
 
 def mixed(tensors, dice):

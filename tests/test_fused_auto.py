@@ -84,6 +84,26 @@ def test_the_reason_is_told():
     assert not fused.reasons
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_largest_lstm_is_the_one_in_the_documentation(grad):
+    """docs/kernels.md, "Limits": by steps of 8 units, with loops with multicast for 2048 alone."""
+    sizes = [*range(1984, 2136, 8)]
+    asked = (problem("lstm", torch.bfloat16, h, grad=grad, processors=132) for h in sizes)
+    fits = [h for h, one in zip(sizes, asked) if not dispatch.BACKENDS["fused"].refusals(one)]
+    assert fits == [h for h in sizes if h <= (2016 if grad else 2112) or h == 2048]
+
+
+@pytest.mark.parametrize("changes", [{}, {"lengths": True}], ids=str)
+def test_what_was_not_compared_is_cudnns_and_said_to_be(changes):
+    """An LSTM of 2048 units trains by our kernels up to B 128."""
+    asked = problem("lstm", torch.bfloat16, 2048, 256, grad=True, processors=132)
+    asked = replace(asked, spec=asked.spec.with_(num_layers=2), **changes)
+    assert dispatch.select(asked) == "cudnn"
+    assert "cudnn runs here, which was not compared: H 2041 to 2048" in str(dispatch.explain(asked))
+    for other in ({"batch": 128}, {"grad": False}, {"reset": True}):
+        assert dispatch.select(replace(asked, **other)) == "fused"
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"reset": True}, {"lengths": True}, {"return_states": True}, {"batch": None},
@@ -135,7 +155,7 @@ def test_what_is_described_is_planned_for_the_multiprocessors_there(monkeypatch)
 
 
 def test_regions_are_whole():
-    for loss in choice.LOSSES:
+    for loss in choice.LOSSES + choice.NOT_COMPARED:
         assert 0 < loss.hidden[0] <= loss.hidden[1]
         assert 0 < loss.batch[0] <= loss.batch[1]
         assert loss.grads

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import CELLS, require, thinned
-from derivatives import KEYS, twice
+from derivatives import KEYS, tangents_run, twice
 from torch.utils._pytree import tree_leaves, tree_map
 
 import openrnn
@@ -179,7 +179,9 @@ def test_those_of_16_bits_are_computed_in_float32(monkeypatch, name, dtype):
     monkeypatch.setattr(reference, "run", None)
     inputs, options, leaves = of(dtype)
     leaves += ours.parameters()
+    dtypes = tangents_run(monkeypatch, "cpu")
     found = twice(called(ours, inputs, options), leaves, leaves)
+    assert {*dtypes} == {torch.float32}
     for have, want in zip(found, wanted, strict=True):
         assert have.dtype == dtype
         off = (have.double() - want).nan_to_num(0).norm()

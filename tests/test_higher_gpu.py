@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import CELLS, require
-from derivatives import KEYS, twice
+from derivatives import KEYS, tangents_run, twice
 from torch.autograd import forward_ad
 from torch.func import functional_call, jvp, vmap
 from torch.utils._pytree import tree_leaves
@@ -190,8 +190,10 @@ def test_forward_mode(monkeypatch, name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["cluster", "grid", "both ways", "one step"])
 def test_16_bits_are_computed_in_tf32(monkeypatch, name, dtype):
+    dtypes = tangents_run(monkeypatch, BACKEND)
     check_second(monkeypatch, named(name, dtype))
     check_forward(monkeypatch, named(name, dtype))
+    assert {*dtypes} == {F32}
 
 
 def fits(hidden):

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import CELLS, CLIP, require, thinned
+from derivatives import tangents_run
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
@@ -347,9 +348,11 @@ def test_forward_mode_of_16_bits_is_computed_in_float32(monkeypatch, dtype, near
     plain.backend = "reference"
     wanted = pushed(plain, x.double(), dx.double())
     monkeypatch.setattr(reference, "run", None)
+    dtypes = tangents_run(monkeypatch, "cpu")
     for have, want in zip(pushed(layer, x, dx), wanted, strict=True):
         assert have.dtype == dtype
         assert (have - want).norm() <= near * want.norm()
+    assert {*dtypes} == {torch.float32}
 
 
 @pytest.mark.parametrize("of_rows", [True, False])

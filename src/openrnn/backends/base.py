@@ -155,13 +155,19 @@ def _words(values: frozenset[str]) -> str:
 
 
 class Faster(NamedTuple):
-    """Another backend that is measured faster, and where."""
+    """Another backend that runs instead, and where.
+
+    Args:
+        measured: it was found to be faster; else it ran there before, and nobody compared.
+    """
 
     backend: str
     where: str
+    measured: bool = True
 
     def __str__(self) -> str:
-        return f"{self.backend} is measured faster here: {self.where}"
+        why = "is measured faster here" if self.measured else "runs here, which was not compared"
+        return f"{self.backend} {why}: {self.where}"
 
 
 class Backend:

@@ -69,7 +69,10 @@ class Wrapped(NamedTuple):
 
 
 def _moved(tensor: Tensor) -> bool:
-    """Whether gradients of a tensor's tangent are recorded; torch maps no question after it."""
+    """Whether gradients of a tensor's tangent are recorded.
+
+    `unpack_dual` has no rule for `vmap`, so a mapped tensor is looked at below its wrapper.
+    """
     if _functorch.is_batchedtensor(tensor):
         return False
     tangent = forward_ad.unpack_dual(tensor).tangent

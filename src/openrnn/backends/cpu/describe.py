@@ -7,7 +7,7 @@ from openrnn.spec import Problem
 
 
 def describe(problem: Problem) -> list[str]:
-    """Lines for weights and, with T and B, for the loops: forward, with gradients backward."""
+    """A line for weights; where T and B are known, lines for the loops, forward and backward."""
     from openrnn.kernels.cpu.plan import sharing_of
     from openrnn.kernels.cpu.sharing import Sharing, run_time
 

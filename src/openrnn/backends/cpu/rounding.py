@@ -13,24 +13,29 @@ def reads_bf16(problem: Problem, steps: int, batch: int) -> bool:
 
 def why_not(problem: Problem, steps: int, batch: int) -> str | None:
     """Why a call that may does not, in words; or None."""
+    why = _whatever_sizes(problem)
+    if why is None and not launch.packs_bf16(steps, batch):
+        return f"T {steps} and B {batch}, needs {_ENOUGH}"
+    return why
+
+
+def _whatever_sizes(problem: Problem) -> str | None:
+    """The same where T and B are not known."""
     if problem.dtype != torch.float32:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}, needs float32"
-    if problem.grad:
-        return "gradients are wanted"
-    if not launch.packs_bf16(steps, batch):
-        return f"T {steps} and B {batch}, needs {_ENOUGH}"
-    return None
+    return "gradients are wanted" if problem.grad else None
 
 
 def described(problem: Problem) -> list[str]:
     """A line for a person, where it is permitted."""
     if problem.spec.precision != "bf16" or problem.precision == "int8":
         return []
-    known = problem.steps is not None and problem.batch is not None
-    steps, batch = (problem.steps or 0, problem.batch or 0) if known else (launch.PACK_FROM, 1)
-    if why := why_not(problem, steps, batch):
-        return [f"weights are not rounded to bfloat16: {why}"]
-    return ["weights are read as bfloat16" + ("" if known else f", where a call has {_ENOUGH}")]
+    if problem.steps is None or problem.batch is None:
+        why, where = _whatever_sizes(problem), f", where a call has {_ENOUGH}"
+    else:
+        why, where = why_not(problem, problem.steps, problem.batch), ""
+    no = f"weights are not rounded to bfloat16: {why}"
+    return [no if why else f"weights are read as bfloat16{where}"]
 
 
 _ENOUGH = f"T of {launch.BF16_STEPS} or T x B of {launch.PACK_FROM}"

@@ -100,9 +100,11 @@ class Fused(Backend):
         return reasons + _too_large(problem)
 
     def yields(self, problem: Problem) -> Faster | None:
-        """cuDNN, where it is measured faster."""
-        where = choice.slower(problem)
-        return Faster("cudnn", where) if where else None
+        """cuDNN, where it is measured faster or was not compared."""
+        if where := choice.slower(problem):
+            return Faster("cudnn", where)
+        where = choice.not_compared(problem)
+        return Faster("cudnn", where, measured=False) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
         """The configuration, registers and expected time of each kernel."""
