@@ -269,12 +269,15 @@ def test_many_second_gradients_at_a_time():
 )
 def test_what_is_left_to_the_reference(spec, dtype, words):
     problem = Problem(spec, dtype, "cpu", grad=True)
-    found = network.refusal("cpu", problem, CPU, 1024)
+    found = network.refusal("cpu", problem, CPU, 3, 1024)
     assert found is None if words is None else words in found
-    assert network.forward_refusal("cpu", problem, CPU) == found  # whatever B
+    assert network.forward_refusal("cpu", problem, CPU) == found  # whatever T and B
     if words is None:
-        assert "B * H is 4100" in network.refusal("cpu", problem, CPU, 1025)
-    assert "no tangent cells" in network.refusal("cudnn", Problem(spec, dtype, "cuda"), CUDA, None)
+        assert "B * H is 4100" in network.refusal("cpu", problem, CPU, 3, 1025)
+        assert "T is 2, and kernels" in network.refusal("cpu", problem, CPU, 2, 1)
+    assert "no tangent cells" in network.refusal(
+        "cudnn", Problem(spec, dtype, "cuda"), CUDA, None, None
+    )
 
 
 FITS_NO_KERNEL = (
@@ -307,7 +310,7 @@ def test_which_calls_kernels_take_on_a_gpu(place, hidden, more, words):
     )  # fmt: skip
     assert bool(BACKENDS["fused"].refusals(problem)) == (given["precision"] == "ieee")
     for found in (
-        network.refusal("fused", problem, CUDA, 4096),
+        network.refusal("fused", problem, CUDA, 3, 4096),
         network.forward_refusal("fused", problem, CUDA),
     ):
         assert found is None if words is None else words in found
@@ -332,7 +335,7 @@ def test_the_sizes_in_the_documentation(cell, row):
             processors=processors,
         )  # fmt: skip
         ways = [network.forward_refusal("fused", problem, CUDA)]
-        ways += [network.refusal("fused", problem, CUDA, 4)] if grad else []
+        ways += [network.refusal("fused", problem, CUDA, 3, 4)] if grad else []
         assert len({why is None for why in ways}) == 1
         return ways[0] is None
 
@@ -354,7 +357,7 @@ def test_forward_mode_of_frozen_layers_needs_no_kernel_that_runs_backward():
     trained = replace(problem, grad=True)
     assert not BACKENDS["fused"].refusals(trained)
     assert "hidden_size 512" in network.forward_refusal("fused", trained, CUDA)
-    assert "hidden_size 512" in network.refusal("fused", problem, CUDA, 1)
+    assert "hidden_size 512" in network.refusal("fused", problem, CUDA, 3, 1)
 
 
 def test_it_is_the_device_of_the_tensors_that_is_asked(monkeypatch):
@@ -362,7 +365,7 @@ def test_it_is_the_device_of_the_tensors_that_is_asked(monkeypatch):
     places = {0: HOPPER, 1: ((8, 9), 128)}
     monkeypatch.setattr(network, "place_of", lambda device: places[device.index])
     problem = Problem(cells.lstm.spec(3, 64), torch.float32, "cuda", grad=True, precision="tf32")
-    for of in (network.forward_refusal, lambda *given: network.refusal(*given, 4)):
+    for of in (network.forward_refusal, lambda *given: network.refusal(*given, 3, 4)):
         first, second = (of("fused", problem, torch.device("cuda", index)) for index in (0, 1))
         assert first is None
         assert "compute capability 8.9 with 128 multiprocessors" in second

@@ -123,7 +123,7 @@ def _derivatives(problem: Problem, backend: str, device: torch.device) -> list[s
     forward = network.forward_refusal(backend, problem, device)
     if not problem.grad:
         return [f"forward mode is the reference's: {forward}"] if forward else []
-    why = network.refusal(backend, problem, device, problem.batch)
+    why = network.refusal(backend, problem, device, problem.steps, problem.batch)
     what = "second derivatives" if forward is None else "second derivatives and forward mode"
     return [f"{what} are the reference's: {why}"] if why else []
 

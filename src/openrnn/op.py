@@ -196,7 +196,7 @@ def _derives(
         return False
     if watched(y) or _watches(inputs) or request.transformed():
         return False
-    return network.refusal(route.how.backend, route.problem, x.device, x.shape[1]) is None
+    return network.refusal(route.how.backend, route.problem, x.device, *x.shape[:2]) is None
 
 
 def _differentiated(

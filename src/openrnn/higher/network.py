@@ -23,16 +23,23 @@ from openrnn.turned import turn
 
 Loop = Callable[[str, Call], Outputs]
 NOWHERE: Place = (None, None)
+# T from which second derivatives take less time by kernels: benchmarks/log/cpu.md. On a GPU the
+# times at T 32 and 256 (suite `higher`) say 3.4
+LEAST_STEPS = 3
 
 
-def refusal(backend: str, problem: Problem, device: torch.device, batch: int | None) -> str | None:
+def refusal(
+    backend: str, problem: Problem, device: torch.device, steps: int | None, batch: int | None
+) -> str | None:
     """Why second derivatives of a call of this backend are the reference's; None if they are not.
 
     Args:
         device: where its tensors are; asked if the problem names no compute capability.
-        batch: B, where it is known.
+        steps, batch: T and B, where they are known.
     """
     why = _refusal(backend, problem, _place(problem, device), True)
+    if why is None and steps is not None and steps < LEAST_STEPS:
+        return f"T is {steps}, and kernels are quicker from {LEAST_STEPS} on"
     if why is None and batch is not None:
         width, most = batch * problem.spec.hidden_size, BACKENDS[backend].tangents_up_to
         if width > most:
@@ -41,7 +48,7 @@ def refusal(backend: str, problem: Problem, device: torch.device, batch: int | N
 
 
 def forward_refusal(backend: str, problem: Problem, device: torch.device) -> str | None:
-    """The same of forward mode, whatever B: there kernels were quicker at all sizes measured."""
+    """The same of forward mode, whatever T and B: kernels were quicker at all sizes measured."""
     return _refusal(backend, problem, _place(problem, device), problem.grad)
 
 

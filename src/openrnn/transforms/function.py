@@ -228,7 +228,7 @@ def _by_kernels(name: str, call: Call, tensors: Sequence[Tensor | None]) -> bool
         return False
     if not network.is_loop(problem.spec) or not x.numel():
         return False
-    return network.refusal(name, problem, x.device, x.shape[1]) is None
+    return network.refusal(name, problem, x.device, *x.shape[:2]) is None
 
 
 def _second(
