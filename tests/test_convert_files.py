@@ -220,11 +220,15 @@ def test_what_a_keras_model_says_of_its_layers():
     assert keras.said({"layers": [config("SimpleRNN", activation="relu")]}) == ("rnn_relu", False)
     assert keras.said([config("LSTM"), config("GRU")]) == (None, False)
     assert keras.said([config("Dense")]) == (None, False)
-    assert keras.said([config("LSTM", go_backwards=True)] * 2) == ("lstm", True)
-    with pytest.raises(
-        ValueError, match="some recurrent layers have go_backwards=True and some not"
-    ):
-        keras.said([config("LSTM", go_backwards=True), config("LSTM")])
+    assert keras.said([config("LSTM", go_backwards=True)]) == ("lstm", True)
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_keras_layers_of_which_one_runs_backwards_are_no_stack(second):
+    """After a layer that runs backwards, a second that does so runs forward in original time."""
+    layers = [config("LSTM", go_backwards=True), config("LSTM", go_backwards=second)]
+    with pytest.raises(ValueError, match="one of several recurrent layers has go_backwards=True"):
+        keras.said({"layers": layers})
 
 
 def test_a_keras_model_that_runs_backwards(tmp_path, capsys):

@@ -14,7 +14,7 @@ class Said(NamedTuple):
 
     Args:
         cell: the key of our cell of every recurrent layer; None where there are none or several.
-        reverse: whether the layers have one direction, the reverse one (`go_backwards`).
+        reverse: whether the only recurrent layer has `go_backwards`.
     """
 
     cell: str | None = None
@@ -25,17 +25,19 @@ def said(config: Any) -> Said:
     """What a model's configuration says.
 
     Raises:
-        ValueError: a layer does what ours cannot, or they run in several directions.
+        ValueError: a layer does what ours cannot, or one of several has `go_backwards`.
     """
     layers = [*_layers(config)]
     found = {_cell(kind, own) for kind, own in layers}
-    turned = {bool(own.get("go_backwards", False)) for _, own in layers}
-    if len(turned) > 1:
+    reverse = any(own.get("go_backwards", False) for _, own in layers)
+    if reverse and len(layers) > 1:
+        # such a layer gives its outputs from the last step to the first: a second one, which
+        # reads them from their end, runs forward in the time of the input
         raise ValueError(
-            "some recurrent layers have go_backwards=True and some not, ours are all of one kind: "
-            "use openrnn.from_weights for each"
+            "one of several recurrent layers has go_backwards=True, whose outputs Keras gives in "
+            "the order in which it ran: use openrnn.from_weights for each"
         )
-    return Said(found.pop() if len(found) == 1 else None, turned == {True})
+    return Said(found.pop() if len(found) == 1 else None, reverse)
 
 
 def _layers(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
