@@ -50,23 +50,43 @@ class First(nn.Module):
         return self.layer(x)[0]
 
 
-def by_hand(*layers, between=()):
-    """A node for each layer, the directions of Y squeezed away; then what stands between."""
-    make, weights, nodes, x = onnx.helper.make_node, {"axis": np.array([1])}, [], "X"
-    weights |= {"last": np.array(-1), "first": np.array([0])}
+SQUEEZE = ("Squeeze", ["{x}", "axis"])
+RELU = ("Relu", ["{x}"])
+SWAP = ("Transpose", ["{x}"], {"perm": [1, 0, 2]})
+
+
+def joined(*order, axis=-1):
+    """The directions of Y side by side, as we write them: taken one by one, and put together."""
+    parts = [("Gather", ["Y{n}", str(which)], {"axis": 1}) for which in order]
+    names = [f"M{{n}}{place}" for place in range(len(order))]
+    return [*parts, ("Concat", names, {"axis": axis})]
+
+
+def by_hand(*layers, between=(SQUEEZE,), names=("part0", "part1")):
+    """A node for each layer, and behind each what makes the next one's X of its Y.
+
+    Of a node between: operator, inputs and attributes; {x} is the output before, {n} the layer.
+    """
+    make, nodes, x = onnx.helper.make_node, [], "X"
+    weights = {"axis": np.array([1]), "first": np.array([0]), "last": np.array(-1)}
+    weights |= {"0": np.array(0), "1": np.array(1), "ratio": np.array(0.5, np.float32)}
+    weights |= {"training": np.array(True), "swapped": np.array([3, 5, -1]), "axis2": np.array([2])}
+    weights |= {"low": np.array(-9, np.float32), "high": np.array(9, np.float32)}
     for place, layer in enumerate(layers):
         arrays = openrnn.to_weights(layer, "onnx")
         weights |= {f"{name}{place}": array for name, array in arrays.items()}
         options = {"linear_before_reset": 1} if layer.cell.key == "gru" else {}
+        options |= {"layout": 1} if layer.batch_first else {}
         direction = "reverse" if layer.spec.reverse else "forward"
+        direction = "bidirectional" if layer.spec.bidirectional else direction
         nodes.append(make(
             type(layer).__name__, [x, *(f"{name}{place}" for name in arrays)], [f"Y{place}"],
-            name=f"part{place}", direction=direction, hidden_size=layer.hidden_size, **options,
+            name=names[place], direction=direction, hidden_size=layer.hidden_size, **options,
         ))  # fmt: skip
-        x = f"S{place}"
-        nodes.append(make("Squeeze", [f"Y{place}", "axis"], [x]))
-        for count, (operator, *more) in enumerate(between):
-            nodes.append(make(operator, [x, *more], [f"M{place}{count}"]))
+        x = f"Y{place}"
+        for count, (operator, inputs, *more) in enumerate(between):
+            given = [name.format(x=x, n=place) for name in inputs]
+            nodes.append(make(operator, given, [f"M{place}{count}"], **dict(*more)))
             x = f"M{place}{count}"
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -103,7 +123,7 @@ def test_a_stack_comes_back(tmp_path, kind):
 def test_one_node_of_several_is_chosen(tmp_path, capsys):
     """Layers of a model with something between are no stack, whatever their sizes."""
     layers = [openrnn.GRU(4, 4), openrnn.GRU(4, 4)]
-    model = by_hand(*layers, between=[("Relu",)])
+    model = by_hand(*layers, between=[SQUEEZE, RELU])
     assert converted(tmp_path, model) == (2, None)
     says = "no stack of one cell, in which each reads what the one before gives: choose one by "
     assert f"{says}--prefix: part0, part1" in capsys.readouterr().err
@@ -130,9 +150,81 @@ def test_layers_of_several_kinds_are_no_stack(tmp_path, capsys, kind):
 
 def test_a_decoder_is_no_second_layer(tmp_path, capsys):
     """It begins from the last output of the node before, with the same sizes."""
-    between = [("Gather", "last"), ("Unsqueeze", "first")]
+    between = [SQUEEZE, ("Gather", ["{x}", "last"]), ("Unsqueeze", ["{x}", "first"])]
     assert converted(tmp_path, by_hand(*OTHERS["sizes"][:1] * 2, between=between))[0] == 2
     assert "are no stack of one cell" in capsys.readouterr().err
+
+
+def both():
+    """Two layers whose nodes have both directions."""
+    return [openrnn.GRU(4, 4, bidirectional=True), openrnn.GRU(8, 4, bidirectional=True)]
+
+
+def forward(*batch_first):
+    return [openrnn.GRU(4, 4, batch_first=first) for first in batch_first]
+
+
+LAYOUT_1 = ("Squeeze", ["{x}", "axis2"])
+STACKED = {
+    "directions in order": (both, joined(0, 1)),
+    "directions by the last axis": (both, joined(0, 1, axis=2)),
+    "two swaps": (lambda: forward(False, False), [SQUEEZE, SWAP, SWAP]),
+    "layout 1": (lambda: forward(True, True), [LAYOUT_1]),
+    "dropout": (lambda: forward(False, False), [SQUEEZE, ("Dropout", ["{x}"])]),
+    "dropout in training": (
+        lambda: forward(False, False), [SQUEEZE, ("Dropout", ["{x}", "ratio", "training"])]
+    ),
+}  # fmt: skip
+APART = {
+    "over the batch": (lambda: forward(False, False), [SQUEEZE, SWAP]),
+    "by a view": (lambda: forward(False, False), [SQUEEZE, ("Reshape", ["{x}", "swapped"])]),
+    "layout 1 after 0": (lambda: forward(False, True), [SQUEEZE]),
+    "layout 1 after 0, moved": (lambda: forward(False, True), [SQUEEZE, SWAP]),
+    "directions in turn": (both, joined(1, 0)),
+    "one direction twice": (both, joined(0, 0)),
+    "directions one after the other": (both, joined(0, 1, axis=0)),
+    "relu": (lambda: forward(False, False), [SQUEEZE, RELU]),
+    "a bound": (lambda: forward(False, False), [SQUEEZE, ("Clip", ["{x}", "low", "high"])]),
+    "the model's input": (lambda: forward(False, False), [SQUEEZE, ("Add", ["{x}", "X"])]),
+}
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_what_stands_between_the_nodes_of_a_stack(tmp_path, kind):
+    make, between = STACKED[kind]
+    status, made = converted(tmp_path, by_hand(*make(), between=between))
+    assert status == 0
+    assert "weight_ih_l1" in made
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_what_stands_between_nodes_that_are_no_stack(tmp_path, capsys, kind):
+    make, between = APART[kind]
+    assert converted(tmp_path, by_hand(*make(), between=between)) == (2, None)
+    assert "are no stack of one cell" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (3, 5)])
+def test_a_view_with_the_sizes_of_the_model(tmp_path, sizes):
+    """Where T and B are numbers, as in many files; with these in turn it is no stack."""
+    model = by_hand(*forward(False, False), between=[SQUEEZE, ("Reshape", ["{x}", "swapped"])])
+    value = onnx.helper.make_tensor_value_info(
+        "Y0", onnx.TensorProto.FLOAT, [sizes[0], 1, sizes[1], 4]
+    )
+    model.graph.value_info.append(value)
+    assert converted(tmp_path, model)[0] == (0 if sizes == (3, 5) else 2)
+
+
+def test_the_name_of_a_node_may_begin_that_of_another(tmp_path):
+    """Keras names layers so."""
+    layers = [openrnn.LSTM(4, 4), openrnn.LSTM(4, 4)]
+    model = by_hand(*layers, names=("LSTM", "LSTM_1"))
+    for name, layer in zip(("LSTM", "LSTM_1"), layers):
+        status, made = converted(tmp_path, model, "--prefix", name)
+        assert status == 0
+        assert made.keys() == layer.state_dict().keys()
+        assert torch.equal(made["weight_hh_l0"], layer.weight_hh_l0)
+    assert "weight_hh_l1" in converted(tmp_path, model, "--prefix", "LST")[1]
 
 
 def test_a_reverse_stack(tmp_path, capsys):
@@ -155,7 +247,7 @@ def test_what_is_refused(tmp_path, capsys, monkeypatch):
     for more in ("--cell rnn_relu", "--no-bidirectional", "--layers 2"):
         assert converted(tmp_path, model, *more.split())[0] == 2
         assert "follow from nodes: leave them out" in capsys.readouterr().err
-    assert converted(tmp_path, by_hand(between=[("Relu",)]))[0] == 2
+    assert converted(tmp_path, by_hand())[0] == 2
     assert "must have an LSTM, GRU or RNN node, got none" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
     command = [str(tmp_path / "a.onnx"), str(tmp_path / "b.pt"), "--from", "onnx", "--to", "torch"]
