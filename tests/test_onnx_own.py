@@ -8,6 +8,7 @@ from onnx_models import MARKS, assert_close
 from test_onnx_in import X, arrays_of, as_onnx, model_of, only, runtime
 
 import openrnn
+from openrnn import cells, memo
 from openrnn.onnx.activations import KINDS, activations
 
 pytestmark = MARKS
@@ -100,6 +101,14 @@ def test_alike_nodes_share_a_cell_and_others_do_not():
     assert first.cell is not other.cell
     assert isinstance(first, openrnn.Recurrent)
     other.load_state_dict(first.state_dict())  # the names are those of an LSTM
+
+
+def test_a_cell_is_registered_once():
+    """Memos are forgotten, and the registry of cells is not."""
+    made, count = only(node("LSTM-clip")).layer.cell, len(cells._CELLS)
+    memo.clear()
+    assert only(node("LSTM-clip")).layer.cell is made
+    assert len(cells._CELLS) == count
 
 
 def test_what_is_refused():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openrnn.cells import Cell, cell
-from openrnn.memo import memo
+from openrnn.memo import resource
 from openrnn.nn import Layer, Recurrent
 from openrnn.onnx.activations import Activation, Function, activations
 
@@ -33,7 +33,7 @@ def with_cell(layer: Layer, made: Cell) -> Layer:
     return other
 
 
-@memo(64)  # a second node of this kind has the same kernels
+@resource  # for as long as the registry of cells: a second node of this kind has the same kernels
 def own_cell(
     operator: str, functions: tuple[Activation, ...], clip: float, coupled: bool, peepholes: bool
 ) -> Cell:
