@@ -104,6 +104,7 @@ def test_names_of_a_file_must_say_the_order_of_layers(tmp_path, capsys):
         ("a.npz", "b.npz", "--from torch --to caffe", "--to must be one of openrnn, torch, "),
         ("a.npz", "b.onnx", "--from torch --to keras", "b.onnx must end in one of .safetensors, "),
         ("a.bin", "b.npz", "--from torch --to keras", "a.bin must end in one of .safetensors, "),
+        ("a.onx", "b.npz", "--from onnx --to torch", ".pth, .h5, .hdf5, .keras, .onnx\n"),
         ("none.npz", "b.npz", "--from torch --to keras", "none.npz: No such file or directory"),
         ("bad.npz", "b.npz", "--from torch --to keras", "bad.npz cannot be read as a file of"),
         ("bad.pt", "b.npz", "--from torch --to keras", "bad.pt cannot be read by torch.load"),

@@ -164,9 +164,9 @@ def convert(
     asked = command.Options(
         source, target, cell, prefix, bidirectional, hidden, layers, proj, sum_biases, heads
     )
-    reader = stack.read_layer if given.suffix == ".onnx" else command.read_layer
+    readers = {**command.ARRAYS, ".onnx": stack.read_layer}
     with refusing():
-        typer.echo(command.execute(given, out, asked, reader))
+        typer.echo(command.execute(given, out, asked, readers))
     return 0
 
 

@@ -1,6 +1,6 @@
 """`openrnn convert`: a file of one library's weights into one of another's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +53,17 @@ def read_layer(given: Path, asked: Options) -> Layer:
     )  # fmt: skip
 
 
-def execute(
-    given: Path, out: Path, asked: Options, reader: Callable[[Path, Options], Layer] = read_layer
-) -> str:
+Reader = Callable[[Path, Options], Layer]
+ARRAYS: dict[str, Reader] = dict.fromkeys(files.READERS, read_layer)
+
+
+def execute(given: Path, out: Path, asked: Options, readers: Mapping[str, Reader] = ARRAYS) -> str:
     """Converts a file; returns what it was and what was written, in one line.
 
     Args:
         given, out: the files.
         asked: how to read and write them.
-        reader: makes the layer of a file and what is asked.
+        readers: by the endings of names, what makes the layer of a file and what is asked.
 
     Raises:
         ValueError: the file is not of the library, or the target cannot hold it.
@@ -70,7 +72,7 @@ def execute(
     try:
         library("--from", asked.source), library("--to", asked.target)
         files.check_written(out)
-        layer = reader(given, asked)
+        layer = files.by_ending(given, readers)(given, asked)
         made = tensors(layer, asked.target, asked.sum_biases, asked.heads)
     except AdviceError as error:
         parts = [FLAGS[part.name] if isinstance(part, Argument) else part for part in error.args]

@@ -5,7 +5,7 @@ import json
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from openrnn.convert.arrays import Arrays, as_numpy, flatten, ordered
 from openrnn.convert.keras import Said, said
+
+T = TypeVar("T")
 
 WRITES = (".safetensors", ".npz", ".pt", ".pth")
 # Keras numbers the variables of a cell
@@ -34,17 +36,23 @@ def read(path: Path) -> tuple[Arrays, Said]:
             what ours cannot; or h5py is missing.
         OSError: it cannot be read.
     """
-    for ending, reader in READERS.items():
+    reader = by_ending(path, READERS)
+    path.stat()  # what is not there is not damaged
+    try:
+        found, more = reader(path)
+    except ImportError:
+        raise ValueError(
+            f"{path} is read by the package h5py, which is not here: pip install h5py"
+        ) from None
+    return ordered(found), more
+
+
+def by_ending(path: Path, known: Mapping[str, T]) -> T:
+    """What is known for the ending of a file's name; ValueError where it is none of these."""
+    for ending, value in known.items():
         if path.name.endswith(ending):
-            path.stat()  # what is not there is not damaged
-            try:
-                found, more = reader(path)
-            except ImportError:
-                raise ValueError(
-                    f"{path} is read by the package h5py, which is not here: pip install h5py"
-                ) from None
-            return ordered(found), more
-    raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
+            return value
+    raise ValueError(f"{path} must end in one of {', '.join(known)}")
 
 
 def check_written(path: Path) -> None:
