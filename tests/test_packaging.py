@@ -62,10 +62,13 @@ def test_a_workflow_runs_targets_that_there_are(path):
 
 
 def test_examples_inside_other_libraries_are_run():
-    """Two of those that install a library, so that a release of theirs or ours is noticed."""
+    """Some that install a library, so that a change of ours which breaks one is noticed.
+
+    A release of theirs is not, as requirements are pinned. Not all, as each takes CI minutes.
+    """
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     names = re.findall(r"run: make example NAME=(\w+)$", text, re.MULTILINE)
-    assert len(set(names)) == 2
+    assert names
     for name in names:
         assert (ROOT / "examples" / f"{name}.py").is_file()
         assert (ROOT / "examples" / "requirements" / f"{name}.txt").is_file()
