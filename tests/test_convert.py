@@ -514,6 +514,7 @@ def test_an_rnn_cell_on_a_cpu_is_left_unless_asked_for():
     done = quietly(model)
     assert [row.swapped for row in done.rows] == [False, True, True]
     assert "one call of openrnn.RNN takes less than either" in done.rows[0].note
+    assert "convert after model.to('cuda'), or name a backend" in done.rows[0].note
     assert type(model[0]) is nn.RNNCell
     assert quietly(model, backend="cpu").rows[0].swapped
     assert type(model[0]) is openrnn.RNNCell
@@ -521,6 +522,15 @@ def test_an_rnn_cell_on_a_cpu_is_left_unless_asked_for():
     ours = openrnn.RNNCell(3, 4)
     quietly(ours, to="torch").revert()
     assert type(ours) is openrnn.RNNCell
+
+
+def test_an_rnn_cell_that_is_moved_after_conversion_is_left():
+    """As the note says: the device counts at conversion."""
+    model = nn.Sequential(nn.RNNCell(3, 4))
+    quietly(model)
+    model.to("meta")
+    assert type(model[0]) is nn.RNNCell
+    assert quietly(model).rows[0].swapped
 
 
 def test_torchscript_is_left():

@@ -86,7 +86,8 @@ def convert(
     same Parameters, buffers, hooks and parametrizations. So optimizers, shared modules, references
     from elsewhere and a model that is itself an `nn.LSTM` need no care, and the state dict stays.
     What cannot be turned exactly is left, with the reason in its row; so is an `nn.RNNCell` on a
-    CPU, where torch's takes less time, unless a backend is named.
+    CPU, where torch's takes less time, unless a backend is named; for a GPU convert after
+    `.to("cuda")`.
 
     `isinstance(module, nn.LSTM)` is no longer true of a turned module, but with subclass=True.
 
@@ -155,7 +156,8 @@ def _slower(module: nn.Module, to: str, options: Options) -> str | None:
         return None
     return (
         "on a CPU torch.nn.RNNCell takes less time in training; where all inputs are known, one "
-        "call of openrnn.RNN takes less than either. backend='cpu' turns it all the same"
+        "call of openrnn.RNN takes less than either. For a GPU convert after model.to('cuda'), "
+        "or name a backend"
     )
 
 
