@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import openrnn
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Needs
-from openrnn.backends.fused import kernels, launches, layer, schedules
+from openrnn.backends.fused import kernels, launches, layer, prepared, schedules
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.dispatch import BACKENDS
 from openrnn.schedule import Chunking
@@ -59,11 +59,11 @@ def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough)
 
 @pytest.fixture
 def fresh_schedules():
-    """Schedules are made anew, as the tests change what they are made by."""
+    """Schedules are made anew, as the tests change what they are made by: not what was traced."""
 
     def forget():
-        schedules.forward.cache_clear()
-        schedules.backward.cache_clear()
+        for kept in (schedules.forward, schedules.backward, prepared.loop_for):
+            kept.cache_clear()
 
     forget()
     yield forget
@@ -267,7 +267,6 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
     for lengths, reset, every in itertools.product((False, True), repeat=3):
         if wants and every != lengths:
             continue  # in backward it changes nothing, but is given
-        memo.clear()
         problem = Problem(spec, torch.float32, "cuda", grad=True, lengths=lengths, reset=reset)
         given = schedules.ScheduleKey(problem, 0, steps, batch, False, every)
         if wants:
@@ -280,7 +279,6 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         more = {} if wants else {"all_states": every, "save": True}
         flags = tuple(name for name, here in (on | more).items() if here)
         assert asked.pop() == (kind, flags, steps, batch, columns)
-    memo.clear()
 
 
 @pytest.mark.gpu

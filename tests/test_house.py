@@ -110,6 +110,11 @@ def absolute(node, module):
     return ".".join([*package, node.module] if node.module else package)
 
 
+def called(node):
+    """The last word of what a call calls."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
 def inner_imports(source, module):
     """The modules of this package that a module of it imports, at its top or inside functions."""
     found = set()
@@ -120,7 +125,7 @@ def inner_imports(source, module):
             base = absolute(node, module)
             names = {f"{base}.{alias.name}" for alias in node.names}
             found |= {name if is_module(name) else base for name in names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and called(node) == "import_module":
             found |= {str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)}
     split = (name.partition(".") for name in found)
     return {module or "__init__" for package, _, module in split if package == "openrnn"}

@@ -48,8 +48,10 @@ def caches(source):
             found += [
                 node.name for word in words if word == "cache" or word.startswith("lru_cache")
             ]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("lru_cache("):
-            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Call) and ast.unparse(called).startswith("lru_cache("):
+                found.append(ast.unparse(node))
     return found
 
 

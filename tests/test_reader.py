@@ -252,28 +252,32 @@ class Setting:
         self.put(self.old)
 
 
+def with_tensors(x, r, s):
+    c = torch.where(x.a > r.a, s.c * torch.ones_like(s.c), torch.sigmoid(x.a + r.a))
+    return c * tanh(x.b + r.b) * torch.tensor(0.7).to(c), c
+
+
+@pytest.fixture(scope="module")
+def outside():
+    """What a trace finds outside of any mode."""
+    return trace(openrnn.cell(gates="a b", states="h c", name="outside")(with_tensors))
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("name", MODES)
-def test_the_first_call_under_a_mode(name):
+def test_the_first_call_under_a_mode(outside, name):
     """Of check, trace and what a projection asks: a mode of the caller is none of the cell's."""
-
-    def function(x, r, s):
-        c = torch.where(x.a > r.a, s.c * torch.ones_like(s.c), torch.sigmoid(x.a + r.a))
-        return c * tanh(x.b + r.b) * torch.tensor(0.7).to(c), c
-
-    inside = openrnn.cell(gates="a b", states="h c", name="inside")(function)
-    outside = openrnn.cell(gates="a b", states="h c", name="outside")(function)
+    inside = openrnn.cell(gates="a b", states="h c", name="inside")(with_tensors)
     anomaly = torch.is_anomaly_enabled()
     with MODES[name]():
         layer = openrnn.Recurrent(inside, 3, 4, proj_size=2, device="cpu", dtype=torch.float32)
         found = trace(inside)
     assert torch.is_anomaly_enabled() == anomaly
-    wanted = trace(outside)
     if name == "dtype":  # which the cell's own tensor has: 0.7 in float64
-        assert len(found.derivative.nodes) == len(wanted.derivative.nodes)
+        assert len(found.derivative.nodes) == len(outside.derivative.nodes)
     else:
-        assert str(found.step) == str(wanted.step)
-        assert str(found.derivative) == str(wanted.derivative)
+        assert str(found.step) == str(outside.step)
+        assert str(found.derivative) == str(outside.derivative)
     assert layer.proj_size == 2
 
 
