@@ -1,4 +1,8 @@
-"""One of two processes that train models together: `python ranks.py RANK FOLDER`."""
+"""One of two processes that train models together: `python ranks.py RANK FOLDER`.
+
+Functions import the rarer parts of torch, which takes more than a second: every run of pytest
+imports this file, though the tests that need it are slow ones.
+"""
 
 import os
 import sys
@@ -7,13 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import openrnn
 
@@ -76,6 +73,10 @@ def replicated(start, rank):
 
 def sharded(start, rank):
     """A model of which each rank has a part, and the same; rank 0 alone brings the weights."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     model, mesh = Tagger(), init_device_mesh("cpu", (RANKS,))
     for part in (model.reads, model.sums):
         fully_shard(part, mesh=mesh)
@@ -91,6 +92,8 @@ WAYS = {"ddp": replicated, "fsdp": sharded}
 
 
 def main(rank, place):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=RANKS)
     start = torch.load(place / "start")
     for way, make in WAYS.items():

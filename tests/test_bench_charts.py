@@ -1,6 +1,5 @@
 """The charts of `openrnn bench`: that they show something, and all that is promised."""
 
-import matplotlib.image
 import pytest
 from bench_cases import result
 from cases import thinned
@@ -31,6 +30,8 @@ def fill(rows, precision="bfloat16"):
 
 def ink(path):
     """The share of an image that is not white."""
+    import matplotlib.image  # half a second, for the worker that runs these tests alone
+
     pixels = matplotlib.image.imread(path)[..., :3]
     return float((pixels < 0.97).any(-1).mean())
 
