@@ -16,7 +16,7 @@ collect_ignore = ["ranks.py", "sanitize.py"]  # programs: importing them takes a
 
 # the same examples in every run; `pytest --hypothesis-profile search` looks for new ones
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, database=None)
-settings.register_profile("landing", settings.get_profile("ci"), max_examples=15)  # make test
+settings.register_profile("landing", settings.get_profile("ci"), max_examples=10)  # make test
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("ci")
 
