@@ -1,6 +1,7 @@
 """Every backend against float64: every cell, every feature, outputs and all gradients."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -64,7 +65,10 @@ def test_the_rest(cell, clip):
 
 
 def corners():
-    """On a CPU, where loops are the same for both cells, a landing has each corner once."""
+    """On a CPU, where loops are the same for both cells, a landing has each corner once.
+
+    Of the reference, by whose own rounding it is judged, it has every third of them.
+    """
     for number, corner in enumerate(CORNERS):
         for place, cell in enumerate(("lstm", "gru")):
             for backend in BACKENDS:
@@ -72,6 +76,8 @@ def corners():
                 if not isinstance(backend, str):
                     (name,), marks = backend.values, [*backend.marks]
                 variant = name in ON_CPU and (number + place) % 2
+                if name == "reference":
+                    variant = variant or number % 3 > 0
                 if corner == "many_steps":  # takes seconds
                     variant = cell == "gru" or name == "reference"
                 if variant:
@@ -192,11 +198,13 @@ OWN = {
 
 
 def cells_of_ones_own():
-    """On the reference, whose code is the cell's own, a landing has each cell once."""
+    """On a CPU, where the loops around them are the same, a landing has most cells once."""
     for backend in BACKENDS:
         for cell in (awkward, idle, sided, functions):
             for name in OWN:
-                variant = backend == "reference" and name != "everything"
+                variant = backend in ON_CPU and name != "everything"
+                if backend == "cpu" and cell is awkward:  # with the most states and vectors
+                    variant = False
                 marks = [pytest.mark.slow] if variant else []
                 if not isinstance(backend, str):
                     marks += backend.marks
@@ -251,14 +259,20 @@ def test_takes_what_its_row_says(backend):
 # and the judge itself, on planted faults
 
 
+@pytest.fixture(scope="module")
+def judged():
+    """The oracle of a call, and a function that makes the reference's own answer."""
+    case = CORNERS["everything"]
+    inputs = Inputs.of(case)
+    return Oracle.of(case, inputs), partial(ask, case, inputs, "reference")
+
+
 @pytest.mark.parametrize(
     "fault", ["y", "h_n", "all_c", "dx", "dweight_hh_l0", "dbias_ih_l1", "dc_0", "dreset_h_0"]
 )
-def test_a_small_fault_is_seen(fault):
+def test_a_small_fault_is_seen(judged, fault):
     """One element off by a hundred-thousandth of its tensor's largest is too much in float32."""
-    case = CORNERS["everything"]
-    inputs = Inputs.of(case)
-    oracle, found = Oracle.of(case, inputs), ask(case, inputs, "reference")
+    oracle, found = judged[0], judged[1]()
     oracle.judge(found)
     last = (-1,) * found[fault].dim()
     found[fault][last] += 1e-5 * max(1.0, found[fault].abs().max().item())

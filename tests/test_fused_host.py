@@ -42,7 +42,7 @@ def test_nibbles_come_back_from_64_bits():
 
 
 @compiles
-@pytest.mark.parametrize(("name", "dtype"), thinned(itertools.product(PLAIN, cuda.SIZES), 2))
+@pytest.mark.parametrize(("name", "dtype"), thinned(itertools.product(PLAIN, cuda.SIZES), 4))
 def test_small_kernels_spill_nothing(name, dtype):
     for arch in ("sm_80", "sm_90", "sm_120"):
         made = nvrtc.binary(nvrtc.KernelSource(cuda.plain_source(name, dtype), name, arch, name))

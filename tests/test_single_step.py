@@ -106,7 +106,7 @@ def test_configurations_cover_the_batch_with_as_many_sums_as_registers_hold(gate
 
 @pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
 @pytest.mark.parametrize(
-    ("name", "dtype"), thinned(itertools.product(TRACED, ("bfloat16", "float32")), 7)
+    ("name", "dtype"), thinned(itertools.product(TRACED, ("bfloat16", "float32")), 9)
 )
 def test_what_runs_spills_nothing(name, dtype):
     cell = trace(TRACED[name])
