@@ -6,7 +6,7 @@ import forks
 import pytest
 import torch
 from cases import thinned
-from fuzz import graphs, judge, making, operators, tensors, verdict, workers
+from fuzz import calling, graphs, judge, making, operators, tensors, verdict, workers
 from fuzz.verdict import Outcome
 
 from openrnn.codegen.trace import trace
@@ -21,6 +21,7 @@ def fuzz(*arguments):
 
 @pytest.mark.parametrize(("calls", "cells"), thinned([(30, 5), (400, 60)], 2))
 def test_calls_and_cells_end_well(calls, cells):
+    calling.warm(small=True)  # by this process's forks: the program would start a Python for each
     done = fuzz("--calls", str(calls), "--cells", str(cells), "--compiled", "0")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert f"calls: {calls} draws" in done.stdout
