@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import sys
+from copy import copy
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,12 +100,29 @@ def compilers():
 
 
 @pytest.fixture(scope="session")
-def onnx_functions():
-    """torch's exporter makes a list of onnxscript's functions in each export, in half a second."""
+def operators_of_torch():
+    """torch asks for each of its operators several times an export, in a tenth of a second."""
+    from torch._export import utils
+
+    utils._materialize_cpp_cia_ops = cache(utils._materialize_cpp_cia_ops)
+
+
+@pytest.fixture(scope="session")
+def onnx_functions(operators_of_torch):
+    """torch's exporter makes a registry of ONNX's functions in each export, in half a second."""
     from torch.onnx._internal.exporter import _registration
 
-    apis = _registration.onnxscript_apis
+    apis, registry = _registration.onnxscript_apis, _registration.ONNXRegistry
     apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
+    make = cache(registry.from_torchlib)
+
+    def copied(**opset):
+        kept = make(**opset)
+        made = copy(kept)
+        made.functions = {name: [*functions] for name, functions in kept.functions.items()}
+        return made
+
+    registry.from_torchlib = staticmethod(copied)
 
 
 @pytest.fixture(autouse=True)

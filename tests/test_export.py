@@ -11,6 +11,7 @@ from openrnn import dispatch
 from openrnn.route import How
 
 pytestmark = [
+    pytest.mark.usefixtures("operators_of_torch"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # torch's own
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # sizes become constants
