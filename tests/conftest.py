@@ -7,7 +7,6 @@ import sys
 from copy import copy
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import forks
 import pytest
@@ -29,25 +28,6 @@ def pytest_configure(config):
 
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"  # and those that tests start
-        if config.workerinput["workerid"] == "gw1" and not sys.dont_write_bytecode:
-            rewrite_from_the_end(config)
-
-
-def rewrite_from_the_end(config):
-    """Compiles half of the tests, where none is yet, while another worker does the other half.
-
-    pytest rewrites their assertions, in as much time as all imports take, in each worker; of a file
-    that another worker has done, the result is on disk.
-    """
-    from _pytest.assertion import rewrite
-
-    state = config.stash[rewrite.assertstate_key]
-    for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
-        folder = rewrite.get_cache_dir(path)
-        made = folder / f"{path.stem}{rewrite.PYC_TAIL}"
-        if not made.exists() and rewrite.try_makedirs(folder):
-            digest, code = rewrite._rewrite_test(path, config)
-            rewrite._write_pyc(state, code, digest, made)
 
 
 def pytest_collection_modifyitems(items):
