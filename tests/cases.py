@@ -24,6 +24,18 @@ CELLS: dict[str, Cell] = {
     key: cell for key, cell in cells._CELLS.items() if cell.function.__module__ == "openrnn.cells"
 }
 
+
+class First(torch.nn.Module):
+    """A layer's output alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 # What each backend is known not to take, in words that its refusal must have, and when. Any other
 # refusal, a missing one, and a backend without a row here fail the test that meets it.
 REFUSALS: dict[str, dict[str, Callable[[Problem], bool]]] = {

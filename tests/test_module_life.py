@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from cases import First
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import prune
@@ -238,17 +239,6 @@ def test_files_of_plain_operators_load_without_us(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", ALONE, *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-class First(nn.Module):
-    """A layer's output alone."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0]
 
 
 def test_functional_call_reads_what_it_is_given():

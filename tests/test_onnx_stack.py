@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import First
 from onnx_models import MARKS, export, onnx
 from torch import nn
 
@@ -37,17 +38,6 @@ def older(model):
         warnings.simplefilter("ignore")  # torch means to drop it
         torch.onnx.export(model.eval(), (torch.randn(5, 3, 4),), file, dynamo=False)
     return onnx.load_from_string(file.getvalue())
-
-
-class First(nn.Module):
-    """A layer's output alone."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0]
 
 
 SQUEEZE = ("Squeeze", ["{x}", "axis"])

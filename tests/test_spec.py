@@ -166,8 +166,10 @@ def test_names_of_cells_are_words():
 def test_a_problem_says_what_is_asked():
     problem = Problem(LSTM, torch.bfloat16, "cuda", (9, 0), grad=True, lengths=True, steps=7)
     assert str(problem) == f"{LSTM} T=7 bfloat16 cuda grad lengths"
-    flags = {"grad", "training", "lengths", "reset", "return_states", "reset_state", "transform"}
-    flags.add("generator")
+    flags = {
+        "grad", "training", "lengths", "reset", "return_states", "reset_state", "transform",
+        "generator",
+    }  # fmt: skip
     every = Problem(LSTM, torch.float32, "cpu", **dict.fromkeys(flags, True), steps=0, batch=0)
     assert flags < set(str(every).split())
     assert {"T=0", "B=0"} < set(str(every).split())

@@ -150,8 +150,8 @@ def measured(problem: Problem, backend: str, device: torch.device) -> str:
     x = torch.randn(steps, batch, spec.input_size, **kind).requires_grad_(problem.grad)
     lengths = torch.full((batch,), steps, device="cpu") if problem.lengths else None
     reset = torch.rand(steps, batch, device=device) < 0.03 if problem.reset else None
-    resets = [torch.rand(spec.chains, batch, width, **kind) for width in spec.state_sizes]
-    resets = resets if problem.reset_state else []
+    widths = spec.state_sizes if problem.reset_state else ()
+    resets = [torch.rand(spec.chains, batch, width, **kind) for width in widths]
     leaves = [tensor.requires_grad_(problem.grad) for tensor in (x, *weights, *resets)]
 
     def call() -> None:

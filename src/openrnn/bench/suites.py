@@ -168,26 +168,23 @@ def _int8() -> Iterable[BenchRow]:
     sizes = [(1, 1, 64), (1, 16, 256), (1, 1, 640), (100, 1, 256), (100, 1, 650), (60, 64, 128),
              (35, 20, 650), (64, 32, 512)]  # fmt: skip
     for cell, (steps, batch, hidden) in product(("lstm", "gru"), sizes):
-        name = f"{cell}-{hidden}-b{batch}-t{steps}"
-        yield BenchRow(
-            name, cell, steps, batch, hidden, hidden, dtype="int8", modes=("forward",), full=True
-        )
+        yield _with_weights("int8", cell, steps, batch, hidden)
 
 
 def _bf16_weights() -> Iterable[BenchRow]:
     """Inference with bfloat16 weights on a CPU: where reading R binds, and where it stops to."""
     for cell, batch, hidden in product(("lstm", "gru"), (1, 4), (256, 512, 640, 1024)):
-        yield _of_bf16(cell, 100, batch, hidden)
+        yield _with_weights("bf16-weights", cell, 100, batch, hidden)
     for cell in ("lstm", "gru"):  # too few steps: float32 weights
-        yield _of_bf16(cell, 1, 1, 640)
+        yield _with_weights("bf16-weights", cell, 1, 1, 640)
 
 
-def _of_bf16(cell: str, steps: int, batch: int, hidden: int) -> BenchRow:
+def _with_weights(kind: str, cell: str, steps: int, batch: int, hidden: int) -> BenchRow:
+    """Inference with weights of fewer bits."""
     name = f"{cell}-{hidden}-b{batch}-t{steps}"
     return BenchRow(
-        name, cell, steps, batch, hidden, hidden, dtype="bf16-weights", modes=("forward",),
-        full=True,
-    )  # fmt: skip
+        name, cell, steps, batch, hidden, hidden, dtype=kind, modes=("forward",), full=True
+    )
 
 
 def _cells() -> Iterable[BenchRow]:

@@ -1,5 +1,6 @@
 """Where cuDNN is measured faster than our kernels, from which `auto` chooses; never keyed on T."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ def not_compared(problem: Problem) -> str | None:
     """The region of a problem, in words, if cuDNN keeps it without a measurement; else None."""
     if problem.batch is None or problem.capability != (9, 0):
         return None
-    return next((str(one) for one in NOT_COMPARED if one.holds(problem, problem.batch)), None)
+    return _region(NOT_COMPARED, problem, problem.batch)
 
 
 def slower(problem: Problem) -> str | None:
@@ -78,4 +79,8 @@ def slower(problem: Problem) -> str | None:
     )  # fmt: skip
     if problem.batch is None or not plain:
         return None
-    return next((str(loss) for loss in LOSSES if loss.holds(problem, problem.batch)), None)
+    return _region(LOSSES, problem, problem.batch)
+
+
+def _region(regions: Iterable[Loss], problem: Problem, batch: int) -> str | None:
+    return next((str(one) for one in regions if one.holds(problem, batch)), None)

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from openrnn.kernels.cpu.args_type import pack_args_at
 from openrnn.kernels.cpu.host import LANES
 from openrnn.kernels.cpu.packing import row_sources, transposed
-from openrnn.kernels.cpu.product import HIGHEST, TILE_PANELS
+from openrnn.kernels.cpu.product import HIGHEST, TILE_PANELS, of_each_tile, store_sums
 from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
 
 __all__ = ["bf16_product", "bf16_transpose"]
@@ -62,24 +62,11 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
                 value = emitter.splat(builder.load(emitter.at(at, k), typ=emitter.scalar), _LANES)
                 for slot, vector in zip(sums[row], weights, strict=True):
                     emitter.add_product(slot, value, vector)
-        for row in range(height):
-            start = emitter.at(c, builder.mul(c_row, number(row)))
-            for column, slot in enumerate(sums[row]):
-                pointer = emitter.at(start, number(column * _LANES))
-                with builder.if_then(accumulate):
-                    total = builder.fadd(emitter.load(pointer), builder.load(slot))
-                    builder.store(total, slot)
-                emitter.store(builder.load(slot), pointer)
+        store_sums(emitter, sums, c, c_row, accumulate)
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        emitter = Emitter(builder, "float32")
         shape, *others = args
-        rows, panels, inner = cgutils.unpack_tuple(builder, shape)
-        with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
-            for height, most in enumerate(TILE_PANELS, 1):
-                for width in range(1, most + 1):
-                    case(height * 8 + width)
-                    emit_case(emitter, height, width, inner, others)
+        of_each_tile(Emitter(builder, "float32"), shape, others, emit_case)
         return context.get_dummy_value()
 
     return signature, emit

@@ -4,6 +4,7 @@ Addresses are int64; strides count elements. An element of C is summed in the sa
 kind of tile, so no result depends on how threads split the rows, the columns or the units.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -23,8 +24,8 @@ from openrnn.kernels.cpu.vectors import (
 )
 
 __all__ = [
-    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "product_float32",
-    "product_float64",
+    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "of_each_tile",
+    "product_float32", "product_float64", "store_sums",
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
@@ -35,6 +36,41 @@ _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 HIGHEST = len(TILE_PANELS)  # rows of a tile of `product`
 
 _INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
+
+
+EmitTile = Callable[[Emitter, int, int, ir.Value, list[ir.Value]], None]
+
+
+def of_each_tile(
+    emitter: Emitter, shape: ir.Value, args: list[ir.Value], emit_tile: EmitTile
+) -> None:
+    """Emits the code of every tile of TILE_PANELS, and the choice among them by the shape.
+
+    shape: (rows, panels, inner); emit_tile takes rows and panels as numbers, then inner and args.
+    """
+    builder = emitter.builder
+    rows, panels, inner = cgutils.unpack_tuple(builder, shape)
+    with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
+        for height, most in enumerate(TILE_PANELS, 1):
+            for width in range(1, most + 1):
+                case(height * 8 + width)
+                emit_tile(emitter, height, width, inner, args)
+
+
+def store_sums(
+    emitter: Emitter, sums: list[list[ir.Value]], c: ir.Value, c_row: ir.Value,
+    accumulate: ir.Value,
+) -> None:  # fmt: skip
+    """Writes the sums of a tile, a list of vectors for each row, to C, or adds them to it."""
+    builder = emitter.builder
+    for row, slots in enumerate(sums):
+        start = emitter.at(c, builder.mul(c_row, number(row)))
+        for column, slot in enumerate(slots):
+            pointer = emitter.at(start, number(column * emitter.lanes))
+            with builder.if_then(accumulate):
+                total = builder.fadd(emitter.load(pointer), builder.load(slot))
+                builder.store(total, slot)
+            emitter.store(builder.load(slot), pointer)
 
 
 @intrinsic
@@ -69,24 +105,12 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
                 value = emitter.splat(value, emitter.lanes)
                 for slot, vector in zip(sums[row], b_vectors, strict=True):
                     emitter.add_product(slot, value, vector)
-        for row in range(height):
-            start = emitter.at(c, builder.mul(c_row, number(row)))
-            for column, slot in enumerate(sums[row]):
-                pointer = emitter.at(start, number(column * emitter.lanes))
-                with builder.if_then(accumulate):
-                    total = builder.fadd(emitter.load(pointer), builder.load(slot))
-                    builder.store(total, slot)
-                emitter.store(builder.load(slot), pointer)
+        store_sums(emitter, sums, c, c_row, accumulate)
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter = Emitter(builder, dtype.literal_value)
         _, shape, *others = args
-        rows, panels, inner = cgutils.unpack_tuple(builder, shape)
-        with emitter.cases(builder.add(builder.mul(rows, number(8)), panels)) as case:
-            for height, most in enumerate(TILE_PANELS, 1):
-                for width in range(1, most + 1):
-                    case(height * 8 + width)
-                    emit_case(emitter, height, width, inner, others)
+        of_each_tile(emitter, shape, others, emit_case)
         return context.get_dummy_value()
 
     return signature, emit
