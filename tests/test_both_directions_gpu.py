@@ -1,5 +1,7 @@
 """Both directions of a layer at once on the GPU: the bits of one after the other."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import openrnn
 from openrnn import memo
 from openrnn.backends.fused import schedules
 from openrnn.nn.repeats import Repeats
+from openrnn.schedule import both_directions
 
 pytestmark = pytest.mark.gpu
 T, B, WIDTH = 200, 20, 24
@@ -44,8 +47,14 @@ def apart(monkeypatch, module, x, **masks):
 
 def listed(module, x, **masks):
     """How often the side stream waits for the main one, forward and backward."""
+    return on_side(module, x, "wait  for main", **masks)
+
+
+def on_side(module, x, what, **masks):
+    """How often the side stream does something, by the call's schedule."""
     table = openrnn.explain(module, x, schedule=True, quiet=True, **masks)
-    return sum("wait  for main" in line for row in table.rows for line in row.details)
+    lines = (line for row in table.rows for line in row.details)
+    return sum(line.startswith("side") and what in line for line in lines)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -65,6 +74,60 @@ def test_bits_are_those_of_one_after_the_other(monkeypatch, capsys, kind, hidden
         assert all(map(torch.equal, step(module, x, **masks), wanted))
     if not masks:
         assert listed(module, x) == 2
+
+
+GRIDS = [
+    ("LSTM", 1024, torch.bfloat16, 16), ("LSTM", 1024, torch.float16, 64),
+    ("GRU", 1024, torch.bfloat16, 20), ("GRU", 1024, torch.bfloat16, 64),
+    ("LSTM", 768, torch.float32, 16), ("GRU", 1000, torch.float32, 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",)], ids=str)
+@pytest.mark.parametrize(("kind", "hidden", "dtype", "batch"), GRIDS, ids=str)
+def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks):
+    """The bits of the same kernels on one stream; near those of the kernels of one direction."""
+    module, _ = given(kind, hidden, dtype)
+    x = torch.randn(T, batch, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
+    if not on_side(module, x, "fill_flags"):
+        pytest.skip("this device does not hold two of its grids at once")
+    every = {
+        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
+        "reset": torch.rand(T, batch, device="cuda") < 0.05,
+    }
+    masks = {name: every[name] for name in masks}
+    near = apart(monkeypatch, module, x, **masks)
+    with monkeypatch.context() as patch:
+        patch.setattr(both_directions, "SIDE", both_directions.MAIN)
+        memo.clear()
+        module._repeats = Repeats()
+        wanted = step(module, x, **masks)
+    memo.clear()
+    module._repeats = Repeats()
+    for number in range(4):  # also where the call is repeated
+        found = step(module, x, **masks)
+        assert all(map(torch.equal, found, wanted)), number
+    for one, other in zip(found, near):
+        assert (one - other).double().norm() <= 2e-2 * other.double().norm()
+
+
+def test_grids_from_several_threads():
+    """Each thread has streams of its own: more loops are launched than the device holds."""
+    module, _ = given(hidden=1024)
+    inputs = [torch.randn(T, 16, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    with torch.no_grad():
+        wanted = [module(x)[0].clone() for x in inputs]
+
+    def run(x):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            found = [module(x)[0] for _ in range(30)]
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        for found, want in zip(pool.map(run, inputs), wanted):
+            assert all(torch.equal(one, want) for one in found)
 
 
 def test_layers_with_dropout_between(monkeypatch):

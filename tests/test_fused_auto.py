@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from openrnn import cells, dispatch
+from openrnn.backends.fused import ahead, kernels
 from openrnn.backends.fused import describe as described
-from openrnn.backends.fused import kernels
 from openrnn.codegen.trace import trace
+from openrnn.native import nvrtc
 from openrnn.spec import Problem
 from openrnn.tuning import choice, plan
 
@@ -198,6 +199,59 @@ def test_states_that_resets_begin_from_are_described(monkeypatch):
     assert [kind for kind, _ in asked] == ["forward", "backward"]
     assert all("reset_state" in flags for _, flags in asked)
     assert sum("layer by layer, in spite of wavefront=8: the gradients" in line for line in lines)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """The first kernel of each ranking, as if it were compiled; which were asked for."""
+    made, asked = nvrtc.Binary("", "", b"", nvrtc.Resources(64, 0)), []
+
+    def best(kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops=1):
+        asked.append((kind, loops))
+        tiles = kind, flags, cell, dtype, hidden, 8 * batch_tiles, capability, processors
+        return made, plan.ranked(*tiles, loops)[0]
+
+    monkeypatch.setattr(kernels, "best", best)
+    return asked
+
+
+LARGE = {"grad": True, "processors": 132, "hidden": 1024}
+
+
+def test_grids_of_half_the_device_are_described(no_compiler):
+    """Of both directions, and of a stack whose wavefront pays."""
+    plain = replace(problem("lstm", torch.bfloat16, **LARGE), steps=256, batch=64)
+    both = replace(plain, spec=plain.spec.with_(bidirectional=True))
+    lines = described.describe(both)
+    assert no_compiler == [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)]
+    assert sum("of both directions at once" in line for line in lines) == 2
+    no_compiler.clear()
+    stack = replace(plain, spec=plain.spec.with_(num_layers=4))
+    lines = described.describe(stack)
+    assert no_compiler == [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)]
+    assert sum("as a wavefront: 2 of 4 layers" in line for line in lines) == 2
+    assert sum("of the wavefront: 1 x grid of 32" in line for line in lines) == 2
+    no_compiler.clear()
+    # three layers, two at a time, take as long as four
+    few = replace(stack, spec=stack.spec.with_(num_layers=3), batch=16)
+    assert not any("wavefront" in line for line in described.describe(few))
+    too_large = stack.spec.with_(hidden_size=1536, input_size=1536, num_layers=2, wavefront=20)
+    lines = described.describe(replace(stack, spec=too_large))
+    assert sum("of no other one the device holds two" in line for line in lines) == 2
+
+
+def test_kernels_of_half_the_device_are_compiled_ahead(no_compiler, monkeypatch):
+    monkeypatch.setattr(kernels, "plain_binary", lambda *_: "")
+    monkeypatch.setattr(ahead, "_of_steps", lambda *_: [])
+    plain = problem("lstm", torch.bfloat16, **LARGE)
+    for options, loops in (
+        ({}, {1}), ({"bidirectional": True}, {1, 2}), ({"num_layers": 2}, {1, 2}),
+        ({"num_layers": 2, "wavefront": 0}, {1}),
+        ({"bidirectional": True, "recompute": "gates"}, {1}),
+    ):  # fmt: skip
+        no_compiler.clear()
+        ahead.compiled(replace(plain, spec=plain.spec.with_(**options)), [16], False)
+        assert {number for _, number in no_compiler} == loops, options
 
 
 def test_recompute_is_described_with_one_kernel_more(monkeypatch):

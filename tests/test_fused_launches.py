@@ -37,7 +37,7 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN
 from openrnn.spec import Problem
-from openrnn.tuning import chunks
+from openrnn.tuning import chunks, plan
 
 GRIDS = {
     "forward": GridForwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
@@ -229,22 +229,25 @@ def test_both_directions_at_once(monkeypatch, launched, given):
 
 @pytest.mark.parametrize(
     ("wanted", "changed"),
-    [(True, {}), (False, {"steps": 20}), (False, {"clusters": 15}), (False, {"configs": GRIDS}),
+    [(True, {}), (False, {"steps": 20}), (False, {"clusters": 15}),
+     (True, {"configs": GRIDS, "clusters": 64}), (False, {"configs": GRIDS, "clusters": 63}),
+     (False, {"several": 0.91}),
      (False, {"edges": (0, 60, 100)}), (True, {"overlap": True}),
      (False, {"overlap": True, "columns": 1 << 20}), (True, {"columns": 1 << 20}),
      (True, {"clusters": 16})],
     ids=str,
 )  # fmt: skip
 def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
-    """128 rows by tiles of 16 are 8 clusters for each direction."""
+    """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two."""
     asked = {"steps": 100, "clusters": 17, "configs": CLUSTERS, "columns": 64, **changed}
+    several = asked.get("several", 0.5)
     config = asked["configs"]["forward"]
     config = config if config.clusters > 1 else replace(config, tiles=2)
     assert config.rows == 16 or config.clusters > 1
     found = SimpleNamespace(max_clusters=asked["clusters"]), config
     monkeypatch.setattr(kernels, "kernel", lambda *_: found)
-    step = SimpleNamespace(us=0.5)
-    monkeypatch.setattr(schedules, "_loop_step", lambda *_: step)
+    times = plan.StepTimes(0.5, several)
+    monkeypatch.setattr(schedules, "_step_times", lambda *_: times)
     spec = cells.lstm.spec(64, 64, bidirectional=True)
     problem = Problem(spec, torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
@@ -272,6 +275,31 @@ def test_a_grid_finds_its_flags_filled(
     assert launched.unfilled == [0] * loops
     own = [args.flag_buffer != 0 for kind, args in found if kind == "forward"]
     assert own == [half_operands or bool(given)] * (loops // 2)
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+@pytest.mark.parametrize("half_operands", [False, True])
+@pytest.mark.parametrize("at_once", ["directions", "layers"])
+def test_grids_that_run_at_once_find_their_flags_filled(
+    monkeypatch, launched, at_once, half_operands, given
+):
+    without_side_stream(monkeypatch, lambda: None)
+    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
+
+    def in_wavefront(key, on, *_):
+        if key.spec.bidirectional:
+            return None
+        cut = Chunking((0, 4, 8, 11), wavefront=True, loops=2, fills=frozenset({on.kind}))
+        return ((cut,),) * key.spec.num_layers
+
+    monkeypatch.setattr(schedules, "in_wavefront", in_wavefront)
+    configs = GRIDS | {"forward": replace(GRIDS["forward"], half_operands=half_operands)}
+    masks = {name: MASKS[name] for name in given}
+    spec = cells.lstm.spec(64, 64, num_layers=3, bidirectional=at_once == "directions")
+    found = launched(configs, spec, 11, **masks)
+    assert launched.unfilled == [0] * (2 * 3 * (2 if spec.bidirectional else 3))
+    own = {args.flag_buffer != 0 for kind, args in found if kind == "forward"}
+    assert own == {half_operands or bool(given)}
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -229,7 +230,7 @@ def test_stages_run_beside_each_other(monkeypatch):
     asked(pipeline, *inputs(layer))
     there = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
     assert launched == there + [(1 - d, 2 - k) for d, k in there] == [
-        *diagonals(2, 3), *((1 - d, 2 - k) for d, k in diagonals(2, 3))
+        *chain(*diagonals(2, 3)), *((1 - d, 2 - k) for d, k in chain(*diagonals(2, 3)))
     ]  # fmt: skip
 
 

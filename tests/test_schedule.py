@@ -137,10 +137,13 @@ def needs_at_once(operation, operations):
     layer, own = operation.layer, (operation.direction,)
     if isinstance(operation, InputProduct):  # of both directions of the layer below
         return [*of(BeginLayer, layer, own), *of(Loop, layer - 1)]
+    if isinstance(operation, FillFlags):
+        return of(BeginLayer, layer, own)
     if isinstance(operation, Loop) and not back:
-        return of(InputProduct, layer, own)
+        return [*of(InputProduct, layer, own), *of(FillFlags, layer, own)]
     if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
-        return [*of(BeginLayer, layer, own), *of(GradientProducts, layer + 1)]
+        filled = of(FillFlags, layer, own)
+        return [*of(BeginLayer, layer, own), *of(GradientProducts, layer + 1), *filled]
     if isinstance(operation, GradientProducts):  # the second adds to the dx of the first
         first = of(GradientProducts, layer, (0,)) if operation.direction else []
         return [*of(Loop, layer, own), *first]
@@ -149,9 +152,13 @@ def needs_at_once(operation, operations):
     return []
 
 
+@pytest.mark.parametrize("fills", [(), ("forward", "backward")], ids=str)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_both_directions_run_at_once_and_after_what_they_need(layers):
-    whole = Chunking((0, 11), at_once=True), Chunking((0, 11), True, at_once=True)
+def test_both_directions_run_at_once_and_after_what_they_need(layers, fills):
+    whole = tuple(
+        Chunking((0, 11), reverse, at_once=True, fills=frozenset(fills))
+        for reverse in (False, True)
+    )
     for operations in (schedule.forward((whole,) * layers), schedule.backward((whole,) * layers)):
         for place, operation in enumerate(operations):
             done = finished_before(operations, operation.stream, place)
@@ -164,6 +171,8 @@ def test_both_directions_run_at_once_and_after_what_they_need(layers):
                 ]  # fmt: skip
                 assert len(other) == 1
                 assert other[0] not in done
+        filled = [one for one in operations if isinstance(one, FillFlags)]
+        assert len(filled) == (2 * layers if fills else 0)
         ended = finished_before(operations, MAIN, len(operations))
         assert {one for one in operations if not isinstance(one, Wait)} == ended
 
@@ -341,8 +350,12 @@ def needs_of_wavefront(operation, operations):
     chunks = list(dict.fromkeys(one.chunk for one in operations if isinstance(one, Loop)))
     own = chunks.index(chunk) if chunk in chunks else 0
     begun = of(BeginLayer, layer) if not isinstance(operation, BeginLayer | Dropout) else []
+    if isinstance(operation, FillFlags):  # all chunks of a layer may have one buffer
+        before = of(Loop, layer, chunks[own - 1]) if own else of(MakeRoom, layer)
+        return [*begun, *before]
     if isinstance(operation, Loop):
         before = of(Loop, layer, chunks[own - 1]) if own else []  # its states
+        before += of(FillFlags, layer, chunk)
         masks = [one for one in operations if isinstance(one, CutMasks) and one.chunk == chunk]
         given = (
             [*of(GradientProducts, layer + 1, chunk, of="x"), *of(Dropout, layer, chunk)] if back
@@ -363,16 +376,24 @@ def needs_of_wavefront(operation, operations):
     return []
 
 
+GRIDS = {"wavefront": True, "loops": 2, "fills": frozenset({"forward", "backward"})}
+
+
+@pytest.mark.parametrize("kind", [{"wavefront": True}, GRIDS], ids=["clusters", "grids"])
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("edges", EDGES[1:], ids=str)
 @pytest.mark.parametrize("layers", [2, 3, 8, pytest.param(11, marks=pytest.mark.slow)])
-def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout):
-    chunkings = ((Chunking(edges, wavefront=True),),) * layers
+def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout, kind):
+    chunkings = ((Chunking(edges, **kind),),) * layers
     for operations in (
         schedule.forward(chunkings, dropout), schedule.backward(chunkings, dropout),
     ):  # fmt: skip
         loops = [one for one in operations if isinstance(one, Loop)]
         assert len({(one.layer, one.chunk) for one in loops}) == layers * (len(edges) - 1)
+        filled = [one for one in operations if isinstance(one, FillFlags)]
+        assert len(filled) == (len(loops) if kind is GRIDS else 0)
+        if kind is GRIDS:  # of which the device holds two
+            assert {one.stream for one in loops} == {MAIN, SIDE}
         for place, operation in enumerate(operations):
             done = finished_before(operations, operation.stream, place)
             assert {*needs_of_wavefront(operation, operations)} <= done, operation
@@ -380,19 +401,20 @@ def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout):
         assert {one for one in operations if not isinstance(one, Wait)} == ended
 
 
-@pytest.mark.parametrize("layers", [2, 5])
-def test_layers_of_a_wavefront_run_at_the_same_time(layers):
+@pytest.mark.parametrize("kind", [{"wavefront": True}, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("layers", [2, 5, 9])
+def test_layers_of_a_wavefront_run_at_the_same_time(layers, kind):
     """A layer's chunk may run beside the next chunk of the layer before."""
-    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True),),) * layers
-    for operations, kind in (
+    chunkings = ((Chunking((0, 2, 5, 11), **kind),),) * layers
+    for operations, way in (
         (schedule.forward(chunkings), "forward"), (schedule.backward(chunkings), "backward"),
     ):  # fmt: skip
         place = {
             (one.layer, one.chunk.number): number
             for number, one in enumerate(operations) if isinstance(one, Loop)
         }  # fmt: skip
-        order = range(layers) if kind == "forward" else range(layers - 1, -1, -1)
-        numbers = range(3) if kind == "forward" else range(2, -1, -1)
+        order = range(layers) if way == "forward" else range(layers - 1, -1, -1)
+        numbers = range(3) if way == "forward" else range(2, -1, -1)
         for (layer, above), (chunk, later) in itertools.product(
             itertools.pairwise(order), itertools.pairwise(numbers)
         ):

@@ -14,8 +14,9 @@ from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.tune import command, kernels, regions, table
 from openrnn.tune.candidates import KINDS, Candidate, Size, candidates, variants
-from openrnn.tuning import measured
+from openrnn.tuning import measured, plan
 from openrnn.tuning.choice import Loss
+from openrnn.tuning.limits import Limits
 
 ROOT = Path(__file__).parents[1]
 CAPABILITY = (9, 0)
@@ -37,6 +38,14 @@ def test_candidates_are_the_plans_first_each_shape_once(kind):
     limit = candidates(SIZE._replace(kind=kind), CAPABILITY, 1)
     assert sum(one.config.clusters > 1 for one in limit) <= 1
     assert sum(one.config.clusters == 1 for one in limit) <= 1
+
+
+def test_candidates_for_two_loops_are_those_of_which_the_device_holds_two():
+    size = SIZE._replace(hidden=1024, batch=64)
+    alone, two = (candidates(size._replace(loops=loops), CAPABILITY, 8) for loops in (1, 2))
+    limits = Limits.of(CAPABILITY)
+    assert not all(plan.holds(one.config, 64, 2, limits) for one in alone)
+    assert {plan.holds(one.config, 64, 2, limits) for one in two} == {True}
 
 
 def test_masks_are_of_the_kernels():
@@ -156,8 +165,8 @@ def test_what_was_measured_since_is_in_the_table():
     before, after = (table.text_of(files).splitlines() for files in ([], [[old], times]))
     new = sorted(set(after) - set(before))
     # of kernels as good as even the one tried first; later files win
-    assert "forward,none,4,2,2,512,2,1,16,4,1,1,1,1,0,23,4,1,0,0.52" in new
-    assert "forward,lengths,4,2,2,512,2,1,16,4,1,1,1,1,0,23,4,1,0,0.10" in new
+    assert "forward,none,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.52" in new
+    assert "forward,lengths,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.10" in new
     assert len(new) == 2
     assert any(",0,0,0.40" in line for line in table.text_of([[old]]).splitlines())
 
@@ -172,10 +181,10 @@ def test_the_log_of_kernels_is_read_and_printed(capsys):
     assert shown[0] == ",".join((*measured.SIZE, *table.COLUMNS, "us"))
     assert len(shown) > 500
     picked = table.sheet(record.kernels).rows[0]
-    assert [cell.text for cell in picked[:6]] == [
-        "lstm", "bfloat16", "512", "1", "inference", "none",
+    assert [cell.text for cell in picked[:7]] == [
+        "lstm", "bfloat16", "512", "1", "inference", "none", "1",
     ]  # fmt: skip
-    assert picked[7].text == "16 w4 t1 f1 r23 low-register"
+    assert picked[8].text == "16 w4 t1 f1 r23 low-register"
 
 
 def test_a_configuration_is_kept_as_it_is():

@@ -7,6 +7,7 @@ import openrnn
 from openrnn import memo
 from openrnn.backends.fused import schedules
 from openrnn.nn.repeats import Repeats
+from openrnn.schedule import wavefront
 from openrnn.tuning import measured
 
 pytestmark = pytest.mark.gpu
@@ -77,6 +78,42 @@ def test_results_are_those_of_layer_by_layer(monkeypatch, kind, hidden, dtype, m
         assert all(map(torch.equal, first[:states], wanted))
     for _ in range(4):  # also where the call is repeated
         assert all(map(torch.equal, step(module, x, **masks), first))
+
+
+GRIDS = [
+    ("LSTM", 1024, torch.bfloat16, 16), ("LSTM", 1024, torch.float16, 64),
+    ("GRU", 1024, torch.bfloat16, 64), ("LSTM", 768, torch.float32, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("masks", [(), ("lengths", "reset")], ids=str)
+@pytest.mark.parametrize("layers", [2, 3, 4])
+@pytest.mark.parametrize(("kind", "hidden", "dtype", "batch"), GRIDS, ids=str)
+def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, layers, masks):
+    """The bits of the same kernels on one stream; near those of layer by layer."""
+    module, _ = given(kind, hidden, dtype, layers, dropout=0.1)
+    x = torch.randn(T, batch, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
+    every = {
+        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
+        "reset": torch.rand(T, batch, device="cuda") < 0.05,
+    }
+    masks = {name: every[name] for name in masks}
+    near = in_turn(monkeypatch, module, x, **masks)
+    table = openrnn.explain(module, x, schedule=True, quiet=True)
+    lines = [line for row in table.rows for line in row.details]
+    assert any(line.startswith("side") and "fill_flags" in line for line in lines)
+    with monkeypatch.context() as patch:
+        patch.setattr(wavefront, "_streams", lambda _: 1)
+        memo.clear()
+        module._repeats = Repeats()
+        wanted = step(module, x, **masks)
+    memo.clear()
+    module._repeats = Repeats()
+    for number in range(4):  # also where the call is repeated
+        found = step(module, x, **masks)
+        assert all(map(torch.equal, found, wanted)), number
+    for one, other in zip(found, near):
+        assert (one - other).double().norm() <= 3e-2 * other.double().norm()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 50, 1000])

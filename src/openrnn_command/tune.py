@@ -39,6 +39,10 @@ def kernels(
         bool,
         typer.Option("--delays", help="Time only the delays of the grids that are chosen now"),
     ] = False,
+    loops: Annotated[
+        int,
+        typer.Option(help="Loops that run at the same time: 2 as in both directions of a layer"),
+    ] = 1,
     json: Annotated[Path | None, option("File to write the times to, or to add them to")] = None,
     table: Annotated[
         Path | None, option("File to write the table of fastest kernels to, measured.csv")
@@ -47,7 +51,9 @@ def kernels(
     """Time CUDA kernels alone: those ranked first, and variants of the best."""
     from openrnn.tune import command
 
-    return command.kernels(cell, dtype, kind, mask, hidden, batch, most, delays, json, table)
+    return command.kernels(
+        cell, dtype, kind, mask, hidden, batch, most, delays, loops, json, table
+    )  # fmt: skip
 
 
 @app.command()

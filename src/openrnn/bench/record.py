@@ -108,6 +108,7 @@ class KernelTime:
     Args:
         kernel: forward (with what training saves), inference or backward; mask: none, or its own.
         config: the kernel's configuration; operand_bytes: of a value as its products read it.
+        loops: that ran at the same time.
         commit, date: of the sources and the day, where they are not those of the file.
     """
 
@@ -122,6 +123,7 @@ class KernelTime:
     operand_bytes: int | None = None
     commit: str | None = None
     date: str | None = None
+    loops: int = 1
 
 
 Line = Measurement | Trained | Profiled | KernelTime

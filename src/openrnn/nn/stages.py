@@ -171,7 +171,7 @@ def forward(
         for below, above in pairwise(stages)
     ]
     arriving = [x] * len(stages)
-    for d, k in diagonals(len(stages), len(plan.chunks)):
+    for d, k in chain.from_iterable(diagonals(len(stages), len(plan.chunks))):
         links.at(stages[d].device)
         steps, route, mask = plan.chunks[k], plan.routes[d], None
         part = arriving[d] if d else x[steps]
@@ -239,7 +239,7 @@ def backward(
         for below, above in pairwise(stages)
     ]
     arriving: Gradients = [None] * len(stages)
-    for place, turn in diagonals(len(stages), number):
+    for place, turn in chain.from_iterable(diagonals(len(stages), number)):
         d, k = last - place, number - 1 - turn
         if (d, k) not in kept:
             continue

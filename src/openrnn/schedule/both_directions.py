@@ -11,6 +11,7 @@ from openrnn.schedule.operations import (
     MAIN,
     SIDE,
     BeginLayer,
+    FillFlags,
     FinishWeights,
     GradientProducts,
     InputProduct,
@@ -24,14 +25,18 @@ from openrnn.schedule.operations import (
 def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
     """The forward pass of a layer; each direction's product lies on the stream of its loop."""
     (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
-    loops = chunkings[0].loops
+    loops, fills = chunkings[0].loops, "forward" in chunkings[0].fills
     yield BeginLayer(layer, 0, loops)
     yield BeginLayer(layer, 1, loops)
     yield MakeRoom(layer, 1, reverse)
     yield Wait(MAIN, stream=SIDE)
     yield InputProduct(layer, 0, chunk)
+    if fills:
+        yield FillFlags(layer, 0, chunk)
     yield Loop(layer, 0, chunk)
     yield InputProduct(layer, 1, reverse, stream=SIDE)
+    if fills:
+        yield FillFlags(layer, 1, reverse, stream=SIDE)
     yield Loop(layer, 1, reverse, stream=SIDE)
     yield Wait(SIDE)
 
@@ -39,11 +44,15 @@ def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
 def backward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
     """The backward pass of a layer; the second dx is added to the first."""
     (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
-    loops = chunkings[0].loops
+    loops, fills = chunkings[0].loops, "backward" in chunkings[0].fills
     yield BeginLayer(layer, 0, loops)
     yield BeginLayer(layer, 1, loops)
     yield Wait(MAIN, stream=SIDE)
+    if fills:
+        yield FillFlags(layer, 0, chunk, backward=True)
     yield Loop(layer, 0, chunk, "backward")
+    if fills:
+        yield FillFlags(layer, 1, reverse, backward=True, stream=SIDE)
     yield Loop(layer, 1, reverse, "backward", stream=SIDE)
     yield Wait(SIDE)
     yield GradientProducts(layer, 0, chunk)

@@ -1,20 +1,24 @@
 """A stack as a wavefront: a layer's chunk runs once the layer below has run the same chunk.
 
-Layer l has stream l % STREAMS, of which 0 is the main one. Chunks are given to the streams diagonal
-by diagonal, in each the upper layers first:
+Layer l has stream l % S of S streams, of which 0 is the main one. Chunks are given to the streams
+diagonal by diagonal, in each the upper layers first:
 
     forward     layer 2              chunk 0   chunk 1
                 layer 1    chunk 0   chunk 1   chunk 2
                 layer 0    chunk 1   chunk 2   ...
 
 So a stream that waits for all that the stream of the layer below was given waits for its own chunk
-and for no later one. Waits name work that was given before them, and loops of blocks and clusters
-wait for no other launch, so no launch can keep one from running that it waits for. What several
-streams use is taken on the main stream before the others begin, and kept until it has waited for
-them: the allocator gives memory anew in the order of the stream that took it.
+and for no later one. Where layers share streams, all waits of a diagonal come before its work, and
+name that of the diagonal before. Waits name work that was given before them, and a loop waits for
+no other launch: blocks of a grid wait for each other, but a cooperative launch begins once all of
+them have room, and of grids no more streams have loops than the device holds at once. So no launch
+can keep one from running that it waits for. What several streams use is taken on the main stream
+before the others begin, and kept until it has waited for them: the allocator gives memory anew in
+the order of the stream that took it.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
@@ -22,6 +26,7 @@ from openrnn.schedule.operations import (
     BeginLayer,
     CutMasks,
     Dropout,
+    FillFlags,
     FinishWeights,
     GradientProducts,
     InputProduct,
@@ -36,20 +41,27 @@ STREAMS = 8  # streams that the hardware runs at the same time unless it is told
 
 def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]:
     """The forward pass of a stack of one direction, `chunkings` of each layer."""
-    layers = len(chunkings)
+    layers, streams = len(chunkings), _streams(chunkings)
     for layer, chunking in enumerate(chunkings):
         yield BeginLayer(layer, 0, chunking.loops, dropout and layer > 0)
         yield MakeRoom(layer, 0, longest(chunking), shared=True)
     yield from [CutMasks(chunk) for chunk in chunkings[0].chunks]
-    yield from _fork(layers)
-    for layer, number in diagonals(layers, len(chunkings[0].chunks)):
-        chunk, stream = chunkings[layer].chunks[number], _stream(layer)
-        yield from _wait_for(layer - 1, layer)
-        if dropout and layer:
-            yield Dropout(layer - 1, chunk=chunk, stream=stream)
-        yield InputProduct(layer, 0, chunk, stream=stream)
-        yield Loop(layer, 0, chunk, stream=stream)
-    yield from _join(layers)
+    yield from _fork(streams)
+    for diagonal in diagonals(layers, len(chunkings[0].chunks)):
+        waits = [_wait_for(layer - 1, layer, streams, layers) for layer, _ in diagonal]
+        if streams < layers:
+            yield from dict.fromkeys(chain(*waits))
+        for (layer, number), wait in zip(diagonal, waits):
+            chunking, stream = chunkings[layer], layer % streams
+            chunk = chunking.chunks[number]
+            yield from wait if streams == layers else ()
+            if dropout and layer:
+                yield Dropout(layer - 1, chunk=chunk, stream=stream)
+            yield InputProduct(layer, 0, chunk, stream=stream)
+            if "forward" in chunking.fills:
+                yield FillFlags(layer, 0, chunk, stream=stream)
+            yield Loop(layer, 0, chunk, stream=stream)
+    yield from _join(streams)
 
 
 def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]:
@@ -57,27 +69,32 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
 
     The products of a layer's weights run over all steps at once, after its last loop.
     """
-    layers, chunks = len(chunkings), chunkings[0].chunks
+    layers, streams, chunks = len(chunkings), _streams(chunkings), chunkings[0].chunks
     whole = Chunk(0, chunks[0].begin, chunks[-1].end, chunks[-1].end - chunks[0].begin)
     for layer in reversed(range(layers)):
         if dropout and layer:
             yield Dropout(layer - 1)  # what this layer read was not saved
         yield BeginLayer(layer, 0, chunkings[layer].loops)
     yield from [CutMasks(chunk) for chunk in chunks]
-    yield from _fork(layers)
-    # the way up in forward is the way down here: "below" is the layer above
-    for place, number in diagonals(layers, len(chunks)):
-        layer = layers - 1 - place
-        chunk, stream = chunks[len(chunks) - 1 - number], _stream(layer)
-        if place:
-            yield from _wait_for(layer + 1, layer)
-        yield Loop(layer, 0, chunk, "backward", stream=stream)
-        yield GradientProducts(layer, 0, chunk, "x", stream=stream)
-        if dropout and layer:
-            yield Dropout(layer - 1, gradient=True, chunk=chunk, stream=stream)
-        if chunk.number == 0:
-            yield GradientProducts(layer, 0, whole, "weights", stream=stream)
-    yield from _join(layers)
+    yield from _fork(streams)
+    for diagonal in diagonals(layers, len(chunks)):
+        # the way up in forward is the way down here: "below" is the layer above
+        turned = [(layers - 1 - place, len(chunks) - 1 - number) for place, number in diagonal]
+        waits = [_wait_for(layer + 1, layer, streams, layers) for layer, _ in turned]
+        if streams < layers:
+            yield from dict.fromkeys(chain(*waits))
+        for (layer, number), wait in zip(turned, waits):
+            chunk, stream = chunks[number], layer % streams
+            yield from wait if streams == layers else ()
+            if "backward" in chunkings[layer].fills:
+                yield FillFlags(layer, 0, chunk, backward=True, stream=stream)
+            yield Loop(layer, 0, chunk, "backward", stream=stream)
+            yield GradientProducts(layer, 0, chunk, "x", stream=stream)
+            if dropout and layer:
+                yield Dropout(layer - 1, gradient=True, chunk=chunk, stream=stream)
+            if chunk.number == 0:
+                yield GradientProducts(layer, 0, whole, "weights", stream=stream)
+    yield from _join(streams)
     for layer in reversed(range(layers)):
         yield FinishWeights(layer, 0)
 
@@ -87,29 +104,34 @@ def longest(chunking: Chunking) -> Chunk:
     return max(chunking.chunks, key=lambda chunk: chunk.steps)
 
 
-def _stream(layer: int) -> int:
-    return layer % STREAMS
+def _streams(chunkings: Sequence[Chunking]) -> int:
+    """How many streams the layers have: of grids no more than loops that the device holds."""
+    loops = chunkings[0].loops
+    return min(len(chunkings), loops if loops > 1 else STREAMS)
 
 
-def diagonals(layers: int, chunks: int) -> Iterator[tuple[int, int]]:
+def diagonals(layers: int, chunks: int) -> Iterator[list[tuple[int, int]]]:
     """Every layer and chunk number, diagonal by diagonal, in each the upper layers first."""
     for diagonal in range(layers + chunks - 1):
-        for layer in reversed(range(layers)):
-            if 0 <= diagonal - layer < chunks:
-                yield layer, diagonal - layer
+        yield [
+            (layer, diagonal - layer)
+            for layer in reversed(range(layers))
+            if 0 <= diagonal - layer < chunks
+        ]
 
 
-def _wait_for(other: int, layer: int) -> Iterator[Operation]:
+def _wait_for(other: int, layer: int, streams: int, layers: int) -> list[Operation]:
     """The stream of a layer waits for all that the stream of another layer was given."""
-    if other >= 0 and _stream(other) != _stream(layer):
-        yield Wait(_stream(other), stream=_stream(layer))
+    if other not in range(layers) or other % streams == layer % streams:
+        return []
+    return [Wait(other % streams, stream=layer % streams)]
 
 
-def _fork(layers: int) -> Iterator[Operation]:
-    for stream in range(1, min(layers, STREAMS)):
+def _fork(streams: int) -> Iterator[Operation]:
+    for stream in range(1, streams):
         yield Wait(MAIN, stream=stream)
 
 
-def _join(layers: int) -> Iterator[Operation]:
-    for stream in range(1, min(layers, STREAMS)):
+def _join(streams: int) -> Iterator[Operation]:
+    for stream in range(1, streams):
         yield Wait(stream)

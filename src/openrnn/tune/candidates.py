@@ -26,7 +26,7 @@ MORE_FRAGMENTS = (7, 4, 2, 1, 0, -1, -2)  # of R in registers than the model say
 
 
 class Size(NamedTuple):
-    """What kernels are compared for; kind: one of KINDS."""
+    """What kernels are compared for; kind: one of KINDS; loops: that run at the same time."""
 
     cell: str
     dtype: str
@@ -34,6 +34,7 @@ class Size(NamedTuple):
     batch: int
     kind: str
     mask: str = measured.PLAIN
+    loops: int = 1
 
 
 class Candidate(NamedTuple):
@@ -46,7 +47,7 @@ class Candidate(NamedTuple):
     @property
     def kernel(self) -> "Candidate":
         """Equal for all sizes that share one compiled kernel."""
-        return self._replace(size=self.size._replace(hidden=0, batch=0, kind=""))
+        return self._replace(size=self.size._replace(hidden=0, batch=0, kind="", loops=1))
 
 
 def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candidate]:
@@ -63,7 +64,8 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
     cell, limits = trace(lookup(size.cell)), Limits.of(capability)
     batch = -(-size.batch // 8) * 8  # as the backend asks
     rank = KINDS[size.kind]
-    ranked = rank(cell, size.dtype, size.hidden, batch, capability, mask=size.mask)
+    asked = cell, size.dtype, size.hidden, batch, capability
+    ranked = rank(*asked, mask=size.mask, loops=size.loops)
     times = {one: plan.time_of(cell, size.dtype, one, batch, limits) for one in ranked}
     for config in ranked:
         shape = measured.shape_of(config)

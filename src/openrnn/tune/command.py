@@ -32,6 +32,7 @@ def kernels(
     batch: str = BATCHES,
     most: int = TuneRequest.most,
     delays: bool = False,
+    loops: int = 1,
     json: Path | None = None,
     table: Path | None = None,
 ) -> int:
@@ -41,7 +42,7 @@ def kernels(
     request = TuneRequest(
         _of("cell", cell), _of("dtype", dtype, tuple(SIZES)), _of("kind", kind, tuple(KINDS)),
         _of("mask", mask, measured.MASKS), _numbers("hidden", hidden), _numbers("batch", batch),
-        most, delays,
+        most, delays, _numbers("loops", str(loops), measured.LOOPS)[0],
     )  # fmt: skip
     torch.zeros(1, device="cuda")
     times = measure(request, Writer(json, machine.describe("cuda")), Console(stderr=True))
@@ -94,8 +95,8 @@ def _of(name: str, text: str, valid: tuple[str, ...] | None = None) -> list[str]
     return words
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    words = _of(name, text)
+def _numbers(name: str, text: str, valid: tuple[int, ...] | None = None) -> list[int]:
+    words = _of(name, text, None if valid is None else tuple(map(str, valid)))
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise OpenRNNError(f"{name} must be sizes, as 64,256, got {text!r}")
     return [int(word) for word in words]

@@ -45,6 +45,7 @@ class TuneRequest:
     Args:
         most: kernels of a size, among grids and among others.
         delays: measure only the delays of those first in a ranking that are grids.
+        loops: that run at the same time.
     """
 
     cells: Sequence[str] = ("lstm", "gru")
@@ -55,11 +56,12 @@ class TuneRequest:
     batches: Sequence[int] = (1, 16, 64, 256)
     most: int = 8
     delays: bool = False
+    loops: int = 1
 
     def sizes(self) -> Iterator[Size]:
         """Every combination."""
         every = product(self.cells, self.dtypes, self.hidden, self.batches, self.kinds, self.masks)
-        return (Size(*one) for one in every)
+        return (Size(*one, self.loops) for one in every)
 
 
 def measure(request: TuneRequest, writer: Writer, screen: Console) -> list[KernelTime]:
@@ -124,7 +126,7 @@ def _time(
         size = one.size
         made = KernelTime(
             size.cell, size.dtype, size.hidden, size.batch, size.kind, round(us, 3),
-            config_of(config), size.mask, config.operand_bytes(size.dtype),
+            config_of(config), size.mask, config.operand_bytes(size.dtype), loops=size.loops,
         )  # fmt: skip
         writer.add([made])
         yield made

@@ -1,6 +1,7 @@
 """The time of one kernel alone, with random arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean, median
 
 import torch
@@ -15,6 +16,7 @@ from openrnn.codegen.trace import Traced, trace
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
 from openrnn.tune.candidates import Candidate
+from openrnn.tuning import plan
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
 LATER = (0, 50, 100, 150, 200)  # cycles that are added to the fastest delay
@@ -22,7 +24,7 @@ SHARE = 0.03  # of all steps are resets
 
 
 def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelConfig] | None:
-    """Microseconds a step, and the configuration, for a grid with the best of the delays.
+    """Microseconds a step of all loops, and the configuration, with the best of a grid's delays.
 
     The time is the least of some replays; for a grid it is their mean, since the delay that it ends
     with differs from launch to launch. Launches are replayed from a CUDA graph: one from Python
@@ -30,22 +32,28 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
     kernel.
     """
     (_, dtype, _, batch, *_), capability, config = candidate
-    cell, grid = trace(lookup(candidate.size.cell)), config.clusters > 1
-    made = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))
+    cell, grid, loops = (
+        trace(lookup(candidate.size.cell)),
+        config.clusters > 1,
+        candidate.size.loops,
+    )
+    binary = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))
     shared = config.shared(cell, dtype)
-    kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, 0, grid)
-    if kernel.max_clusters < config.clusters:
+    kernel = nvrtc.loaded(binary, config.cluster, config.threads, shared, 0, grid)
+    least = config.clusters if loops == 1 else loops * plan.clusters_of(config, batch)
+    if kernel.max_clusters < least:
         return None
     own = LAUNCHES if grid else 1  # each launch of a grid needs a flag buffer that is filled anew
-    calls = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own)]
-    flags = [held[1] for held, _ in calls if grid]
+    made = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own * loops)]
+    flags = [held[1] for held, _ in made if grid]
+    calls = [[args.words() for _, args in made[place::own]] for place in range(own)]
 
     def times(tried: KernelConfig, replays: int = REPLAYS) -> list[float]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _, args in calls * (LAUNCHES // own):
-                kernels.launch(kernel, tried, args.words(), batch)
+            for words in calls * (LAUNCHES // own):
+                _at_once([partial(kernels.launch, kernel, tried, each, batch) for each in words])
         found = []
         for _ in range(replays):
             for flag in flags:
@@ -55,11 +63,23 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
 
     if not grid:
         return min(times(config)), config
-    if delays:
+    if delays and config.delayed(1) != config:
         coarse = min(delays, key=lambda delay: median(times(config.delayed(delay))))
         delayed = [config.delayed(coarse + later) for later in LATER]
         config = min(delayed, key=lambda tried: fmean(times(tried, 3 * REPLAYS)))
     return fmean(times(config, 2 * REPLAYS)), config
+
+
+def _at_once(launches: Sequence[Callable[[], None]]) -> None:
+    """The launches at the same time, each on a stream of its own."""
+    main, sides = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in launches[1:]]
+    for side in sides:
+        side.wait_stream(main)
+    for stream, launch in zip((main, *sides), launches):
+        with torch.cuda.stream(stream):
+            launch()
+    for side in sides:
+        main.wait_stream(side)
 
 
 def arguments(

@@ -26,10 +26,13 @@ def config_of(config: KernelConfig) -> dict[str, int]:
 def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
     """The table with newer files of times; later files win."""
     known: dict[Key, tuple[object, ...]] = {
-        (*key, row.batch_tiles): (*row.shape, *map(int, row.fill), row.delay, f"{row.time:.2f}")
-        for key, rows in measured.table().items()
+        (*key, loops, row.batch_tiles): (
+            *row.shape, *map(int, row.fill), row.delay, f"{row.time:.2f}",
+        )
+        for loops in measured.LOOPS
+        for key, rows in measured.table(loops).items()
         for row in rows
-    }
+    }  # fmt: skip
     for times in files:
         here: dict[Key, list[tuple[float, KernelTime]]] = {}
         for one in times:
@@ -47,7 +50,8 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
 def _key(one: KernelTime) -> Key:
     size = SIZES[one.dtype]
     gates, read = len(trace(lookup(one.cell)).gates), one.operand_bytes or size
-    return (one.kernel, one.mask, gates, size, read, one.config["units"], -(-one.batch // 8))
+    tiles = -(-one.batch // 8)
+    return one.kernel, one.mask, gates, size, read, one.config["units"], one.loops, tiles
 
 
 def fastest(tried: Sequence[tuple[float, Config]]) -> tuple[float, Config]:
@@ -60,16 +64,16 @@ def sheet(times: Iterable[KernelTime]) -> Sheet:
     """For each size the first of the ranking beside the fastest."""
     found: dict[Key, list[tuple[float, KernelTime]]] = {}
     for one in times:
-        key = one.cell, one.dtype, one.hidden, one.batch, one.kernel, one.mask
+        key = one.cell, one.dtype, one.hidden, one.batch, one.kernel, one.mask, one.loops
         found.setdefault(key, []).append((one.us, one))
-    heads = ("cell", "dtype", "H", "B", "kernel", "mask", "plan's us", "configuration", "best us",
-             "configuration")  # fmt: skip
+    heads = ("cell", "dtype", "H", "B", "kernel", "mask", "at once", "plan's us", "configuration",
+             "best us", "configuration")  # fmt: skip
     rows = []
     for where, tried in found.items():
         (first, picked), (least, best) = tried[0], fastest(tried)
         words = [*map(str, where), f"{first:.2f}", said(picked.config), f"{least:.2f}"]
         rows.append(tuple(map(TableCell, (*words, said(best.config)))))
-    numbers = (False, False, True, True, False, False, True, False, True, False)
+    numbers = (False, False, True, True, False, False, True, True, False, True, False)
     return Sheet("kernels alone, us a step", heads, numbers, tuple(rows))
 
 

@@ -104,7 +104,7 @@ def step_time(
     cost, sums_of_unit = (_FORWARD, len(cell.gates)) if forward else (_BACKWARD, 1)
     quarter = -(-config.warps // 4)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
-    copies = dict(limits.places)[config.cluster] // config.clusters  # of R
+    copies = limits.clusters(config.cluster) // config.clusters  # of R
     fetched = min(config.rows, batch) * k_tiles * config.k_warps * 64
     blocks = config.cluster * config.clusters * min(copies, -(-batch // config.rows))
     block_slots = -(-config.groups * config.tiles // config.cluster)

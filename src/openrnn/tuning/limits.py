@@ -45,6 +45,10 @@ class Limits:
         cluster = _CLUSTER.get(capability[0], 1)
         return cls(shared * 1024, cluster, places, capability == (9, 0))
 
+    def clusters(self, size: int) -> int:
+        """How many clusters of so many blocks the device holds at once; 0 where it is not known."""
+        return dict(self.places).get(size, 0)
+
 
 def clusters_at_once(cluster: int) -> int:
     """How many clusters of so many blocks an H200 holds at once."""

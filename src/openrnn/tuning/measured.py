@@ -1,9 +1,9 @@
 """The configurations that were fastest when timed on an H200.
 
 `measured.csv` is written by `openrnn tune kernels --table`. Its columns: the kind of kernel, its
-mask, gates of the cell, bytes of a stored value and of one as products read it, units, tiles of 8
-rows in the batch, then the configuration, and its microseconds a step. A forward kernel that saves
-nothing is `inference`.
+mask, gates of the cell, bytes of a stored value and of one as products read it, units, how many
+such loops ran at the same time, tiles of 8 rows in the batch, then the configuration, and its
+microseconds a step. A forward kernel that saves nothing is `inference`.
 
 A batch that was measured only without a mask takes that kernel's shape and delay for calls with the
 mask, too. How much of R is in registers then follows from the model, since masks take registers.
@@ -29,7 +29,8 @@ from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
 FILE = "measured.csv"
-SIZE = ("kind", "mask", "gates", "bytes", "operand_bytes", "units", "batch_tiles")
+SIZE = ("kind", "mask", "gates", "bytes", "operand_bytes", "units", "loops", "batch_tiles")
+LOOPS = (1, 2)  # at the same time, that were measured
 SHAPE = (
     "clusters", "cluster", "warps", "groups", "tiles", "tiles_in_flight", "k_warps", "wgmma",
 )  # fmt: skip
@@ -57,25 +58,47 @@ def shape_of(config: KernelConfig) -> Shape:
     return tuple(int(getattr(config, name, 1)) for name in SHAPE)
 
 
+def table(loops: int = 1) -> dict[Key, list[Fastest]]:
+    """The rows for so many loops, by the rest of SIZE but the batch, which rises in each."""
+    return _tables().get(loops, {})
+
+
 @lru_cache(maxsize=1)
-def table() -> dict[Key, list[Fastest]]:
-    """The rows by all of SIZE but the batch, in the order of rising batch."""
-    found: dict[Key, list[Fastest]] = {}
+def _tables() -> dict[int, dict[Key, list[Fastest]]]:
+    found: dict[int, dict[Key, list[Fastest]]] = {}
     text = (files("openrnn.tuning") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
-        kind, mask, *sizes, batch_tiles = itemgetter(*SIZE)(line)
+        kind, mask, *sizes, loops, batch_tiles = itemgetter(*SIZE)(line)
         key = kind, mask, *map(int, sizes)
         shape = tuple(map(int, itemgetter(*SHAPE)(line)))
         fragments, stages, low_register = map(int, itemgetter(*FILL)(line))
         fill = fragments, stages, bool(low_register)
         fastest = Fastest(int(batch_tiles), shape, fill, int(line["delay"]), float(line["us"]))
-        found.setdefault(key, []).append(fastest)
-    return {key: sorted(rows) for key, rows in found.items()}
+        found.setdefault(int(loops), {}).setdefault(key, []).append(fastest)
+    return {
+        loops: {key: sorted(rows) for key, rows in known.items()} for loops, known in found.items()
+    }
+
+
+def knows(capability: tuple[int, int], processors: int | None) -> bool:
+    """Whether the table is of such a device."""
+    return capability == CAPABILITY and processors in (None, PROCESSORS)
+
+
+def us_of(
+    kind: str, mask: str, config: KernelConfig, cell: Traced, dtype: str, batch: int, loops: int
+) -> float | None:
+    """Microseconds of a step of a kernel; None if it was not the fastest one of such a batch."""
+    size = len(cell.gates), SIZES[dtype], config.operand_bytes(dtype), config.units
+    rows = table(loops).get((kind, mask, *size), [])
+    here = (row for row in rows if row.batch_tiles == -(-batch // 8))
+    return next((row.time for row in here if row.shape == shape_of(config)), None)
 
 
 def fastest_first(
     kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
+    loops: int = 1,
 ) -> list[Config]:  # fmt: skip
     """Configurations of one size in the order given, the one measured fastest first.
 
@@ -84,17 +107,19 @@ def fastest_first(
     Args:
         kind: as in the table; mask: one of MASKS, or any other name.
         model: the expected time of a step for a configuration and batch.
+        loops: how many such loops run at the same time.
     """
-    if capability != CAPABILITY or processors not in (None, PROCESSORS) or not configs:
+    if not knows(capability, processors) or not configs:
         return configs
     one = configs[0]
     size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
     masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
     batch_tiles = -(-batch // 8)
-    found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles)
+    whole = table(loops)
+    found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles, whole)
     if found is None:
         return configs
-    rows, exact = table()[found], found[1] == mask
+    rows, exact = whole[found], found[1] == mask
     place = bisect_left(rows, batch_tiles, key=itemgetter(0))
     below = batch_tiles < rows[0].batch_tiles
     between = not below and batch_tiles < rows[place].batch_tiles
@@ -124,10 +149,9 @@ def fastest_first(
     return [*dict.fromkeys(fronts), *others]
 
 
-def _nearest(keys: list[Key], batch_tiles: int) -> Key | None:
+def _nearest(keys: list[Key], batch_tiles: int, whole: dict[Key, list[Fastest]]) -> Key | None:
     """The first key with a row for the batch; else with rows on both sides of it; else above it."""
-    known = [key for key in keys if key in table()]
-    reaching = [key for key in known if table()[key][-1].batch_tiles >= batch_tiles]
-    here = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in table()[key]))
-    around = (key for key in reaching if table()[key][0].batch_tiles < batch_tiles)
+    reaching = [key for key in keys if key in whole and whole[key][-1].batch_tiles >= batch_tiles]
+    here = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in whole[key]))
+    around = (key for key in reaching if whole[key][0].batch_tiles < batch_tiles)
     return next(chain(here, around, reaching), None)

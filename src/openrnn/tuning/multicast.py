@@ -67,9 +67,9 @@ def backwards(
 
 def _clusters(units: int, groups: int, limits: Limits) -> int:
     """How many clusters share R, with so many groups of 8 units a block; 0: not such a kernel."""
-    places = dict(limits.places).get(CLUSTER, 0)
     clusters, rest = divmod(units, 8 * groups * CLUSTER)
-    fits = limits.wgmma and not rest and units % 64 == 0 and 1 < clusters <= places
+    some = 1 < clusters <= limits.clusters(CLUSTER)
+    fits = limits.wgmma and not rest and units % 64 == 0 and some
     return clusters if fits else 0
 
 
@@ -86,7 +86,7 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
 
 def step_time(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
-    copies = dict(limits.places)[config.cluster] // config.clusters  # of R
+    copies = limits.clusters(config.cluster) // config.clusters  # of R
     step, tile, value = _FORWARD if config.kind == "forward" else _BACKWARD
     once = step + tile * config.tiles * config.tiles_in_flight + value * config.k_of_block(cell)
     once += _MESSAGES if config.k_parts > 1 else 0.0

@@ -54,17 +54,14 @@ def pays(products: float) -> bool:
 
 def loop_step(
     kind: str, flags: plan.Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int, loops: int = 1,
+    capability: tuple[int, int], processors: int,
 ) -> LoopStep:  # fmt: skip
-    """The step of the kernel that runs where so many loops run at the same time.
+    """The step of the kernel that runs.
 
     No multiprocessor counts as idle on devices on which nothing was measured.
     """
     asked = kind, flags, cell, dtype, hidden, batch, capability, processors
     config = plan.ranked(*asked)[0]
-    if loops > 1:
-        tiles = kind, cell, dtype, hidden, -(-batch // 8), flags, capability, processors
-        config = next(plan.holding(*tiles, loops))
     limits = Limits.of(capability, processors)
     time = plan.us_of(cell, dtype, config, batch, limits)
     blocks = -(-batch // config.rows) * config.clusters * config.cluster

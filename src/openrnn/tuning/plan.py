@@ -5,7 +5,7 @@ They never depend on T, and on B only by its number of tiles.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.config import (
     BackwardConfig,
@@ -25,6 +25,7 @@ Config = TypeVar("Config", bound=KernelConfig)
 Flags = tuple[str, ...]  # the names of those that are on
 
 GHZ = 1.98  # the clock of an H200's multiprocessors
+BOTH_LEAST_GAIN = 0.9  # of the time in turn, at most, that both directions at once must take
 
 
 def units_of(hidden: int) -> int:
@@ -64,15 +65,16 @@ def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Ba
 
 def _ranked(
     kind: str, mask: str, fitting: Iterable[Config], cell: Traced, dtype: str, batch: int,
-    capability: tuple[int, int], processors: int | None, limits: Limits,
+    capability: tuple[int, int], processors: int | None, limits: Limits, loops: int,
 ) -> tuple[Config, ...]:  # fmt: skip
     def model(config: Config, batch: int) -> float:
         return time_of(cell, dtype, config, batch, limits)
 
-    ranked = sorted(fitting, key=lambda config: model(config, batch))
+    held = (config for config in fitting if holds(config, batch, loops, limits))
+    ranked = sorted(held, key=lambda config: model(config, batch))
     return tuple(
         measured.fastest_first(
-            kind, mask, ranked, cell, dtype, batch, capability, processors, model
+            kind, mask, ranked, cell, dtype, batch, capability, processors, model, loops
         )
     )
 
@@ -80,36 +82,101 @@ def _ranked(
 @memo(4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN, save: bool = True,
+    processors: int | None = None, mask: str = measured.PLAIN, save: bool = True, loops: int = 1,
 ) -> tuple[ForwardConfig, ...]:  # fmt: skip
     """The forward kernels that fit, best first.
 
-    mask: see `measured`; save: activations, for training.
+    mask: see `measured`; save: activations, for training; loops: see `ranked`.
     """
     units, limits = units_of(hidden), Limits.of(capability, processors)
     kind, fitting = "forward" if save else "inference", _forwards(cell, dtype, units, limits)
-    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits, loops)
 
 
 @memo(4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN,
+    processors: int | None = None, mask: str = measured.PLAIN, loops: int = 1,
 ) -> tuple[BackwardConfig, ...]:  # fmt: skip
     """The backward kernels that fit, best first."""
     units, limits = units_of(hidden), Limits.of(capability, processors)
     fitting = _backwards(cell, dtype, units, limits)
-    return _ranked("backward", mask, fitting, cell, dtype, batch, capability, processors, limits)
+    return _ranked(
+        "backward", mask, fitting, cell, dtype, batch, capability, processors, limits, loops
+    )
 
 
 def ranked(
     kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None = None,
+    capability: tuple[int, int], processors: int | None = None, loops: int = 1,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The kernels of a kind, "forward" or "backward", for calls with such flags, best first."""
-    mask = "+".join(flag for flag in flags if flag != "save") or measured.PLAIN
-    asked = cell, dtype, hidden, batch, capability, processors, mask
-    return forward(*asked, save="save" in flags) if kind == "forward" else backward(*asked)
+    """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
+
+    Args:
+        loops: how many such loops the device is to hold at once.
+    """
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    if kind == "forward":
+        return forward(*asked, save="save" in flags, loops=loops)
+    return backward(*asked, loops=loops)
+
+
+def _mask(flags: Flags) -> str:
+    """Their name in the measured table."""
+    return "+".join(flag for flag in flags if flag != "save") or measured.PLAIN
+
+
+class StepTimes(NamedTuple):
+    """Microseconds of a step of the quickest loop.
+
+    Attributes:
+        alone: of all loops.
+        several: of those of which the device holds as many as were asked for.
+    """
+
+    alone: float
+    several: float
+
+
+def step_times(
+    loops: int, kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
+    capability: tuple[int, int], processors: int | None = None,
+) -> StepTimes | None:  # fmt: skip
+    """The times as they were measured; by the model where one of them was not.
+
+    None where the device does not hold so many loops at once.
+    """
+    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
+    limits = Limits.of(capability, processors)
+    name = "inference" if kind == "forward" and "save" not in flags else kind
+    modelled, known = list[float](), list[float | None]()
+    for number in (1, loops):
+        config = next(iter(ranked(*asked, number)), None)
+        if config is None:
+            return None
+        modelled.append(us_of(cell, dtype, config, batch, limits))
+        known.append(measured.us_of(name, _mask(flags), config, cell, dtype, batch, number))
+    found = [us for us in known if us is not None]
+    if not measured.knows(capability, processors) or len(found) < len(known):
+        found = modelled
+    return StepTimes(*found)
+
+
+def loops_of_both(
+    kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
+    capability: tuple[int, int], processors: int | None = None,
+) -> int:  # fmt: skip
+    """For how many loops at a time the kernel of both directions of a layer is chosen.
+
+    1 where the device holds the quickest one twice, 2 where it holds a slower one that takes less
+    than the two of them in turn; else 0.
+    """
+    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
+    limits, first = Limits.of(capability, processors), ranked(*asked)
+    if first and holds(first[0], batch, 2, limits):
+        return 1
+    times = step_times(2, *asked)
+    return 2 if times and times.several <= BOTH_LEAST_GAIN * 2 * times.alone else 0
 
 
 def holding(
@@ -123,22 +190,21 @@ def holding(
     Args:
         loops: how many such loops the device is to hold at once.
     """
-    limits = Limits.of(capability, processors)
-    shared, batch = limits.shared, 8 * batch_tiles
-    for config in ranked(kind, flags, cell, dtype, hidden, batch, capability, processors):
-        if not holds(config, batch, loops, limits):
-            continue
+    shared, batch = Limits.of(capability, processors).shared, 8 * batch_tiles
+    for config in ranked(kind, flags, cell, dtype, hidden, batch, capability, processors, loops):
         tried = first_try(hidden, config, flags)
         if replace(tried, stages=2).shared(cell, dtype) <= shared:
             yield tried
 
 
 def holds(config: KernelConfig, batch: int, loops: int, limits: Limits) -> bool:
-    """Whether a device holds so many loops of a kernel at once; of several none may be a grid."""
-    if loops == 1:
-        return True
-    places = dict(limits.places).get(config.cluster, 0)
-    return config.clusters == 1 and loops * -(-batch // config.rows) <= places
+    """Whether a device holds so many loops of a kernel at once, each in one launch."""
+    return loops == 1 or loops * clusters_of(config, batch) <= limits.clusters(config.cluster)
+
+
+def clusters_of(config: KernelConfig, batch: int) -> int:
+    """The clusters of a launch for all rows of a batch."""
+    return -(-batch // config.rows) * config.clusters
 
 
 def first_try(hidden: int, config: Config, flags: Flags) -> Config:

@@ -5,21 +5,28 @@ layer and for the same chunk of the layer below. So n chunks of L layers take at
 tasks one after the other, and at least as long as the device needs for the clusters of all tasks.
 The constants were fitted to six stacks in 38 cuts, timed from CUDA graphs on an H200 (error 15%):
 `benchmarks/log/wavefront.json`. Kernels that leave room for more loops were at most 3% faster.
+
+Where the quickest loop is a grid, which takes the whole device, two layers run at a time, each in
+the quickest kernel of which the device holds two. The constants of these were fitted to four stacks
+in two cuts each (error 6%): the log, "Half of a device".
 """
 
 from typing import NamedTuple
 
-from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.config import SIZES
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.tuning import measured, overlap, plan
 from openrnn.tuning.limits import Limits
 
-CHUNK_COST = 13.0  # us of a chunk beyond its steps and products: launches, waits, R loaded anew
-PRODUCTS_BESIDE = 3.0  # times as long as alone that products take beside loops
+# us of a chunk beyond its steps and products: launches, waits, R loaded anew; of grids filling, too
+CHUNK_COST, GRID_CHUNK_COST = 13.0, 25.0
+# times as long as by `overlap` that products of a chunk take beside loops; of grids also alone
+PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
 LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32
 LEAST_GAIN = 0.92  # of the time layer by layer, at most, that a wavefront must take
+GRIDS = 2  # loops at a time where the quickest one is a grid
 
 
 class Stack(NamedTuple):
@@ -48,40 +55,60 @@ class Wavefront(NamedTuple):
 
     Attributes:
         chunks: of time.
+        loops: for how many at a time their kernel is chosen: 1, or GRIDS.
         us: of all layers by the model; in_turn: the same, layer by layer.
     """
 
     chunks: int
+    loops: int
     us: float
     in_turn: float
 
 
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
-    """The quickest wavefront; None where layer by layer is as quick, or loops are grids.
+    """The quickest wavefront; None where layer by layer is as quick, or the device holds one loop.
 
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
     limits = Limits.of(stack.capability, stack.processors)
-    config = _config(stack, batch)
-    places = dict(limits.places).get(config.cluster, 0)
-    if config.clusters > 1 or not places:
+    asked = (
+        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
+        stack.capability, stack.processors,
+    )  # fmt: skip
+    config, loops = plan.ranked(*asked)[0], 1
+    # the constants were fitted to the model's times
+    us = plan.us_of(stack.cell, stack.dtype, config, batch, limits)
+    times: plan.StepTimes | None = plan.StepTimes(us, us)
+    if config.clusters > 1:
+        loops, times = GRIDS, plan.step_times(GRIDS, *asked)
+        config = next(iter(plan.ranked(*asked, loops)), config)
+    if times is None:
         return None
-    share = -(-batch // config.rows) / places  # of the device, that a loop takes
-    loop = steps * plan.us_of(stack.cell, stack.dtype, config, batch, limits)
+    places = limits.clusters(config.cluster)
+    if not places:
+        return None
+    share = plan.clusters_of(config, batch) / places  # of the device, that a loop takes
     rows, size = len(stack.cell.gates) * stack.hidden, SIZES[stack.dtype]
     product, after = (
         overlap.products_time(steps, batch, rows, columns, size)
         for columns in (stack.columns, stack.after)
     )
-    in_turn = stack.layers * (loop + product + after + CHUNK_COST)
+    loop = steps * times.several
+    alone = GRID_PRODUCTS * product if loops > 1 else product
+    in_turn = stack.layers * (steps * times.alone + alone + after + CHUNK_COST)
 
     def cut(count: int) -> Wavefront:
-        task = (loop + PRODUCTS_BESIDE * product) / count + CHUNK_COST
-        line = (count + stack.layers - 1) * task
-        held = stack.layers * (share * (loop + count * CHUNK_COST) + product)
-        return Wavefront(count, max(line, held) + stack.layers * after, in_turn)
+        if loops > 1:  # a diagonal of the schedule begins when all of the one before has ended
+            task = (loop + GRID_PRODUCTS * product) / count + GRID_CHUNK_COST
+            us = _turns(stack.layers, count, loops) * task
+        else:
+            task = (loop + PRODUCTS_BESIDE * product) / count + CHUNK_COST
+            line = (count + stack.layers - 1) * task
+            held = stack.layers * (share * (loop + count * CHUNK_COST) + product)
+            us = max(line, held)
+        return Wavefront(count, loops, us + stack.layers * after, in_turn)
 
     if chunk is not None:
         return cut(-(-steps // chunk))
@@ -93,9 +120,9 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     return quickest if quickest.us <= LEAST_GAIN * in_turn else None
 
 
-def _config(stack: Stack, batch: int) -> KernelConfig:
-    """The kernel of a loop."""
-    return plan.ranked(
-        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
-        stack.capability, stack.processors,
-    )[0]  # fmt: skip
+def _turns(layers: int, chunks: int, loops: int) -> int:
+    """How many tasks follow each other where so many run at a time, diagonal by diagonal."""
+    return sum(
+        -(-min(diagonal + 1, layers, chunks, layers + chunks - 1 - diagonal) // loops)
+        for diagonal in range(layers + chunks - 1)
+    )

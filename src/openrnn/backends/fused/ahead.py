@@ -33,14 +33,30 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     )
     for batch in batches:
         for kind, on in kinds:
-            kernel = kernels.best(
-                kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
-                processors=problem.processors,
-            )  # fmt: skip
-            if kernel is not None:
-                made.add(kernel[0])
+            for loops in (1, 2)[: 1 + _several(problem, kind, on, batch)]:
+                kernel = kernels.best(
+                    kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
+                    processors=problem.processors, loops=loops,
+                )  # fmt: skip
+                if kernel is not None:
+                    made.add(kernel[0])
         made.update(_of_steps(problem, batch))
     return made
+
+
+def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
+    """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
+    spec, capability = problem.spec, problem.capability
+    if capability is None or (spec.recompute != "none" and spec.bidirectional):
+        return False
+    asked = (
+        kind, flags, traced(spec), str(problem.dtype).removeprefix("torch."), spec.hidden_size,
+        -(-batch // 8) * 8, capability, problem.processors,
+    )  # fmt: skip
+    if spec.bidirectional:
+        return plan.loops_of_both(*asked) == 2
+    first = plan.ranked(*asked)
+    return spec.num_layers > 1 and spec.wavefront != 0 and bool(first) and first[0].clusters > 1
 
 
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:

@@ -2,7 +2,6 @@
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
-from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -15,10 +14,9 @@ def describe(problem: Problem) -> list[str]:
 
     Compiles them, unless the cache has them; B is taken as 1 where it is not known.
     """
-    spec, batch = problem.spec, problem.batch or 1
+    spec = problem.spec
     if problem.capability is None:
         return []
-    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     masks = problem.lengths, problem.reset, problem.return_states, problem.reset_state
     lines: list[str] = []
     for kind, flags in plan.kinds(spec, problem.grad, *masks):
@@ -27,53 +25,72 @@ def describe(problem: Problem) -> list[str]:
         if single := _of_step(problem, kind):
             lines += single
             continue
-        batch_tiles, again = (batch + 7) // 8, "save" in flags and spec.recompute != "none"
-        name = f"{kind} again" if again else kind
-        found = kernels.best(
-            kind, cell, dtype, spec.hidden_size, batch_tiles, flags, problem.capability,
-            processors=problem.processors,
-        )  # fmt: skip
-        if found is None:  # a problem that is refused
-            continue
-        made, config = found
-        groups = -(-batch // config.rows)
-        blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
-        if config.clusters > 1:
-            blocks = f"grid of {config.clusters} x {blocks}"
-        limits = Limits.of(problem.capability, problem.processors)
-        time = plan.us_of(cell, dtype, config, batch, limits)
-        warps = " whose warps multiply four at a time" if config.wgmma else ""
-        products = ", products of float16" if config.half_operands else ""
-        if isinstance(config, MulticastConfig):
-            products += f", {config.operand} by TMA"
-        spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
-        lines.append(
-            f"{name}: {groups} x {blocks} of {config.threads} threads{warps}, "
-            f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
-            f"{time:.2f} us a step by the model"
-        )
-        lines += _of_stack(problem, name, kind, flags, config)
+        name = f"{kind} again" if "save" in flags and spec.recompute != "none" else kind
+        lines += _of_loops(problem, f"{name}: ", kind, flags, 1)
+        lines += _of_several(problem, name, kind, flags)
     return lines
 
 
-def _of_stack(
-    problem: Problem, name: str, kind: str, flags: plan.Flags, config: KernelConfig
-) -> list[str]:
-    """A line where the layers run as a wavefront, or were to and do not."""
-    spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
-    if not steps:
+def _of_loops(problem: Problem, head: str, kind: str, flags: plan.Flags, loops: int) -> list[str]:
+    """A line for a kernel of which the device holds so many loops at once, if there is one."""
+    if problem.capability is None:
         return []
+    cell, dtype = traced(problem.spec), str(problem.dtype).removeprefix("torch.")
+    batch = problem.batch or 1
+    found = kernels.best(
+        kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, flags, problem.capability,
+        processors=problem.processors, loops=loops,
+    )  # fmt: skip
+    if found is None:  # a problem that is refused
+        return []
+    made, config = found
+    groups = -(-batch // config.rows)
+    blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
+    if config.clusters > 1:
+        blocks = f"grid of {config.clusters} x {blocks}"
+    limits = Limits.of(problem.capability, problem.processors)
+    time = plan.us_of(cell, dtype, config, batch, limits)
+    warps = " whose warps multiply four at a time" if config.wgmma else ""
+    products = ", products of float16" if config.half_operands else ""
+    if isinstance(config, MulticastConfig):
+        products += f", {config.operand} by TMA"
+    spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
+    return [
+        f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "
+        f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
+        f"{time:.2f} us a step by the model"
+    ]
+
+
+def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> list[str]:
+    """Lines where both directions or several layers run at once, or layers were to and do not."""
+    spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
+    if not steps or problem.capability is None:
+        return []
+    if spec.bidirectional and spec.recompute == "none":
+        both = plan.loops_of_both(
+            kind, tuple(flag for flag in flags if flag != "reset_state"), traced(spec),
+            str(problem.dtype).removeprefix("torch."), spec.hidden_size, -(-batch // 8) * 8,
+            problem.capability, problem.processors,
+        )  # fmt: skip
+        if both > 1:
+            head = f"{name} of both directions at once, in a call that is not short: "
+            return _of_loops(problem, head, kind, flags, both)
     found = wavefronts.wavefront_of(problem, kind, flags, steps, batch, True)
-    if found is not None and config.clusters == 1:
-        return [
-            f"{name} as a wavefront: {spec.num_layers} layers at the same time, each "
+    if found is not None:
+        several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
+        line = (
+            f"{name} as a wavefront: {several}{spec.num_layers} layers at the same time, each "
             f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
             f"the model, layer by layer {found.in_turn:,.0f}"
-        ]
+        )
+        head = f"{name} of the wavefront: "
+        more = _of_loops(problem, head, kind, flags, found.loops) if found.loops > 1 else []
+        return [line, *more]
     if not spec.wavefront:
         return []
     why = wavefronts.refusal(problem, steps, batch)
-    why = why or "its kernel is a grid, whose blocks must all run at once"
+    why = why or "its kernel takes the whole device, and of no other one the device holds two"
     return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 

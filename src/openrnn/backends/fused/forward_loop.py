@@ -5,6 +5,7 @@ The forward pass runs every chunk once, and backward with recompute once more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.memory import memory_for
 from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
+
+
+class Room(NamedTuple):
+    """Memory that all chunks of a layer use in turn, of the longest: see `Inputs`."""
+
+    x_gates: Tensor
+    flags: Tensor | None
 
 
 @dataclass(slots=True)
@@ -41,7 +49,7 @@ class ForwardLoops(Launches):
     def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
         super().__init__(call, lengths, spin_limit)
         self._inputs: dict[tuple[int, int, int], Inputs] = {}
-        self._rooms: dict[tuple[int, int], Tensor] = {}  # of layers whose chunks share one
+        self._rooms: dict[tuple[int, int], Room] = {}  # of layers whose chunks share one
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         """What the layer reads in the chunk (T, B, I)."""
@@ -65,15 +73,13 @@ class ForwardLoops(Launches):
     def _new_inputs(self, operation: OfChunk) -> Inputs:
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
         layer, loop, steps = weights.layer, self.forward_loop(weights), operation.chunk.steps
-        flags: Tensor | None = None
-        if loop.own_flags:
-            half = loop.config.half_operands
-            empty = memory_for(torch.float16, x.device).empty if half else self.empty
-            flags = empty(*loop.config.flag_buffer(layer.cell, steps, self.batch).shape)
+        room = self._rooms.get((operation.layer, operation.direction))
+        if room is not None:
+            flags = room.flags if room.flags is None else room.flags[:steps]
+            return Inputs(weights, loop, room.x_gates[:steps], flags)
+        flags = self._flags_of(loop, layer, steps)
         if not layer.skips:
-            room = self._rooms.get((operation.layer, operation.direction))
-            x_gates = self._x_gates(layer, steps) if room is None else room[:steps]
-            return Inputs(weights, loop, x_gates, flags)
+            return Inputs(weights, loop, self._x_gates(layer, steps), flags)
         if not (layer.exact and x.stride(-1) == 1 and aligned(x)):
             x = (
                 padded_gates(x, layer.gates, layer.units)
@@ -85,12 +91,24 @@ class ForwardLoops(Launches):
     def _x_gates(self, layer: LayerKernels, steps: int) -> Tensor:
         return self.empty(steps, self.batch, layer.gates * layer.units)
 
+    def _flags_of(
+        self, loop: prepared.PreparedLoop, layer: LayerKernels, steps: int
+    ) -> Tensor | None:
+        """The flag buffer of a loop that needs one besides."""
+        if not loop.own_flags:
+            return None
+        half = loop.config.half_operands
+        empty = memory_for(torch.float16, self.call.x.device).empty if half else self.empty
+        return empty(*loop.config.flag_buffer(layer.cell, steps, self.batch).shape)
+
     def make_room(self, operation: MakeRoom) -> None:
         if operation.shared:
             weights = self.weights(operation.layer, operation.direction)
-            layer = weights.layer
-            room = self._x_gates(layer, operation.chunk.steps)
-            self._rooms[operation.layer, operation.direction] = room
+            layer, steps = weights.layer, operation.chunk.steps
+            self._rooms[operation.layer, operation.direction] = Room(
+                self._x_gates(layer, steps),
+                self._flags_of(self.forward_loop(weights), layer, steps),
+            )  # fmt: skip
             _ = weights.recurrent  # made here, on the main stream
         else:
             self._inputs_of(operation)

@@ -156,10 +156,11 @@ def fitting(
 def best(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
+    loops: int = 1,
 ) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
     """The first of `fitting`; None where no kernel fits."""
     found = fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops
     )
     return next(found, None)
 

@@ -30,7 +30,6 @@ from openrnn.tuning import chunks, overlap, plan, single_step
 
 # a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
 AT_ONCE = 30
-LEAST_GAIN = 0.9  # of the time in turn, at most, that both at once must take
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
@@ -88,8 +87,7 @@ def forward(key: ScheduleKey) -> Schedule:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        polls = prepared.loop_for(here, key.batch, on, 1).polls
-        fills = frozenset({"forward"}) if polls else frozenset[str]()
+        fills = _fills("forward", prepared.loop_for(here, key.batch, on, 1))
         return _cut(key, here, "forward", flags, inner, fills)
 
     found = in_wavefront(key, on, flags, False)
@@ -122,13 +120,10 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here = key.layer(layer, direction)
-        polls = set[str]()
-        if prepared.loop_for(here, key.batch, on, 1).polls:
-            polls.add("backward")
-        if key.recompute and prepared.loop_for(here, key.batch, recompute, 1).polls:
-            polls.add("recompute")
-        wide = columns(layer, direction)
-        return _cut(key, here, "backward", key.masks, wide, frozenset(polls))
+        fills = _fills("backward", prepared.loop_for(here, key.batch, on, 1))
+        if key.recompute:
+            fills |= _fills("recompute", prepared.loop_for(here, key.batch, recompute, 1))
+        return _cut(key, here, "backward", key.masks, columns(layer, direction), fills)
 
     found = in_wavefront(key, on, key.masks, any(needs.params))
     if found is None:
@@ -143,6 +138,11 @@ def listed(key: ScheduleKey) -> list[str]:
         states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
         _, found = backward(key, Needs(True, states, params, states if key.reset_states else ()))
     return schedule.show_call(forward(key), found)
+
+
+def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
+    """See `Chunking`: the kind of a loop, if it polls."""
+    return frozenset({kind} if loop.polls else ())
 
 
 def _one_step(spec: Spec) -> Chunkings:
@@ -170,11 +170,21 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
         key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
     )
     found = wavefront_of(problem, on.kind, flags, key.steps, key.batch, wanted)
-    # the kernel that was loaded may be a grid where the first of the ranking is none
-    if found is None or prepared.loop_for(key.layer(0, 0), key.batch, on, 1).polls:
+    if found is None:
         return None
-    edges = chunks.even(found.chunks, key.steps)
-    return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
+    try:
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, on, found.loops)
+    except kernels.NoKernelError:
+        return None
+    # the kernel that was loaded may be another than the first of the ranking
+    clusters = plan.clusters_of(loop.config, key.batch)
+    if loop.polls and (found.loops == 1 or found.loops * clusters > loop.kernel.max_clusters):
+        return None
+    cut = Chunking(
+        chunks.even(found.chunks, key.steps), wavefront=True, loops=found.loops,
+        fills=_fills(on.kind, loop),
+    )  # fmt: skip
+    return ((cut,),) * key.spec.num_layers
 
 
 def _at_once(
@@ -193,7 +203,8 @@ def _at_once(
         loops = at_once(key, layer, found[layer], on, flags, columns(layer))
         if not loops:
             return found[layer]
-        whole = Chunking((0, key.steps), at_once=True, loops=loops)
+        fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
+        whole = Chunking((0, key.steps), at_once=True, loops=loops, fills=fills)
         return whole, replace(whole, reverse=True)
 
     return tuple(of(layer) for layer in range(key.spec.num_layers))
@@ -206,8 +217,7 @@ def at_once(
     """The loops that run at the same time where both directions of a layer do; 0: in turn.
 
     They do where the device holds the blocks of both and no memory bounds their chunks, unless
-    products that would run beside a loop take longer than that loop. Blocks of a grid wait for each
-    other, and those of another launch may be between them.
+    products that would run beside a loop take as long as what is gained.
 
     Returns:
         how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
@@ -215,26 +225,25 @@ def at_once(
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return 0
-    one, tiles = key.layer(layer, 0), (key.batch + 7) // 8
-    alone = _loop_step(one, on.kind, flags, tiles).us
+    one = key.layer(layer, 0)
     for loops in (1, 2):
         try:
             kernel, config = one.kernel(key.batch, on, loops)
         except kernels.NoKernelError:
             return 0
-        clusters = -(-key.batch // config.rows)
-        if config.clusters == 1 and 2 * clusters <= kernel.max_clusters:
+        if 2 * plan.clusters_of(config, key.batch) <= kernel.max_clusters:
             break
     else:
         return 0
-    step = _loop_step(one, on.kind, flags, tiles, loops).us
-    if step > LEAST_GAIN * 2 * alone:
+    times = _step_times(one, on.kind, flags, (key.batch + 7) // 8, loops)
+    if times is None or times.several > plan.BOTH_LEAST_GAIN * 2 * times.alone:
         return 0
-    loop = key.steps * step
     rows, size = one.gates * one.hidden, key.problem.dtype.itemsize
     products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
     hidden = any(chunking.overlap for chunking in chunkings)
-    return loops if loop >= AT_ONCE and not (hidden and products >= loop) else 0
+    gained = key.steps * (2 * times.alone - times.several)
+    pays = key.steps * times.several >= AT_ONCE and not (hidden and products >= gained)
+    return loops if pays else 0
 
 
 def _cut(
@@ -282,9 +291,7 @@ def edges(
 
 
 @memo(4096)
-def _loop_step(
-    layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int, loops: int = 1
-) -> overlap.LoopStep:
+def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
     """A step of the loop on the layer's device, for so many tiles of 8 rows.
 
     No multiprocessor counts as idle where the driver has no launch completion events.
@@ -292,6 +299,18 @@ def _loop_step(
     about = torch.cuda.get_device_properties(layer.device)
     step = overlap.loop_step(
         kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
-        (about.major, about.minor), about.multi_processor_count, loops,
+        (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip
     return step if supported() else step._replace(idle=0.0)
+
+
+@memo(4096)
+def _step_times(
+    layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int, loops: int
+) -> plan.StepTimes | None:
+    """Times of a step on the layer's device, for so many tiles of 8 rows."""
+    about = torch.cuda.get_device_properties(layer.device)
+    return plan.step_times(
+        loops, kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
+        (about.major, about.minor), about.multi_processor_count,
+    )  # fmt: skip
