@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from bench_cases import QUICK, TINY, alone  # noqa: F401
 from cases import thinned
 
 from openrnn import cli
-from openrnn.bench import baseline, remote, timer
+from openrnn.bench import baseline, remote, server, timer
 from openrnn.bench.command import _engines
 from openrnn.bench.engines import WAYS, engines_of
 from openrnn.bench.measure import measure
@@ -144,7 +145,7 @@ def test_a_peer_in_a_process_of_its_own():
 
 
 def test_the_server_answers_in_words_what_it_cannot_do():
-    server = Server("openrnn", "cpu", "cpu")
+    asked_of = Server("openrnn", "cpu", "cpu")
     row = asdict(replace(TINY, cell="gru_reset_before"))
     asked = [
         {"ask": "open", "engine": "openrnn", "row": row, "precision": "float32"},
@@ -154,7 +155,7 @@ def test_the_server_answers_in_words_what_it_cannot_do():
         {"ask": "close", "engine": "openrnn"},
     ]
     answers = StringIO()
-    serve(StringIO("".join(f"{json.dumps(one)}\n" for one in asked)), answers, server.handle)
+    serve(StringIO("".join(f"{json.dumps(one)}\n" for one in asked)), answers, asked_of.handle)
     opened, prepared, graph, odd, closed = map(json.loads, answers.getvalue().splitlines())
     known = result_of(opened["known"]["forward"])
     assert known.status == "refused"
@@ -164,6 +165,25 @@ def test_the_server_answers_in_words_what_it_cannot_do():
     assert graph["known"] is None  # there is no graph on a CPU
     assert odd["error"].startswith("KeyError")
     assert set(closed) == {"busy"}
+
+
+@pytest.mark.parametrize(
+    ("device", "us", "count", "before"),
+    [("cpu", 1e4, 2, 3), ("cuda", 1e4, 2, 1), ("cpu", 2e5, 1, 0)],
+)
+def test_a_sample_comes_after_calls_that_are_not_counted(monkeypatch, device, us, count, before):
+    """On a CPU calls of 10 ms until 30 have passed; one that is long counts itself."""
+    clock, counts = [0.0], []
+
+    def sample(mode, count):
+        counts.append(count)
+        clock[0] += count * us / 1e6
+        return us
+
+    monkeypatch.setattr(server.time, "perf_counter", lambda: clock[0])
+    found = Server("openrnn", "cpu", device)._sample(SimpleNamespace(sample=sample), "", count)
+    assert found == us
+    assert counts == [1] * before + [count]
 
 
 def test_kernels_are_compiled_for_rows_as_they_are_called(monkeypatch):
