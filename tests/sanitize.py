@@ -36,6 +36,9 @@ def cases() -> Iterator[Case]:
         for masks in (False, True):  # h by TMA
             yield {"cell": cell, "hidden": 1024, "batch": 250, "masks": masks, "steps": 3}
             yield {"cell": cell, "hidden": 1280, "batch": 48, "masks": masks, "steps": 3}
+        # two grids at once, each on half of the device
+        yield {"cell": cell, "hidden": 1024, "bidirectional": True, "steps": 20}
+        yield {"cell": cell, "hidden": 1024, "layers": 2, "wavefront": 2, "batch": 64, "steps": 5}
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
