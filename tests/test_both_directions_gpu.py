@@ -7,9 +7,10 @@ import torch
 
 import openrnn
 from openrnn import memo
-from openrnn.backends.fused import schedules
+from openrnn.backends.fused import program, schedules
 from openrnn.nn.repeats import Repeats
 from openrnn.schedule import both_directions
+from openrnn.tuning import measured
 
 pytestmark = pytest.mark.gpu
 T, B, WIDTH = 200, 20, 24
@@ -89,8 +90,10 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
     """The bits of the same kernels on one stream; near those of the kernels of one direction."""
     module, _ = given(kind, hidden, dtype)
     x = torch.randn(T, batch, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
-    if not on_side(module, x, "fill_flags"):
-        pytest.skip("this device does not hold two of its grids at once")
+    about = torch.cuda.get_device_properties(0)
+    if not measured.knows((about.major, about.minor), about.multi_processor_count):
+        pytest.skip("whether this device runs two of its grids at once was not measured")
+    assert on_side(module, x, "fill_flags")
     every = {
         "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
         "reset": torch.rand(T, batch, device="cuda") < 0.05,
@@ -109,6 +112,19 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
         assert all(map(torch.equal, found, wanted)), number
     for one, other in zip(found, near):
         assert (one - other).double().norm() <= 2e-2 * other.double().norm()
+
+
+def test_grids_at_once_are_replayed(monkeypatch):
+    """Few steps: a call that is remembered holds at most 64 MiB."""
+    module, _ = given(hidden=1024)
+    x = torch.randn(24, 16, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    wanted = step(module, x)
+    made = []
+    run = program.Program.run
+    monkeypatch.setattr(program.Program, "run", lambda *given: made.append(1) or run(*given))
+    for _ in range(4):
+        assert all(map(torch.equal, step(module, x), wanted))
+    assert made
 
 
 def test_grids_from_several_threads():

@@ -37,7 +37,7 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, plan
+from openrnn.tuning import both_directions, chunks, plan, wavefront
 
 GRIDS = {
     "forward": GridForwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
@@ -121,13 +121,13 @@ def launched(monkeypatch):
     def step(configs, spec, steps=3, unwanted=(), **given):
         found, step.others = [], []  # launches of loops, and of kernels that no cell changes
         # of each launch of a loop: its event, words of a grid's buffer that were not filled, flags
-        step.events, step.unfilled, step.asked = [], [], set()
+        step.events, step.unfilled, step.asked, step.loops = [], [], set(), []
 
         class Kernel:
             threads, max_clusters = 256, 64
 
-            def __init__(self, kind):
-                self.kind = kind
+            def __init__(self, kind, loops=1):
+                self.kind, self.loops = kind, loops
 
             def launch(self, blocks, words, begun=0):
                 if self.kind == "fill_flags":
@@ -140,12 +140,13 @@ def launched(monkeypatch):
                     args = named(LOOPS[self.kind], words)
                     found.append((self.kind, args))
                     step.events.append(begun)
+                    step.loops.append(self.loops)
                     if configs[self.kind].clusters > 1:
                         step.unfilled.append(store(configs[self.kind], args))
 
         def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit, loops):
             step.asked.add((kind, flags))
-            return Kernel(kind), configs[kind]
+            return Kernel(kind, loops), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name))
@@ -227,35 +228,83 @@ def test_both_directions_at_once(monkeypatch, launched, given):
             assert 0 != getattr(one, name) != getattr(other, name) != 0
 
 
+def on_a_device(monkeypatch, kernel_of):
+    """Kernels and their configurations by the number of loops, on an H200 that is not there."""
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-1]))
+    clear_caches()
+
+
 @pytest.mark.parametrize(
     ("wanted", "changed"),
-    [(True, {}), (False, {"steps": 20}), (False, {"clusters": 15}),
-     (True, {"configs": GRIDS, "clusters": 64}), (False, {"configs": GRIDS, "clusters": 63}),
-     (False, {"several": 0.91}),
-     (False, {"edges": (0, 60, 100)}), (True, {"overlap": True}),
-     (False, {"overlap": True, "columns": 1 << 20}), (True, {"columns": 1 << 20}),
-     (True, {"clusters": 16})],
+    [(1, {}), (0, {"steps": 20}), (1, {"clusters": 16}), (2, {"clusters": 15}),
+     (0, {"clusters": 15, "several": 0.91}), (0, {"clusters": 15, "steps": 50}),
+     (0, {"clusters": 7}),
+     (1, {"grid": True, "clusters": 64, "held": True}),
+     (2, {"grid": True, "clusters": 64, "held": False}), (2, {"grid": True, "clusters": 63}),
+     (0, {"edges": (0, 60, 100)}), (1, {"overlap": True}), (1, {"columns": 1 << 20}),
+     (0, {"overlap": True, "columns": 1 << 20}), (1, {"overlap": True, "columns": 1500}),
+     (0, {"overlap": True, "columns": 1500, "clusters": 15, "several": 0.89})],
     ids=str,
 )  # fmt: skip
 def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
-    """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two."""
-    asked = {"steps": 100, "clusters": 17, "configs": CLUSTERS, "columns": 64, **changed}
-    several = asked.get("several", 0.5)
-    config = asked["configs"]["forward"]
-    config = config if config.clusters > 1 else replace(config, tiles=2)
-    assert config.rows == 16 or config.clusters > 1
-    found = SimpleNamespace(max_clusters=asked["clusters"]), config
-    monkeypatch.setattr(kernels, "kernel", lambda *_: found)
-    times = plan.StepTimes(0.5, several)
-    monkeypatch.setattr(schedules, "_step_times", lambda *_: times)
+    """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two.
+
+    The kernel for two loops has 4 clusters. A loop alone takes half a microsecond a step.
+    """
+    asked = {"steps": 100, "clusters": 17, "columns": 64, "several": 0.5, "held": True, **changed}
+    config = replace(CLUSTERS["forward"], tiles=2)
+    first = GRIDS["forward"] if asked.get("grid") else config
+    configs = {1: first, 2: replace(config, tiles=4)}
+    of_device = SimpleNamespace(max_clusters=asked["clusters"])
+    on_a_device(monkeypatch, lambda loops: (of_device, configs[loops]))
+    monkeypatch.setattr(plan, "us_of", lambda *_: 0.5)
+    monkeypatch.setattr(plan, "step_times", lambda *_: plan.StepTimes(0.5, asked["several"]))
+    monkeypatch.setattr(both_directions, "held_twice", lambda _: asked["held"])
     spec = cells.lstm.spec(64, 64, bidirectional=True)
     problem = Problem(spec, torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
     edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = ForwardFlags(False, False, False, False, False)
+    found = schedules.at_once(key, 0, cut, on, (), asked["columns"])
+    assert (found, type(found)) == (wanted, int)
     clear_caches()
-    assert schedules.at_once(key, 0, cut, on, (), asked["columns"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [(True, {}), (False, {"max_clusters": 3}), (False, {"absent": True}), (False, {"model": None}),
+     (True, {"grid": False, "loops": 1}), (False, {"loops": 1})],
+    ids=str,
+)  # fmt: skip
+def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, changed):
+    """B 8 are two clusters of the grid, for each of two loops."""
+    asked = {"max_clusters": 4, "grid": True, "loops": 2, "absent": False, **changed}
+    loaded = []
+
+    def kernel(loops):
+        loaded.append(loops)
+        if asked["absent"]:
+            raise kernels.NoKernelError("no kernel")
+        config = (GRIDS if asked["grid"] else CLUSTERS)["forward"]
+        return SimpleNamespace(max_clusters=asked["max_clusters"]), config
+
+    on_a_device(monkeypatch, kernel)
+    model = asked.get("model", wavefront.Wavefront(3, asked["loops"], 1.0, 2.0))
+    monkeypatch.setattr(schedules, "wavefront_of", lambda *_: model)
+    problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
+    key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
+    on = ForwardFlags(False, False, False, False, False)
+    found = schedules.in_wavefront(key, on, (), False)
+    assert set(loaded) == ({asked["loops"]} if model else set())
+    assert (found is not None) == wanted
+    if found:
+        ((cut,), other) = found
+        fills = frozenset({"forward"} if asked["grid"] else ())
+        assert other == (cut,)
+        assert cut == Chunking((0, 10, 20, 30), wavefront=True, loops=asked["loops"], fills=fills)
     clear_caches()
 
 
@@ -300,6 +349,7 @@ def test_grids_that_run_at_once_find_their_flags_filled(
     assert launched.unfilled == [0] * (2 * 3 * (2 if spec.bidirectional else 3))
     own = {args.flag_buffer != 0 for kind, args in found if kind == "forward"}
     assert own == {half_operands or bool(given)}
+    assert set(launched.loops) == {2}  # the kernel of which the device holds two
 
 
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)

@@ -54,7 +54,8 @@ def outcomes(given: argparse.Namespace, wanted: dict[str, list[int]]) -> Iterato
     """How the draws of each kind end, in no order."""
     for kind, draw in draws(given).items():
         if kind == "calls" and wanted[kind] and given.device == "cpu":
-            calling.warm(given.small)
+            # in a fork: autograd may start threads, after which no fork of this process can use it
+            workers.apart(calling.warm, given.small)
         yield from workers.run(kind, draw, wanted[kind], given.jobs)
 
 

@@ -309,7 +309,7 @@ def _canary() -> str:
 
 
 def warm(small: bool) -> None:
-    """Compiles the cells of calls once, where forked processes inherit them."""
+    """Compiles the cells of calls into the cache."""
     from openrnn import cells
 
     from .plans import CLIP

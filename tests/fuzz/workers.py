@@ -50,6 +50,13 @@ def run(kind: str, draw: Draw, indices: list[int], jobs: int) -> Iterator[Outcom
             worker.process.kill()
 
 
+def apart(function: Callable[..., None], *given: object) -> None:
+    """Calls a function in a forked process, and waits for it."""
+    process = _FORK.Process(target=function, args=given)
+    process.start()
+    process.join()
+
+
 class _Worker:
     """One process with a list of draws."""
 

@@ -14,11 +14,11 @@ from openrnn.schedule.operations import (
     FillFlags,
     FinishWeights,
     GradientProducts,
-    InputProduct,
     Loop,
     MakeRoom,
     Operation,
     Wait,
+    loop_inputs,
 )
 
 
@@ -30,13 +30,9 @@ def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
     yield BeginLayer(layer, 1, loops)
     yield MakeRoom(layer, 1, reverse)
     yield Wait(MAIN, stream=SIDE)
-    yield InputProduct(layer, 0, chunk)
-    if fills:
-        yield FillFlags(layer, 0, chunk)
+    yield from loop_inputs(layer, 0, chunk, fills)
     yield Loop(layer, 0, chunk)
-    yield InputProduct(layer, 1, reverse, stream=SIDE)
-    if fills:
-        yield FillFlags(layer, 1, reverse, stream=SIDE)
+    yield from loop_inputs(layer, 1, reverse, fills, SIDE)
     yield Loop(layer, 1, reverse, stream=SIDE)
     yield Wait(SIDE)
 

@@ -33,7 +33,7 @@ class Chunking:
         at_once: the loops of both directions of the layer run at the same time, each of all steps.
         wavefront: its chunks run beside those of other layers.
         step: it is a single step, which has kernels of its own.
-        loops: how many loops like its own run at the same time.
+        loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
     """

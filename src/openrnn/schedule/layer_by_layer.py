@@ -16,13 +16,13 @@ from openrnn.schedule.operations import (
     FillFlags,
     FinishWeights,
     GradientProducts,
-    InputProduct,
     Loop,
     MakeRoom,
     Operation,
     Schedule,
     Wait,
     WaitForLaunch,
+    loop_inputs,
 )
 
 
@@ -77,28 +77,19 @@ def _backward_in_turn(
         yield FinishWeights(layer, direction)
 
 
-def _product(
-    layer: int, direction: int, chunk: Chunk, fills: bool, stream: int
-) -> Iterator[Operation]:
-    """What a forward loop reads: its input product, and flags, last so that they lie in L2 then."""
-    yield InputProduct(layer, direction, chunk, stream=stream)
-    if fills:
-        yield FillFlags(layer, direction, chunk, stream=stream)
-
-
 def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operation]:
     """Each loop needs its input product; with overlap that runs beside the loop before."""
     chunks, fills = chunking.chunks, "forward" in chunking.fills
     for chunk in chunks:
         ahead = chunks[chunk.number + 1 : chunk.number + 2] if chunking.overlap else ()
         if not chunking.overlap or chunk.number == 0:
-            yield from _product(layer, direction, chunk, fills, MAIN)
+            yield from loop_inputs(layer, direction, chunk, fills, MAIN)
         for other in ahead:
             yield MakeRoom(layer, direction, other)
         yield Loop(layer, direction, chunk, "forward", bool(ahead))
         for other in ahead:
             yield WaitForLaunch(stream=SIDE)
-            yield from _product(layer, direction, other, fills, SIDE)
+            yield from loop_inputs(layer, direction, other, fills, SIDE)
             yield Wait(SIDE)
 
 
@@ -142,7 +133,7 @@ def _backward(
     for place, chunk in enumerate(chunks):
         if recompute:
             again = "recompute" in chunking.fills
-            yield from _product(layer, direction, chunk, again, MAIN)
+            yield from loop_inputs(layer, direction, chunk, again, MAIN)
             yield Loop(layer, direction, chunk, "recompute")
         if fills and (place == 0 or not overlap):
             yield FillFlags(layer, direction, chunk, backward=True)

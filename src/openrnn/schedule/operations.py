@@ -1,5 +1,6 @@
 """The operations of a schedule, and their text for a person."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -117,7 +118,7 @@ class BeginLayer(OfLayer):
     """Makes room, on the main stream, for what the operations of its chunks write.
 
     Args:
-        loops: how many loops like its own run at the same time; by that its kernel is chosen.
+        loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         masked: forward: each chunk of what it reads gets its dropout mask, for which there is room.
     """
 
@@ -171,6 +172,15 @@ class Wait(Operation):
 
     verb = "wait"
     other: int
+
+
+def loop_inputs(
+    layer: int, direction: int, chunk: Chunk, fills: bool, stream: int = MAIN
+) -> Iterator[Operation]:
+    """What a forward loop reads: its input product, and flags, last so that they lie in L2 then."""
+    yield InputProduct(layer, direction, chunk, stream=stream)
+    if fills:
+        yield FillFlags(layer, direction, chunk, stream=stream)
 
 
 Schedule = tuple[Operation, ...]

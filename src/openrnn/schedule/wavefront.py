@@ -29,11 +29,11 @@ from openrnn.schedule.operations import (
     FillFlags,
     FinishWeights,
     GradientProducts,
-    InputProduct,
     Loop,
     MakeRoom,
     Operation,
     Wait,
+    loop_inputs,
 )
 
 STREAMS = 8  # streams that the hardware runs at the same time unless it is told otherwise
@@ -57,9 +57,7 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
             yield from wait if streams == layers else ()
             if dropout and layer:
                 yield Dropout(layer - 1, chunk=chunk, stream=stream)
-            yield InputProduct(layer, 0, chunk, stream=stream)
-            if "forward" in chunking.fills:
-                yield FillFlags(layer, 0, chunk, stream=stream)
+            yield from loop_inputs(layer, 0, chunk, "forward" in chunking.fills, stream)
             yield Loop(layer, 0, chunk, stream=stream)
     yield from _join(streams)
 

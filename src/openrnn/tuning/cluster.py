@@ -126,7 +126,7 @@ def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
     return found * cost.wgmma if config.wgmma else found
 
 
-def _blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> int:
+def blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> int:
     """Blocks that share a multiprocessor, by registers and shared memory."""
     taken = min(registers_of_thread(config.threads), 8 * config.register_fragments + 80)
     by_registers = 65536 // (taken * -(-config.threads // 128) * 128)
@@ -140,5 +140,5 @@ def step_time(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> flo
     busy = alone - _WAIT
     turn = alone if turns == 1 else max(alone, turns * busy + _WAIT / 2)
     clusters, places = -(-batch // config.rows), clusters_at_once(config.cluster)
-    shared = min(_blocks_of_multiprocessor(cell, dtype, config), -(-clusters // places))
+    shared = min(blocks_of_multiprocessor(cell, dtype, config), -(-clusters // places))
     return max(turn, shared * turns * busy) * -(-clusters // (places * shared))

@@ -22,7 +22,7 @@ from importlib.resources import files
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.trace import Traced
@@ -85,16 +85,6 @@ def knows(capability: tuple[int, int], processors: int | None) -> bool:
     return capability == CAPABILITY and processors in (None, PROCESSORS)
 
 
-def us_of(
-    kind: str, mask: str, config: KernelConfig, cell: Traced, dtype: str, batch: int, loops: int
-) -> float | None:
-    """Microseconds of a step of a kernel; None if it was not the fastest one of such a batch."""
-    size = len(cell.gates), SIZES[dtype], config.operand_bytes(dtype), config.units
-    rows = table(loops).get((kind, mask, *size), [])
-    here = (row for row in rows if row.batch_tiles == -(-batch // 8))
-    return next((row.time for row in here if row.shape == shape_of(config)), None)
-
-
 def fastest_first(
     kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
@@ -109,8 +99,49 @@ def fastest_first(
         model: the expected time of a step for a configuration and batch.
         loops: how many such loops run at the same time.
     """
-    if not knows(capability, processors) or not configs:
+    asked = kind, mask, configs, cell, dtype, batch, capability, processors, model, loops
+    chosen = _choice(*asked)
+    if chosen is None:
         return configs
+    shape = shape_of(chosen.fronts[0])
+    others = (config for config in configs if shape_of(config) != shape)
+    return [*dict.fromkeys(chosen.fronts), *others]
+
+
+def us_of_first(
+    kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
+    capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
+    loops: int = 1,
+) -> float | None:  # fmt: skip
+    """Microseconds of a step of the first of `fastest_first`, by the rows that chose it.
+
+    None where none did.
+    """
+    asked = kind, mask, configs, cell, dtype, batch, capability, processors, model, loops
+    chosen = _choice(*asked)
+    return None if chosen is None else chosen.us
+
+
+class _Choice(NamedTuple):
+    """The kernel that rows of the table choose.
+
+    Attributes:
+        fronts: it, as it was measured and as the model holds R.
+        us: its microseconds a step.
+    """
+
+    fronts: list[Any]
+    us: float
+
+
+def _choice(
+    kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
+    capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
+    loops: int,
+) -> _Choice | None:  # fmt: skip
+    """What `fastest_first` puts first; None where no row is near."""
+    if not knows(capability, processors) or not configs:
+        return None
     one = configs[0]
     size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
     masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
@@ -118,7 +149,7 @@ def fastest_first(
     whole = table(loops)
     found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles, whole)
     if found is None:
-        return configs
+        return None
     rows, exact = whole[found], found[1] == mask
     place = bisect_left(rows, batch_tiles, key=itemgetter(0))
     below = batch_tiles < rows[0].batch_tiles
@@ -132,7 +163,7 @@ def fastest_first(
     if below:
         known = {config: row for config, row in known.items() if config.clusters == 1}
     if not known:
-        return configs
+        return None
     # measured microseconds for each expected cycle
     scales = {
         config: row.time / model(config, 8 * row.batch_tiles) for config, row in known.items()
@@ -144,9 +175,7 @@ def fastest_first(
     if exact and first in known:
         fill = dict(zip(FILL, known[first].fill))
         fronts.insert(0, replace(first, **fill))  # type: ignore[arg-type]
-    shape = shape_of(first)
-    others = (config for config in configs if shape_of(config) != shape)
-    return [*dict.fromkeys(fronts), *others]
+    return _Choice(fronts, scales[first] * model(first, batch))
 
 
 def _nearest(keys: list[Key], batch_tiles: int, whole: dict[Key, list[Fastest]]) -> Key | None:

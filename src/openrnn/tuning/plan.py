@@ -25,7 +25,6 @@ Config = TypeVar("Config", bound=KernelConfig)
 Flags = tuple[str, ...]  # the names of those that are on
 
 GHZ = 1.98  # the clock of an H200's multiprocessors
-BOTH_LEAST_GAIN = 0.9  # of the time in turn, at most, that both directions at once must take
 
 
 def units_of(hidden: int) -> int:
@@ -126,57 +125,71 @@ def _mask(flags: Flags) -> str:
     return "+".join(flag for flag in flags if flag != "save") or measured.PLAIN
 
 
+class LoopRequest(NamedTuple):
+    """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
+
+    kind: str
+    flags: Flags
+    cell: Traced
+    dtype: str
+    hidden: int
+    batch: int
+    capability: tuple[int, int]
+    processors: int | None = None
+
+
+def deciding(kind: str, flags: Flags) -> Flags:
+    """The flags by which schedules choose: the others make kernels that were not measured."""
+    some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
+    return tuple(flag for flag in flags if flag in some)
+
+
 class StepTimes(NamedTuple):
-    """Microseconds of a step of the quickest loop.
+    """Microseconds of a step.
 
     Attributes:
-        alone: of all loops.
-        several: of those of which the device holds as many as were asked for.
+        alone: of the quickest kernel; several: of the quickest one of which the device holds as
+            many loops as were asked for, when so many run.
     """
 
     alone: float
     several: float
 
 
-def step_times(
-    loops: int, kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None = None,
-) -> StepTimes | None:  # fmt: skip
-    """The times as they were measured; by the model where one of them was not.
+@memo(4096)
+def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
+    """The times as the measured table gives them, or both by the model where it lacks one.
 
     None where the device does not hold so many loops at once.
     """
-    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
-    limits = Limits.of(capability, processors)
-    name = "inference" if kind == "forward" and "save" not in flags else kind
-    modelled, known = list[float](), list[float | None]()
+    limits = Limits.of(loop.capability, loop.processors)
+    modelled, known = list[float](), list[float]()
     for number in (1, loops):
-        config = next(iter(ranked(*asked, number)), None)
-        if config is None:
+        first = next(iter(ranked(*loop, number)), None)
+        if first is None:
             return None
-        modelled.append(us_of(cell, dtype, config, batch, limits))
-        known.append(measured.us_of(name, _mask(flags), config, cell, dtype, batch, number))
-    found = [us for us in known if us is not None]
-    if not measured.knows(capability, processors) or len(found) < len(known):
-        found = modelled
-    return StepTimes(*found)
+        modelled.append(us_of(loop.cell, loop.dtype, first, loop.batch, limits))
+        us = _measured_us(loop, number)
+        known += [] if us is None else [us]
+    return StepTimes(*(known if len(known) == len(modelled) else modelled))
 
 
-def loops_of_both(
-    kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None = None,
-) -> int:  # fmt: skip
-    """For how many loops at a time the kernel of both directions of a layer is chosen.
+def _measured_us(loop: LoopRequest, loops: int) -> float | None:
+    units, limits = units_of(loop.hidden), Limits.of(loop.capability, loop.processors)
+    fitting = (_forwards if loop.kind == "forward" else _backwards)(
+        loop.cell, loop.dtype, units, limits
+    )
+    kind = "inference" if loop.kind == "forward" and "save" not in loop.flags else loop.kind
 
-    1 where the device holds the quickest one twice, 2 where it holds a slower one that takes less
-    than the two of them in turn; else 0.
-    """
-    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
-    limits, first = Limits.of(capability, processors), ranked(*asked)
-    if first and holds(first[0], batch, 2, limits):
-        return 1
-    times = step_times(2, *asked)
-    return 2 if times and times.several <= BOTH_LEAST_GAIN * 2 * times.alone else 0
+    def model(config: KernelConfig, batch: int) -> float:
+        return time_of(loop.cell, loop.dtype, config, batch, limits)
+
+    held = (config for config in fitting if holds(config, loop.batch, loops, limits))
+    configs = sorted(held, key=lambda config: model(config, loop.batch))
+    return measured.us_of_first(
+        kind, _mask(loop.flags), configs, loop.cell, loop.dtype, loop.batch, loop.capability,
+        loop.processors, model, loops,
+    )  # fmt: skip
 
 
 def holding(

@@ -21,7 +21,8 @@ from openrnn.tuning.limits import Limits
 
 # us of a chunk beyond its steps and products: launches, waits, R loaded anew; of grids filling, too
 CHUNK_COST, GRID_CHUNK_COST = 13.0, 25.0
-# times as long as by `overlap` that products of a chunk take beside loops; of grids also alone
+# factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside
+# loops; of grids for a chunk and layer by layer, as theirs run between loops
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
 LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32
@@ -73,7 +74,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
         chunk: steps that a chunk is to have; None: the model chooses.
     """
     limits = Limits.of(stack.capability, stack.processors)
-    asked = (
+    asked = plan.LoopRequest(
         stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
         stack.capability, stack.processors,
     )  # fmt: skip
@@ -82,14 +83,12 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     us = plan.us_of(stack.cell, stack.dtype, config, batch, limits)
     times: plan.StepTimes | None = plan.StepTimes(us, us)
     if config.clusters > 1:
-        loops, times = GRIDS, plan.step_times(GRIDS, *asked)
-        config = next(iter(plan.ranked(*asked, loops)), config)
+        loops, times = GRIDS, plan.step_times(asked, GRIDS)
     if times is None:
         return None
     places = limits.clusters(config.cluster)
-    if not places:
-        return None
-    share = plan.clusters_of(config, batch) / places  # of the device, that a loop takes
+    # of the device, that a loop takes; all of it where it is not known how many fit
+    share = plan.clusters_of(config, batch) / places if places else 1.0
     rows, size = len(stack.cell.gates) * stack.hidden, SIZES[stack.dtype]
     product, after = (
         overlap.products_time(steps, batch, rows, columns, size)

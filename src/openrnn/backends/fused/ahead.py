@@ -1,12 +1,15 @@
 """The CUDA kernels of a network, compiled before the first call needs them."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.describe import both_at_once
+from openrnn.backends.fused.wavefronts import wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
-from openrnn.tuning import plan, single_step
+from openrnn.tuning import measured, plan, single_step
 
 
 def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set[Binary]:
@@ -44,19 +47,21 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     return made
 
 
+LONG = 100  # steps of a call in which loops run at once
+
+
 def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
-    spec, capability = problem.spec, problem.capability
-    if capability is None or (spec.recompute != "none" and spec.bidirectional):
-        return False
-    asked = (
-        kind, flags, traced(spec), str(problem.dtype).removeprefix("torch."), spec.hidden_size,
-        -(-batch // 8) * 8, capability, problem.processors,
-    )  # fmt: skip
+    spec = problem.spec
     if spec.bidirectional:
-        return plan.loops_of_both(*asked) == 2
-    first = plan.ranked(*asked)
-    return spec.num_layers > 1 and spec.wavefront != 0 and bool(first) and first[0].clusters > 1
+        return both_at_once(problem, kind, flags, LONG, batch) == 2
+    known = measured.knows(problem.capability or (0, 0), problem.processors)
+    if spec.wavefront == 0 or not (spec.wavefront or known):
+        return False
+    # whether it pays by the model depends on T, so one that is asked for
+    asked = replace(problem, spec=spec.with_(wavefront=spec.wavefront or LONG))
+    found = wavefront_of(asked, kind, plan.deciding(kind, flags), LONG, batch, True)
+    return found is not None and found.loops > 1
 
 
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:

@@ -2,10 +2,11 @@
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
+from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
-from openrnn.tuning import plan, single_step
+from openrnn.tuning import both_directions, chunks, plan, single_step
 from openrnn.tuning.limits import Limits
 
 
@@ -26,8 +27,9 @@ def describe(problem: Problem) -> list[str]:
             lines += single
             continue
         name = f"{kind} again" if "save" in flags and spec.recompute != "none" else kind
-        lines += _of_loops(problem, f"{name}: ", kind, flags, 1)
-        lines += _of_several(problem, name, kind, flags)
+        line = _of_loops(problem, f"{name}: ", kind, flags, 1)
+        if line:  # else the problem is refused
+            lines += [*line, *_of_several(problem, name, kind, flags)]
     return lines
 
 
@@ -41,7 +43,7 @@ def _of_loops(problem: Problem, head: str, kind: str, flags: plan.Flags, loops: 
         kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, flags, problem.capability,
         processors=problem.processors, loops=loops,
     )  # fmt: skip
-    if found is None:  # a problem that is refused
+    if found is None:
         return []
     made, config = found
     groups = -(-batch // config.rows)
@@ -67,16 +69,13 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
     if not steps or problem.capability is None:
         return []
-    if spec.bidirectional and spec.recompute == "none":
-        both = plan.loops_of_both(
-            kind, tuple(flag for flag in flags if flag != "reset_state"), traced(spec),
-            str(problem.dtype).removeprefix("torch."), spec.hidden_size, -(-batch // 8) * 8,
-            problem.capability, problem.processors,
-        )  # fmt: skip
-        if both > 1:
-            head = f"{name} of both directions at once, in a call that is not short: "
-            return _of_loops(problem, head, kind, flags, both)
-    found = wavefronts.wavefront_of(problem, kind, flags, steps, batch, True)
+    if spec.bidirectional:
+        if both_at_once(problem, kind, flags, steps, batch) < 2:
+            return []
+        head = f"{name} of both directions at once, unless products beside one loop gain more: "
+        return _of_loops(problem, head, kind, flags, 2)
+    deciding = plan.deciding(kind, flags)
+    found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
         line = (
@@ -90,8 +89,24 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     if not spec.wavefront:
         return []
     why = wavefronts.refusal(problem, steps, batch)
-    why = why or "its kernel takes the whole device, and of no other one the device holds two"
+    why = why or "its kernel takes the whole device, which holds two of no other"
     return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
+
+
+def both_at_once(problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int) -> int:
+    """`both_directions.loops` of a problem whose device is known, but for products beside loops."""
+    spec = problem.spec
+    if problem.capability is None or (problem.grad and spec.recompute == "gates"):
+        return 0
+    cell = traced(spec)
+    row = len(planes(cell)) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
+    if chunks.for_memory(steps, batch, row) > 1:
+        return 0
+    loop = plan.LoopRequest(
+        kind, plan.deciding(kind, flags), cell, str(problem.dtype).removeprefix("torch."),
+        spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
+    )  # fmt: skip
+    return both_directions.loops(loop, steps, both_directions.held_twice(loop))
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:

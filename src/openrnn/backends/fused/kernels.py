@@ -174,7 +174,7 @@ def kernel(
 
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
-        loops: how many such loops run at the same time.
+        loops: of how many such loops at once the device is to hold the kernel.
     """
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count

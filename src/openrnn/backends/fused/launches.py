@@ -201,7 +201,7 @@ class Launches:
         return self.empty_float32(len(self.spec.states), self.batch, self.spec.hidden_size)
 
     def loops_of(self, layer: LayerKernels) -> int:
-        """How many loops like this one run at the same time."""
+        """Of how many loops at once the device holds the kernel of this one."""
         return self._loops.get((layer.index // self.spec.directions, layer.direction), 1)
 
     def states(

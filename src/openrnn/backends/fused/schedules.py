@@ -26,10 +26,8 @@ from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
-from openrnn.tuning import chunks, overlap, plan, single_step
+from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 
-# a loop's microseconds from which both directions run at once: two streams cost the host 10 to 20
-AT_ONCE = 30
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
 
@@ -83,7 +81,7 @@ def forward(key: ScheduleKey) -> Schedule:
     save = problem.grad and not key.recompute
     on = ForwardFlags(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
     # the model of a step knows no reset states; with recompute it is asked as if forward saved
-    flags = names_of(on._replace(reset_state=False, save=problem.grad))
+    flags = plan.deciding("forward", names_of(on._replace(save=problem.grad)))
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -226,24 +224,32 @@ def at_once(
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return 0
     one = key.layer(layer, 0)
-    for loops in (1, 2):
-        try:
-            kernel, config = one.kernel(key.batch, on, loops)
-        except kernels.NoKernelError:
-            return 0
-        if 2 * plan.clusters_of(config, key.batch) <= kernel.max_clusters:
-            break
-    else:
-        return 0
-    times = _step_times(one, on.kind, flags, (key.batch + 7) // 8, loops)
-    if times is None or times.several > plan.BOTH_LEAST_GAIN * 2 * times.alone:
-        return 0
+    about = torch.cuda.get_device_properties(key.device)
+    loop = plan.LoopRequest(
+        on.kind, flags, one.cell, one.name, one.hidden, -(-key.batch // 8) * 8,
+        (about.major, about.minor), about.multi_processor_count,
+    )  # fmt: skip
     rows, size = one.gates * one.hidden, key.problem.dtype.itemsize
     products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
     hidden = any(chunking.overlap for chunking in chunkings)
-    gained = key.steps * (2 * times.alone - times.several)
-    pays = key.steps * times.several >= AT_ONCE and not (hidden and products >= gained)
-    return loops if pays else 0
+    try:
+        twice = _holds_twice(one, key.batch, on, 1)
+        # the blocks of two grids that share multiprocessors were not measured
+        twice = twice and (not _grid(one, key.batch, on) or both_directions.held_twice(loop))
+        loops = both_directions.loops(loop, key.steps, twice, products, hidden)
+        return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
+    except kernels.NoKernelError:
+        return 0
+
+
+def _grid(layer: LayerKernels, batch: int, on: Flags) -> bool:
+    return layer.kernel(batch, on)[1].clusters > 1
+
+
+def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
+    """Whether the device holds two loops of a kernel, by the driver's word."""
+    kernel, config = layer.kernel(batch, on, loops)
+    return 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
 
 
 def _cut(
@@ -302,15 +308,3 @@ def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) ->
         (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip
     return step if supported() else step._replace(idle=0.0)
-
-
-@memo(4096)
-def _step_times(
-    layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int, loops: int
-) -> plan.StepTimes | None:
-    """Times of a step on the layer's device, for so many tiles of 8 rows."""
-    about = torch.cuda.get_device_properties(layer.device)
-    return plan.step_times(
-        loops, kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
-        (about.major, about.minor), about.multi_processor_count,
-    )  # fmt: skip
