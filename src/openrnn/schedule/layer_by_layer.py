@@ -7,7 +7,7 @@ single step.
 from collections.abc import Iterator, Sequence
 
 from openrnn.schedule import both_directions, single_step, wavefront
-from openrnn.schedule.chunks import Chunk, Chunking
+from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
     MAIN,
     SIDE,
