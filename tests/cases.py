@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear
 
-from openrnn import cells, dispatch, functional, params, reference
+from openrnn import cells, dispatch, functional, memo, params, reference
 from openrnn.cells import Cell
+from openrnn.nn.repeats import Repeats
 from openrnn.spec import BIAS_MODES, Problem, Spec
 
 # the cells that the package ships, examples included; not those that tests and doctests define
@@ -34,6 +35,18 @@ class First(torch.nn.Module):
 
     def forward(self, x):
         return self.layer(x)[0]
+
+
+def under(monkeypatch, module, run, *patched):
+    """What a call of a module gives under a patch that changes schedules: none is remembered."""
+    with monkeypatch.context() as patch:
+        patch.setattr(*patched)
+        memo.clear()
+        module._repeats = Repeats()
+        found = run()
+    memo.clear()
+    module._repeats = Repeats()
+    return found
 
 
 # What each backend is known not to take, in words that its refusal must have, and when. Any other

@@ -1,14 +1,14 @@
 """Both directions of a layer at once on the GPU: the bits of one after the other."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
+from cases import under
 
 import openrnn
-from openrnn import memo
 from openrnn.backends.fused import program, schedules
-from openrnn.nn.repeats import Repeats
 from openrnn.schedule import both_directions
 from openrnn.tuning import measured
 
@@ -36,14 +36,16 @@ def step(module, x, **masks):
 
 def apart(monkeypatch, module, x, **masks):
     """The same, one direction after the other."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schedules, "at_once", lambda *_: False)
-        memo.clear()
-        module._repeats = Repeats()
-        found = step(module, x, **masks)
-    memo.clear()
-    module._repeats = Repeats()
-    return found
+    run = partial(step, module, x, **masks)
+    return under(monkeypatch, module, run, schedules, "at_once", lambda *_: False)
+
+
+def masks_of(names, batch=B):
+    every = {
+        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
+        "reset": torch.rand(T, batch, device="cuda") < 0.05,
+    }
+    return {name: every[name] for name in names}
 
 
 def listed(module, x, **masks):
@@ -65,11 +67,7 @@ def on_side(module, x, what, **masks):
 def test_bits_are_those_of_one_after_the_other(monkeypatch, capsys, kind, hidden, dtype, masks):
     """Also where the call is repeated."""
     module, x = given(kind, hidden, dtype)
-    every = {
-        "lengths": torch.randint(0, T + 1, (B,), device="cuda"),
-        "reset": torch.rand(T, B, device="cuda") < 0.05,
-    }
-    masks = {name: every[name] for name in masks}
+    masks = masks_of(masks)
     wanted = apart(monkeypatch, module, x, **masks)
     for _ in range(4):
         assert all(map(torch.equal, step(module, x, **masks), wanted))
@@ -94,21 +92,12 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
     if not measured.knows((about.major, about.minor), about.multi_processor_count):
         pytest.skip("whether this device runs two of its grids at once was not measured")
     assert on_side(module, x, "fill_flags")
-    every = {
-        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
-        "reset": torch.rand(T, batch, device="cuda") < 0.05,
-    }
-    masks = {name: every[name] for name in masks}
+    masks = masks_of(masks, batch)
     near = apart(monkeypatch, module, x, **masks)
-    with monkeypatch.context() as patch:
-        patch.setattr(both_directions, "SIDE", both_directions.MAIN)
-        memo.clear()
-        module._repeats = Repeats()
-        wanted = step(module, x, **masks)
-    memo.clear()
-    module._repeats = Repeats()
-    for number in range(4):  # also where the call is repeated
-        found = step(module, x, **masks)
+    run = partial(step, module, x, **masks)
+    wanted = under(monkeypatch, module, run, both_directions, "SIDE", both_directions.MAIN)
+    for number in range(4):  # too large for a call that is remembered
+        found = run()
         assert all(map(torch.equal, found, wanted)), number
     for one, other in zip(found, near):
         assert (one - other).double().norm() <= 2e-2 * other.double().norm()

@@ -1,12 +1,14 @@
 """Stacks as wavefronts on the GPU: the results of layer by layer."""
 
+from functools import partial
+
 import pytest
 import torch
+from cases import under
 
 import openrnn
 from openrnn import memo
 from openrnn.backends.fused import schedules
-from openrnn.nn.repeats import Repeats
 from openrnn.schedule import wavefront
 from openrnn.tuning import measured
 
@@ -38,20 +40,14 @@ def in_turn(monkeypatch, module, x, **masks):
     """The same, layer by layer; skips the test where this device runs it so anyway."""
     if "side" not in str(openrnn.explain(module, x, schedule=True, quiet=True)):
         pytest.skip("this device runs the stack layer by layer")
-    with monkeypatch.context() as patch:
-        patch.setattr(schedules, "in_wavefront", lambda *_: None)
-        memo.clear()
-        module._repeats = Repeats()
-        found = step(module, x, **masks)
-    memo.clear()
-    module._repeats = Repeats()
-    return found
+    run = partial(step, module, x, **masks)
+    return under(monkeypatch, module, run, schedules, "in_wavefront", lambda *_: None)
 
 
-def masks_of(names):
+def masks_of(names, batch=B):
     every = {
-        "lengths": torch.randint(0, T + 1, (B,), device="cuda"),
-        "reset": torch.rand(T, B, device="cuda") < 0.05,
+        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
+        "reset": torch.rand(T, batch, device="cuda") < 0.05,
     }
     return {name: every[name] for name in names}
 
@@ -93,24 +89,15 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, layer
     """The bits of the same kernels on one stream; near those of layer by layer."""
     module, _ = given(kind, hidden, dtype, layers, dropout=0.1)
     x = torch.randn(T, batch, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
-    every = {
-        "lengths": torch.randint(0, T + 1, (batch,), device="cuda"),
-        "reset": torch.rand(T, batch, device="cuda") < 0.05,
-    }
-    masks = {name: every[name] for name in masks}
+    masks = masks_of(masks, batch)
     near = in_turn(monkeypatch, module, x, **masks)
     table = openrnn.explain(module, x, schedule=True, quiet=True)
     lines = [line for row in table.rows for line in row.details]
     assert any(line.startswith("side") and "fill_flags" in line for line in lines)
-    with monkeypatch.context() as patch:
-        patch.setattr(wavefront, "_streams", lambda _: 1)
-        memo.clear()
-        module._repeats = Repeats()
-        wanted = step(module, x, **masks)
-    memo.clear()
-    module._repeats = Repeats()
-    for number in range(4):  # also where the call is repeated
-        found = step(module, x, **masks)
+    run = partial(step, module, x, **masks)
+    wanted = under(monkeypatch, module, run, wavefront, "_streams", lambda _: 1)
+    for number in range(4):  # too large for a call that is remembered
+        found = run()
         assert all(map(torch.equal, found, wanted)), number
     for one, other in zip(found, near):
         assert (one - other).double().norm() <= 3e-2 * other.double().norm()

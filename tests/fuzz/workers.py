@@ -51,10 +51,12 @@ def run(kind: str, draw: Draw, indices: list[int], jobs: int) -> Iterator[Outcom
 
 
 def apart(function: Callable[..., None], *given: object) -> None:
-    """Calls a function in a forked process, and waits for it."""
+    """Calls a function in a forked process, and waits for it; RuntimeError where it fails."""
     process = _FORK.Process(target=function, args=given)
     process.start()
     process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{function.__name__} ended with {process.exitcode}")
 
 
 class _Worker:

@@ -22,7 +22,7 @@ from importlib.resources import files
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.trace import Traced
@@ -89,8 +89,10 @@ def fastest_first(
     kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
     loops: int = 1,
-) -> list[Config]:  # fmt: skip
+) -> tuple[list[Config], float | None]:  # fmt: skip
     """Configurations of one size in the order given, the one measured fastest first.
+
+    And the microseconds of its step by the rows that chose it; None where no row is near.
 
     Where the model holds R of that shape in another way, its configuration comes second.
 
@@ -99,49 +101,8 @@ def fastest_first(
         model: the expected time of a step for a configuration and batch.
         loops: how many such loops run at the same time.
     """
-    asked = kind, mask, configs, cell, dtype, batch, capability, processors, model, loops
-    chosen = _choice(*asked)
-    if chosen is None:
-        return configs
-    shape = shape_of(chosen.fronts[0])
-    others = (config for config in configs if shape_of(config) != shape)
-    return [*dict.fromkeys(chosen.fronts), *others]
-
-
-def us_of_first(
-    kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
-    capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
-    loops: int = 1,
-) -> float | None:  # fmt: skip
-    """Microseconds of a step of the first of `fastest_first`, by the rows that chose it.
-
-    None where none did.
-    """
-    asked = kind, mask, configs, cell, dtype, batch, capability, processors, model, loops
-    chosen = _choice(*asked)
-    return None if chosen is None else chosen.us
-
-
-class _Choice(NamedTuple):
-    """The kernel that rows of the table choose.
-
-    Attributes:
-        fronts: it, as it was measured and as the model holds R.
-        us: its microseconds a step.
-    """
-
-    fronts: list[Any]
-    us: float
-
-
-def _choice(
-    kind: str, mask: str, configs: list[Config], cell: Traced, dtype: str, batch: int,
-    capability: tuple[int, int], processors: int | None, model: Callable[[Config, int], float],
-    loops: int,
-) -> _Choice | None:  # fmt: skip
-    """What `fastest_first` puts first; None where no row is near."""
     if not knows(capability, processors) or not configs:
-        return None
+        return configs, None
     one = configs[0]
     size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
     masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
@@ -149,7 +110,7 @@ def _choice(
     whole = table(loops)
     found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles, whole)
     if found is None:
-        return None
+        return configs, None
     rows, exact = whole[found], found[1] == mask
     place = bisect_left(rows, batch_tiles, key=itemgetter(0))
     below = batch_tiles < rows[0].batch_tiles
@@ -163,7 +124,7 @@ def _choice(
     if below:
         known = {config: row for config, row in known.items() if config.clusters == 1}
     if not known:
-        return None
+        return configs, None
     # measured microseconds for each expected cycle
     scales = {
         config: row.time / model(config, 8 * row.batch_tiles) for config, row in known.items()
@@ -175,7 +136,9 @@ def _choice(
     if exact and first in known:
         fill = dict(zip(FILL, known[first].fill))
         fronts.insert(0, replace(first, **fill))  # type: ignore[arg-type]
-    return _Choice(fronts, scales[first] * model(first, batch))
+    shape = shape_of(first)
+    others = (config for config in configs if shape_of(config) != shape)
+    return [*dict.fromkeys(fronts), *others], scales[first] * model(first, batch)
 
 
 def _nearest(keys: list[Key], batch_tiles: int, whole: dict[Key, list[Fastest]]) -> Key | None:

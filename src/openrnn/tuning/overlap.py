@@ -10,7 +10,6 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
 
-from openrnn.codegen.trace import Traced
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
 
@@ -52,21 +51,18 @@ def pays(products: float) -> bool:
     return products >= CHUNK_COST + LEAST_SAVING
 
 
-def loop_step(
-    kind: str, flags: plan.Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int,
-) -> LoopStep:  # fmt: skip
+def loop_step(loop: plan.LoopRequest) -> LoopStep:
     """The step of the kernel that runs.
 
     No multiprocessor counts as idle on devices on which nothing was measured.
     """
-    asked = kind, flags, cell, dtype, hidden, batch, capability, processors
-    config = plan.ranked(*asked)[0]
-    limits = Limits.of(capability, processors)
-    time = plan.us_of(cell, dtype, config, batch, limits)
-    blocks = -(-batch // config.rows) * config.clusters * config.cluster
-    idle = max(0.0, 1 - blocks / processors) if capability == measured.CAPABILITY else 0.0
-    grid = kind == "backward" and config.clusters > 1
+    config, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
+    time = plan.us_of(loop.cell, loop.dtype, config, loop.batch, limits)
+    blocks = plan.clusters_of(config, loop.batch) * config.cluster
+    idle = 0.0
+    if loop.capability == measured.CAPABILITY:
+        idle = max(0.0, 1 - blocks / (loop.processors or measured.PROCESSORS))
+    grid = loop.kind == "backward" and config.clusters > 1
     return LoopStep(time, idle, GRID_SLOWDOWN if grid else 0.0)
 
 

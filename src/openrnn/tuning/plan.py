@@ -65,16 +65,37 @@ def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Ba
 def _ranked(
     kind: str, mask: str, fitting: Iterable[Config], cell: Traced, dtype: str, batch: int,
     capability: tuple[int, int], processors: int | None, limits: Limits, loops: int,
-) -> tuple[Config, ...]:  # fmt: skip
+) -> tuple[tuple[Config, ...], float | None]:  # fmt: skip
+    """The kernels, best first, and the measured microseconds of the first, where they are known."""
+
     def model(config: Config, batch: int) -> float:
         return time_of(cell, dtype, config, batch, limits)
 
     held = (config for config in fitting if holds(config, batch, loops, limits))
     ranked = sorted(held, key=lambda config: model(config, batch))
-    return tuple(
-        measured.fastest_first(
-            kind, mask, ranked, cell, dtype, batch, capability, processors, model, loops
-        )
+    found, us = measured.fastest_first(
+        kind, mask, ranked, cell, dtype, batch, capability, processors, model, loops
+    )
+    return tuple(found), us
+
+
+def _forward_ranking(
+    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
+    processors: int | None, mask: str, save: bool, loops: int,
+) -> tuple[tuple[ForwardConfig, ...], float | None]:  # fmt: skip
+    units, limits = units_of(hidden), Limits.of(capability, processors)
+    kind, fitting = "forward" if save else "inference", _forwards(cell, dtype, units, limits)
+    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits, loops)
+
+
+def _backward_ranking(
+    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
+    processors: int | None, mask: str, loops: int,
+) -> tuple[tuple[BackwardConfig, ...], float | None]:  # fmt: skip
+    units, limits = units_of(hidden), Limits.of(capability, processors)
+    fitting = _backwards(cell, dtype, units, limits)
+    return _ranked(
+        "backward", mask, fitting, cell, dtype, batch, capability, processors, limits, loops
     )
 
 
@@ -87,9 +108,8 @@ def forward(
 
     mask: see `measured`; save: activations, for training; loops: see `ranked`.
     """
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    kind, fitting = "forward" if save else "inference", _forwards(cell, dtype, units, limits)
-    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits, loops)
+    asked = cell, dtype, hidden, batch, capability, processors, mask
+    return _forward_ranking(*asked, save, loops)[0]
 
 
 @memo(4096)
@@ -98,11 +118,7 @@ def backward(
     processors: int | None = None, mask: str = measured.PLAIN, loops: int = 1,
 ) -> tuple[BackwardConfig, ...]:  # fmt: skip
     """The backward kernels that fit, best first."""
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    fitting = _backwards(cell, dtype, units, limits)
-    return _ranked(
-        "backward", mask, fitting, cell, dtype, batch, capability, processors, limits, loops
-    )
+    return _backward_ranking(cell, dtype, hidden, batch, capability, processors, mask, loops)[0]
 
 
 def ranked(
@@ -162,34 +178,21 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
 
     None where the device does not hold so many loops at once.
     """
-    limits = Limits.of(loop.capability, loop.processors)
+    kind, flags, cell, dtype, hidden, batch, capability, processors = loop
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    limits = Limits.of(capability, processors)
     modelled, known = list[float](), list[float]()
     for number in (1, loops):
-        first = next(iter(ranked(*loop, number)), None)
-        if first is None:
+        configs: tuple[ForwardConfig | BackwardConfig, ...]
+        if kind == "forward":
+            configs, us = _forward_ranking(*asked, "save" in flags, number)
+        else:
+            configs, us = _backward_ranking(*asked, number)
+        if not configs:
             return None
-        modelled.append(us_of(loop.cell, loop.dtype, first, loop.batch, limits))
-        us = _measured_us(loop, number)
+        modelled.append(us_of(cell, dtype, configs[0], batch, limits))
         known += [] if us is None else [us]
     return StepTimes(*(known if len(known) == len(modelled) else modelled))
-
-
-def _measured_us(loop: LoopRequest, loops: int) -> float | None:
-    units, limits = units_of(loop.hidden), Limits.of(loop.capability, loop.processors)
-    fitting = (_forwards if loop.kind == "forward" else _backwards)(
-        loop.cell, loop.dtype, units, limits
-    )
-    kind = "inference" if loop.kind == "forward" and "save" not in loop.flags else loop.kind
-
-    def model(config: KernelConfig, batch: int) -> float:
-        return time_of(loop.cell, loop.dtype, config, batch, limits)
-
-    held = (config for config in fitting if holds(config, loop.batch, loops, limits))
-    configs = sorted(held, key=lambda config: model(config, loop.batch))
-    return measured.us_of_first(
-        kind, _mask(loop.flags), configs, loop.cell, loop.dtype, loop.batch, loop.capability,
-        loop.processors, model, loops,
-    )  # fmt: skip
 
 
 def holding(

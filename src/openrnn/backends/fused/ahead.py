@@ -36,7 +36,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     )
     for batch in batches:
         for kind, on in kinds:
-            for loops in (1, 2)[: 1 + _several(problem, kind, on, batch)]:
+            for loops in (1, 2) if _several(problem, kind, on, batch) else (1,):
                 kernel = kernels.best(
                     kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
                     processors=problem.processors, loops=loops,

@@ -224,26 +224,19 @@ def at_once(
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return 0
     one = key.layer(layer, 0)
-    about = torch.cuda.get_device_properties(key.device)
-    loop = plan.LoopRequest(
-        on.kind, flags, one.cell, one.name, one.hidden, -(-key.batch // 8) * 8,
-        (about.major, about.minor), about.multi_processor_count,
-    )  # fmt: skip
+    loop = _request(one, on.kind, flags, key.batch)
     rows, size = one.gates * one.hidden, key.problem.dtype.itemsize
     products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
     hidden = any(chunking.overlap for chunking in chunkings)
     try:
         twice = _holds_twice(one, key.batch, on, 1)
-        # the blocks of two grids that share multiprocessors were not measured
-        twice = twice and (not _grid(one, key.batch, on) or both_directions.held_twice(loop))
+        if one.kernel(key.batch, on)[1].clusters > 1:
+            # the blocks of two grids that share multiprocessors were not measured
+            twice = twice and both_directions.held_twice(loop)
         loops = both_directions.loops(loop, key.steps, twice, products, hidden)
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
-
-
-def _grid(layer: LayerKernels, batch: int, on: Flags) -> bool:
-    return layer.kernel(batch, on)[1].clusters > 1
 
 
 def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
@@ -302,9 +295,14 @@ def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) ->
 
     No multiprocessor counts as idle where the driver has no launch completion events.
     """
+    step = overlap.loop_step(_request(layer, kind, flags, 8 * tiles))
+    return step if supported() else step._replace(idle=0.0)
+
+
+def _request(layer: LayerKernels, kind: str, flags: plan.Flags, batch: int) -> plan.LoopRequest:
+    """A loop of the layer on its device."""
     about = torch.cuda.get_device_properties(layer.device)
-    step = overlap.loop_step(
-        kind, flags, layer.cell, layer.name, layer.hidden, 8 * tiles,
+    return plan.LoopRequest(
+        kind, flags, layer.cell, layer.name, layer.hidden, -(-batch // 8) * 8,
         (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip
-    return step if supported() else step._replace(idle=0.0)
