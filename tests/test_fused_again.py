@@ -1,8 +1,10 @@
 """Calls on the GPU that a module remembers; the programs of launches also without a device."""
 
 import ctypes
+import gc
 import itertools
 import threading
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -302,6 +304,41 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         for a, b in zip(found, want):
             assert a is None or torch.equal(a.flatten(), b.flatten())
         assert found[0] is None or found[0].shape == inner[0]
+
+
+def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, pretended):
+    """A reference cycle would keep it, and the autograd graph, until Python looks for cycles.
+
+    Nodes of a graph that lives keep the stream of their first call, which breaks a capture.
+    """
+    alive, ended = weakref.WeakSet(), []
+
+    class Pass(backend.Backward):
+        def __init__(self, *args):
+            super().__init__(*args)
+            alive.add(self)
+
+        def finish_weights(self, operation):
+            if CURRENT.recording is not None:
+                ended.append(1)
+                raise NotRepeatableError("more than launches and products")
+            super().finish_weights(operation)
+
+    monkeypatch.setattr(backend, "Backward", Pass)
+    call = pretended(16, bidirectional=True)
+    inner = [call.x.shape, *(state.shape for state in call.states)]
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    every = [call.x, *call.params, *call.states]
+    forward = run.forward(every)
+    grads, outputs = [torch.randn(shape) for shape in shapes_of(call)], [forward[0], *forward[3:]]
+    gc.collect()
+    gc.disable()
+    try:
+        run.backward(every, outputs, grads, (True,) * len(every))
+        assert ended == [1]
+        assert not alive
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,32 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, layer
         assert (one - other).double().norm() <= 3e-2 * other.double().norm()
 
 
+def test_grids_in_a_graph():
+    """Forward and backward of two layers at a time, each on a stream of its own."""
+    module, _ = given(hidden=1024, num_layers=2)
+    x = torch.randn(T, 16, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grads = [torch.randn(T, 16, 1024, device="cuda", dtype=torch.bfloat16)]
+
+    def run():
+        y, _ = module(x)
+        return [y, *torch.autograd.grad([y], [x, *module.parameters()], grads)]
+
+    first = run()
+    assert all(map(torch.equal, run(), first))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(3):
+        graph.replay()
+        assert all(map(torch.equal, found, first))
+    with torch.no_grad():
+        x.mul_(2)
+    graph.replay()
+    again = run()
+    assert all(map(torch.equal, found, again))
+    assert not torch.equal(again[0], first[0])
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
 @pytest.mark.parametrize("layers", [2, 3, 11])
 def test_any_chunk_and_any_number_of_layers(monkeypatch, layers, chunk):

@@ -214,7 +214,7 @@ class Backward(ForwardLoops):
         launch_backward(self, at, operation.chunk, saved, grads, self.d_initial)
 
     def gradient_products(self, operation: GradientProducts) -> None:
-        self._at(operation).products(operation.chunk, operation.of)
+        self._at(operation).products(self, operation.chunk, operation.of)
 
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self._current.pop((operation.layer, operation.direction))

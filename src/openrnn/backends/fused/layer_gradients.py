@@ -44,7 +44,11 @@ class Biases(NamedTuple):
 class LayerGradients:
     """What the backward loop of a layer and direction writes, and the products over it.
 
+    It keeps no reference to its pass, which keeps one to it: a pass that an error ends would stay
+    in memory, with the autograd graph, until Python looks for cycles.
+
     Args:
+        launches: the pass.
         parts: of the sums over rows that the launch for a chunk leaves; 0: the launch adds them up.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
@@ -57,7 +61,7 @@ class LayerGradients:
         self, launches: Launches, weights: Weights, chunking: Chunking, parts: int,
         tensors: LayerTensors, wanted: tuple[bool, ...],
     ) -> None:  # fmt: skip
-        self.launches, self.weights, self._parts = launches, weights, parts
+        self.weights, self._parts = weights, parts
         self.layer: LayerKernels = weights.layer
         x, self.wanted = tensors.x, wanted
         self.x, self.y = x, tensors.y
@@ -99,7 +103,7 @@ class LayerGradients:
             return 0
         return sums.data_ptr() + chunk.number * self._parts * sums.stride(0) * sums.itemsize
 
-    def products(self, chunk: Chunk, of: str) -> None:
+    def products(self, launches: Launches, chunk: Chunk, of: str) -> None:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None and of != "weights":
@@ -109,7 +113,7 @@ class LayerGradients:
         if self._input is not None:
             add_input(self.weights, chunk.of(self.x), d_gates, self._input)
         if self._recurrent is not None:
-            add_recurrent(self.launches, self.weights, chunk, self.y, d_gates, self._recurrent)
+            add_recurrent(launches, self.weights, chunk, self.y, d_gates, self._recurrent)
 
     def finished(self) -> Found:
         """The gradients of the parameters, after the products of all chunks."""
