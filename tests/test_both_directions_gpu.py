@@ -91,7 +91,7 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
     about = torch.cuda.get_device_properties(0)
     if not measured.knows((about.major, about.minor), about.multi_processor_count):
         pytest.skip("whether this device runs two of its grids at once was not measured")
-    assert on_side(module, x, "fill_flags")
+    assert on_side(module, x, "loop")
     masks = masks_of(masks, batch)
     near = apart(monkeypatch, module, x, **masks)
     run = partial(step, module, x, **masks)
@@ -101,6 +101,34 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
         assert all(map(torch.equal, found, wanted)), number
     for one, other in zip(found, near):
         assert (one - other).double().norm() <= 2e-2 * other.double().norm()
+
+
+def test_products_of_weights_run_beside_the_layer_below(monkeypatch):
+    """The bits of products after the loops, also from a graph."""
+    module, _ = given(hidden=512, num_layers=3, dropout=0.1)
+    x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    run = partial(step, module, x)
+    wanted = under(monkeypatch, module, run, schedules, "leave_room", lambda *_: False)
+    table = openrnn.explain(module, x, schedule=True, quiet=True)
+    lines = [line for row in table.rows for line in row.details]
+    about = torch.cuda.get_device_properties(0)
+    if measured.knows((about.major, about.minor), about.multi_processor_count):
+        for stream in ("side 2", "side 3"):
+            assert any(line.startswith(stream) and "of weights" in line for line in lines)
+    for _ in range(3):
+        assert all(map(torch.equal, run(), wanted))
+    del wanted  # its autograd graph is of this stream
+    module.eval()
+    y, _ = module(x)
+    grad, leaves = torch.randn_like(y), [x, *module.parameters()]
+    first = torch.autograd.grad(y, leaves, grad)
+    del y
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(module(x)[0], leaves, grad)
+    for _ in range(3):
+        graph.replay()
+        assert all(map(torch.equal, found, first))
 
 
 def test_grids_at_once_are_replayed(monkeypatch):

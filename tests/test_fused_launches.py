@@ -111,7 +111,8 @@ def wavefront_if_asked(key, *_):
     if not asked or key.layer(0, 0).units != key.spec.hidden_size:
         return None
     edges = chunks.even(-(-key.steps // asked), key.steps)
-    return ((Chunking(edges, wavefront=True),),) * key.spec.num_layers
+    cut = Chunking(edges, wavefront=True, overlap=schedules.supported())
+    return ((cut,),) * key.spec.num_layers
 
 
 @pytest.fixture
@@ -175,6 +176,8 @@ def launched(monkeypatch):
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     monkeypatch.setattr(schedules, "at_once", lambda *_: False)
+    monkeypatch.setattr(schedules, "leave_room", lambda *_: False)
+    monkeypatch.setattr(schedules, "supported", lambda: False)
     monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
     return step
 
@@ -294,6 +297,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
     on_a_device(monkeypatch, kernel)
     model = asked.get("model", wavefront.Wavefront(3, asked["loops"], 1.0, 2.0))
     monkeypatch.setattr(schedules, "wavefront_of", lambda *_: model)
+    monkeypatch.setattr(schedules, "supported", lambda: True)
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
     on = ForwardFlags(False, False, False, False, False)
@@ -304,7 +308,10 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
         ((cut,), other) = found
         fills = frozenset({"forward"} if asked["grid"] else ())
         assert other == (cut,)
-        assert cut == Chunking((0, 10, 20, 30), wavefront=True, loops=asked["loops"], fills=fills)
+        assert cut == Chunking(
+            (0, 10, 20, 30), overlap=asked["loops"] == 1, wavefront=True, loops=asked["loops"],
+            fills=fills,
+        )  # fmt: skip
     clear_caches()
 
 

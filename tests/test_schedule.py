@@ -49,16 +49,17 @@ def ran(operations, kind):
 def finished_before(operations, stream, place):
     """What is certain to be done when the operation at `place` begins on a stream."""
     done, running = set(), {one.stream: [] for one in operations} | {MAIN: [], SIDE: []}
-    launches = []  # what stood on the main stream when the loop launched last began
+    launches = []  # what stood on the stream of the loop launched last when it began
     for operation in operations[:place]:
         if isinstance(operation, Wait):
             here = running[operation.stream]
             here += [other for other in running[operation.other] if other not in here]
         elif isinstance(operation, WaitForLaunch):
-            running[SIDE] += [other for other in launches if other not in running[SIDE]]
+            here = running[operation.stream]
+            here += [other for other in launches if other not in here]
         else:
             if isinstance(operation, Loop):
-                launches = list(running[MAIN])
+                launches = list(running[operation.stream])
             running[operation.stream].append(operation)
     done.update(running[stream])
     return done
@@ -122,6 +123,10 @@ def test_nothing_runs_before_what_it_needs(edges, options, reverse):
         assert {other for other in operations if not isinstance(other, waits)} == ended
 
 
+def to_dx(products):
+    return [product for product in products if product.of != "weights"]
+
+
 def needs_at_once(operation, operations):
     """The same for layers whose directions run at once, each in one chunk."""
 
@@ -132,7 +137,7 @@ def needs_at_once(operation, operations):
         ]  # fmt: skip
 
     back = any(isinstance(other, GradientProducts) for other in operations)
-    if isinstance(operation, Wait):
+    if isinstance(operation, Wait | WaitForLaunch):
         return []
     layer, own = operation.layer, (operation.direction,)
     if isinstance(operation, InputProduct):  # of both directions of the layer below
@@ -143,10 +148,10 @@ def needs_at_once(operation, operations):
         return [*of(InputProduct, layer, own), *of(FillFlags, layer, own)]
     if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
         filled = of(FillFlags, layer, own)
-        return [*of(BeginLayer, layer, own), *of(GradientProducts, layer + 1), *filled]
+        return [*of(BeginLayer, layer, own), *to_dx(of(GradientProducts, layer + 1)), *filled]
     if isinstance(operation, GradientProducts):  # the second adds to the dx of the first
-        first = of(GradientProducts, layer, (0,)) if operation.direction else []
-        return [*of(Loop, layer, own), *first]
+        first = to_dx(of(GradientProducts, layer, (0,))) if operation.direction else []
+        return [*of(Loop, layer, own), *(first if operation.of != "weights" else [])]
     if isinstance(operation, FinishWeights):
         return of(GradientProducts, layer, own)
     return []
@@ -154,9 +159,10 @@ def needs_at_once(operation, operations):
 
 @pytest.mark.parametrize("fills", [(), ("forward", "backward")], ids=str)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_both_directions_run_at_once_and_after_what_they_need(layers, fills):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_both_directions_run_at_once_and_after_what_they_need(overlap, layers, fills):
     whole = tuple(
-        Chunking((0, 11), reverse, at_once=True, fills=frozenset(fills))
+        Chunking((0, 11), reverse, overlap=overlap, at_once=True, fills=frozenset(fills))
         for reverse in (False, True)
     )
     for operations in (schedule.forward((whole,) * layers), schedule.backward((whole,) * layers)):
@@ -174,7 +180,32 @@ def test_both_directions_run_at_once_and_after_what_they_need(layers, fills):
         filled = [one for one in operations if isinstance(one, FillFlags)]
         assert len(filled) == (2 * layers if fills else 0)
         ended = finished_before(operations, MAIN, len(operations))
-        assert {one for one in operations if not isinstance(one, Wait)} == ended
+        assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_products_of_weights_run_beside_both_loops_of_the_layer_below(layers):
+    """Not those of layer 0; each layer's on another stream than those of the layer above."""
+    whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
+    operations = schedule.backward((whole,) * layers)
+    begun, beside = [], []
+    for operation in operations:
+        if isinstance(operation, Loop):
+            begun.append((operation.layer, operation.direction, operation.signals))
+        elif isinstance(operation, WaitForLaunch):
+            beside.append((operation.stream, begun[-2:]))
+        elif isinstance(operation, GradientProducts) and operation.of == "weights":
+            assert operation.stream == beside[-1][0]
+            assert operation.layer == begun[-1][0] + 1
+    assert [pair for _, pair in beside] == [
+        [(layer, 0, False), (layer, 1, True)] for layer in reversed(range(layers - 1))
+    ]
+    assert all(one != other for (one, _), (other, _) in itertools.pairwise(beside))
+    products = [one for one in operations if isinstance(one, GradientProducts)]
+    for layer in range(layers):
+        for direction in (0, 1):
+            here = {one.of for one in products if (one.layer, one.direction) == (layer, direction)}
+            assert here == ({"x", "weights"} if layer else {"all"})
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
@@ -343,7 +374,7 @@ def needs_of_wavefront(operation, operations):
             and all(getattr(other, name) == value for name, value in more.items())
         ]  # fmt: skip
 
-    if isinstance(operation, Wait | CutMasks):
+    if isinstance(operation, Wait | WaitForLaunch | CutMasks):
         return []
     layer, back = operation.layer, any(isinstance(other, FinishWeights) for other in operations)
     chunk = getattr(operation, "chunk", None)
@@ -377,9 +408,14 @@ def needs_of_wavefront(operation, operations):
 
 
 GRIDS = {"wavefront": True, "loops": 2, "fills": frozenset({"forward", "backward"})}
+WAVEFRONTS = {
+    "clusters": {"wavefront": True, "overlap": True},
+    "without launch events": {"wavefront": True},
+    "grids": GRIDS,
+}
 
 
-@pytest.mark.parametrize("kind", [{"wavefront": True}, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("kind", WAVEFRONTS.values(), ids=WAVEFRONTS)
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("edges", EDGES[1:], ids=str)
 @pytest.mark.parametrize("layers", [2, 3, 8, pytest.param(11, marks=pytest.mark.slow)])
@@ -398,10 +434,29 @@ def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout, k
             done = finished_before(operations, operation.stream, place)
             assert {*needs_of_wavefront(operation, operations)} <= done, operation
         ended = finished_before(operations, MAIN, len(operations))
-        assert {one for one in operations if not isinstance(one, Wait)} == ended
+        assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
 
 
-@pytest.mark.parametrize("kind", [{"wavefront": True}, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("layers", [2, 3, 9])
+def test_products_of_weights_in_a_wavefront_run_beside_the_last_loop_of_the_layer_below(layers):
+    """They wait until it is launched, on the stream of their own layer."""
+    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True, overlap=True),),) * layers
+    operations = schedule.backward(chunkings)
+    for place, operation in enumerate(operations):
+        if not (isinstance(operation, GradientProducts) and operation.of == "weights"):
+            continue
+        loop, wait = operations[place - 2 : place]
+        if operation.layer == 0:
+            assert not isinstance(wait, WaitForLaunch)
+            continue
+        assert isinstance(wait, WaitForLaunch)
+        assert wait.stream == operation.stream
+        assert isinstance(loop, Loop)
+        assert (loop.layer, loop.chunk.number, loop.signals) == (operation.layer - 1, 0, True)
+    assert sum(one.signals for one in operations if isinstance(one, Loop)) == layers - 1
+
+
+@pytest.mark.parametrize("kind", WAVEFRONTS.values(), ids=WAVEFRONTS)
 @pytest.mark.parametrize("layers", [2, 5, 9])
 def test_layers_of_a_wavefront_run_at_the_same_time(layers, kind):
     """A layer's chunk may run beside the next chunk of the layer before."""

@@ -150,7 +150,7 @@ def rows(address, width, stride=None):
 class Kernel:
     """A kernel whose launches are done here."""
 
-    threads = 256
+    threads, device = 256, 0
 
     def __init__(self, kind, cell):
         self.kind, self.cell, self.traced = kind, cell, trace(cell)

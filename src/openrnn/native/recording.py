@@ -21,12 +21,18 @@ class NotRepeatableError(OpenRNNError, RuntimeError):
 
 
 class Launched(NamedTuple):
-    """A launch of a kernel: `words` are the fields of its struct."""
+    """A launch of a kernel.
+
+    Attributes:
+        words: the fields of its struct.
+        signals: it records the launch event of the streams.
+    """
 
     kernel: "CudaKernel"
     clusters: int
     words: tuple[int, ...]
     stream: int
+    signals: bool
 
 
 class Multiplied(NamedTuple):
@@ -47,11 +53,20 @@ class Waited(NamedTuple):
     other: int
 
 
+class LaunchAwaited(NamedTuple):
+    """A stream waits until all blocks of the last launch that signals have begun."""
+
+    stream: int
+
+
+Recorded = Launched | Multiplied | Waited | LaunchAwaited
+
+
 class Recording:
     """What a thread would have run, in its order."""
 
     def __init__(self) -> None:
-        self.operations: list[Launched | Multiplied | Waited] = []
+        self.operations: list[Recorded] = []
         self._stream = 0
 
     @contextmanager
@@ -67,9 +82,9 @@ class Recording:
         self, kernel: "CudaKernel", clusters: int, words: Sequence[int], launch_event: int
     ) -> None:
         """Instead of `CudaKernel.launch`."""
-        if launch_event:
-            raise NotRepeatableError("a side stream waits for a launch")
-        self.operations.append(Launched(kernel, clusters, tuple(words), self._stream))
+        self.operations.append(
+            Launched(kernel, clusters, tuple(words), self._stream, bool(launch_event))
+        )
 
     def multiply(self, plan: "MatmulPlan", a: int, b: int, d: int, add: bool) -> None:
         """Instead of `Product.run`."""

@@ -108,12 +108,16 @@ def backward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
+    above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
             found.append(Dropout(layer - 1))  # what this layer read was not saved
         directions = chunkings[layer]
         if directions[0].at_once:
-            found += both_directions.backward(layer, directions)
+            below = chunkings[layer - 1][0] if layer else None
+            overlap = directions[0].overlap and below is not None and below.at_once
+            found += both_directions.backward(layer, directions, above, overlap)
+            above = directions if overlap else None
         elif directions[0].step:
             found += single_step.backward(layer, directions)
         else:

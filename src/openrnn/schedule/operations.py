@@ -98,7 +98,7 @@ class GradientProducts(OfChunk):
     """dx, dW_ih and dW_hh of the chunk from its gate gradients.
 
     Args:
-        of: "all" of them, "x" or "weights".
+        of: "all" of them; "x"; or "weights", of all steps at once, then with biases and vectors.
     """
 
     verb = "gradient_products"

@@ -33,6 +33,7 @@ from openrnn.schedule.operations import (
     MakeRoom,
     Operation,
     Wait,
+    WaitForLaunch,
     loop_inputs,
 )
 
@@ -65,9 +66,12 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
 def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]:
     """The backward pass: the last layer and the last chunk come first.
 
-    The products of a layer's weights run over all steps at once, after its last loop.
+    The products of a layer's weights run over all steps at once, after its last loop. With overlap
+    they wait until the last loop of the layer below, too, has its multiprocessors, which it would
+    otherwise get when they end.
     """
     layers, streams, chunks = len(chunkings), _streams(chunkings), chunkings[0].chunks
+    overlap = chunkings[0].overlap and streams > 1
     whole = Chunk(0, chunks[0].begin, chunks[-1].end, chunks[-1].end - chunks[0].begin)
     for layer in reversed(range(layers)):
         if dropout and layer:
@@ -86,11 +90,16 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
             yield from wait if streams == layers else ()
             if "backward" in chunkings[layer].fills:
                 yield FillFlags(layer, 0, chunk, backward=True, stream=stream)
-            yield Loop(layer, 0, chunk, "backward", stream=stream)
+            last, above = chunk.number == 0, layer + 1
+            signals = overlap and last and above < layers
+            yield Loop(layer, 0, chunk, "backward", signals, stream=stream)
+            if signals:
+                yield WaitForLaunch(stream=above % streams)
+                yield GradientProducts(above, 0, whole, "weights", stream=above % streams)
             yield GradientProducts(layer, 0, chunk, "x", stream=stream)
             if dropout and layer:
                 yield Dropout(layer - 1, gradient=True, chunk=chunk, stream=stream)
-            if chunk.number == 0:
+            if last and not (overlap and layer):
                 yield GradientProducts(layer, 0, whole, "weights", stream=stream)
     yield from _join(streams)
     for layer in reversed(range(layers)):

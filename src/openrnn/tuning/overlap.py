@@ -16,6 +16,7 @@ from openrnn.tuning.limits import Limits
 CHUNK_COST = 40.0  # us of each chunk after the first, see `chunks`
 MOST_CHUNKS = 4
 LEAST_SAVING = 40.0  # us, beyond what the chunks cost
+MOST_TAKEN = 0.75  # of all multiprocessors by loops of two directions, beside which products run
 LEAST_LOOP = 800.0  # us: shorter calls wait for their host, which more chunks keep longer
 GRID_SLOWDOWN = 0.05  # share of time that products cost backward's grid loop, by sharing L2
 FLOP_PER_US = {2: 5e8, 4: 2e8}  # of products over all steps on an H200, by bytes of a value

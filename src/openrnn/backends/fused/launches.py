@@ -20,7 +20,7 @@ from openrnn.backends.fused.layer import (
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
-from openrnn.native.recording import CURRENT, Waited
+from openrnn.native.recording import CURRENT, LaunchAwaited, Waited
 from openrnn.native.side_stream import Streams, streams
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import MAIN, CutMasks, Operation, Wait, WaitForLaunch
@@ -242,7 +242,10 @@ class Launches:
         self.masks(operation.chunk)
 
     def wait_for_launch(self, operation: WaitForLaunch) -> None:
-        self._streams.wait_for_launch(operation.stream)
+        if CURRENT.recording is not None:
+            CURRENT.recording.operations.append(LaunchAwaited(operation.stream))
+        else:
+            self._streams.wait_for_launch(operation.stream)
 
     def wait(self, operation: Wait) -> None:
         self._wait(operation.stream, operation.other)

@@ -76,6 +76,7 @@ class LayerGradients:
         if parts:
             self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
         self._biases: Biases | None = None
+        self._reduced = False
         self._adds = tensors.dx is not None
         self.dx = tensors.dx
         if wanted[0] and not self._adds:
@@ -86,11 +87,12 @@ class LayerGradients:
             self._input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
             self._recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
-        # what side streams read is made here, on the main one
-        if (chunking.overlap or chunking.wavefront) and self.dx is not None:
+        # what a side stream reads that the main one reads, too, is made here, on the main one, and
+        # so is what it writes for the caller
+        if chunking.overlap and not chunking.wavefront and self.dx is not None:
             _ = weights.input_by_planes
-        if chunking.wavefront:
-            _ = weights.recurrent_by_planes
+        if chunking.wavefront or chunking.at_once:
+            self.biases()
 
     def d_gates(self, chunk: Chunk) -> Tensor:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""
@@ -114,16 +116,23 @@ class LayerGradients:
             add_input(self.weights, chunk.of(self.x), d_gates, self._input)
         if self._recurrent is not None:
             add_recurrent(launches, self.weights, chunk, self.y, d_gates, self._recurrent)
+        if of == "weights":  # of all steps
+            self._reduce_biases()
 
     def finished(self) -> Found:
         """The gradients of the parameters, after the products of all chunks."""
         found: Found = [None] * (5 + self.layer.vectors)
         found[0] = None if self._input is None else self._input.finished()
         found[1] = None if self._recurrent is None else self._recurrent.finished()
-        self._reduce_biases(found)
+        if not self._reduced:
+            self._reduce_biases()
+        found[2], found[3], vectors = self.biases()
+        if vectors is not None:
+            wanted = self.wanted[6:]
+            found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
         return found
 
-    def biases(self) -> "Biases":
+    def biases(self) -> Biases:
         """Memory for the gradients of biases and unit vectors."""
         if self._biases is None:
             weights = self.weights
@@ -138,20 +147,16 @@ class LayerGradients:
             )  # fmt: skip
         return self._biases
 
-    def _reduce_biases(self, found: Found) -> None:
+    def _reduce_biases(self) -> None:
         """The gradients of biases and unit vectors, from the sums of all chunks."""
-        layer, biases = self.layer, self.biases()
-        found[2], found[3], vectors = biases
-        if vectors is not None:
-            wanted = self.wanted[6:]
-            found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
-        sums = self._sums
+        self._reduced = True
+        layer, biases, sums = self.layer, self.biases(), self._sums
         if sums is None or biases == (None, None, None):
             return
         rows = (2 * layer.gates + layer.vectors) * layer.hidden
         words = layer.reduce_bias_args.words(
-            sums=sums.data_ptr(), parts=sums.shape[0], input_bias=address(found[2]),
-            recurrent_bias=address(found[3]), unit_vectors=address(vectors),
+            sums=sums.data_ptr(), parts=sums.shape[0], input_bias=address(biases.input),
+            recurrent_bias=address(biases.recurrent), unit_vectors=address(biases.unit_vectors),
         )  # fmt: skip
         kernel = layer.reduce_bias_gradients
         kernel.launch(-(-rows // kernel.threads), words)

@@ -37,6 +37,7 @@ class Launch(NamedTuple):
         words: its arguments as their struct has them, but for addresses.
         stream: its number; 0 is the main one.
         given: the addresses, by their place among the words.
+        signals: it records the launch event of the streams.
     """
 
     kernel: CudaKernel
@@ -44,6 +45,7 @@ class Launch(NamedTuple):
     words: tuple[int, ...]
     stream: int
     given: tuple[tuple[int, Value], ...]
+    signals: bool
 
     def bound(self) -> Run:
         """Launches it, with memory of one thread for its arguments."""
@@ -51,13 +53,15 @@ class Launch(NamedTuple):
         parameter.words[:] = self.words
         launch, clusters, stream = self.kernel.launch_at, self.clusters, self.stream
         given = [(place, slot, offset) for place, (slot, offset) in self.given]
+        signals, device = self.signals, self.kernel.device
         self.kernel.enter()
 
         def run(values: Sequence[int], handles: Handles) -> None:
             words = parameter.words
             for place, slot, offset in given:
                 words[place] = values[slot] + offset
-            launch(parameter.address, clusters, handles[stream])
+            event = streams(device).launch_event if signals else 0
+            launch(parameter.address, clusters, handles[stream], event)
 
         return run
 
@@ -106,6 +110,25 @@ class Wait(NamedTuple):
         return run
 
 
+class WaitForLaunch(NamedTuple):
+    """A stream waits until all blocks of the last launch that signals have begun."""
+
+    stream: int
+    device: int
+
+    def bound(self) -> Run:
+        """Waits."""
+        stream, device = self
+
+        def run(values: Sequence[int], handles: Handles) -> None:
+            streams(device).wait_for_launch(stream)
+
+        return run
+
+
+Operation = Launch | Multiply | Wait | WaitForLaunch
+
+
 class _OfThread(local):
     runs: list[Run] | None = None
 
@@ -118,9 +141,7 @@ class Program:
         device: index of the GPU.
     """
 
-    def __init__(
-        self, operations: Sequence[Launch | Multiply | Wait], made: Sequence[Made], device: int
-    ) -> None:
+    def __init__(self, operations: Sequence[Operation], made: Sequence[Made], device: int) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
         self._sides = max((one.stream for one in operations), default=0)
         self._local = _OfThread()

@@ -13,13 +13,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn.backends.fused.copies import ALIGNMENT
-from openrnn.backends.fused.program import Launch, Multiply, Program, Value, Wait
+from openrnn.backends.fused.program import (
+    Launch,
+    Multiply,
+    Operation,
+    Program,
+    Value,
+    Wait,
+    WaitForLaunch,
+)
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS, Args
 from openrnn.memory import Made, template
 from openrnn.native.recording import (
-    Launched,
+    LaunchAwaited,
     Multiplied,
     NotRepeatableError,
+    Recorded,
     Recording,
     Waited,
     recorded,
@@ -166,9 +175,7 @@ def _space(recording: Recording) -> int:
     return -(-most // PART) * PART
 
 
-def _operation(
-    one: Launched | Multiplied | Waited, places: _Places, spaces: Sequence[Value], device: int
-) -> Launch | Multiply | Wait:  # fmt: skip
+def _operation(one: Recorded, places: _Places, spaces: Sequence[Value], device: int) -> Operation:
     """What was recorded, with slots for its addresses.
 
     Args:
@@ -176,9 +183,11 @@ def _operation(
     """
     if isinstance(one, Waited):
         return Wait(one.stream, one.other, device)
+    if isinstance(one, LaunchAwaited):
+        return WaitForLaunch(one.stream, device)
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
         return Multiply(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
     pointers = TABLES[one.kernel.made.name].pointers(len(one.words))
     given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
-    return Launch(one.kernel, one.clusters, one.words, one.stream, tuple(given))
+    return Launch(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)

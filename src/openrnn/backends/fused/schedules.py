@@ -179,8 +179,8 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
     if loop.polls and (found.loops == 1 or found.loops * clusters > loop.kernel.max_clusters):
         return None
     cut = Chunking(
-        chunks.even(found.chunks, key.steps), wavefront=True, loops=found.loops,
-        fills=_fills(on.kind, loop),
+        chunks.even(found.chunks, key.steps), overlap=found.loops == 1 and supported(),
+        wavefront=True, loops=found.loops, fills=_fills(on.kind, loop),
     )  # fmt: skip
     return ((cut,),) * key.spec.num_layers
 
@@ -202,7 +202,8 @@ def _at_once(
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        whole = Chunking((0, key.steps), at_once=True, loops=loops, fills=fills)
+        overlap = on.kind == "backward" and leave_room(key, layer, on, loops)
+        whole = Chunking((0, key.steps), overlap=overlap, at_once=True, loops=loops, fills=fills)
         return whole, replace(whole, reverse=True)
 
     return tuple(of(layer) for layer in range(key.spec.num_layers))
@@ -237,6 +238,16 @@ def at_once(
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
+
+
+def leave_room(key: ScheduleKey, layer: int, on: Flags, loops: int) -> bool:
+    """Whether two loops at once leave multiprocessors idle, for the products of other weights."""
+    if not supported():
+        return False
+    config = prepared.loop_for(key.layer(layer, 0), key.batch, on, loops).config
+    blocks = 2 * plan.clusters_of(config, key.batch) * config.cluster
+    processors = torch.cuda.get_device_properties(key.device).multi_processor_count
+    return blocks <= overlap.MOST_TAKEN * processors
 
 
 def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
