@@ -31,6 +31,7 @@ constexpr int TILE_SAVED = GROUPS * (64 * SAVED);
 
 #include "product.cuh"
 #include "forward_cell.cuh"
+#include "first_hidden.cuh"
 
 // shared memory, in bytes: mbarriers, numbers of rows, two buffers of h, ring of inputs, R
 constexpr int AT_ROWS = TILES_IN_FLIGHT * 2 * 8;
@@ -64,7 +65,11 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const uint32 mbarriers = shared_address(shared);
     mbarrier_init<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
-    store_first_hidden(args, rows, count);
+    store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / CHUNK_K, THREADS>(
+        args, rows, count, 0, [](int r, int chunk) {
+            return AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
+                   operand_offset(chunk, r % ROWS / 8, r % 8);
+        });
     Cells cells;
     cells.load(args, here, rows, count);
 

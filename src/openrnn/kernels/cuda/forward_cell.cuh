@@ -15,6 +15,12 @@ struct Time {
     }
 };
 
+// Whether a row is reset before its first step; count: steps of the loop.
+INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
+    return RESET && !args.reverse && count > 0 && args.reset[b] &&
+           (!LENGTHS || args.lengths[b] > 0);
+}
+
 // `first_state` of forward_setup.cuh in one function: with another for `is_reset` some grids take
 // other registers.
 INLINE float first_state_inline(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {

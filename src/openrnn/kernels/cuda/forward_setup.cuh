@@ -20,12 +20,6 @@ struct Place {
     INLINE int pair_rows(int f, int n) const { return f * ROWS + n * 8 + thread_in_group * 2; }
 };
 
-// Whether a row is reset before its first step; count: steps of the loop.
-INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
-    return RESET && !args.reverse && count > 0 && args.reset[b] &&
-           (!LENGTHS || args.lengths[b] > 0);
-}
-
 // A state before the first step: that of the time chunk before, the initial one or the reset one.
 INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
     const int64 at = b * args.units + unit;
@@ -33,19 +27,6 @@ INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int
     if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
     const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
     return source ? widen(source[at]) : 0.0f;
-}
-
-// The first h of all rows into the buffer that step 0 reads.
-INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int count) {
-    for (int at = threadIdx.x; at < TILES_IN_FLIGHT * ROWS * UNITS; at += THREADS) {
-        const int r = at / UNITS, unit = at % UNITS, b = rows[r];
-        const bool inside = b >= 0 && unit < args.units;
-        if (!inside) continue;
-        unsigned char* chunk = shared + AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
-                               operand_offset(unit / CHUNK_K, r % ROWS / 8, r % 8);
-        reinterpret_cast<operand_t*>(chunk)[unit % CHUNK_K] =
-            operand_of(narrow(first_state(args, count, 0, b, unit)));
-    }
 }
 
 // The cells of a warp: constants of its units and the states of two rows of each.

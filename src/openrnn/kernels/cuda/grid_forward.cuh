@@ -4,6 +4,7 @@
 #define SUMS GATES
 #include "grid.cuh"
 #include "forward_cell.cuh"
+#include "first_hidden.cuh"
 
 constexpr int GATE_BYTES = 64 * SIZE;
 static_assert(SCALED == 0, "sums are halved in the step");
@@ -21,7 +22,9 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const uint32 mbarriers = shared_address(shared);
     begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, mbarriers);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
-    store_first_hidden(args, here, rows, time.count);
+    store_first_hidden<ROWS, CHUNKS, THREADS>(  // of this block's part of K
+        args, rows, time.count, here.first_chunk(),
+        [](int r, int chunk) { return AT_OPERAND + operand_offset(chunk, r / 8, r % 8); });
 
     Cells cells;
     int row[SLOTS] = {}, length[SLOTS] = {};  // of the row that a lane stores

@@ -1,20 +1,5 @@
 // The parts of the forward loop of a grid: setup, the cells' step, the end.
 
-// This block's part of the first h of all rows, into the operand of step 0.
-INLINE void store_first_hidden(const ForwardArgs& args, const Place& here, const int* rows,
-                               int count) {
-    constexpr int HERE = CHUNKS * CHUNK_K;  // of K, this block
-    for (int at = threadIdx.x; at < ROWS * HERE; at += THREADS) {
-        const int r = at / HERE, k = at % HERE;
-        const int unit = here.first_chunk() * CHUNK_K + k, b = rows[r];
-        const bool inside = b >= 0 && unit < args.units;
-        if (!inside) continue;
-        unsigned char* chunk = shared + AT_OPERAND + operand_offset(k / CHUNK_K, r / 8, r % 8);
-        reinterpret_cast<operand_t*>(chunk)[k % CHUNK_K] =
-            operand_of(narrow(first_state_inline(args, count, 0, b, unit)));
-    }
-}
-
 // The cells of a warp: constants of its units and the states of two rows of each.
 struct Cells {
     UnitConstants units[SLOTS];
