@@ -22,7 +22,7 @@ from test_repeats import flat
 
 import openrnn
 from openrnn import cells
-from openrnn.backends.base import Call
+from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import again, backend, kernels, program, schedules
 from openrnn.codegen.config import (
     BackwardConfig,
@@ -119,6 +119,9 @@ def backward(args, hidden, units):
             at(place, (BATCH, hidden)).copy_(carried)
 
 
+EVENTS = []  # launches that record an event, and waits for it, as they run
+
+
 class Kernel:
     """A kernel whose launches are done here."""
 
@@ -133,6 +136,8 @@ class Kernel:
         pass
 
     def launch_at(self, parameter, clusters, stream, launch_event=0):
+        if launch_event:
+            EVENTS.append(("signal", launch_event, stream))
         name = self.made.name
         table = {**LOOPS, **PLAIN}[name]
         count = sum(2 if field.array else 1 for field in table.fields)  # of two states
@@ -175,11 +180,12 @@ def pretended(monkeypatch):
     monkeypatch.setattr(cublaslt, "MatmulPlan", Plan)
     for module in (program, cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
-    without_side_stream(monkeypatch, lambda: None)
+    without_side_stream(monkeypatch, lambda: None, lambda stream: EVENTS.append(("wait", stream)))
+    EVENTS.clear()
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        overlap=False, length=STEPS, **options,
+        overlap=False, length=STEPS, width=WIDTH, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "leave_room", lambda *_: overlap)
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
@@ -192,9 +198,9 @@ def pretended(monkeypatch):
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, hidden))
         clear_caches()
-        spec = cells.lstm.spec(WIDTH, hidden, **options)
+        spec = cells.lstm.spec(width, hidden, **options)
         problem = Problem(spec, torch.float32, "cpu", grad=grad)
-        x = torch.randn(length, BATCH, WIDTH)
+        x = torch.randn(length, BATCH, width)
         if batch_first:
             x = x.transpose(0, 1).contiguous().transpose(0, 1)
         given = [torch.randn(spec.chains, BATCH, hidden) for _ in "hc"] if states else []
@@ -269,6 +275,20 @@ def backwards():
     return thinned(asked, 7)
 
 
+def launches_awaited(spec, options):
+    """The events of a backward program: launches that signal, each before the stream that waits.
+
+    In a wavefront those of each layer's last loop but the last layer's, in both directions at once
+    the reverse loops but the last layer's.
+    """
+    if not options.get("overlap") or ("wavefront" in options and spec.hidden_size % 8):
+        return []
+    layers = reversed(range(spec.num_layers - 1))
+    if "wavefront" in options:  # a layer's stream has its number
+        return [one for layer in layers for one in (("signal", 7, layer), ("wait", layer + 1))]
+    return [one for layer in layers for one in (("signal", 7, 1), ("wait", layer + 2))]
+
+
 @pytest.mark.parametrize(("wanted", "given", "options", "configs", "hidden"), backwards(), ids=str)
 def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, given, wanted):
     call = pretended(hidden, configs, **options)
@@ -297,8 +317,10 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         outputs = [forward[0], *forward[3:]]
         want = run._run([*every, *outputs, *[g for g in grads if g is not None]], [*given], needs)
         asked.clear()
+        EVENTS.clear()
         found = run.backward(every, outputs, grads, needs)
         assert len(asked) == (number == 0)
+        assert launches_awaited(call.problem.spec, options) == EVENTS
         assert [grad is not None for grad in found] == [*needs]
         for a, b in zip(found, want):
             assert a is None or torch.equal(a.flatten(), b.flatten())
@@ -338,6 +360,22 @@ def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, preten
         assert not alive
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("mode", ["skip", "gates"])
+def test_layers_without_an_input_matrix_overlap_too(pretended, mode, layers):
+    """dx needs no product there, and there is no matrix to put in order for one."""
+    width = {"skip": 16, "gates": 64}[mode]
+    options = {"bidirectional": True, "num_layers": layers, "input_mode": mode}
+    call = pretended(16, at_once=True, overlap=True, width=width, **options)
+    fused = BACKENDS["fused"]
+    out = fused.forward(call)
+    needs = Needs(True, (True,) * 2, (True,) * len(call.params), ())
+    grads = Cotangents(out.y, [None, None], [])
+    found = fused.backward(call, out.y, [*out.reserve], grads, needs)
+    assert found.x.shape == call.x.shape
+    assert [grad.shape for grad in found.params] == [param.shape for param in call.params]
 
 
 @pytest.mark.parametrize(

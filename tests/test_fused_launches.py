@@ -86,10 +86,10 @@ def store(config, args):
     return before
 
 
-def without_side_stream(monkeypatch, joins):
+def without_side_stream(monkeypatch, joins, awaits=lambda stream: None):
     """Side streams without a device: their work is done at once; a launch event of 7.
 
-    joins: called when the main stream waits for one.
+    joins: called when the main stream waits for one; awaits: when a stream waits for a launch.
     """
 
     def wait(waiting, other):
@@ -97,7 +97,7 @@ def without_side_stream(monkeypatch, joins):
             joins()
 
     beside = SimpleNamespace(
-        launch_event=7, wait_for_launch=lambda waiting: None, wait=wait,
+        launch_event=7, wait_for_launch=awaits, wait=wait,
         handle=lambda number: number, side=lambda number: None,
     )  # fmt: skip
     monkeypatch.setattr(launches, "streams", lambda device: beside)
@@ -301,7 +301,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
     on = ForwardFlags(False, False, False, False, False)
-    found = schedules.in_wavefront(key, on, (), False)
+    found = schedules.in_wavefront(key, on, (), True)
     assert set(loaded) == ({asked["loops"]} if model else set())
     assert (found is not None) == wanted
     if found:

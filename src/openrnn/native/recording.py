@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NotRepeatableError(OpenRNNError, RuntimeError):
-    """What was to be written down is more than launches, products and waits for a stream."""
+    """What was to be written down is more than launches, products and waits."""
 
 
 class Launched(NamedTuple):

@@ -1,10 +1,12 @@
 """Both directions of a layer at once: the reverse one's loop runs on the side stream.
 
-What a loop on the side stream reads and writes is taken before it and kept until the main stream
-has waited for it: the allocator knows the order of the main stream alone.
+What a loop on the side stream reads and writes is taken on the main stream before it, and kept
+until the main stream has waited for it: the allocator gives memory anew in the order of the stream
+that took it.
 
-No product runs while a loop is launched. A cluster gets the multiprocessors that are free then: it
-would have several of its blocks on one, and take up to 1.5 times as long (H200), to the last step.
+Input products end before the loops are launched. A cluster gets the multiprocessors that are free
+at its launch: beside a product several of its blocks would share one until the loop ends, and each
+step would take up to 1.5 times as long (H200).
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +50,7 @@ def backward(
 
     Args:
         above: chunkings of the layer above whose weights' products run beside the loops of this
-            one; None for none.
+            one, from the launch event of the reverse loop on; None for none.
         overlap: the products of this layer's weights run beside the loops of the layer below.
     """
     chunk, reverse = _chunks(chunkings)
@@ -62,9 +64,9 @@ def backward(
     if fills:
         yield FillFlags(layer, 1, reverse, backward=True, stream=SIDE)
     yield Loop(layer, 1, reverse, "backward", above is not None, stream=SIDE)
-    # Replayed from a CUDA graph, work after a launch event waits for the loop's end if its stream
-    # was waited for since that stream's last work (CUDA 13, H200): layers take turns with two.
-    beside = SIDE + 1 + layer % 2
+    # Replayed from a CUDA graph, work after a launch event waited for the loop's end where the main
+    # stream had waited for its stream before (CUDA 13, H200): each layer has a stream of its own.
+    beside = SIDE + 1 + layer
     if above is not None:
         yield WaitForLaunch(stream=beside)
         for direction, whole in enumerate(_chunks(above)):

@@ -115,7 +115,7 @@ def backward(
         directions = chunkings[layer]
         if directions[0].at_once:
             below = chunkings[layer - 1][0] if layer else None
-            overlap = directions[0].overlap and below is not None and below.at_once
+            overlap = below is not None and below.at_once and below.overlap
             found += both_directions.backward(layer, directions, above, overlap)
             above = directions if overlap else None
         elif directions[0].step:

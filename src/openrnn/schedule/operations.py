@@ -158,7 +158,7 @@ class Dropout(Operation):
 
 @dataclass(frozen=True)
 class WaitForLaunch(Operation):
-    """A side stream waits until all blocks of the loop launched last are running.
+    """A stream waits until all blocks of the loop launched last that signals are running.
 
     Else its work could take their multiprocessors.
     """

@@ -8,13 +8,13 @@ diagonal by diagonal, in each the upper layers first:
                 layer 0    chunk 1   chunk 2   ...
 
 So a stream that waits for all that the stream of the layer below was given waits for its own chunk
-and for no later one. Where layers share streams, all waits of a diagonal come before its work, and
-name that of the diagonal before. Waits name work that was given before them, and a loop waits for
-no other launch: blocks of a grid wait for each other, but a cooperative launch begins once all of
-them have room, and of grids no more streams have loops than the device holds at once. So no launch
-can keep one from running that it waits for. What several streams use is taken on the main stream
-before the others begin, and kept until it has waited for them: the allocator gives memory anew in
-the order of the stream that took it.
+and for no later one. Where layers share streams, all waits of a diagonal but those for launches
+come before its work, and name that of the diagonal before. Waits name work that was given before
+them, and a loop waits for no other launch: blocks of a grid wait for each other, but a cooperative
+launch begins once all of them have room, and of grids no more streams have loops than the device
+holds at once. So no launch can keep one from running that it waits for. What several streams use is
+taken on the main stream before the others begin, and kept until it has waited for them: the
+allocator gives memory anew in the order of the stream that took it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,12 +66,13 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
 def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]:
     """The backward pass: the last layer and the last chunk come first.
 
-    The products of a layer's weights run over all steps at once, after its last loop. With overlap
-    they wait until the last loop of the layer below, too, has its multiprocessors, which it would
-    otherwise get when they end.
+    The products of a layer's weights run over all steps at once, after its last loop. Without
+    overlap the last loop of the layer below waits for them, as it waits for all that the stream of
+    this layer was given before. With overlap they are given after that loop, and wait for its
+    launch event, so that it has its multiprocessors first.
     """
     layers, streams, chunks = len(chunkings), _streams(chunkings), chunkings[0].chunks
-    overlap = chunkings[0].overlap and streams > 1
+    overlap = chunkings[0].overlap
     whole = Chunk(0, chunks[0].begin, chunks[-1].end, chunks[-1].end - chunks[0].begin)
     for layer in reversed(range(layers)):
         if dropout and layer:

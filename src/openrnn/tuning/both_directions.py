@@ -7,8 +7,8 @@ from openrnn.tuning.limits import Limits
 
 LEAST_US = 30  # of a loop: two streams cost the host 10 to 20
 LEAST_GAIN = 0.9  # of the time in turn, at most, that both at once must take
-# of a step's time, where blocks of both loops share multiprocessors: 1.0 to 1.5 of LSTMs of H 256
-# and 512 at B 32 and 64 on an H200
+# factor on a step's time if blocks of both loops share multiprocessors: measured 1.0 to 1.5, for
+# LSTMs of H 256 and 512 at B 32 and 64 on an H200
 SHARED = 1.25
 
 

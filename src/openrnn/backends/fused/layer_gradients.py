@@ -87,12 +87,12 @@ class LayerGradients:
             self._input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
             self._recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
-        # what a side stream reads that the main one reads, too, is made here, on the main one, and
-        # so is what it writes for the caller
-        if chunking.overlap and not chunking.wavefront and self.dx is not None:
-            _ = weights.input_by_planes
+        # made here, on the main stream: what products of both streams read, and what a side stream
+        # writes for the caller
         if chunking.wavefront or chunking.at_once:
             self.biases()
+        elif chunking.overlap and self.dx is not None:
+            _ = weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""

@@ -168,8 +168,13 @@ class Program:
         if self._sides:
             beside = streams(device)
             handles += [beside.handle(number + 1) for number in range(self._sides)]
-        for run in self._bound():
-            run(values, handles)
+        try:
+            for run in self._bound():
+                run(values, handles)
+        except BaseException:  # what side streams use is freed
+            for number in range(self._sides):
+                streams(device).wait(0, number + 1)
+            raise
         made.pop()  # the workspace
         return made
 

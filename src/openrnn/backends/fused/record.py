@@ -5,7 +5,7 @@ took. A program has the slot of that tensor in its place, and an offset.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,10 +139,12 @@ def record(run: Rehearsed, given: Sequence[Tensor], most: int | None = None) -> 
     device = given[0].device.index or 0
     # behind the temporaries lies what products need: those of a stream, in turn, share theirs
     space = _space(recording)
-    count = 1 + max((one.stream for one in recording.operations), default=0)
-    spaces = [Value(workspace, size + number * space) for number in range(count)]
+    using = sorted({one.stream for one in recording.operations if isinstance(one, Multiplied)})
+    spaces = {
+        stream: Value(workspace, size + number * space) for number, stream in enumerate(using)
+    }
     operations = [_operation(one, places, spaces, device) for one in recording.operations]
-    size += count * space
+    size += len(using) * space
     made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
     return Program(operations, made, device)
 
@@ -175,11 +177,13 @@ def _space(recording: Recording) -> int:
     return -(-most // PART) * PART
 
 
-def _operation(one: Recorded, places: _Places, spaces: Sequence[Value], device: int) -> Operation:
+def _operation(
+    one: Recorded, places: _Places, spaces: Mapping[int, Value], device: int
+) -> Operation:
     """What was recorded, with slots for its addresses.
 
     Args:
-        spaces: the workspace of products on each stream.
+        spaces: the workspace of products on each stream that has some.
     """
     if isinstance(one, Waited):
         return Wait(one.stream, one.other, device)

@@ -90,7 +90,8 @@ def forward(key: ScheduleKey) -> Schedule:
 
     found = in_wavefront(key, on, flags, False)
     if found is None:
-        found = _at_once(key, _of_all(key.spec, chunking), on, flags, key.spec.layer_input)
+        cut = _of_all(key.spec, chunking)
+        found = _at_once(key, cut, on, flags, key.spec.layer_input, False)
     return schedule.forward(found, problem.drops)
 
 
@@ -123,9 +124,10 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
             fills |= _fills("recompute", prepared.loop_for(here, key.batch, recompute, 1))
         return _cut(key, here, "backward", key.masks, columns(layer, direction), fills)
 
-    found = in_wavefront(key, on, key.masks, any(needs.params))
+    wanted = any(needs.params)
+    found = in_wavefront(key, on, key.masks, wanted)
     if found is None:
-        found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns)
+        found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns, wanted)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
@@ -179,20 +181,22 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
     if loop.polls and (found.loops == 1 or found.loops * clusters > loop.kernel.max_clusters):
         return None
     cut = Chunking(
-        chunks.even(found.chunks, key.steps), overlap=found.loops == 1 and supported(),
+        chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
         wavefront=True, loops=found.loops, fills=_fills(on.kind, loop),
     )  # fmt: skip
     return ((cut,),) * key.spec.num_layers
 
 
 def _at_once(
-    key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags, columns: Callable[[int], int]
-) -> Chunkings:
+    key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags,
+    columns: Callable[[int], int], wanted: bool,
+) -> Chunkings:  # fmt: skip
     """The same, with both directions at once in each layer where that is quicker.
 
     Args:
         on, flags: of the loops.
         columns: of a layer's matrices, see `edges`.
+        wanted: gradients of weights are.
     """
     if not key.spec.bidirectional or key.recompute:
         return found
@@ -202,7 +206,7 @@ def _at_once(
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        overlap = on.kind == "backward" and leave_room(key, layer, on, loops)
+        overlap = wanted and leave_room(key, layer, on, loops)
         whole = Chunking((0, key.steps), overlap=overlap, at_once=True, loops=loops, fills=fills)
         return whole, replace(whole, reverse=True)
 
