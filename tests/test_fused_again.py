@@ -24,6 +24,7 @@ import openrnn
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import again, backend, kernels, program, schedules
+from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -360,6 +361,29 @@ def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, preten
         assert not alive
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("options", OPTIONS[4::2], ids=str)
+def test_gradients_of_biases_are_made_on_the_main_stream(monkeypatch, pretended, options):
+    """The caller has them, whose stream the allocator of a side stream does not know."""
+    made, biases = [], LayerGradients.biases
+
+    def noted(self):
+        if self._biases is None and CURRENT.recording is not None:
+            made.append(CURRENT.recording._stream)
+        return biases(self)
+
+    monkeypatch.setattr(LayerGradients, "biases", noted)
+    call = pretended(16, **options)
+    inner = [call.x.shape, *(state.shape for state in call.states)]
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    every = [call.x, *call.params, *call.states]
+    forward = run.forward(every)
+    grads, outputs = [torch.randn(shape) for shape in shapes_of(call)], [forward[0], *forward[3:]]
+    run.backward(every, outputs, grads, (True,) * len(every))
+    assert made == [0] * call.problem.spec.chains
+    sides = {one.stream for known in run._known.values() for one in known.program.operations}
+    assert sides > {0}
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -206,8 +206,8 @@ def _at_once(
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        overlap = wanted and leave_room(key, layer, on, loops)
-        whole = Chunking((0, key.steps), overlap=overlap, at_once=True, loops=loops, fills=fills)
+        beside = wanted and leave_room(key, layer, on, loops)
+        whole = Chunking((0, key.steps), overlap=beside, at_once=True, loops=loops, fills=fills)
         return whole, replace(whole, reverse=True)
 
     return tuple(of(layer) for layer in range(key.spec.num_layers))
