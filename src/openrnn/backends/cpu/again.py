@@ -26,14 +26,17 @@ class Again:
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
-        made = list(program.made)
+        made = [*program.made]
         for place, shape in shapes.items():
             made[place] = made[place].shaped(shape)
-        return program._replace(made=tuple(made))
+        return Program(program.operations, made, program.kept)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
-        return self.forward(every) if self.ready(every) else None
+        found = [*map(address, every)]
+        if not all(found) or launch.threads() != self.sizes.threads:
+            return None
+        return self._program.run([*self.strides, *found], self._memory)
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and the program is for as many threads as there are now."""

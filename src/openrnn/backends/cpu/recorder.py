@@ -143,7 +143,7 @@ class Recorder:
         """What was written down."""
         spaces = [self.sums] if self.sums.size else []
         made = [self._made((-(-each.size // self.size),)) for each in (*spaces, self.workspace)]
-        return Program(tuple(self.operations), (*self.made, *made), tuple(self.kept))
+        return Program(self.operations, [*self.made, *made], self.kept)
 
     def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:
         """The layer and direction of an operation."""
