@@ -429,3 +429,25 @@ def test_fake_tensors_reach_the_operator():
         y, _ = layer(torch.ones(5, 3, 6))
     assert isinstance(y, FakeTensor)
     assert y.shape == (5, 3, 4)
+
+
+@pytest.mark.parametrize("like", [torch.empty_like, torch.zeros_like], ids=["empty", "zeros"])
+@pytest.mark.parametrize("public", [False, True], ids=["as compiled code does", "by torch"])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1, 64), (5, 2, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_fresh_memory_is_that_of_torch(monkeypatch, like, public, shape, dtype):
+    """Also where torch lacks what it is made by, which is no public name."""
+    if public:
+        monkeypatch.setattr(memory, "_empty_on_cpu", None)
+    wanted = torch.empty(shape, dtype=dtype)
+    make = memory.Made(like, memory.template(shape, dtype, torch.device("cpu"))).maker
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            made, other = make(), make()
+        assert (made.shape, made.stride(), made.dtype) == (shape, wanted.stride(), dtype)
+        assert made.untyped_storage().nbytes() == wanted.nbytes
+        assert made.is_inference() == inference
+        assert not made.requires_grad
+        assert made.numel() == 0 or made.data_ptr() != other.data_ptr()
+        if like is torch.zeros_like:
+            assert made.count_nonzero() == 0

@@ -209,7 +209,7 @@ class Program:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
         *results, workspace = self.made
         self._scratch = workspace.template.nbytes <= SCRATCH
-        self._fresh = tuple(results) if self._scratch else self.made
+        self._makers = tuple(one.maker for one in (results if self._scratch else self.made))
 
     def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace.
@@ -218,7 +218,7 @@ class Program:
             memory: of the module that calls, for panels.
         """
         panels = [each.panels(values, memory) for each in self.kept]
-        made = [like(template) for like, template in self._fresh]
+        made = [make() for make in self._makers]
         values += map(_address, made)
         if self._scratch:
             values.append(_SCRATCH.address)
