@@ -181,10 +181,15 @@ class Workspace:
 
 
 class _Scratch(local):
-    """Memory of one thread, whose runs use it one after the other."""
+    """Memory of one thread, whose runs use it one after the other.
+
+    Attributes:
+        taken: a run uses it. One that begins then, in a finalizer or a signal handler, does not.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.taken = False
         self._memory = (ctypes.c_char * (SCRATCH + LINE))()
         self.address = _whole_line(self._memory)
 
@@ -207,9 +212,8 @@ class Program:
         kept: Sequence["KeptPanels"] = (),
     ) -> None:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
-        *results, workspace = self.made
-        self._scratch = workspace.template.nbytes <= SCRATCH
-        self._makers = tuple(one.maker for one in (results if self._scratch else self.made))
+        self._makers = tuple(one.maker for one in self.made)
+        self._small = self.made[-1].template.nbytes <= SCRATCH
 
     def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace.
@@ -218,17 +222,23 @@ class Program:
             memory: of the module that calls, for panels.
         """
         panels = [each.panels(values, memory) for each in self.kept]
-        made = [make() for make in self._makers]
-        values += map(_address, made)
-        if self._scratch:
-            values.append(_SCRATCH.address)
+        if not self._small or _SCRATCH.taken:
+            made = [make() for make in self._makers]
+            self._run([*values, *map(_address, made)], panels)
+            return made[:-1]
+        made = [make() for make in self._makers[:-1]]
+        _SCRATCH.taken = True
+        try:
+            self._run([*values, *map(_address, made), _SCRATCH.address], panels)
+        finally:
+            _SCRATCH.taken = False
+        return made
+
+    def _run(self, values: list[int], panels: Sequence[Tensor]) -> None:
         if panels:
             values[-1:-1] = map(_address, reversed(panels))
         for operation in self.operations:
             operation.run(values)
-        if not self._scratch:
-            made.pop()
-        return made
 
 
 class BoundProgram:
