@@ -26,21 +26,24 @@ class Again:
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
-        made = [*program.made]
+        made = list(program.made)
         for place, shape in shapes.items():
             made[place] = made[place].shaped(shape)
         return Program(program.operations, made, program.kept)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
+        found = self._addresses(every)
+        return None if found is None else self._program.run([*self.strides, *found], self._memory)
+
+    def _addresses(self, every: Sequence[Tensor]) -> list[int] | None:
+        """None where one has no memory, or the program is for another number of threads."""
         found = [*map(address, every)]
-        if not all(found) or launch.threads() != self.sizes.threads:
-            return None
-        return self._program.run([*self.strides, *found], self._memory)
+        return found if all(found) and launch.threads() == self.sizes.threads else None
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and the program is for as many threads as there are now."""
-        return all(map(address, every)) and launch.threads() == self.sizes.threads
+        return self._addresses(every) is not None
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
