@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import SimpleNamespace
@@ -65,7 +66,20 @@ def test_memory_that_grows_is_a_fault(monkeypatch):
     monkeypatch.setattr(soak, "problem", lambda *_: lambda: [torch.ones(1)])
     grown = count(start=1, step=2**27)
     monkeypatch.setattr(soak, "memory", lambda _: next(grown))
+    monkeypatch.setattr(soak, "SETTLE", 0.05)
     assert soak.run(soak.Soak(0.002, problems=1, device="cpu")) == 1
+
+
+def test_memory_that_is_freed_a_little_later_is_no_fault(monkeypatch):
+    """Autograd's thread frees the graph of a call after the call has returned."""
+    monkeypatch.setattr(soak, "problem", lambda *_: lambda: [torch.ones(1)])
+    begin = time.monotonic()
+
+    def freed_at_last(_):
+        return 2**29 if 0.03 < time.monotonic() - begin < 0.5 else 2**20
+
+    monkeypatch.setattr(soak, "memory", freed_at_last)
+    assert soak.run(soak.Soak(0.005, problems=1, device="cpu")) == 0
 
 
 def test_a_fault_of_any_process_counts(monkeypatch):

@@ -25,6 +25,7 @@ Call = Callable[[], list[Tensor]]
 STREAMS, ROUNDS = 4, 20  # calls at a time; of these between two looks at the clock
 # bytes by which memory may grow: a CPU's allocator keeps some of what was freed
 GROWTH = {"cuda": 2**20, "cpu": 2**26}
+SETTLE = 5.0  # seconds in which autograd's thread frees the graph of a call that has returned
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,10 @@ def run(asked: Soak) -> int:
         del found, have  # how much they hold is the dice's doing
         last = memory(asked.device)
         first = first or last
+    late = time.monotonic() + SETTLE
+    while last > first + GROWTH[asked.device] and time.monotonic() < late:
+        time.sleep(0.01)
+        last = memory(asked.device)
     print(f"{done} calls of {len(calls)} problems, memory {first >> 10} -> {last >> 10} KiB")
     return int(last > first + GROWTH[asked.device])
 
