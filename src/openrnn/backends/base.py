@@ -253,11 +253,7 @@ class Backend:
         raise NotImplementedError
 
     def repeat(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        memory: Memory | None = None,
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
     ) -> Repeat | None:
         """What runs this call, without gradients, and those of tensors that are alike; or None.
 
@@ -265,16 +261,11 @@ class Backend:
             call: without lengths, resets and dropout.
             shapes: of y and the final states as it returns them, contiguous.
             memory: of the module that calls, for what calls may leave for each other.
-            most: bytes that it may take at a time; None: the backend's own bound.
         """
         return None
 
     def repeat_recorded(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        given: Sequence[tuple[int, ...]],
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
         """The same for calls that record gradients.
 

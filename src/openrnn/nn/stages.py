@@ -25,7 +25,6 @@ from openrnn.route import Route, call_of
 from openrnn.schedule.wavefront import diagonals
 from openrnn.spec import Spec
 
-MOST = 1 << 30  # bytes that a repeated chunk may take at a time
 KINDS = 64  # shapes of chunks that a stage remembers
 ONCE = "seen once"
 
@@ -127,14 +126,14 @@ class Plan:
         return known[kind]
 
     def _made(self, d: int, x: Tensor, states: Sequence[Tensor], params: Any) -> Any:
-        route, most = self.routes[d], MOST if len(self.chunks) > 1 else None
+        route = self.routes[d]
         backend = BACKENDS[route.how.backend]
         call = call_of(route, (x, states, params, None, None, (), None))
         shapes = result_shapes(route.problem, *x.shape[:2])
         if not route.how.grad:
-            return backend.repeat(call, shapes, most=most)
+            return backend.repeat(call, shapes)
         given = [tuple(each.shape) for each in (x, *states)]
-        return backend.repeat_recorded(call, shapes, given, most)
+        return backend.repeat_recorded(call, shapes, given)
 
 
 class Kept(NamedTuple):

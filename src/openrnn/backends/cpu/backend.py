@@ -104,20 +104,12 @@ class Cpu(Backend):
         return Outputs(y, finals, all_states, rest)
 
     def repeat(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        memory: Memory | None = None,
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
     ) -> Repeat | None:
         return Again(call, shapes, memory) if tensors.is_readable(call) else None
 
     def repeat_recorded(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        given: Sequence[tuple[int, ...]],
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
         return AgainRecorded(call, shapes, given) if tensors.is_readable(call) else None
 

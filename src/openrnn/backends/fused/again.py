@@ -22,18 +22,12 @@ _address = Tensor.data_ptr
 class Again:
     """A forward pass, whose results have the shapes of the caller: a `Repeat`.
 
-    Args:
-        most: bytes that it may take at a time, see `record`.
-
     Raises:
         NotRepeatableError: no program does what the pass does.
     """
 
-    def __init__(
-        self, backend: Backend, call: Call, shapes: Shapes, most: int | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, call: Call, shapes: Shapes) -> None:
         self.backend, self.problem, self.params = backend, call.problem, len(call.params)
-        self._most = most
         given = [call.x, *call.params, *call.states]
         self._looked = len(given)  # resets may lie anywhere
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
@@ -44,7 +38,7 @@ class Again:
             out = backend.forward(self.called(tensors))
             return [out.y, *out.finals, *out.reserve]
 
-        self.program = record(run, given, most).shaped(shapes)
+        self.program = record(run, given).shaped(shapes)
 
     def called(self, every: Sequence[Tensor]) -> Call:
         """The call of x, parameters, states and resets that lie in memory as those of the first."""
@@ -93,10 +87,8 @@ class AgainRecorded(Again):
         given: the shapes of x and the states as the caller has them.
     """
 
-    def __init__(
-        self, backend: Backend, call: Call, shapes: Shapes, given: Shapes, most: int | None = None
-    ) -> None:
-        super().__init__(backend, call, shapes, most)
+    def __init__(self, backend: Backend, call: Call, shapes: Shapes, given: Shapes) -> None:
+        super().__init__(backend, call, shapes)
         y, *made = [made.template for made in self.program.made[:-1]]
         kept = [y, *made[len(shapes) - 1 :]]  # and the reserve
         if any(tensor.dtype != call.x.dtype for tensor in kept):
@@ -143,7 +135,7 @@ class AgainRecorded(Again):
             return found
 
         try:
-            program = record(run, tensors, self._most)
+            program = record(run, tensors)
         except (NotRepeatableError, OutOfMemoryError):
             return None
         return _Backward(program.shaped([*compress(self._shapes, there)]), there)

@@ -165,26 +165,18 @@ class Fused(Backend):
         return Outputs(y, run.finals, all_states, reserve)
 
     def repeat(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        memory: Memory | None = None,
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
     ) -> Repeat | None:
         try:
-            return Again(self, call, shapes, most) if call.x.numel() else None
+            return Again(self, call, shapes) if call.x.numel() else None
         except (NotRepeatableError, torch.OutOfMemoryError):
             return None
 
     def repeat_recorded(
-        self,
-        call: Call,
-        shapes: Sequence[tuple[int, ...]],
-        given: Sequence[tuple[int, ...]],
-        most: int | None = None,
+        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
         try:
-            return AgainRecorded(self, call, shapes, given, most) if call.x.numel() else None
+            return AgainRecorded(self, call, shapes, given) if call.x.numel() else None
         except (NotRepeatableError, torch.OutOfMemoryError):
             return None
 

@@ -30,6 +30,9 @@ class Value(NamedTuple):
     offset: int
 
 
+Moved = Callable[[Value], Value]  # where a value lies instead
+
+
 class Launch(NamedTuple):
     """A launch of a kernel.
 
@@ -46,6 +49,10 @@ class Launch(NamedTuple):
     stream: int
     given: tuple[tuple[int, Value], ...]
     signals: bool
+
+    def moved(self, to: Moved) -> "Launch":
+        """The same with its values elsewhere."""
+        return self._replace(given=tuple((place, to(value)) for place, value in self.given))
 
     def bound(self) -> Run:
         """Launches it, with memory of one thread for its arguments."""
@@ -76,6 +83,10 @@ class Multiply(NamedTuple):
     add: bool
     stream: int
     space: Value  # of its workspace
+
+    def moved(self, to: Moved) -> "Multiply":
+        """The same with its values elsewhere."""
+        return self._replace(a=to(self.a), b=to(self.b), d=to(self.d), space=to(self.space))
 
     def bound(self) -> Run:
         """Multiplies."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn.backends.fused.copies import ALIGNMENT
+from openrnn.backends.fused.lifetimes import lifetimes, packed
 from openrnn.backends.fused.program import (
     Launch,
     Multiply,
@@ -35,7 +36,9 @@ from openrnn.native.recording import (
 )
 from openrnn.tensors import extent
 
-MOST = 64 << 20  # bytes that a rehearsal takes: what needs more is not bound by its host
+# A rehearsal takes all memory of its pass at once, and once more: at most so many bytes, or so much
+# of the device if that is less. What needs more takes the device longer than its host.
+MOST, SHARE, LEAST = 2 << 30, 1 / 32, 64 << 20
 PART = 256  # bytes that parts of the workspace begin at multiples of
 TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
 _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
@@ -105,19 +108,19 @@ class _Places:
         raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
 
 
-def record(run: Rehearsed, given: Sequence[Tensor], most: int | None = None) -> Program:
+def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     """A program that does what `run` does, and makes those of its results that are not None.
 
     Args:
         run: a pass, of tensors as `given`; the results are dense, in memory that it took.
         given: tensors of a call, whose addresses are the first values of a run.
-        most: bytes that it may take; None: `MOST`.
 
     Raises:
         NotRepeatableError: the pass is more than launches and products, or takes too much memory.
     """
     given = _apart(given)
-    with torch.no_grad(), _Memory(most or MOST) as memory, recorded() as recording:
+    memory = _Memory(_limit(given[0].device))
+    with torch.no_grad(), memory, recorded() as recording:
         results = [tensor for tensor in run(given) if tensor is not None]
     taken = {tensor.data_ptr(): tensor for tensor in memory.taken}
     places, made = _Places(), list[Made]()
@@ -132,21 +135,37 @@ def record(run: Rehearsed, given: Sequence[Tensor], most: int | None = None) -> 
         made.append(Made(like, template(tuple(tensor.shape), tensor.dtype, tensor.device)))
     if not memory.zeros.isdisjoint(taken):
         raise NotRepeatableError("memory that is no result is to be zero")
-    workspace, size = len(given) + len(made), 0
-    for tensor in taken.values():
-        places.add(tensor, Value(workspace, size))
-        size += -(-tensor.nbytes // PART) * PART
-    device = given[0].device.index or 0
-    # behind the temporaries lies what products need: those of a stream, in turn, share theirs
-    space = _space(recording)
+    workspace = len(given) + len(made)
+    # until the operations are known each temporary has a slot of its own, from the workspace's on
+    sizes = dict[int, int]()
+    for slot, tensor in enumerate(taken.values(), workspace):
+        places.add(tensor, Value(slot, 0))
+        sizes[slot] = _whole_parts(tensor.nbytes)
+    # and each stream has one of what its products need, which come one after the other
     using = sorted({one.stream for one in recording.operations if isinstance(one, Multiplied)})
-    spaces = {
-        stream: Value(workspace, size + number * space) for number, stream in enumerate(using)
-    }
+    spaces = {stream: Value(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
+    sizes |= {space.slot: _space(recording) for space in spaces.values()}
+    device = given[0].device.index or 0
     operations = [_operation(one, places, spaces, device) for one in recording.operations]
-    size += len(using) * space
+    offsets, size = packed(sizes, lifetimes(operations))
+
+    def moved(value: Value) -> Value:
+        offset = offsets.get(value.slot)
+        return value if offset is None else Value(workspace, offset + value.offset)
+
+    operations = [
+        one.moved(moved) if isinstance(one, Launch | Multiply) else one for one in operations
+    ]
     made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
     return Program(operations, made, device)
+
+
+def _limit(device: torch.device) -> int:
+    """Bytes that a rehearsal on a device may take."""
+    if device.type != "cuda":
+        return MOST
+    total = torch.cuda.get_device_properties(device).total_memory
+    return max(LEAST, min(MOST, int(SHARE * total)))
 
 
 def _apart(given: Sequence[Tensor]) -> list[Tensor]:
@@ -174,7 +193,11 @@ def _space(recording: Recording) -> int:
     """Bytes of the largest workspace that a product needs."""
     products = (one for one in recording.operations if isinstance(one, Multiplied))
     most = max((product.plan.workspace for product in products), default=0)
-    return -(-most // PART) * PART
+    return _whole_parts(most)
+
+
+def _whole_parts(size: int) -> int:
+    return -(-size // PART) * PART
 
 
 def _operation(

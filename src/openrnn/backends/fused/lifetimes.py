@@ -1,0 +1,86 @@
+"""Which temporary tensors of a program may have the same memory: those not in use at once.
+
+Programs run their operations on a main stream and on side streams, whose order is that of the waits
+between them. A temporary is in use from its first operation to its last. On a side stream that is
+from the last wait of that stream for the main one before its first operation, to the first wait
+of the main stream for that one after its last operation. So whatever begins after it, on any
+stream, waits for the main stream at a place where that has waited for all that used it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from openrnn.backends.fused.program import Launch, Multiply, Operation, Value, Wait
+
+MAIN = 0
+
+
+class Lifetime(NamedTuple):
+    """The places in a program, both inclusive, from which and to which a temporary is in use."""
+
+    begin: int
+    end: int
+
+    def meets(self, other: "Lifetime") -> bool:
+        """Whether both are in use at some place."""
+        return self.begin <= other.end and other.begin <= self.end
+
+
+def values_of(operation: Operation) -> list[Value]:
+    """The memory that an operation reads or writes."""
+    if isinstance(operation, Launch):
+        return [value for _, value in operation.given]
+    if isinstance(operation, Multiply):
+        return [operation.a, operation.b, operation.d, operation.space]
+    return []
+
+
+def lifetimes(operations: Sequence[Operation]) -> dict[int, Lifetime]:
+    """The lifetime of each slot that an operation uses."""
+    begins, ends = _spans(operations)
+    found = dict[int, Lifetime]()
+    for place, operation in enumerate(operations):
+        for slot in {value.slot for value in values_of(operation)}:
+            known = found.get(slot, Lifetime(place, place))
+            found[slot] = Lifetime(
+                min(known.begin, begins[place]), max(known.end, ends[place])
+            )  # fmt: skip
+    return found
+
+
+def _spans(operations: Sequence[Operation]) -> tuple[list[int], list[int]]:
+    """For each operation, from and to which place what it uses is in use."""
+    begins, waited = list[int](), dict[int, int]()  # of each side stream: its wait for the main one
+    for place, operation in enumerate(operations):
+        if isinstance(operation, Wait) and operation.other == MAIN:
+            waited[operation.stream] = place
+        on_main = operation.stream == MAIN
+        begins.append(place if on_main else waited.get(operation.stream, 0))
+    ends, joined = list[int](), dict[int, int]()
+    for place in reversed(range(len(operations))):
+        operation = operations[place]
+        if isinstance(operation, Wait) and operation.stream == MAIN:
+            joined[operation.other] = place
+        on_main = operation.stream == MAIN
+        ends.append(place if on_main else joined.get(operation.stream, len(operations)))
+    return begins, ends[::-1]
+
+
+def packed(sizes: Mapping[int, int], lives: Mapping[int, Lifetime]) -> tuple[dict[int, int], int]:
+    """Offsets of slots in one workspace, and its size: larger ones first, each as low as it fits.
+
+    Args:
+        sizes: bytes of each slot; lives: their lifetimes; a slot without one is never in use.
+    """
+    offsets, taken = dict[int, int](), list[tuple[Lifetime, int, int]]()
+    for slot in sorted(sizes, key=lambda slot: -sizes[slot]):
+        if slot not in lives:
+            offsets[slot] = 0
+            continue
+        life, size, offset = lives[slot], sizes[slot], 0
+        for other, begin, end in sorted(taken, key=lambda one: one[1]):
+            if life.meets(other) and begin < offset + size and offset < end:
+                offset = end
+        offsets[slot] = offset
+        taken.append((life, offset, offset + size))
+    return offsets, max((end for *_, end in taken), default=0)

@@ -1,0 +1,140 @@
+"""Temporaries that share memory: no two of them are in use at once, in any order of streams."""
+
+import random
+
+import pytest
+from test_fused_again import CLUSTERS, GRIDS, OPTIONS, pretended, shapes_of  # noqa: F401
+
+from openrnn.backends.fused import again, lifetimes, record
+from openrnn.backends.fused.lifetimes import Lifetime, packed, values_of
+from openrnn.backends.fused.program import Launch, Multiply, Value, Wait, WaitForLaunch
+from openrnn.dispatch import BACKENDS
+
+
+def launch(stream, *slots):
+    given = tuple((place, Value(slot, 0)) for place, slot in enumerate(slots))
+    return Launch(None, 1, (), stream, given, signals=False)
+
+
+def before(operations):
+    """Of each operation those that have ended, on any stream, when it begins: by waits alone."""
+    done, found = {}, []  # of each stream: the operations that have ended when its next one begins
+    for place, one in enumerate(operations):
+        mine = done.setdefault(one.stream, set())
+        found.append(set(mine))
+        if isinstance(one, Wait):
+            mine |= done.get(one.other, set())
+        elif not isinstance(one, WaitForLaunch):  # that launch has begun; it has not ended
+            mine.add(place)
+    return found
+
+
+def users(operations):
+    """The operations that use each slot."""
+    found = {}
+    for place, one in enumerate(operations):
+        for value in values_of(one):
+            found.setdefault(value.slot, set()).add(place)
+    return found
+
+
+def apart(operations, one, other):
+    """Whether every operation of one set has ended before any of the other begins."""
+    ended = before(operations)
+    return all(a in ended[b] for a in one for b in other) or all(
+        b in ended[a] for a in one for b in other
+    )
+
+
+def drawn(dice):
+    """A program of some streams, at whose end the main one has waited for all."""
+    streams, operations = dice.randint(1, 4), []
+    slots = dice.randint(2, 12)
+    for _ in range(dice.randint(5, 40)):
+        stream = dice.randrange(streams)
+        if streams > 1 and dice.random() < 0.4:
+            other = dice.choice([0, *range(streams)])
+            if other != stream:
+                operations.append(Wait(stream, other, 0))
+        elif dice.random() < 0.1:
+            operations.append(WaitForLaunch(stream, 0))
+        else:
+            operations.append(launch(stream, *dice.choices(range(slots), k=dice.randint(1, 3))))
+    return [*operations, *(Wait(0, stream, 0) for stream in range(1, streams))]
+
+
+def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
+    dice, shared = random.Random(0), 0
+    for _ in range(1000):
+        operations = drawn(dice)
+        using = users(operations)
+        sizes = {slot: 256 * dice.randint(1, 4) for slot in using}
+        offsets, size = packed(sizes, lifetimes.lifetimes(operations))
+        assert max(sizes.values()) <= size <= sum(sizes.values())
+        for one in using:
+            assert 0 <= offsets[one] <= size - sizes[one]
+            for other in using:
+                begin, end = offsets[other], offsets[other] + sizes[other]
+                if one < other and begin < offsets[one] + sizes[one] and offsets[one] < end:
+                    shared += 1
+                    assert apart(operations, using[one], using[other])
+    assert shared > 500
+
+
+@pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, configs):  # noqa: F811
+    """Forward and backward, with the slots that they had before they were packed."""
+    seen, pack = [], record.packed
+
+    def watched(sizes, lives):
+        offsets, size = pack(sizes, lives)
+        seen.append((dict(sizes), offsets, size))
+        return offsets, size
+
+    monkeypatch.setattr(record, "packed", watched)
+    timed = []
+    monkeypatch.setattr(
+        record, "lifetimes", lambda operations: timed.append(operations) or find(operations)
+    )
+    find = lifetimes.lifetimes
+    call = pretended(16, configs, **options)
+    run = BACKENDS["fused"].repeat_recorded(
+        call, shapes_of(call), [call.x.shape, *(state.shape for state in call.states)]
+    )
+    every = [call.x, *call.params, *call.states]
+    made = run.forward(every)
+    outputs = [made[0], *made[3:]]
+    run.backward(every, outputs, [made[0], None, None], (True,) * len(every))
+    assert len(seen) == len(timed) == 2
+    for (sizes, offsets, size), operations in zip(seen, timed):
+        using = users(operations)
+        assert sizes.keys() <= using.keys()
+        for one in sizes:
+            for other in sizes:
+                begin, end = offsets[other], offsets[other] + sizes[other]
+                if one < other and begin < offsets[one] + sizes[one] and offsets[one] < end:
+                    assert apart(operations, using[one], using[other])
+        alone = options == {"num_layers": 2}  # layer by layer: one layer's memory serves the other
+        assert size < 0.75 * sum(sizes.values()) if alone else size <= sum(sizes.values())
+    assert again.record is record.record
+
+
+def test_a_slot_on_a_side_stream_is_in_use_between_waits():
+    operations = [
+        launch(0, 1), Wait(1, 0, 0), launch(1, 2), launch(0, 3), Wait(0, 1, 0), launch(0, 4),
+        WaitForLaunch(2, 0), launch(2, 5),
+    ]  # fmt: skip
+    assert lifetimes.lifetimes(operations) == {
+        1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),
+        5: Lifetime(0, 8),  # it has waited for no end, and nobody waits for it
+    }  # fmt: skip
+
+
+def test_values_of_a_product_move():
+    at = [Value(slot, 8) for slot in range(4)]
+    product = Multiply(None, *at[:3], False, 0, at[3])
+    assert values_of(product) == at
+    assert values_of(product.moved(lambda value: Value(9, value.offset + value.slot))) == [
+        Value(9, 8), Value(9, 9), Value(9, 10), Value(9, 11)
+    ]  # fmt: skip
