@@ -3,11 +3,13 @@
 import ctypes
 import gc
 import itertools
+import math
 import threading
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from cases import thinned
@@ -64,6 +66,27 @@ def steps(args, address, step):
     return [address + (t if step > 0 else t - args.steps + 1) * step for t in range(args.steps)]
 
 
+def integers(address, kind, *shape):
+    """The integers that lie there."""
+    count = math.prod(shape)
+    raw = numpy.ctypeslib.as_array((kind * count).from_address(address))
+    return torch.from_numpy(raw).view(shape)
+
+
+def masks(args):
+    """Of each step the rows that run, and those that are reset, as 1 and 0; all run without."""
+    runs, resets = torch.ones(args.steps, BATCH, 1), torch.zeros(args.steps, BATCH, 1)
+    if args.lengths:
+        lengths = integers(args.lengths, ctypes.c_int64, BATCH)
+        order = integers(args.order, ctypes.c_int64, BATCH)
+        assert sorted(order) == [*range(BATCH)]
+        assert (lengths[order].diff() <= 0).all()  # in a chunk, equal ones in the order of the call
+        runs = (torch.arange(args.steps)[:, None] < lengths).float()[..., None]
+    if args.reset:
+        resets = integers(args.reset, ctypes.c_uint8, args.steps, BATCH).float()[..., None]
+    return runs, resets
+
+
 def forward(args, hidden, units):
     """A recurrence that reads and writes all that a forward loop of four gates does."""
     y = [at(place, (BATCH, hidden), args.y_row) for place in steps(args, args.y, args.y_step_bytes)]
@@ -81,12 +104,14 @@ def forward(args, hidden, units):
         for place in (args.bias_x, args.bias_r)
         if place
     )  # fmt: skip
+    runs, resets = masks(args)
     for t in range(args.steps):
+        h, c = h * (1 - resets[t]), c * (1 - resets[t])
         x = at(x_at[t], (BATCH, 4 * units), args.x_row)
         x = x.unflatten(1, (4, units))[..., :hidden].flatten(1)
         gates = (x + h @ weight.T + bias).unflatten(1, (4, hidden)).sum(1)
-        h, c = torch.tanh(gates + c), torch.sin(gates)
-        y[t].copy_(h)
+        h, c = torch.where(runs[t] > 0, torch.tanh(gates + c), h), torch.sin(gates)
+        y[t].copy_(h * runs[t])
         if args.saved:
             width = units * 8 * saved_values(trace(cells.lstm))  # of a tile of rows
             saved = at(saved_at[t], (1, width))
@@ -105,8 +130,10 @@ def backward(args, hidden, units):
         steps(args, args.dy, args.dy_step_bytes),
         steps(args, args.d_gates, args.d_gates_step_bytes),
     )
+    runs, resets = masks(args)
     for t in range(args.steps):
         saved = at(saved_at[t], (1, 8))
+        carried = carried * (1 - 0.5 * resets[t]) * (0.5 + runs[t])
         if args.dy:
             dy = at(dy_at[t], (BATCH, hidden), args.dy_row)
             carried = torch.sin(carried + dy + saved.sum())
@@ -149,6 +176,13 @@ class Kernel:
         elif name == "fill_flags":
             for row in range(args.rows):
                 ctypes.memset(args.buffer + row * args.row_bytes, 255, 16 * args.pieces)
+        elif name == "cut_lengths":
+            lengths = integers(args.lengths, ctypes.c_int64, args.batch) - args.begin
+            integers(args.inside, ctypes.c_int64, args.batch).copy_(lengths.clamp(0, args.steps))
+        elif name == "sort_lengths":
+            lengths = integers(args.lengths, ctypes.c_int64, args.batch)
+            order = lengths.argsort(descending=True, stable=True)
+            integers(args.order, ctypes.c_int64, args.batch).copy_(order)
         elif name == "reduce_bias_gradients":
             sums = at(args.sums, (args.gates, args.units))[:, : args.hidden]
             for place in (args.input_bias, args.recurrent_bias):
@@ -186,7 +220,7 @@ def pretended(monkeypatch):
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        overlap=False, length=STEPS, width=WIDTH, **options,
+        overlap=False, length=STEPS, width=WIDTH, lengths=None, reset=None, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "leave_room", lambda *_: overlap)
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
@@ -200,13 +234,14 @@ def pretended(monkeypatch):
         monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, hidden))
         clear_caches()
         spec = cells.lstm.spec(width, hidden, **options)
-        problem = Problem(spec, torch.float32, "cpu", grad=grad)
+        masked = {"lengths": lengths is not None, "reset": reset is not None}
+        problem = Problem(spec, torch.float32, "cpu", grad=grad, **masked)
         x = torch.randn(length, BATCH, width)
         if batch_first:
             x = x.transpose(0, 1).contiguous().transpose(0, 1)
         given = [torch.randn(spec.chains, BATCH, hidden) for _ in "hc"] if states else []
         params = [torch.randn(slot.shape) for slot in module_slots(spec)]
-        return Call(problem, x, given, params)
+        return Call(problem, x, given, params, lengths, reset)
 
     yield call
     clear_caches()
@@ -326,6 +361,53 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         for a, b in zip(found, want):
             assert a is None or torch.equal(a.flatten(), b.flatten())
         assert found[0] is None or found[0].shape == inner[0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("masked", ["lengths", "reset", "both"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2}, {"bidirectional": True, "at_once": True},
+     {"num_layers": 3, "wavefront": 2}],
+    ids=str,
+)  # fmt: skip
+def test_programs_read_lengths_and_resets(pretended, options, masked, states, grad):
+    """Of this call, and of others with other masks."""
+
+    def drawn_masks():
+        lengths, reset = torch.randint(0, STEPS + 1, (BATCH,)), torch.rand(STEPS, BATCH) < 0.3
+        return {"lengths": (lengths, None), "reset": (None, reset), "both": (lengths, reset)}[
+            masked
+        ]
+
+    lengths, reset = drawn_masks()
+    call = pretended(16, CLUSTERS, states, grad, lengths=lengths, reset=reset, **options)
+    fused, shapes = BACKENDS["fused"], shapes_of(call)
+    inner = [call.x.shape, *(state.shape for state in call.states)]
+    run = fused.repeat_recorded(call, shapes, inner) if grad else fused.repeat(call, shapes)
+    found = []
+    for number in range(3):
+        mask = [one for one in (drawn_masks() if number else (lengths, reset)) if one is not None]
+        every = [*others([call.x, *call.params, *call.states]), *mask]
+        want = fused.forward(run.called(every))
+        if not grad:
+            found.append(run(every))
+            assert [*map(torch.equal, found[-1], [want.y, *want.finals])] == [True] * 3
+            continue
+        made = run.forward(every)
+        assert all(map(torch.equal, made, [want.y, *want.finals, *want.reserve]))
+        outputs, grads = [made[0], *made[3:]], [torch.randn(shape) for shape in shapes]
+        assert [(one.shape, one.dtype) for one in outputs] == run.saved
+        needs = (*(True,) * (len(every) - len(mask)), *(False,) * len(mask))
+        full = run._run([*every, *outputs, *grads], [True] * 3, needs)
+        back = run.backward(every, outputs, grads, needs)
+        assert all(map(torch.equal, map(torch.flatten, back), map(torch.flatten, full)))
+        # of rows that end anywhere torch finds the last step, which read the initial states
+        whole = call.problem.spec.bidirectional and masked != "reset" and states
+        assert [known is None for known in run._known.values()] == [whole]
+        found.append(back)
+    assert not torch.equal(found[0][0], found[1][0])
 
 
 def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, pretended):
@@ -598,6 +680,75 @@ def test_results_and_gradients_are_the_same_bits(hits, dtype, hidden, kind, opti
         for a, b in zip(found, want, strict=True):
             assert torch.equal(a, b)
             assert a.stride() == b.stride()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("masked", ["lengths", "lengths on the host", "reset", "both", "packed"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 3}, {"bidirectional": True}, {"batch_first": True}], ids=str
+)
+def test_calls_with_masks_repeat(hits, dtype, masked, options):
+    """The same bits as of a module that remembers nothing, of other masks each time."""
+    module = on_gpu(256, dtype, **options)
+    x = drawn(12, 12, 24, dtype=dtype)
+    leaves = [x, *module.parameters()]
+
+    def step(number, remembers=True):
+        kept = module._repeats
+        if not remembers:
+            module._repeats = repeats.Repeats()
+        torch.manual_seed(number)
+        lengths, reset = torch.randint(1, 13, (12,)), torch.rand(12, 12, device="cuda") < 0.1
+        given, one = {}, x
+        if masked == "packed":
+            lengths[0] = 12
+            one = torch.nn.utils.rnn.pack_padded_sequence(
+                x, lengths, module.batch_first, enforce_sorted=False
+            )
+        elif masked != "reset":
+            given["lengths"] = lengths if masked.endswith("host") else lengths.cuda()
+        if masked in ("reset", "both"):
+            given["reset"] = reset
+        y, (h, c) = module(one, **given)
+        y = y.data if masked == "packed" else y
+        grads = torch.autograd.grad([y, h, c], leaves, [torch.ones_like(one) for one in (y, h, c)])
+        with torch.no_grad():
+            plain, _ = module(one, **given)
+        module._repeats = kept
+        return [y, h, c, plain.data if masked == "packed" else plain, *grads]
+
+    for number in range(2):
+        step(number)
+    for number in range(2, 4):
+        hits["memory"] = 0
+        found = step(number)
+        assert hits == {"memory": 2, "full": 0}
+        for a, b in zip(found, step(number, remembers=False), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=str)
+def test_stacks_of_more_than_64_mib_repeat(hits, options):
+    """As a wavefront and layer by layer, both directions at once: gradients have the same bits."""
+    for wavefront in (0, 16):
+        if options and wavefront:
+            continue
+        module = on_gpu(256, num_layers=4, width=256, wavefront=wavefront, **options)
+        x = drawn(128, 64, 256)
+        leaves = [x, *module.parameters()]
+        found = []
+        for _ in range(4):
+            y, _ = module(x)
+            found.append([y.detach(), *torch.autograd.grad(y.sum(), leaves)])
+            del y
+        assert hits["memory"] == 2
+        hits["memory"] = 0
+        ((_, run),) = next(iter(module._repeats._known.values()))
+        assert None not in run.run._known.values()
+        for a, b in zip(found[0], found[3], strict=True):
+            assert torch.equal(a, b)
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.native.cublaslt import Layout, Product
+from openrnn.schedule import Chunk
 
 ABSENT = nvrtc.absent()
 compiles = pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
@@ -96,6 +97,15 @@ def test_products_at_once_write_where_each_belongs(width, dtype):
     error = (out[..., :width].double() - want).norm() / want.norm()
     assert error < (1e-3 if dtype == torch.float32 else 1e-2)
     assert (out[..., width:] == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 256, 257])
+def test_lengths_within_a_chunk(batch):
+    lengths = sorting.SortedLengths(torch.randint(0, 50, (batch,), device="cuda"), torch.empty(0))
+    inside, order = sorting.cut_lengths(lengths, Chunk(1, 20, 33, 13))
+    assert torch.equal(inside, (lengths.lengths - 20).clamp(0, 13))
+    assert order is lengths.order
 
 
 @pytest.mark.gpu

@@ -418,12 +418,10 @@ def test_a_step_with_resets_returns_the_same(hits, kind, batched):
 
 
 def test_a_step_with_resets_that_is_not_remembered(hits):
-    """Where a gradient is recorded, and masks that lie in columns or on another device."""
+    """Masks that lie in columns, and those of another size."""
     module, x = openrnn.GRU(WIDTH, H), torch.randn(B, WIDTH)
     column = torch.zeros(B, 3, dtype=torch.bool)[:, 1]
     for _ in range(3):
-        y, _ = module.step(x, reset=column.contiguous())
-        assert y.requires_grad
         with torch.no_grad():
             module.step(x, reset=column)
     assert hits == [0]
@@ -433,3 +431,35 @@ def test_a_step_with_resets_that_is_not_remembered(hits):
         assert hits == [1]
         with pytest.raises(ValueError, match="reset"):
             module.step(x, reset=torch.zeros(B + 1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_call_with_resets_returns_the_same(hits, batch_first, grad):
+    """With other masks each time; those of other dtypes are never remembered."""
+    module = openrnn.LSTM(WIDTH, H, 2, batch_first=batch_first, bidirectional=True)
+    x = torch.randn(*((B, T) if batch_first else (T, B)), WIDTH)
+    masks = (torch.rand(5, *x.shape[:2]) < 0.4).unbind(0)
+    with torch.set_grad_enabled(grad):
+        wanted = [flat(module(x, reset=mask.float())) for mask in masks]
+        assert hits == [0]
+        found = [flat(module(x, reset=mask)) for mask in masks]
+        assert hits == [3]
+        plain = flat(module(x))
+        assert hits == [3]
+    for one, other in zip(found, wanted):
+        assert all(map(torch.equal, one, other))
+        assert not torch.equal(one[0], plain[0])
+    with pytest.raises(ValueError, match="reset"):
+        module(x, reset=torch.zeros(T + 1, B, dtype=torch.bool))
+
+
+def test_calls_of_which_lengths_are_not_remembered(hits):
+    """On a CPU their order is found at each call."""
+    module, x = openrnn.GRU(WIDTH, H), torch.randn(T, B, WIDTH)
+    lengths = torch.arange(B) % T
+    with torch.no_grad():
+        for _ in range(4):
+            module(x, lengths=lengths)
+            module(torch.nn.utils.rnn.pack_padded_sequence(x, lengths + 1, enforce_sorted=False))
+    assert hits == [0]

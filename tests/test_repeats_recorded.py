@@ -91,6 +91,40 @@ def test_gradients_are_the_same(hits, kind, of, given):
     same(first, third)
 
 
+@pytest.mark.parametrize("kind", ["layer", "batch first", "step"])
+@pytest.mark.parametrize("given", [True, False])
+def test_gradients_with_resets_are_the_same(hits, kind, given):
+    """Each call with a mask of its own; then twice more, also through the full backward pass."""
+    if kind == "step":
+        module, x = openrnn.LSTM(WIDTH, H, dtype=torch.float64), drawn(B, WIDTH)
+        hx = (drawn(1, B, H), drawn(1, B, H)) if given else None
+        call, shape = module.step, (B,)
+    else:
+        make, size, states = KINDS[kind]
+        module, x = make(), drawn(*size)
+        hx = (drawn(*states), drawn(*states)) if given else None
+        call, shape = module, x.shape[:2]
+    masks = (torch.rand(4, *shape) < 0.5).unbind(0)
+
+    def run(mask, **options):
+        module.forward, forward = lambda x, hx: call(x, hx, reset=mask), module.forward
+        try:
+            return gradients(module, x, hx, **options)
+        finally:
+            module.forward = forward
+
+    if kind != "step":
+        call = module.forward
+    wanted = [run(mask.double()) for mask in masks]
+    assert hits == {"memory": 0, "full": 0}
+    found = [run(mask) for mask in masks]
+    assert hits == {"memory": 2, "full": 0}
+    for one, other in zip(found, wanted):
+        same(one, other)
+    same(run(masks[0], create_graph=True), wanted[0], exact=False)
+    assert hits == {"memory": 3, "full": 1}
+
+
 def test_a_reverse_layer_is_turned_at_each_call(hits):
     module, x = openrnn.LSTM(WIDTH, H, reverse=True, dtype=torch.float64), drawn(T, B, WIDTH)
     first, _, third = (gradients(module, x, None) for _ in range(3))

@@ -159,7 +159,7 @@ def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
 
 
 class Plain(NamedTuple):
-    """A call of `recurrent` with no more than states and, where no gradient is wanted, resets."""
+    """A call of `recurrent` with no more than states, lengths and resets."""
 
     spec: Spec
     x: Tensor
@@ -168,6 +168,7 @@ class Plain(NamedTuple):
     training: bool
     backend: str
     precision: str = ""  # of its `Problem`, if it is not by the spec, or torch's setting
+    lengths: Tensor | None = None  # (B,) int64, contiguous
     reset: Tensor | None = None  # (T, B) bool, contiguous
 
 
@@ -229,11 +230,11 @@ def _taken(call: Plain, grad: bool = False) -> _Taken | None:
         return None
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
     asked = Request(
-        spec.text, x.dtype, x.device, precision, grad, reset=call.reset is not None,
-        batch=request.size_class(x),
+        spec.text, x.dtype, x.device, precision, grad, lengths=call.lengths is not None,
+        reset=call.reset is not None, batch=request.size_class(x),
     )  # fmt: skip
     route = choose(call.backend, asked)
-    made = call_of(route, (x, call.states, call.params, None, call.reset, (), None))
+    made = call_of(route, (x, call.states, call.params, call.lengths, call.reset, (), None))
     return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
 
 

@@ -27,10 +27,10 @@ class RecordedRepeat(Protocol):
     """A call that autograd records, and its backward pass, for tensors alike those of another.
 
     Attributes:
-        saved: the shapes of y and the reserve.
+        saved: the shapes and dtypes of y and the reserve.
     """
 
-    saved: list[torch.Size]
+    saved: list[tuple[torch.Size, torch.dtype]]
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """`forward` of those that are ready; None of others."""
@@ -258,7 +258,7 @@ class Backend:
         """What runs this call, without gradients, and those of tensors that are alike; or None.
 
         Args:
-            call: without lengths, resets and dropout.
+            call: without dropout and reset states.
             shapes: of y and the final states as it returns them, contiguous.
             memory: of the module that calls, for what calls may leave for each other.
         """

@@ -10,12 +10,17 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, packed, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import readable_mask
+from openrnn.nn.repeats import NO_MASKS, Masks, readable_mask, readable_masks
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
+
+
+def _of_step(reset: Tensor | None) -> Masks:
+    """The masks of a step."""
+    return NO_MASKS if reset is None else Masks(reset=reset)
 
 
 class Layer(TorchNames):
@@ -55,12 +60,18 @@ class Layer(TorchNames):
             NoBackendError: the named backend does not run the call; the message says why.
         """
         options = lengths, reset, reset_state, generator, return_states, padding_value
-        bare = lengths is None and reset is None and reset_state is None and generator is None
+        bare = reset_state is None and generator is None
         if not bare or return_states or padding_value or is_compiling():
             return self._forward(input, hx, *options)
-        found = self._repeats.run(self, "forward", input, hx)
+        masks = NO_MASKS
+        if lengths is not None or reset is not None:
+            readable = readable_masks(input, lengths, reset, self.batch_first)
+            if readable is None:
+                return self._forward(input, hx, *options)
+            masks = readable
+        found = self._repeats.run(self, "forward", input, hx, masks)
         if found is None:
-            return self._forward(input, hx, *options, repeats=True)
+            return self._forward(input, hx, *options, repeats=masks)
         y, *finals = found
         y = y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y
         return y, self._give(tuple(finals))
@@ -75,9 +86,9 @@ class Layer(TorchNames):
         generator: torch.Generator | None,
         return_states: bool,
         padding_value: float,
-        repeats: bool = False,
+        repeats: Masks | None = None,
     ) -> Any:
-        """Any call; `repeats`: nothing but its tensors decides it, so that it may be remembered."""
+        """Any call; `repeats`: its masks, if nothing but tensors decides it, to be remembered."""
         checks.reset_state_alone(reset, reset_state)
         if isinstance(given, PackedSequence) or (isinstance(given, Tensor) and given.is_nested):
             bare = lengths is None and reset is None
@@ -114,8 +125,8 @@ class Layer(TorchNames):
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)
             all_states = tuple(states.squeeze(2) for states in all_states)
-        if repeats:
-            self._remember("forward", (given, hx, None), (input, states, None), (y, *finals))
+        if repeats is not None:
+            self._remember("forward", (given, hx), (input, states), repeats, (y, *finals))
         if batched and self.batch_first:
             y = y.transpose(0, 1)
             all_states = tuple(states.transpose(1, 2) for states in all_states)
@@ -150,7 +161,7 @@ class Layer(TorchNames):
         repeats = not is_compiling() and reset_state is None
         repeats = repeats and (reset is None or readable_mask(reset, x_t))
         if repeats:
-            found = self._repeats.run(self, "step", x_t, state, reset)
+            found = self._repeats.run(self, "step", x_t, state, _of_step(reset))
             if found is not None:
                 y_t, *states = found
                 return y_t, self._give(tuple(states))
@@ -175,7 +186,7 @@ class Layer(TorchNames):
         if not batched:
             finals = tuple(state.squeeze(1) for state in finals)
         if repeats:
-            self._remember("step", (x_t, state, reset), (input, initial, ends), (y, *finals))
+            self._remember("step", (x_t, state), (input, initial), _of_step(reset), (y, *finals))
         return y, self._give(finals)
 
     def stepper(self, batch: int | None = None) -> Stepper:
@@ -189,25 +200,30 @@ class Layer(TorchNames):
     def _remember(
         self,
         kind: str,
-        given: tuple[Tensor, Any, Tensor | None],
-        taken: tuple[Tensor, list[Tensor] | None, Tensor | None],
+        given: tuple[Tensor, Any],
+        taken: tuple[Tensor, list[Tensor] | None],
+        masks: Masks,
         results: Sequence[Tensor],
     ) -> None:
         """Remembers a call of forward or step.
 
         Args:
-            given: its input, states and resets; taken: the same, time-major, 3-D and 2-D.
+            given: its input and states; taken: the same, time-major and 3-D.
+            masks: of a step resets (B,).
             results: y, time-major, and the final states.
         """
         weights = self.own_weights()
         if weights is not None:
-            x, states, reset = taken
+            x, states = taken
+            reset = masks.reset
+            if kind == "step" and reset is not None:
+                reset = reset.reshape(1, -1)
             call = functional.Plain(
                 self.spec, x, weights, states or (), self.training, self.backend, self._precision,
-                reset,
+                masks.lengths, reset,
             )  # fmt: skip
             batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
-            self._repeats.remember(self, kind, given, call, results, batch_first)
+            self._repeats.remember(self, kind, (*given, masks), call, results, batch_first)
 
     def _forward_ragged(
         self, given: Tensor | PackedSequence, hx: Any, generator: torch.Generator | None, bare: bool
@@ -243,11 +259,29 @@ class Layer(TorchNames):
             )
         else:
             x, lengths, rows = packed.unpack(given)
-            y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
+            y, finals = self._padded(x, states, lengths, generator)
             found = packed.repack(y, rows, given)
         if given.unsorted_indices is not None:
             finals = tuple(state.index_select(1, given.unsorted_indices) for state in finals)
         return found, self._give(finals)
+
+    def _padded(
+        self, x: Tensor, states: list[Tensor] | None, lengths: Tensor,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+        """y and the final states of a packed sequence that was padded."""
+        masks = None
+        hx = None if states is None else tuple(states)
+        if generator is None and not is_compiling():
+            masks = readable_masks(x, lengths, None, batch_first=False)
+        if masks is not None:
+            found = self._repeats.run(self, "padded", x, hx, masks)
+            if found is not None:
+                return found[0], tuple(found[1:])
+        y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
+        if masks is not None:
+            self._remember("padded", (x, hx), (x, states), masks, (y, *finals))
+        return y, finals
 
     def _takes_packed(
         self,

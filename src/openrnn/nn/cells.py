@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from openrnn import cells, dispatch, functional, params, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
-from openrnn.nn.repeats import RepeatingModule
+from openrnn.nn.repeats import NO_MASKS, RepeatingModule
 
 
 class CellModule(RepeatingModule):
@@ -122,7 +122,7 @@ class CellModule(RepeatingModule):
         if not torch.compiler.is_compiling():
             call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
             asked = hx[0] if hx is not None and len(hx) == 1 else hx  # as the caller has it
-            self._repeats.remember(self, "step", (input, asked, None), call, (y, *after))
+            self._repeats.remember(self, "step", (input, asked, NO_MASKS), call, (y, *after))
         return after
 
 

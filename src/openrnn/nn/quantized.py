@@ -14,6 +14,7 @@ from openrnn.memo import memo
 from openrnn.nn import autocast
 from openrnn.nn.base import Layer
 from openrnn.nn.layers import GRU, LSTM, RNN, Recurrent
+from openrnn.nn.repeats import Masks
 from openrnn.spec import Problem, Spec
 
 LARGEST = 127
@@ -148,13 +149,14 @@ class Quantized(Layer):
     def _remember(
         self,
         kind: str,
-        given: tuple[Tensor, Any, Tensor | None],
-        taken: tuple[Tensor, list[Tensor] | None, Tensor | None],
+        given: tuple[Tensor, Any],
+        taken: tuple[Tensor, list[Tensor] | None],
+        masks: Masks,
         results: Sequence[Tensor],
     ) -> None:
-        (x, states, reset), stored = taken, self._stored()
-        if stored is not None and self._takes(x, stored, states or [], [reset]):
-            super()._remember(kind, given, taken, results)
+        (x, states), stored = taken, self._stored()
+        if stored is not None and self._takes(x, stored, states or [], [*masks]):
+            super()._remember(kind, given, taken, masks, results)
 
     def _stored(self) -> list[Tensor] | None:
         """The buffers, if they are as the kernels read them.

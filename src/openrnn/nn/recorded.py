@@ -34,7 +34,9 @@ class Recorded:
     ) -> None:
         self.alike, self.route, self.run = alike, route, run
         self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
-        self._batch_first, self._dtype = batch_first, call.x.dtype
+        self._last = self._first + len(call.states)  # then come masks
+        self._lengths, self._reset = call.lengths is not None, call.reset is not None
+        self._batch_first = batch_first
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
         self._results = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
 
@@ -71,16 +73,17 @@ class Recorded:
         ):
             return self._in_full(every, outputs, grads, needs)
         found = self.run.backward(every, outputs, given, needs)
+        found += [None] * (len(every) - self._last)
         if self._batch_first and found[0] is not None:
             found[0] = found[0].transpose(0, 1)
         return found
 
     def _kept(self, outputs: Sequence[Tensor]) -> bool:
         """Whether y and the reserve are what forward made, and not what a hook made of them."""
-        shapes = [output.shape for output in outputs]
-        if shapes != self.run.saved or not tensors.plain(*outputs):
+        kinds = [(output.shape, output.dtype) for output in outputs]
+        if kinds != self.run.saved or not tensors.plain(*outputs):
             return False
-        return all(output.is_contiguous() and output.dtype is self._dtype for output in outputs)
+        return all(output.is_contiguous() for output in outputs)
 
     def _in_full(
         self,
@@ -90,19 +93,23 @@ class Recorded:
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """The same as any other call has them: second derivatives, odd and watched tensors."""
-        x, count = every[0], self._first
-        params, states = list(every[1:count]), every[count:]
+        x, count, last = every[0], self._first, self._last
+        params, states, masks = list(every[1:count]), every[count:last], list(every[last:])
+        lengths = masks.pop(0) if self._lengths else None
+        reset = masks.pop(0) if self._reset else None
+        if reset is not None:  # of a step (B,)
+            reset = reset.reshape(self._x[:2])
         inputs: tuple[Any, ...] = (
             x.transpose(0, 1) if self._batch_first else x.reshape(self._x),
             [state.reshape(shape) for state, shape in zip(states, self._states)],
-            params, None, None, [], None,
+            params, lengths, reset, [], None,
         )  # fmt: skip
         shaped = [
             None if grad is None else grad.reshape(shape)
             for grad, shape in zip(grads, self._results)
         ]
         y, *reserve = outputs
-        wanted = Needs(needs[0], needs[count:], needs[1:count], ())
+        wanted = Needs(needs[0], needs[count:last], needs[1:count], ())
         y = y.reshape(self._results[0])
         dx, *rest = op.gradients(self.route, inputs, y, reserve, shaped, wanted)
         d_states, d_params = rest[: len(states)], rest[len(states) :]
@@ -112,7 +119,7 @@ class Recorded:
             None if grad is None else grad.reshape(state.shape)
             for grad, state in zip(d_states, states)
         ]
-        return [dx, *d_params, *back]
+        return [dx, *d_params, *back, *[None] * (len(every) - last)]
 
 
 class _Repeated(torch.autograd.Function):

@@ -5,7 +5,7 @@ the second of a kind on.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,21 @@ NEW: Any = object()  # of a key that has not been seen
 
 Key = tuple[Hashable, ...]
 Stored = tuple[dict[str, Any], list[str]]
+
+
+class Masks(NamedTuple):
+    """What masks a call, as kernels read it: lengths (B,) int64, resets (T, B) bool, contiguous."""
+
+    lengths: Tensor | None = None
+    reset: Tensor | None = None
+
+    @property
+    def given(self) -> list[Tensor]:
+        """Those that there are."""
+        return [mask for mask in self if mask is not None]
+
+
+NO_MASKS = Masks()
 
 
 class Module(Protocol):
@@ -46,26 +61,25 @@ class Repeats:
         self.memory: Memory = {}
 
     def run(
-        self, module: Module, kind: str, x: Any, hx: Any, reset: Tensor | None = None
+        self, module: Module, kind: str, x: Any, hx: Any, masks: Masks = NO_MASKS
     ) -> list[Tensor] | None:
         """y and the final states of a call like an earlier one; None if it is not known to be one.
 
         Args:
             kind: which method of the module is called, with nothing but what follows.
             hx: the states: None, a tensor, or a tuple of them.
-            reset: None, or of which `readable_mask` is true.
         """
         known = self._known
         if not known or unseen():
             return None
         own, names = module._reads()
         try:
-            every = _every(x, [own[name] for name in names], hx, reset)
+            every = _every(x, [own[name] for name in names], hx, masks)
         except KeyError:  # a parametrized one is computed anew at each call
             return None
         if not guardable(every):
             return None
-        for alike, run in known.get(_key(module, kind, x, type(hx), reset)) or ():
+        for alike, run in known.get(_key(module, kind, x, type(hx), masks)) or ():
             made = run(every) if alike(every) else None
             if made is not None:
                 return made
@@ -75,7 +89,7 @@ class Repeats:
         self,
         module: Module,
         kind: str,
-        given: tuple[Tensor, Any, Tensor | None],
+        given: tuple[Tensor, Any, Masks],
         call: functional.Plain,
         results: Sequence[Tensor],
         batch_first: bool = False,
@@ -86,21 +100,21 @@ class Repeats:
         that no mode watched or changed.
 
         Args:
-            given: x, hx and reset as the module got them; call: the same as `functional` got it.
+            given: x and hx as the module got them, and masks; call: as `functional` got it.
             results: y, time-major, and the final states as the module returns them.
             batch_first: x is (B, T, I).
         """
-        x, hx, reset = given
-        if not ordinary(x) or (reset is not None and results[0].requires_grad):
+        x, hx, masks = given
+        if not ordinary(x):
             return
-        key = _key(module, kind, x, type(hx), reset)
+        key = _key(module, kind, x, type(hx), masks)
         before = self._known.get(key, NEW)
         if before is NEW:
             if len(self._known) >= KEYS:
                 self._known.clear()
             self._known[key] = ()
             return
-        every = _every(x, call.params, hx, reset)
+        every = _every(x, call.params, hx, masks)
         if before is None or len(before) >= CALLS or not guardable(every):
             return
         if tensors.plain(*every):
@@ -117,7 +131,8 @@ class Repeats:
         if not records:
             run = functional.repeat(call, shapes, self.memory)
             return None if run is None else (alike, run)
-        x, states = call.x if batch_first else every[0], every[1 + len(call.params) :]
+        x, first = call.x if batch_first else every[0], 1 + len(call.params)
+        states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = functional.repeat_recorded(call, shapes, given)
         return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
@@ -131,16 +146,39 @@ def readable_mask(reset: Any, x: Any) -> bool:
     )  # fmt: skip
 
 
-def _key(module: Module, kind: str, x: Tensor, hx: type, reset: Tensor | None) -> Key:
+def readable_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks | None:
+    """Masks of a call of a batch as kernels read them; None where it is not remembered.
+
+    Lengths are sorted on the GPU by a launch, on a CPU by torch, which no call repeats.
+
+    Raises:
+        ValueError: lengths do not go with x.
+    """
+    if type(x) is not Tensor or x.dim() != 3 or unseen():
+        return None
+    if reset is not None:
+        if type(reset) is not Tensor or reset.dim() != 2:
+            return None
+        reset = reset.t().contiguous() if batch_first else reset
+        if not readable_mask(reset, x):
+            return None
+    if lengths is not None:
+        if not x.is_cuda or type(lengths) is not Tensor:
+            return None
+        lengths = functional.check_lengths(lengths, x.transpose(0, 1) if batch_first else x)
+    return Masks(lengths, reset)
+
+
+def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:
     """What a call is beyond its tensors; of x the sizes, by which calls differ most."""
     settings = module.backend, module.training, module.dropout, module.batch_first
-    return kind, x.shape, hx, reset is None, *settings
+    return kind, x.shape, hx, masks.lengths is None, masks.reset is None, *settings
 
 
-def _every(x: Any, params: Sequence[Any], hx: Any, reset: Tensor | None) -> tuple[Any, ...]:
+def _every(x: Any, params: Sequence[Any], hx: Any, masks: Masks) -> tuple[Any, ...]:
     """The tensors of a call in the order in which they are looked at."""
     states = () if hx is None else hx if type(hx) is tuple else (hx,)
-    return (x, *params, *states) if reset is None else (x, *params, *states, reset)
+    return (x, *params, *states) if masks is NO_MASKS else (x, *params, *states, *masks.given)
 
 
 class RepeatingModule(Asked):

@@ -58,8 +58,9 @@ class AgainRecorded(Again):
         self._given, self._params = given, len(call.params)
         self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
-        y, *made, _ = [made.template.shape for made in self._program.made]
-        self.saved = [y, *made[len(shapes) - 1 :]]
+        made = [(made.template.shape, made.template.dtype) for made in self._program.made]
+        y, *rest, _ = made
+        self.saved = [y, *rest[len(shapes) - 1 :]]
 
     def backward(
         self,
@@ -84,7 +85,8 @@ class AgainRecorded(Again):
         return [backwards.gradient(place, made) for place in places]
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
-        params, states = needs[1 : 1 + self._params], needs[1 + self._params :]
+        last = len(self._given) + self._params  # then come masks
+        params, states = needs[1 : 1 + self._params], needs[1 + self._params : last]
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.sizes, backwards.Given(given[0], finals, ()), asked)

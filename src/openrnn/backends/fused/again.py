@@ -29,9 +29,10 @@ class Again:
     def __init__(self, backend: Backend, call: Call, shapes: Shapes) -> None:
         self.backend, self.problem, self.params = backend, call.problem, len(call.params)
         given = [call.x, *call.params, *call.states]
-        self._looked = len(given)  # resets may lie anywhere
+        self._looked = len(given)  # masks may lie anywhere
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
-        given += [] if call.reset is None else [call.reset]
+        given += [mask for mask in (call.lengths, call.reset) if mask is not None]
+        self.count = len(given)
         self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
 
         def run(tensors: Sequence[Tensor]) -> Found:
@@ -41,13 +42,14 @@ class Again:
         self.program = record(run, given).shaped(shapes)
 
     def called(self, every: Sequence[Tensor]) -> Call:
-        """The call of x, parameters, states and resets that lie in memory as those of the first."""
+        """The call of x, parameters, states, lengths and resets that lie as those of the first."""
         x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
         reset = rest.pop() if self.problem.reset else None
-        return Call(self.problem, x, rest[self.params :], rest[: self.params], reset=reset)
+        lengths = rest.pop() if self.problem.lengths else None
+        return Call(self.problem, x, rest[self.params :], rest[: self.params], lengths, reset)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, of x, parameters, states and, if there are any, resets.
+        """Y and the final states, of x, parameters, states and, if there are any, masks.
 
         None also where the workspace finds no memory: the usual way needs less at a time.
         """
@@ -91,9 +93,7 @@ class AgainRecorded(Again):
         super().__init__(backend, call, shapes)
         y, *made = [made.template for made in self.program.made[:-1]]
         kept = [y, *made[len(shapes) - 1 :]]  # and the reserve
-        if any(tensor.dtype != call.x.dtype for tensor in kept):
-            raise NotRepeatableError("forward keeps tensors of another dtype")
-        self.saved = [tensor.shape for tensor in kept]
+        self.saved = [(tensor.shape, tensor.dtype) for tensor in kept]
         x, *states = given
         self._shapes = [x, *(tuple(param.shape) for param in call.params), *states]
         self._results = result_shapes(self.problem, call.x.shape[0], call.x.shape[1])
@@ -148,14 +148,16 @@ class AgainRecorded(Again):
         Args:
             present: which of the gradients of y and the final states there are.
         """
-        count, params = len(self._shapes), self.params
-        call, rest = self.called(tensors[:count]), iter(tensors[count:])
+        call, rest = self.called(tensors[: self.count]), iter(tensors[self.count :])
+        params, states = self.params, len(call.states)
         y = next(rest).view(self._results[0])
         reserve = [next(rest) for _ in self.saved[1:]]
         dy, *finals = [
             next(rest).view(shape) if there else None
             for there, shape in zip(present, self._results)
         ]
-        wanted = Needs(needs[0], needs[1 + params :], needs[1 : 1 + params], ())
+        wanted = Needs(
+            needs[0], needs[1 + params : 1 + params + states], needs[1 : 1 + params], ()
+        )  # fmt: skip
         found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
         return [found.x, *found.params, *found.states]

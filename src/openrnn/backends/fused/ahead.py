@@ -29,7 +29,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
         plain |= {"permute_weights": name, "reduce_bias_gradients": name}
         plain |= {"dropout": name} if spec.drops(True) else {}
     if problem.lengths:
-        plain["sort_lengths"] = "float32"
+        plain |= {"sort_lengths": "float32", "cut_lengths": "float32"}
     made |= {kernels.plain_binary(kernel, dtype, arch) for kernel, dtype in plain.items()}
     kinds = plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states, reset_state

@@ -17,7 +17,7 @@ from openrnn.backends.fused.layer import (
     LayerKernels,
     layer_kernels,
 )
-from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.backends.fused.lengths import SortedLengths, cut_lengths
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
 from openrnn.native.recording import CURRENT, LaunchAwaited, Waited
@@ -165,10 +165,7 @@ class Launches:
             return Masks(self.lengths, self.reset)
         found = self._masks.get(chunk)
         if found is None:
-            lengths = self.lengths
-            if lengths is not None:
-                inside = (lengths.lengths - chunk.begin).clamp(0, chunk.steps)
-                lengths = SortedLengths(inside, lengths.order)
+            lengths = None if self.lengths is None else cut_lengths(self.lengths, chunk)
             reset = None if self.reset is None else self.reset[chunk.begin : chunk.end]
             found = self._masks[chunk] = Masks(lengths, reset)
         return found

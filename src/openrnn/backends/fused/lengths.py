@@ -1,4 +1,4 @@
-"""Rows sorted by length, in one launch."""
+"""Rows sorted by length, and lengths within a chunk of time, in one launch each."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import kernels
-from openrnn.kernels.cuda.args import SortLengthsArgs
+from openrnn.kernels.cuda.args import CutLengthsArgs, SortLengthsArgs
+from openrnn.schedule import Chunk
 
 COUNTED = 8192  # rows up to which a kernel of B * B comparisons is quicker than torch's sort
 
@@ -32,3 +33,16 @@ def sort_lengths(lengths: Tensor, order: Tensor | None) -> SortedLengths:
         args = SortLengthsArgs(lengths=lengths.data_ptr(), order=order.data_ptr(), batch=batch)
         kernel.launch(-(-batch // kernel.threads), args.words())
     return SortedLengths(lengths, order)
+
+
+def cut_lengths(lengths: SortedLengths, chunk: Chunk) -> SortedLengths:
+    """The lengths within a chunk, counted from its first step; the order of the rows holds."""
+    given = lengths.lengths
+    inside, batch = torch.empty_like(given), len(given)
+    kernel = kernels.plain("cut_lengths", "float32", given.device.index or 0)
+    args = CutLengthsArgs(
+        lengths=given.data_ptr(), inside=inside.data_ptr(), batch=batch, begin=chunk.begin,
+        steps=chunk.steps,
+    )  # fmt: skip
+    kernel.launch(-(-batch // kernel.threads), args.words())
+    return SortedLengths(inside, lengths.order)

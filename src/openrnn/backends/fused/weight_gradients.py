@@ -145,7 +145,7 @@ def add_recurrent(
         first = _first_step(launches, reverse, chunk, d_gates[..., offset:])
         if first is not None:
             if reset is not None and not reverse:
-                first = first.masked_fill(reset[0][:, None], 0)
+                first = copied(first[None], mask=reset[:1])[0]
             initial = widened(call.states[0][layer.index, None])[0]
             found.add(_rows(first), _rows(initial), batch)
     if call.reset_states and reset is not None:

@@ -357,6 +357,17 @@ class SortLengthsArgs(Args):
     batch: Annotated[int, "int64", "B"]
 
 
+@_table
+class CutLengthsArgs(Args):
+    """Of `cut_lengths`."""
+
+    lengths: Annotated[int, "const int64*", "[B]"]
+    inside: Annotated[int, "int64*", "out [B]: in 0 to steps"]
+    batch: Annotated[int, "int64", "B"]
+    begin: Annotated[int, "int64", "the first step of the chunk"]
+    steps: Annotated[int, "int64", "of the chunk"]
+
+
 LOOPS: dict[str, type[Args]] = {"forward": ForwardArgs, "backward": BackwardArgs}
 STEPS: dict[str, type[Args]] = {
     "step_forward": StepForwardArgs,
@@ -370,4 +381,5 @@ PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
     "dropout": DropoutArgs,
     "reduce_bias_gradients": ReduceBiasGradientsArgs,
     "sort_lengths": SortLengthsArgs,
+    "cut_lengths": CutLengthsArgs,
 }
