@@ -21,6 +21,7 @@ from test_fused_launches import (
 )
 from test_fused_products import at, copy_rows, multiply, permute_weights
 from test_repeats import flat
+from torch.utils.checkpoint import checkpoint
 
 import openrnn
 from openrnn import cells
@@ -176,6 +177,12 @@ class Kernel:
         elif name == "fill_flags":
             for row in range(args.rows):
                 ctypes.memset(args.buffer + row * args.row_bytes, 255, 16 * args.pieces)
+        elif name == "dropout":
+            count = args.steps * args.batch * args.width
+            seed = integers(args.seed, ctypes.c_int64, 2)
+            places = torch.arange(count) + args.first * args.batch * args.width + args.layer
+            mask = ((places * 7919 + seed[0]) % 5 > 1).float()
+            at(args.out, (1, count)).copy_(at(args.x, (1, count)).clone() * mask)
         elif name == "cut_lengths":
             lengths = integers(args.lengths, ctypes.c_int64, args.batch) - args.begin
             integers(args.inside, ctypes.c_int64, args.batch).copy_(lengths.clamp(0, args.steps))
@@ -220,7 +227,7 @@ def pretended(monkeypatch):
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        overlap=False, length=STEPS, width=WIDTH, lengths=None, reset=None, **options,
+        overlap=False, length=STEPS, width=WIDTH, lengths=None, reset=None, seed=None, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "leave_room", lambda *_: overlap)
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
@@ -235,13 +242,14 @@ def pretended(monkeypatch):
         clear_caches()
         spec = cells.lstm.spec(width, hidden, **options)
         masked = {"lengths": lengths is not None, "reset": reset is not None}
+        masked["training"] = seed is not None
         problem = Problem(spec, torch.float32, "cpu", grad=grad, **masked)
         x = torch.randn(length, BATCH, width)
         if batch_first:
             x = x.transpose(0, 1).contiguous().transpose(0, 1)
         given = [torch.randn(spec.chains, BATCH, hidden) for _ in "hc"] if states else []
         params = [torch.randn(slot.shape) for slot in module_slots(spec)]
-        return Call(problem, x, given, params, lengths, reset)
+        return Call(problem, x, given, params, lengths, reset, seed=seed)
 
     yield call
     clear_caches()
@@ -368,12 +376,12 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
 @pytest.mark.parametrize("masked", ["lengths", "reset", "both"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_layers": 2}, {"bidirectional": True, "at_once": True},
-     {"num_layers": 3, "wavefront": 2}],
+    [{}, {"num_layers": 2, "dropout": 0.4}, {"bidirectional": True, "at_once": True},
+     {"num_layers": 3, "wavefront": 2}, {"num_layers": 3, "wavefront": 2, "dropout": 0.4}],
     ids=str,
 )  # fmt: skip
 def test_programs_read_lengths_and_resets(pretended, options, masked, states, grad):
-    """Of this call, and of others with other masks."""
+    """Of this call, and of others with other masks, and the seed of dropout masks."""
 
     def drawn_masks():
         lengths, reset = torch.randint(0, STEPS + 1, (BATCH,)), torch.rand(STEPS, BATCH) < 0.3
@@ -382,13 +390,16 @@ def test_programs_read_lengths_and_resets(pretended, options, masked, states, gr
         ]
 
     lengths, reset = drawn_masks()
-    call = pretended(16, CLUSTERS, states, grad, lengths=lengths, reset=reset, **options)
+    drops = "dropout" in options
+    seed = torch.tensor([3, 4]) if drops else None
+    call = pretended(16, CLUSTERS, states, grad, lengths=lengths, reset=reset, seed=seed, **options)
     fused, shapes = BACKENDS["fused"], shapes_of(call)
     inner = [call.x.shape, *(state.shape for state in call.states)]
     run = fused.repeat_recorded(call, shapes, inner) if grad else fused.repeat(call, shapes)
     found = []
     for number in range(3):
         mask = [one for one in (drawn_masks() if number else (lengths, reset)) if one is not None]
+        mask += [torch.tensor([number, 4])] if drops else []
         every = [*others([call.x, *call.params, *call.states]), *mask]
         want = fused.forward(run.called(every))
         if not grad:
@@ -745,10 +756,41 @@ def test_stacks_of_more_than_64_mib_repeat(hits, options):
             del y
         assert hits["memory"] == 2
         hits["memory"] = 0
-        ((_, run),) = next(iter(module._repeats._known.values()))
-        assert None not in run.run._known.values()
+        (known,) = next(iter(module._repeats._known.values()))
+        assert None not in known.run.run._known.values()
         for a, b in zip(found[0], found[3], strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wavefront", [0, 5])
+def test_dropout_repeats(hits, wavefront):
+    """The same masks as of a module that remembers nothing, and as much of torch's generator."""
+    module = on_gpu(64, num_layers=3, dropout=0.5, wavefront=wavefront)
+    x = drawn(20, 7, 24)
+    leaves = [x, *module.parameters()]
+
+    def step(remembers=True):
+        kept = module._repeats
+        if not remembers:
+            module._repeats = repeats.Repeats()
+        torch.manual_seed(5)
+        y, _ = module(x)
+        with torch.no_grad():
+            plain, _ = module(x)
+        again = checkpoint(lambda x: module(x)[0], x, use_reentrant=False)
+        grads = torch.autograd.grad(y.sum() + again.sum(), leaves)
+        module._repeats = kept
+        return [y.detach(), plain, again.detach(), *grads, torch.cuda.get_rng_state()]
+
+    for _ in range(2):
+        step()
+    hits["memory"] = 0
+    found = step()
+    assert hits == {"memory": 2, "full": 0}
+    for a, b in zip(found, step(remembers=False), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(found[0], found[1])
 
 
 @pytest.mark.gpu

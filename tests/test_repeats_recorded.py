@@ -303,8 +303,8 @@ def test_a_model_is_trained_as_without_memory(monkeypatch, kind):
             y, _ = net(x, state.detach())
             y.square().mean().backward()
             optimizer.step()
-    assert any(isinstance(run, recorded.Recorded)
-               for known in module._repeats._known.values() for _, run in known)  # fmt: skip
+    assert any(isinstance(one.run, recorded.Recorded)
+               for known in module._repeats._known.values() for one in known)  # fmt: skip
     assert not other._repeats._known
     same(module.parameters(), other.parameters())
     assert repeats.CALLS >= 2

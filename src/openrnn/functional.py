@@ -177,7 +177,8 @@ def repeat(
 ) -> Repeat | None:
     """What runs a call that has been run, and calls like it, with no new look at the tensors.
 
-    None where its backend has none, and where the call draws dropout masks or turns sequences.
+    None where its backend has none, where the call turns sequences, and where it draws dropout
+    masks on a CPU. On a GPU those that draw some take a seed, `philox.draw`, as the last tensor.
 
     Args:
         call: it records no gradient, is under no transform, and its tensors have memory of their
@@ -209,7 +210,7 @@ def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         call: as `repeat` takes it, with states.
         results: y and the final states, which each run writes.
     """
-    taken = _taken(call)
+    taken = None if call.spec.drops(call.training) else _taken(call)
     if taken is not None and call.x.is_cuda:
         return captured.bound(taken.backend, taken.call, results)
     return None if taken is None else taken.backend.bind(taken.call, results)
@@ -224,17 +225,20 @@ class _Taken(NamedTuple):
 
 
 def _taken(call: Plain, grad: bool = False) -> _Taken | None:
-    """The call; None where `recurrent` does more: it draws dropout masks, or sequences turn."""
+    """The call; None where `recurrent` does more: sequences turn, or a CPU draws dropout masks."""
     spec, x = call.spec, call.x
-    if spec.drops(call.training) or spec.reverse:
+    drops, seed = spec.drops(call.training), None
+    if spec.reverse or (drops and not x.is_cuda):
         return None
+    if drops:  # in memory of its own: nobody reads this one
+        seed = torch.empty(2, dtype=torch.int64, device=x.device)
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
     asked = Request(
-        spec.text, x.dtype, x.device, precision, grad, lengths=call.lengths is not None,
-        reset=call.reset is not None, batch=request.size_class(x),
+        spec.text, x.dtype, x.device, precision, grad, drops, call.lengths is not None,
+        call.reset is not None, batch=request.size_class(x),
     )  # fmt: skip
     route = choose(call.backend, asked)
-    made = call_of(route, (x, call.states, call.params, call.lengths, call.reset, (), None))
+    made = call_of(route, (x, call.states, call.params, call.lengths, call.reset, (), seed))
     return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
 
 

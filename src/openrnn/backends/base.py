@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
 
-# y and final states from x, parameters and states alike those of an earlier call; None where they
-# turn out to have no memory, or something that the earlier call followed from has changed
-Repeat = Callable[[Sequence[Tensor]], list[Tensor] | None]
 Memory = dict[Hashable, Any]  # what calls of one module keep for each other
+
+
+class Repeat(Protocol):
+    """A call made again, of x, parameters, states and masks alike those of an earlier one."""
+
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether they have memory, and what the earlier call followed from holds."""
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states of those that are ready; None of others."""
 
 
 class RecordedRepeat(Protocol):
@@ -258,7 +265,7 @@ class Backend:
         """What runs this call, without gradients, and those of tensors that are alike; or None.
 
         Args:
-            call: without dropout and reset states.
+            call: without reset states; with a seed where it drops.
             shapes: of y and the final states as it returns them, contiguous.
             memory: of the module that calls, for what calls may leave for each other.
         """

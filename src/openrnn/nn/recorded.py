@@ -36,17 +36,22 @@ class Recorded:
         self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
         self._last = self._first + len(call.states)  # then come masks
         self._lengths, self._reset = call.lengths is not None, call.reset is not None
+        self._drops = call.spec.drops(call.training)  # the seed comes last
         self._batch_first = batch_first
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
         self._results = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
 
-    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states; None under hooks of saved tensors.
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether they have memory, and there are no hooks of saved tensors.
 
         A checkpoint compares what its two passes save, and the call may come to be remembered
         between them.
         """
-        if _hooks(False) is not None or not self.run.ready(every):
+        return _hooks(False) is None and self.run.ready(every)
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states, of those that are ready; None of others."""
+        if not self.ready(every):
             return None
         try:
             return list(_apply(self, *every))
@@ -68,7 +73,7 @@ class Recorded:
             or unseen()
             or not self._kept(outputs)
             or not guardable(every)
-            or not self.alike.same(every)  # modes are seen, too
+            or not self.alike.same(every[:-1] if self._drops else every)  # modes are seen, too
             or not self.run.ready(every)
         ):
             return self._in_full(every, outputs, grads, needs)
@@ -97,12 +102,13 @@ class Recorded:
         params, states, masks = list(every[1:count]), every[count:last], list(every[last:])
         lengths = masks.pop(0) if self._lengths else None
         reset = masks.pop(0) if self._reset else None
+        seed = masks.pop() if self._drops else None
         if reset is not None:  # of a step (B,)
             reset = reset.reshape(self._x[:2])
         inputs: tuple[Any, ...] = (
             x.transpose(0, 1) if self._batch_first else x.reshape(self._x),
             [state.reshape(shape) for state, shape in zip(states, self._states)],
-            params, lengths, reset, [], None,
+            params, lengths, reset, [], seed,
         )  # fmt: skip
         shaped = [
             None if grad is None else grad.reshape(shape)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from openrnn import functional, tensors
+from openrnn import functional, philox, tensors
 from openrnn.backends.base import Memory, Repeat
 from openrnn.nn.alike import Alike, guardable, ordinary, unseen
 from openrnn.nn.asked import Asked
@@ -40,6 +40,19 @@ class Masks(NamedTuple):
 NO_MASKS = Masks()
 
 
+class _Known(NamedTuple):
+    """A call that is remembered.
+
+    Attributes:
+        alike: whether tensors are like its own.
+        run: makes it again; drops: it draws dropout masks, and takes their seed last.
+    """
+
+    alike: Alike
+    run: Repeat
+    drops: bool
+
+
 class Module(Protocol):
     """A layer or a one-step module."""
 
@@ -57,7 +70,7 @@ class Repeats:
 
     def __init__(self) -> None:
         # of each key the latest first; None where the backend that runs it cannot repeat it
-        self._known: dict[Key, tuple[tuple[Alike, Repeat], ...] | None] = {}
+        self._known: dict[Key, tuple[_Known, ...] | None] = {}
         self.memory: Memory = {}
 
     def run(
@@ -79,8 +92,14 @@ class Repeats:
             return None
         if not guardable(every):
             return None
-        for alike, run in known.get(_key(module, kind, x, type(hx), masks)) or ():
-            made = run(every) if alike(every) else None
+        for alike, run, drops in known.get(_key(module, kind, x, type(hx), masks)) or ():
+            if not alike(every):
+                continue
+            if drops:
+                if not run.ready(every):  # a seed that nothing uses would change those that follow
+                    continue
+                every = (*every, philox.draw(x.device))
+            made = run(every)
             if made is not None:
                 return made
         return None
@@ -124,18 +143,20 @@ class Repeats:
     def _again(
         self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
         batch_first: bool,
-    ) -> tuple[Alike, Repeat] | None:  # fmt: skip
+    ) -> _Known | None:  # fmt: skip
         """A call to be made again; None where its backend cannot."""
         records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
-        alike = Alike(every, records)
+        alike, drops = Alike(every, records), call.spec.drops(call.training)
         if not records:
             run = functional.repeat(call, shapes, self.memory)
-            return None if run is None else (alike, run)
+            return None if run is None else _Known(alike, run, drops)
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = functional.repeat_recorded(call, shapes, given)
-        return None if found is None else (alike, Recorded(alike, call, batch_first, *found))
+        if found is None:
+            return None
+        return _Known(alike, Recorded(alike, call, batch_first, *found), drops)
 
 
 def readable_mask(reset: Any, x: Any) -> bool:

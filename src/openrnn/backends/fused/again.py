@@ -31,7 +31,7 @@ class Again:
         given = [call.x, *call.params, *call.states]
         self._looked = len(given)  # masks may lie anywhere
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
-        given += [mask for mask in (call.lengths, call.reset) if mask is not None]
+        given += [mask for mask in (call.lengths, call.reset, call.seed) if mask is not None]
         self.count = len(given)
         self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
 
@@ -42,14 +42,16 @@ class Again:
         self.program = record(run, given).shaped(shapes)
 
     def called(self, every: Sequence[Tensor]) -> Call:
-        """The call of x, parameters, states, lengths and resets that lie as those of the first."""
+        """The call of x, parameters, states, masks and a seed that lie as those of the first."""
         x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
+        seed = rest.pop() if self.problem.drops else None
         reset = rest.pop() if self.problem.reset else None
         lengths = rest.pop() if self.problem.lengths else None
-        return Call(self.problem, x, rest[self.params :], rest[: self.params], lengths, reset)
+        params, states = rest[: self.params], rest[self.params :]
+        return Call(self.problem, x, states, params, lengths, reset, seed=seed)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, of x, parameters, states and, if there are any, masks.
+        """Y and the final states, of x, parameters, states and, if there are any, masks and seed.
 
         None also where the workspace finds no memory: the usual way needs less at a time.
         """
