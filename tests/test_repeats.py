@@ -183,6 +183,28 @@ def test_autocast_and_modes_are_seen(hits):
         assert module(x, hx)[0].is_inference()
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_calls_under_autocast_repeat(hits, masked, grad):
+    """Of float64, which autocast leaves alone: on a CPU other dtypes of it do not repeat."""
+    module = openrnn.GRU(WIDTH, H, 2, dtype=torch.float64)
+    x = torch.randn(T, B, WIDTH, dtype=torch.float64)
+    given = {"reset": torch.rand(T, B) < 0.5} if masked else {}
+    leaves, found = [*module.parameters()], []
+    with torch.set_grad_enabled(grad):
+        for autocast in (False, True, True, True, True):
+            if not autocast:
+                module._repeats, kept = repeats.Repeats(), module._repeats
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                y, h = module(x, **given)
+            if not autocast:
+                module._repeats = kept
+            found.append([y, h, *(torch.autograd.grad(y.sum(), leaves) if grad else ())])
+    assert hits == [2]
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
 def test_forward_mode_is_seen():
     module = layer()

@@ -10,17 +10,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, packed, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import NO_MASKS, Masks, readable_mask, readable_masks
+from openrnn.nn.repeats import NO_MASKS, Masks, of_step, readable_mask, readable_masks
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
-
-
-def _of_step(reset: Tensor | None) -> Masks:
-    """The masks of a step."""
-    return NO_MASKS if reset is None else Masks(reset=reset)
 
 
 class Layer(TorchNames):
@@ -161,7 +156,7 @@ class Layer(TorchNames):
         repeats = not is_compiling() and reset_state is None
         repeats = repeats and (reset is None or readable_mask(reset, x_t))
         if repeats:
-            found = self._repeats.run(self, "step", x_t, state, _of_step(reset))
+            found = self._repeats.run(self, "step", x_t, state, of_step(reset))
             if found is not None:
                 y_t, *states = found
                 return y_t, self._give(tuple(states))
@@ -186,7 +181,7 @@ class Layer(TorchNames):
         if not batched:
             finals = tuple(state.squeeze(1) for state in finals)
         if repeats:
-            self._remember("step", (x_t, state), (input, initial), _of_step(reset), (y, *finals))
+            self._remember("step", (x_t, state), (input, initial), of_step(reset), (y, *finals))
         return y, self._give(finals)
 
     def stepper(self, batch: int | None = None) -> Stepper:
@@ -309,13 +304,38 @@ class Layer(TorchNames):
         return_states: bool,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        casts = autocast.wanted(x.device) is not None
         x, weights, states, reset_states = autocast.applied(x, self.weights(), states, reset_states)
         checks.same_dtype(x, weights[0])
+        if casts and reset_states is None and generator is None and not return_states:
+            masks = None if is_compiling() else readable_masks(x, lengths, reset, batch_first=False)
+            if masks is not None:
+                with torch.autocast(x.device.type, enabled=False):  # all are cast
+                    return *self._cast(x, weights, states, masks), ()
         return functional.recurrent(
             self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=reset_states,
             return_states=return_states, training=self.training, generator=generator,
             backend=self.backend,
         )  # fmt: skip
+
+    def _cast(
+        self, x: Tensor, weights: Sequence[Tensor], states: list[Tensor] | None, masks: Masks
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """y and the final states of tensors that autocast has cast, remembered as other calls."""
+        hx = None if states is None else tuple(states)
+        found = self._repeats.run(self, "cast", x, hx, masks, weights)
+        if found is not None:
+            return found[0], tuple(found[1:])
+        call = functional.Plain(
+            self.spec, x, weights, states or (), self.training, self.backend,
+            lengths=masks.lengths, reset=masks.reset,
+        )  # fmt: skip
+        y, finals, _ = functional.recurrent(
+            call.spec, x, weights, states, lengths=masks.lengths, reset=masks.reset,
+            training=call.training, backend=call.backend,
+        )  # fmt: skip
+        self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
+        return y, finals
 
     def _check_input(self, input: Tensor) -> None:
         first = self._parameters.get(self._names[0])

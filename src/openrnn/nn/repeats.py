@@ -74,22 +74,26 @@ class Repeats:
         self.memory: Memory = {}
 
     def run(
-        self, module: Module, kind: str, x: Any, hx: Any, masks: Masks = NO_MASKS
-    ) -> list[Tensor] | None:
+        self, module: Module, kind: str, x: Any, hx: Any, masks: Masks = NO_MASKS,
+        params: Sequence[Tensor] | None = None,
+    ) -> list[Tensor] | None:  # fmt: skip
         """y and the final states of a call like an earlier one; None if it is not known to be one.
 
         Args:
             kind: which method of the module is called, with nothing but what follows.
             hx: the states: None, a tensor, or a tuple of them.
+            params: what the call reads in place of the parameters of the module.
         """
         known = self._known
         if not known or unseen():
             return None
-        own, names = module._reads()
-        try:
-            every = _every(x, [own[name] for name in names], hx, masks)
-        except KeyError:  # a parametrized one is computed anew at each call
-            return None
+        if params is None:
+            own, names = module._reads()
+            try:
+                params = [own[name] for name in names]
+            except KeyError:  # a parametrized one is computed anew at each call
+                return None
+        every = _every(x, params, hx, masks)
         if not guardable(every):
             return None
         for alike, run, drops in known.get(_key(module, kind, x, type(hx), masks)) or ():
@@ -157,6 +161,11 @@ class Repeats:
         if found is None:
             return None
         return _Known(alike, Recorded(alike, call, batch_first, *found), drops)
+
+
+def of_step(reset: Tensor | None) -> Masks:
+    """The masks of a step, resets (B,)."""
+    return NO_MASKS if reset is None else Masks(reset=reset)
 
 
 def readable_mask(reset: Any, x: Any) -> bool:
