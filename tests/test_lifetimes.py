@@ -55,12 +55,12 @@ def drawn(dice):
         if streams > 1 and dice.random() < 0.4:
             other = dice.choice([0, *range(streams)])
             if other != stream:
-                operations.append(Wait(stream, other, 0))
+                operations.append(Wait(stream, other))
         elif dice.random() < 0.1:
-            operations.append(WaitForLaunch(stream, 0))
+            operations.append(WaitForLaunch(stream))
         else:
             operations.append(launch(stream, *dice.choices(range(slots), k=dice.randint(1, 3))))
-    return [*operations, *(Wait(0, stream, 0) for stream in range(1, streams))]
+    return [*operations, *(Wait(0, stream) for stream in range(1, streams))]
 
 
 def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
@@ -122,8 +122,8 @@ def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, 
 
 def test_a_slot_on_a_side_stream_is_in_use_between_waits():
     operations = [
-        launch(0, 1), Wait(1, 0, 0), launch(1, 2), launch(0, 3), Wait(0, 1, 0), launch(0, 4),
-        WaitForLaunch(2, 0), launch(2, 5),
+        launch(0, 1), Wait(1, 0), launch(1, 2), launch(0, 3), Wait(0, 1), launch(0, 4),
+        WaitForLaunch(2), launch(2, 5),
     ]  # fmt: skip
     assert lifetimes.lifetimes(operations) == {
         1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),

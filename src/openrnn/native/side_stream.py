@@ -32,11 +32,20 @@ class Streams:
     """
 
     def __init__(self, device: int, main: int) -> None:
+        from cuda.bindings import driver
+
         self.device = device
         self._lock = Lock()
+        # the driver's functions and objects: looking them up, and making them of integers, takes
+        # its callers longer than the calls
+        self._record, self._wait, self._stream = (
+            driver.cuEventRecord, driver.cuStreamWaitEvent, driver.CUstream
+        )  # fmt: skip
         with torch.cuda.device(device):
-            self.launch_event = self._new_event()
+            self._launch_event = self._new_event()
             self._events = [self._new_event()]  # of each stream
+        self.launch_event = int(self._launch_event)
+        self._objects = [driver.CUstream(main)]
         self._handles = [main]
         self._streams = list[torch.cuda.ExternalStream]()  # the side streams
 
@@ -54,14 +63,17 @@ class Streams:
 
     def wait(self, waiting: int, other: int) -> None:
         """What a stream does next waits for all that the other one was given."""
-        waits, handle = self.handle(waiting), self.handle(other)
+        if max(waiting, other) >= len(self._handles):
+            self._grow(max(waiting, other))
         event = self._events[other]
-        self._ask("cuEventRecord", event, handle)
-        self._ask("cuStreamWaitEvent", waits, event, 0)
+        self._check("cuEventRecord", *self._record(event, self._objects[other]))
+        self._check("cuStreamWaitEvent", *self._wait(self._objects[waiting], event, 0))
 
     def wait_for_launch(self, waiting: int) -> None:
         """What a stream does next waits until the blocks of that launch have begun."""
-        self._ask("cuStreamWaitEvent", self.handle(waiting), self.launch_event, 0)
+        self.handle(waiting)  # there is one
+        status = self._wait(self._objects[waiting], self._launch_event, 0)
+        self._check("cuStreamWaitEvent", *status)
 
     def _grow(self, number: int) -> None:
         """Makes the side streams up to `number`; handles come last, as others look at them."""
@@ -69,20 +81,24 @@ class Streams:
             while number >= len(self._handles):
                 made = int(self._ask("cuStreamCreate", 1))  # CU_STREAM_NON_BLOCKING
                 self._events.append(self._new_event())
+                self._objects.append(self._stream(made))
                 self._streams.append(torch.cuda.ExternalStream(made, self.device))
                 self._handles.append(made)
 
-    def _new_event(self) -> int:
-        return int(self._ask("cuEventCreate", 2))  # CU_EVENT_DISABLE_TIMING
+    def _new_event(self) -> Any:
+        return self._ask("cuEventCreate", 2)  # CU_EVENT_DISABLE_TIMING
 
-    @staticmethod
-    def _ask(name: str, *arguments: int) -> Any:
+    def _ask(self, name: str, argument: int) -> Any:
         from cuda.bindings import driver
 
-        status, *found = getattr(driver, name)(*arguments)
+        status, found = getattr(driver, name)(argument)
+        self._check(name, status)
+        return found
+
+    @staticmethod
+    def _check(name: str, status: Any) -> None:
         if status:
             raise LaunchError(f"{name}: {status.name}")
-        return found[0] if found else None
 
 
 @resource

@@ -7,7 +7,7 @@ the last slot, of the workspace.
 
 from collections.abc import Callable, Sequence
 from threading import local
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from openrnn.native.side_stream import streams
 
 _address = Tensor.data_ptr
 Handles = Sequence[int]  # of the main stream and those side streams that are used
-Run = Callable[[Sequence[int], Handles], None]  # of the values
+Run = Callable[[Sequence[int], Handles, Any], None]  # of the values; with `Streams`, if any
 
 
 class Value(NamedTuple):
@@ -60,14 +60,14 @@ class Launch(NamedTuple):
         parameter.words[:] = self.words
         launch, clusters, stream = self.kernel.launch_at, self.clusters, self.stream
         given = [(place, slot, offset) for place, (slot, offset) in self.given]
-        signals, device = self.signals, self.kernel.device
+        signals = self.signals
         self.kernel.enter()
 
-        def run(values: Sequence[int], handles: Handles) -> None:
+        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
             words = parameter.words
             for place, slot, offset in given:
                 words[place] = values[slot] + offset
-            event = streams(device).launch_event if signals else 0
+            event = beside.launch_event if signals else 0
             launch(parameter.address, clusters, handles[stream], event)
 
         return run
@@ -95,7 +95,7 @@ class Multiply(NamedTuple):
             self.a, self.b, self.d, self.space
         )  # fmt: skip
 
-        def run(values: Sequence[int], handles: Handles) -> None:
+        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
             multiply(
                 values[a] + from_a, values[b] + from_b, values[d] + from_d, add,
                 values[space] + from_space, handles[stream],
@@ -109,14 +109,13 @@ class Wait(NamedTuple):
 
     stream: int
     other: int
-    device: int
 
     def bound(self) -> Run:
         """Waits."""
-        stream, other, device = self
+        stream, other = self
 
-        def run(values: Sequence[int], handles: Handles) -> None:
-            streams(device).wait(stream, other)
+        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+            beside.wait(stream, other)
 
         return run
 
@@ -125,14 +124,13 @@ class WaitForLaunch(NamedTuple):
     """A stream waits until all blocks of the last launch that signals have begun."""
 
     stream: int
-    device: int
 
     def bound(self) -> Run:
         """Waits."""
-        stream, device = self
+        stream = self.stream
 
-        def run(values: Sequence[int], handles: Handles) -> None:
-            streams(device).wait_for_launch(stream)
+        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+            beside.wait_for_launch(stream)
 
         return run
 
@@ -175,16 +173,17 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        handles = [current_stream(device)]
+        handles, beside = [current_stream(device)], None
         if self._sides:
             beside = streams(device)
             handles += [beside.handle(number + 1) for number in range(self._sides)]
         try:
             for run in self._bound():
-                run(values, handles)
+                run(values, handles, beside)
         except BaseException:  # what side streams use is freed
-            for number in range(self._sides):
-                streams(device).wait(0, number + 1)
+            if beside is not None:
+                for number in range(self._sides):
+                    beside.wait(0, number + 1)
             raise
         made.pop()  # the workspace
         return made

@@ -145,8 +145,7 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     using = sorted({one.stream for one in recording.operations if isinstance(one, Multiplied)})
     spaces = {stream: Value(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
     sizes |= {space.slot: _space(recording) for space in spaces.values()}
-    device = given[0].device.index or 0
-    operations = [_operation(one, places, spaces, device) for one in recording.operations]
+    operations = [_operation(one, places, spaces) for one in recording.operations]
     offsets, size = packed(sizes, lifetimes(operations))
 
     def moved(value: Value) -> Value:
@@ -157,7 +156,7 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
         one.moved(moved) if isinstance(one, Launch | Multiply) else one for one in operations
     ]
     made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
-    return Program(operations, made, device)
+    return Program(operations, made, given[0].device.index or 0)
 
 
 def _limit(device: torch.device) -> int:
@@ -200,18 +199,16 @@ def _whole_parts(size: int) -> int:
     return -(-size // PART) * PART
 
 
-def _operation(
-    one: Recorded, places: _Places, spaces: Mapping[int, Value], device: int
-) -> Operation:
+def _operation(one: Recorded, places: _Places, spaces: Mapping[int, Value]) -> Operation:
     """What was recorded, with slots for its addresses.
 
     Args:
         spaces: the workspace of products on each stream that has some.
     """
     if isinstance(one, Waited):
-        return Wait(one.stream, one.other, device)
+        return Wait(one.stream, one.other)
     if isinstance(one, LaunchAwaited):
-        return WaitForLaunch(one.stream, device)
+        return WaitForLaunch(one.stream)
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
         return Multiply(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
