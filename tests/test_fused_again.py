@@ -219,6 +219,7 @@ def pretended(monkeypatch):
     """Kernels and products without a device; gives a call of some sizes and the launches' count."""
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cublaslt, "MatmulPlan", Plan)
     for module in (program, cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
@@ -419,6 +420,21 @@ def test_programs_read_lengths_and_resets(pretended, options, masked, states, gr
         assert [known is None for known in run._known.values()] == [whole]
         found.append(back)
     assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_no_backward_pass_is_rehearsed_during_a_capture(monkeypatch, pretended):
+    call = pretended(16, states=False)
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), [call.x.shape])
+    every = [call.x, *call.params]
+    made, needs = run.forward(every), (True,) * len(every)
+    outputs, grads = [made[0], *made[3:]], [torch.ones_like(made[0]), None, None]
+    with monkeypatch.context() as capture:
+        capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        want = run.backward(every, outputs, grads, needs)
+        assert not run._known
+    found = run.backward(every, outputs, grads, needs)
+    assert len(run._known) == 1
+    assert all(map(torch.equal, found, want))
 
 
 def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, pretended):
@@ -791,6 +807,30 @@ def test_dropout_repeats(hits, wavefront):
     for a, b in zip(found, step(remembers=False), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.gpu
+def test_nothing_is_rehearsed_during_a_capture(hits):
+    """Forward of the second call, then backward of the third: both are remembered after it."""
+    module, x = on_gpu(256), drawn(4, 7, 24)
+    leaves = [x, *module.parameters()]
+
+    def step():
+        return torch.autograd.grad(module(x)[0].sum(), leaves)
+
+    want = step()
+    for number in range(2):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            step()
+        assert hits["memory"] == number
+        if not number:
+            module(x)
+            assert any(module._repeats._known.values())
+    (known,) = next(iter(module._repeats._known.values()))
+    assert not known.run.run._known
+    found = step()
+    assert len(known.run.run._known) == 1
+    assert all(map(torch.equal, found, want))
 
 
 @pytest.mark.gpu

@@ -128,8 +128,8 @@ class Repeats:
             batch_first: x is (B, T, I).
         """
         x, hx, masks = given
-        if not ordinary(x):
-            return
+        if not ordinary(x) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return  # what a rehearsal takes in a capture would belong to the graph for good
         key = _key(module, kind, x, type(hx), masks)
         before = self._known.get(key, NEW)
         if before is NEW:

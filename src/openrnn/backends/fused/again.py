@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
+import torch
 from torch import OutOfMemoryError, Tensor
 
 from openrnn.backends.base import Backend, Call, Cotangents, Needs, result_shapes
@@ -113,9 +114,10 @@ class AgainRecorded(Again):
         # a hook may have left parts of other tensors, which no program is made for
         tensors = [*every, *map(dense, outputs), *(dense(g) for g in grads if g is not None)]
         key = *needs, *present
-        if key not in self._known:
+        # a rehearsal's memory would belong to the graph for good
+        if key not in self._known and not torch.cuda.is_current_stream_capturing():
             self._known[key] = self._recorded(tensors, present, needs)
-        known = self._known[key]
+        known = self._known.get(key)
         try:
             if known is not None:
                 made = iter(known.program.run([*map(_address, tensors)]))
