@@ -47,10 +47,8 @@ def test_a_stream_waits_for_an_event_of_the_other_one(asked):
     asked.clear()
     streams.wait(2, 0)  # makes both side streams
     assert [name for name, *_ in asked[:4]] == ["CUstream", "CUevent", "CUstream", "CUevent"]
-    assert asked[4:] == [
-        ("cuEventRecord", 101, 7),
-        ("cuStreamWaitEvent", streams.handle(2), 101, 0),
-    ]
+    waited = "cuStreamWaitEvent", streams.handle(2), 101, 0
+    assert asked[4:] == [("cuEventRecord", 101, 7), waited]
     asked.clear()
     streams.wait(0, 2)
     (_, event, at), waited = asked
