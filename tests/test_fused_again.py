@@ -596,10 +596,15 @@ def test_without_memory_for_a_workspace_a_call_goes_the_usual_way(monkeypatch, p
     def full(self, values):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(program.Program, "run", full)
-    assert run(every) is None
-    found = run.backward(every, [made[0], *made[3:]], grads, needs)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(program.Program, "run", full)
+        assert run(every) is None
+        assert run.ready(every)
+        found = run.backward(every, [made[0], *made[3:]], grads, needs)
     assert all(map(torch.equal, found, wanted))
+    # a request that fails makes torch's allocator give back what it keeps: not at every call
+    assert not run.ready(every)
+    assert run(every) is None
 
 
 def test_other_alignment_or_no_memory_is_another_call(pretended):

@@ -216,6 +216,30 @@ def test_a_gradient_penalty_needs_no_more_than_x(monkeypatch):
         torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", [openrnn.LSTM, openrnn.GRU, openrnn.RNN])
+def test_some_parameters_alone(kind):
+    """Each and each pair: a direction along both biases is the same for all steps and rows."""
+    torch.manual_seed(0)
+    ours = kind(3, HIDDEN, dtype=F64, backend="cpu")
+    other = kind(3, HIDDEN, dtype=F64, backend="reference")
+    other.load_state_dict(ours.state_dict())
+    x, names = (
+        torch.randn(STEPS, BATCH, 3, dtype=F64),
+        [name for name, _ in ours.named_parameters()],
+    )
+    for pair in ((one, two) for place, one in enumerate(names) for two in names[place:]):
+        found = []
+        for module in (ours, other):
+            leaves = [module.get_parameter(name) for name in sorted({*pair})]
+            for name, param in module.named_parameters():
+                param.requires_grad_(name in pair)
+            loss = module(x)[0].square().sum()
+            grads = torch.autograd.grad(loss, leaves, create_graph=True)
+            found.append(torch.autograd.grad(sum(one.square().sum() for one in grads), leaves))
+        for one, two in zip(*found, strict=True):
+            torch.testing.assert_close(one, two)
+
+
 @pytest.mark.parametrize("name", ["resets to given states", "both ways"])
 def test_a_third_derivative_is_the_references(name):
     require("cpu")

@@ -5,8 +5,8 @@ import random
 import pytest
 from test_fused_again import CLUSTERS, GRIDS, OPTIONS, pretended, shapes_of  # noqa: F401
 
-from openrnn.backends.fused import again, lifetimes, record
-from openrnn.backends.fused.lifetimes import Lifetime, packed, values_of
+from openrnn.backends.fused import record
+from openrnn.backends.fused.lifetimes import Lifetime, lifetimes_of, values_of, workspace_offsets
 from openrnn.backends.fused.program import Launch, Multiply, Value, Wait, WaitForLaunch
 from openrnn.dispatch import BACKENDS
 
@@ -69,7 +69,7 @@ def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
         operations = drawn(dice)
         using = users(operations)
         sizes = {slot: 256 * dice.randint(1, 4) for slot in using}
-        offsets, size = packed(sizes, lifetimes.lifetimes(operations))
+        offsets, size = workspace_offsets(sizes, lifetimes_of(operations))
         assert max(sizes.values()) <= size <= sum(sizes.values())
         for one in using:
             assert 0 <= offsets[one] <= size - sizes[one]
@@ -85,19 +85,17 @@ def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, configs):  # noqa: F811
     """Forward and backward, with the slots that they had before they were packed."""
-    seen, pack = [], record.packed
+    seen, timed, offsets_of = [], [], record.workspace_offsets
 
     def watched(sizes, lives):
-        offsets, size = pack(sizes, lives)
+        offsets, size = offsets_of(sizes, lives)
         seen.append((dict(sizes), offsets, size))
         return offsets, size
 
-    monkeypatch.setattr(record, "packed", watched)
-    timed = []
+    monkeypatch.setattr(record, "workspace_offsets", watched)
     monkeypatch.setattr(
-        record, "lifetimes", lambda operations: timed.append(operations) or find(operations)
+        record, "lifetimes_of", lambda found: timed.append(found) or lifetimes_of(found)
     )
-    find = lifetimes.lifetimes
     call = pretended(16, configs, **options)
     run = BACKENDS["fused"].repeat_recorded(
         call, shapes_of(call), [call.x.shape, *(state.shape for state in call.states)]
@@ -117,7 +115,6 @@ def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, 
                     assert apart(operations, using[one], using[other])
         alone = options == {"num_layers": 2}  # layer by layer: one layer's memory serves the other
         assert size < 0.75 * sum(sizes.values()) if alone else size <= sum(sizes.values())
-    assert again.record is record.record
 
 
 def test_a_slot_on_a_side_stream_is_in_use_between_waits():
@@ -125,7 +122,7 @@ def test_a_slot_on_a_side_stream_is_in_use_between_waits():
         launch(0, 1), Wait(1, 0), launch(1, 2), launch(0, 3), Wait(0, 1), launch(0, 4),
         WaitForLaunch(2), launch(2, 5),
     ]  # fmt: skip
-    assert lifetimes.lifetimes(operations) == {
+    assert lifetimes_of(operations) == {
         1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),
         5: Lifetime(0, 8),  # it has waited for no end, and nobody waits for it
     }  # fmt: skip

@@ -477,7 +477,46 @@ def test_a_call_with_resets_returns_the_same(hits, batch_first, grad):
         module(x, reset=torch.zeros(T + 1, B, dtype=torch.bool))
 
 
-def test_calls_of_which_lengths_are_not_remembered(hits):
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_resets_that_kernels_do_not_read_are_looked_at_as_ever(hits, batch_first):
+    """Without a word of torch's, and without being remembered."""
+    module = openrnn.GRU(WIDTH, H, batch_first=batch_first)
+    x = torch.randn(*((B, T) if batch_first else (T, B)), WIDTH)
+    mask = torch.zeros(x.shape[:2], dtype=torch.bool)
+    shrunk = mask.clone()
+    shrunk.untyped_storage().resize_(1)
+    odd = {
+        "dense": mask.to_sparse(), "have memory": shrunk, "device meta": mask.to("meta"),
+        "dimension|shape": mask[..., None],
+    }  # fmt: skip
+    with torch.no_grad():
+        for words, reset in odd.items():
+            for _ in range(3):
+                with pytest.raises(ValueError, match=words):
+                    module(x, reset=reset)
+        apart = torch.zeros(*mask.shape, 2, dtype=torch.bool)[..., 0]
+        for _ in range(3):
+            module(x, reset=apart)
+    assert hits == [batch_first]
+
+
+def test_a_call_that_cannot_be_remembered_forgets_none_that_can(hits):
+    """Whichever of them comes first; here x whose features lie apart."""
+    for odd_first in (False, True):
+        module, hits[0] = openrnn.GRU(WIDTH, H), 0
+        x, odd = torch.randn(T, B, WIDTH), torch.randn(T, WIDTH, B).transpose(1, 2)
+        with torch.no_grad():
+            for one in (odd, x) if odd_first else (x, odd):
+                for _ in range(4):
+                    module(one)
+            hits[0] = 0
+            for _ in range(3):
+                module(x)
+                module(odd)
+        assert hits == [3]
+
+
+def test_calls_with_lengths_are_not_remembered_on_a_cpu(hits):
     """On a CPU their order is found at each call."""
     module, x = openrnn.GRU(WIDTH, H), torch.randn(T, B, WIDTH)
     lengths = torch.arange(B) % T

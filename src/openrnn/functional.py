@@ -230,7 +230,7 @@ def _taken(call: Plain, grad: bool = False) -> _Taken | None:
     drops, seed = spec.drops(call.training), None
     if spec.reverse or (drops and not x.is_cuda):
         return None
-    if drops:  # in memory of its own: nobody reads this one
+    if drops:  # a rehearsal needs an address that no other tensor has, and reads no values
         seed = torch.empty(2, dtype=torch.int64, device=x.device)
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
     asked = Request(

@@ -24,7 +24,7 @@ class Repeat(Protocol):
     """A call made again, of x, parameters, states and masks alike those of an earlier one."""
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether they have memory, and what the earlier call followed from holds."""
+        """Whether they have memory, and alignment, precision or threads are as they were."""
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states of those that are ready; None of others."""
@@ -43,7 +43,7 @@ class RecordedRepeat(Protocol):
         """`forward` of those that are ready; None of others."""
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether x, parameters and states have memory, and what the call followed from holds."""
+        """Whether they have memory, and alignment, precision or threads are as they were."""
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states and the reserve, of those that are ready."""

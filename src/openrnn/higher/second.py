@@ -82,7 +82,7 @@ def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> 
     for place, parts in enumerate(gate_parts(run, tangent, along)):
         out = gates[:, :, place]
         if len(parts) == 2:
-            torch.add(parts[0], parts[1], out=out)
+            out.copy_(parts[0]).add_(parts[1])  # of which each may be of the shape (H,)
         else:
             out.copy_(parts[0]) if parts else out.zero_()
     inputs = tangent_inputs(run, tangent, along, gates.flatten(2))

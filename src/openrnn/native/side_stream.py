@@ -36,8 +36,8 @@ class Streams:
 
         self.device = device
         self._lock = Lock()
-        # the driver's functions and objects: looking them up, and making them of integers, takes
-        # its callers longer than the calls
+        # the driver's functions, events and streams are kept as objects: attribute look-ups and
+        # their construction from integers take the host longer than the calls
         self._record, self._wait, self._stream = (
             driver.cuEventRecord, driver.cuStreamWaitEvent, driver.CUstream
         )  # fmt: skip

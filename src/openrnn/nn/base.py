@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, packed, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import NO_MASKS, Masks, of_step, readable_mask, readable_masks
+from openrnn.nn.repeats import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -60,10 +60,10 @@ class Layer(TorchNames):
             return self._forward(input, hx, *options)
         masks = NO_MASKS
         if lengths is not None or reset is not None:
-            readable = readable_masks(input, lengths, reset, self.batch_first)
+            readable = kernel_masks(input, lengths, reset, self.batch_first)
             if readable is None:
                 return self._forward(input, hx, *options)
-            masks = readable
+            masks, options = readable, (readable.lengths, *options[1:])
         found = self._repeats.run(self, "forward", input, hx, masks)
         if found is None:
             return self._forward(input, hx, *options, repeats=masks)
@@ -154,7 +154,7 @@ class Layer(TorchNames):
             True
         """
         repeats = not is_compiling() and reset_state is None
-        repeats = repeats and (reset is None or readable_mask(reset, x_t))
+        repeats = repeats and (reset is None or is_kernel_mask(reset, x_t))
         if repeats:
             found = self._repeats.run(self, "step", x_t, state, of_step(reset))
             if found is not None:
@@ -268,11 +268,12 @@ class Layer(TorchNames):
         masks = None
         hx = None if states is None else tuple(states)
         if generator is None and not is_compiling():
-            masks = readable_masks(x, lengths, None, batch_first=False)
+            masks = kernel_masks(x, lengths, None, batch_first=False)
         if masks is not None:
             found = self._repeats.run(self, "padded", x, hx, masks)
             if found is not None:
                 return found[0], tuple(found[1:])
+        lengths = lengths if masks is None or masks.lengths is None else masks.lengths
         y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
         if masks is not None:
             self._remember("padded", (x, hx), (x, states), masks, (y, *finals))
@@ -307,23 +308,27 @@ class Layer(TorchNames):
         casts = autocast.wanted(x.device) is not None
         x, weights, states, reset_states = autocast.applied(x, self.weights(), states, reset_states)
         checks.same_dtype(x, weights[0])
+        masks = None
         if casts and reset_states is None and generator is None and not return_states:
-            masks = None if is_compiling() else readable_masks(x, lengths, reset, batch_first=False)
-            if masks is not None:
-                with torch.autocast(x.device.type, enabled=False):  # all are cast
-                    return *self._cast(x, weights, states, masks), ()
-        return functional.recurrent(
-            self.spec, x, weights, states, lengths=lengths, reset=reset, reset_states=reset_states,
-            return_states=return_states, training=self.training, generator=generator,
-            backend=self.backend,
-        )  # fmt: skip
+            masks = None if is_compiling() else kernel_masks(x, lengths, reset, batch_first=False)
+        if masks is None:
+            return functional.recurrent(
+                self.spec, x, weights, states, lengths=lengths, reset=reset,
+                reset_states=reset_states, return_states=return_states, training=self.training,
+                generator=generator, backend=self.backend,
+            )  # fmt: skip
+        return *self._cast(x, weights, states, masks), ()
 
     def _cast(
         self, x: Tensor, weights: Sequence[Tensor], states: list[Tensor] | None, masks: Masks
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """y and the final states of tensors that autocast has cast, remembered as other calls."""
+        """y and the final states of tensors that autocast has cast.
+
+        A call is remembered as one without autocast, as its backward pass has none.
+        """
         hx = None if states is None else tuple(states)
-        found = self._repeats.run(self, "cast", x, hx, masks, weights)
+        with torch.autocast(x.device.type, enabled=False):
+            found = self._repeats.run(self, "cast", x, hx, masks, weights)
         if found is not None:
             return found[0], tuple(found[1:])
         call = functional.Plain(
@@ -334,7 +339,8 @@ class Layer(TorchNames):
             call.spec, x, weights, states, lengths=masks.lengths, reset=masks.reset,
             training=call.training, backend=call.backend,
         )  # fmt: skip
-        self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
+        with torch.autocast(x.device.type, enabled=False):
+            self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
         return y, finals
 
     def _check_input(self, input: Tensor) -> None:

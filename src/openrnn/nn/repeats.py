@@ -19,8 +19,6 @@ from openrnn.nn.recorded import Recorded
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: with states or without, in inference mode or not
 
-NEW: Any = object()  # of a key that has not been seen
-
 Key = tuple[Hashable, ...]
 Stored = tuple[dict[str, Any], list[str]]
 
@@ -45,11 +43,12 @@ class _Known(NamedTuple):
 
     Attributes:
         alike: whether tensors are like its own.
-        run: makes it again; drops: it draws dropout masks, and takes their seed last.
+        run: makes it again; None where its backend cannot.
+        drops: it draws dropout masks, and takes their seed last.
     """
 
     alike: Alike
-    run: Repeat
+    run: Repeat | None
     drops: bool
 
 
@@ -69,8 +68,7 @@ class Repeats:
     """The calls that a module remembers."""
 
     def __init__(self) -> None:
-        # of each key the latest first; None where the backend that runs it cannot repeat it
-        self._known: dict[Key, tuple[_Known, ...] | None] = {}
+        self._known: dict[Key, tuple[_Known, ...]] = {}  # of each key the latest first
         self.memory: Memory = {}
 
     def run(
@@ -96,14 +94,15 @@ class Repeats:
         every = _every(x, params, hx, masks)
         if not guardable(every):
             return None
-        for alike, run, drops in known.get(_key(module, kind, x, type(hx), masks)) or ():
-            if not alike(every):
+        for alike, run, drops in known.get(_key(module, kind, x, type(hx), masks), ()):
+            if run is None or not alike(every):
                 continue
+            given = every
             if drops:
                 if not run.ready(every):  # a seed that nothing uses would change those that follow
                     continue
-                every = (*every, philox.draw(x.device))
-            made = run(every)
+                given = (*every, philox.draw(x.device))
+            made = run(given)
             if made is not None:
                 return made
         return None
@@ -129,38 +128,35 @@ class Repeats:
         """
         x, hx, masks = given
         if not ordinary(x) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return  # what a rehearsal takes in a capture would belong to the graph for good
+            return  # memory of a rehearsal would stay in the pool of the graph
         key = _key(module, kind, x, type(hx), masks)
-        before = self._known.get(key, NEW)
-        if before is NEW:
+        before = self._known.get(key)
+        if before is None:
             if len(self._known) >= KEYS:
                 self._known.clear()
             self._known[key] = ()
             return
         every = _every(x, call.params, hx, masks)
-        if before is None or len(before) >= CALLS or not guardable(every):
+        if len(before) >= CALLS or not guardable(every) or not tensors.plain(*every):
             return
-        if tensors.plain(*every):
-            found = self._again(every, call, results, batch_first)
-            self._known[key] = None if found is None else (found, *before)
+        if not any(one.run is None and one.alike(every) for one in before):
+            self._known[key] = (self._again(every, call, results, batch_first), *before)
 
     def _again(
         self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
         batch_first: bool,
-    ) -> _Known | None:  # fmt: skip
-        """A call to be made again; None where its backend cannot."""
+    ) -> _Known:  # fmt: skip
+        """A call to be made again."""
         records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
         alike, drops = Alike(every, records), call.spec.drops(call.training)
         if not records:
-            run = functional.repeat(call, shapes, self.memory)
-            return None if run is None else _Known(alike, run, drops)
+            return _Known(alike, functional.repeat(call, shapes, self.memory), drops)
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = functional.repeat_recorded(call, shapes, given)
-        if found is None:
-            return None
-        return _Known(alike, Recorded(alike, call, batch_first, *found), drops)
+        run = None if found is None else Recorded(alike, call, batch_first, *found)
+        return _Known(alike, run, drops)
 
 
 def of_step(reset: Tensor | None) -> Masks:
@@ -168,15 +164,20 @@ def of_step(reset: Tensor | None) -> Masks:
     return NO_MASKS if reset is None else Masks(reset=reset)
 
 
-def readable_mask(reset: Any, x: Any) -> bool:
-    """Whether resets lie as kernels read them, so that a call with them may be remembered."""
+def is_kernel_mask(reset: Any, x: Any, contiguous: bool = True) -> bool:
+    """Whether kernels read resets as they are, so that a call with them may be remembered.
+
+    Args:
+        contiguous: False: they lie as it may be, and are copied first.
+    """
     return (
-        type(reset) is Tensor and reset.dtype is torch.bool and reset.is_contiguous()
-        and type(x) is Tensor and reset.device == x.device
+        type(reset) is Tensor and reset.dtype is torch.bool and type(x) is Tensor
+        and reset.device == x.device and guardable((reset,)) and tensors.plain(reset)
+        and tensors.holds(reset) and (reset.is_contiguous() or not contiguous)
     )  # fmt: skip
 
 
-def readable_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks | None:
+def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks | None:
     """Masks of a call of a batch as kernels read them; None where it is not remembered.
 
     Lengths are sorted on the GPU by a launch, on a CPU by torch, which no call repeats.
@@ -184,14 +185,12 @@ def readable_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks
     Raises:
         ValueError: lengths do not go with x.
     """
-    if type(x) is not Tensor or x.dim() != 3 or unseen():
+    if type(x) is not Tensor or unseen() or not guardable((x,)) or x.dim() != 3:
         return None
     if reset is not None:
-        if type(reset) is not Tensor or reset.dim() != 2:
+        if not is_kernel_mask(reset, x, contiguous=not batch_first) or reset.dim() != 2:
             return None
         reset = reset.t().contiguous() if batch_first else reset
-        if not readable_mask(reset, x):
-            return None
     if lengths is not None:
         if not x.is_cuda or type(lengths) is not Tensor:
             return None

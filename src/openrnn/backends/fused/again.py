@@ -14,6 +14,8 @@ from openrnn.backends.fused.record import record
 from openrnn.native.recording import NotRepeatableError
 from openrnn.spec import precision_of
 
+TRIES = 2  # runs without memory after which calls go the usual way
+
 Shapes = Sequence[tuple[int, ...]]
 Found = list[Tensor | None]
 
@@ -41,6 +43,7 @@ class Again:
             return [out.y, *out.finals, *out.reserve]
 
         self.program = record(run, given).shaped(shapes)
+        self._without_memory = 0  # runs that found none
 
     def called(self, every: Sequence[Tensor]) -> Call:
         """The call of x, parameters, states, masks and a seed that lie as those of the first."""
@@ -64,18 +67,26 @@ class Again:
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, aligned as before, and torch's precision is what it was.
 
-        By both, kernels and products are chosen.
+        By both, kernels and products are chosen. Never after some runs without room for a
+        workspace: a request that fails makes torch's allocator give back all that it keeps.
         """
         found = [*map(_address, every)]
         misaligned = [address % ALIGNMENT for address in found[: self._looked]]
-        if not all(found) or misaligned != self._misaligned:
+        if not all(found) or misaligned != self._misaligned or self._without_memory >= TRIES:
             return False
         problem = self.problem
         return precision_of(problem.spec, problem.dtype, problem.device) == problem.precision
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
-        return self.program.run([*map(_address, every)])
+        return self._ran(self.program, every)
+
+    def _ran(self, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            return program.run([*map(_address, given)])
+        except OutOfMemoryError:
+            self._without_memory += 1
+            raise
 
 
 class _Backward(NamedTuple):
@@ -120,7 +131,7 @@ class AgainRecorded(Again):
         known = self._known.get(key)
         try:
             if known is not None:
-                made = iter(known.program.run([*map(_address, tensors)]))
+                made = iter(self._ran(known.program, tensors))
                 return [next(made) if there else None for there in known.present]
         except OutOfMemoryError:  # the usual way needs less at a time
             pass

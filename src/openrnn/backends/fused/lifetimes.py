@@ -4,15 +4,16 @@ Programs run their operations on a main stream and on side streams, whose order 
 between them. A temporary is in use from its first operation to its last. On a side stream that is
 from the last wait of that stream for the main one before its first operation, to the first wait
 of the main stream for that one after its last operation. So whatever begins after it, on any
-stream, waits for the main stream at a place where that has waited for all that used it.
+stream, waits for the main stream at a place where that has waited for all that used it. A stream
+that has not waited for the main one uses its temporaries from the begin of the program on, and one
+that the main stream never waits for until its end. A wait for a launch orders nothing here.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from openrnn.backends.fused.program import Launch, Multiply, Operation, Value, Wait
-
-MAIN = 0
+from openrnn.schedule.operations import MAIN
 
 
 class Lifetime(NamedTuple):
@@ -21,7 +22,7 @@ class Lifetime(NamedTuple):
     begin: int
     end: int
 
-    def meets(self, other: "Lifetime") -> bool:
+    def overlaps(self, other: "Lifetime") -> bool:
         """Whether both are in use at some place."""
         return self.begin <= other.end and other.begin <= self.end
 
@@ -35,7 +36,7 @@ def values_of(operation: Operation) -> list[Value]:
     return []
 
 
-def lifetimes(operations: Sequence[Operation]) -> dict[int, Lifetime]:
+def lifetimes_of(operations: Sequence[Operation]) -> dict[int, Lifetime]:
     """The lifetime of each slot that an operation uses."""
     begins, ends = _spans(operations)
     found = dict[int, Lifetime]()
@@ -66,7 +67,9 @@ def _spans(operations: Sequence[Operation]) -> tuple[list[int], list[int]]:
     return begins, ends[::-1]
 
 
-def packed(sizes: Mapping[int, int], lives: Mapping[int, Lifetime]) -> tuple[dict[int, int], int]:
+def workspace_offsets(
+    sizes: Mapping[int, int], lives: Mapping[int, Lifetime]
+) -> tuple[dict[int, int], int]:
     """Offsets of slots in one workspace, and its size: larger ones first, each as low as it fits.
 
     Args:
@@ -79,7 +82,7 @@ def packed(sizes: Mapping[int, int], lives: Mapping[int, Lifetime]) -> tuple[dic
             continue
         life, size, offset = lives[slot], sizes[slot], 0
         for other, begin, end in sorted(taken, key=lambda one: one[1]):
-            if life.meets(other) and begin < offset + size and offset < end:
+            if life.overlaps(other) and begin < offset + size and offset < end:
                 offset = end
         offsets[slot] = offset
         taken.append((life, offset, offset + size))

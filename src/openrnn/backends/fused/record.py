@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrnn.backends.fused.copies import ALIGNMENT
-from openrnn.backends.fused.lifetimes import lifetimes, packed
+from openrnn.backends.fused.lifetimes import lifetimes_of, workspace_offsets
 from openrnn.backends.fused.program import (
     Launch,
     Multiply,
@@ -36,8 +36,9 @@ from openrnn.native.recording import (
 )
 from openrnn.tensors import extent
 
-# A rehearsal takes all memory of its pass at once, and once more: at most so many bytes, or so much
-# of the device if that is less. What needs more takes the device longer than its host.
+# A rehearsal allocates all that its pass allocates, alive at the same time, on top of the memory of
+# the call. So passes have programs up to `MOST` bytes, or a share of the device if that is less,
+# but at least up to `LEAST`. Larger ones take the device longer than their host.
 MOST, SHARE, LEAST = 2 << 30, 1 / 32, 64 << 20
 PART = 256  # bytes that parts of the workspace begin at multiples of
 TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
@@ -140,13 +141,13 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     sizes = dict[int, int]()
     for slot, tensor in enumerate(taken.values(), workspace):
         places.add(tensor, Value(slot, 0))
-        sizes[slot] = _whole_parts(tensor.nbytes)
+        sizes[slot] = _rounded_up(tensor.nbytes)
     # and each stream has one of what its products need, which come one after the other
     using = sorted({one.stream for one in recording.operations if isinstance(one, Multiplied)})
     spaces = {stream: Value(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
     sizes |= {space.slot: _space(recording) for space in spaces.values()}
     operations = [_operation(one, places, spaces) for one in recording.operations]
-    offsets, size = packed(sizes, lifetimes(operations))
+    offsets, size = workspace_offsets(sizes, lifetimes_of(operations))
 
     def moved(value: Value) -> Value:
         offset = offsets.get(value.slot)
@@ -192,10 +193,10 @@ def _space(recording: Recording) -> int:
     """Bytes of the largest workspace that a product needs."""
     products = (one for one in recording.operations if isinstance(one, Multiplied))
     most = max((product.plan.workspace for product in products), default=0)
-    return _whole_parts(most)
+    return _rounded_up(most)
 
 
-def _whole_parts(size: int) -> int:
+def _rounded_up(size: int) -> int:
     return -(-size // PART) * PART
 
 
