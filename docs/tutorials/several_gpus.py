@@ -8,6 +8,7 @@ its own worker: ``torchrun`` starts it twice, here on a CPU with gloo; on a mach
 same file uses NCCL and one GPU a process.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -98,6 +99,10 @@ def work(results):
         weights = [parameter.tolist() for parameter in model.module.rnn.parameters()]
         found = {"losses": (losses / world).tolist(), "weights": weights, "device": device.type}
         Path(results).write_text(json.dumps(found))
+    # A cycle of references keeps the model, which keeps the process group and its threads. Where
+    # these live until Python ends, gloo at times aborts the process.
+    del model
+    gc.collect()
     dist.destroy_process_group()
 
 

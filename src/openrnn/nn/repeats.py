@@ -178,13 +178,15 @@ def is_kernel_mask(reset: Any, x: Any, contiguous: bool = True) -> bool:
 
 
 def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks | None:
-    """Masks of a call of a batch as kernels read them; None where it is not remembered.
+    """Masks of a call as kernels read them; None where they are not, so that none is remembered.
 
     Lengths are sorted on the GPU by a launch, on a CPU by torch, which no call repeats.
 
     Raises:
         ValueError: lengths do not go with x.
     """
+    if lengths is None and reset is None:
+        return NO_MASKS
     if type(x) is not Tensor or unseen() or not guardable((x,)) or x.dim() != 3:
         return None
     if reset is not None:
