@@ -516,6 +516,26 @@ def test_a_call_that_cannot_be_remembered_forgets_none_that_can(hits):
         assert hits == [3]
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_tensor_for_both_states(hits, grad):
+    """It is another call than one of two tensors, and the other way round."""
+    module, x = openrnn.LSTM(WIDTH, H), torch.randn(T, B, WIDTH)
+    one, other = (torch.randn(1, B, H, requires_grad=grad) for _ in range(2))
+
+    def run(*hx):
+        y, _ = module(x, hx)
+        leaves = hx if hx[0] is not hx[1] else hx[:1]
+        return [y, *(torch.autograd.grad(y.sum(), leaves) if grad else ())]
+
+    with torch.set_grad_enabled(grad):
+        wanted = run(one, one), run(one, other)
+        assert hits == [0]
+        for _ in range(3):
+            for hx, want in zip(((one, one), (one, other)), wanted):
+                assert all(map(torch.equal, run(*hx), want))
+        assert hits == [5]  # the first call of each was made before
+
+
 def test_calls_with_lengths_are_not_remembered_on_a_cpu(hits):
     """On a CPU their order is found at each call."""
     module, x = openrnn.GRU(WIDTH, H), torch.randn(T, B, WIDTH)
