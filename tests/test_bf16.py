@@ -316,11 +316,11 @@ def test_the_product_adds_to_what_is_there():
     before = torch.randn(rows, gates * units)
     wanted = before.double() + a.double() @ weight.bfloat16().double().T
     run: ctypes._CFuncPtr = matrices.bf16_product().ctypes
-    for begin, end in ((0, units), (units // 2, units)):
+    for begin, end, backwards in ((0, units, 0), (0, units, 1), (units // 2, units, 1)):
         c = before.clone()
         run(
             rows, inner, gates, units, units, begin, end, a.data_ptr(), inner, panels.data_ptr(), 0,
-            c.data_ptr(), gates * units, 1, 0,
+            c.data_ptr(), gates * units, 1, 0, backwards,
         )  # fmt: skip
         mine = torch.zeros(gates, units, dtype=torch.bool)
         mine[:, begin:end] = True

@@ -84,7 +84,7 @@ def check_product(dtype, rows, inner, panels, transposed, plain, accumulate):
         c_placed[...], c = np.nan, 0 * c
     getattr(product, f"product_{dtype}")(
         (rows, inner, columns), (address(a_placed), *a_strides), (address(b_placed), *b_strides),
-        (address(c_placed), columns + 9), accumulate,
+        (address(c_placed), columns + 9), accumulate, inner % 2 == 1,
     )  # fmt: skip
     a, b, c = (np.asarray(each, "longdouble") for each in (a, b, c))
     close(c_placed, a @ b + c, inner, abs(a) @ abs(b) + abs(c))
@@ -106,7 +106,7 @@ def check_dots(dtype, rows, inner, gates, units, padding, part, accumulate):
         c = 0 * c
     getattr(product, f"dots_{dtype}")(
         (rows, inner), (gates, units, padded), part, (address(a_placed), inner + 3),
-        (address(w_placed), inner + 5), (address(c_whole), c_row), accumulate,
+        (address(w_placed), inner + 5), (address(c_whole), c_row), accumulate, inner % 2 == 1,
     )  # fmt: skip
     a, w, c = (np.asarray(each, "longdouble") for each in (a, w[:, chosen], c))
     magnitude = np.einsum("ik,guk->igu", abs(a), abs(w)) + abs(c)
@@ -209,12 +209,12 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
     packed = PANEL[dtype], inner * PANEL[dtype]
     call["product"](
         (rows, inner, columns), (address(a), inner, 1), (address(b), *packed),
-        (address(c), columns), False,
+        (address(c), columns), False, True,
     )  # fmt: skip
     close(c[:, :units], a @ w.T, inner, abs(a) @ abs(w.T))
     call["dots"](
         (rows, inner), (1, units, units), (0, units), (address(a), inner), (address(w), inner),
-        (address(c), columns), False,
+        (address(c), columns), False, True,
     )  # fmt: skip
     close(c[:, :units], a @ w.T, inner, abs(a) @ abs(w.T))
     panels = -(-inner // PANEL[dtype])
@@ -225,22 +225,23 @@ def test_nothing_is_read_past_the_end(dtype, rows, units, inner):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(dtype):
-    """However rows, columns and units are split, each result has the same bits."""
+    """However rows, columns and units are split, and from either end, bits are the same."""
     rows, inner, units, width = 37, 97, 3 * PANEL[dtype], PANEL[dtype]
     a, w, b = noise(dtype, rows, inner), noise(dtype, units, inner), noise(dtype, 3, inner, width)
     whole, parts = np.zeros((2, 2, rows, units), dtype)
     multiply, dots = (getattr(product, f"{name}_{dtype}") for name in ("product", "dots"))
     b_strides = (width, inner * width)
 
-    def both(c, first, last, low, high):
+    def both(c, first, last, low, high, backwards=False):
         a_part, c_part = a[first:last], c[:, first:last]
         multiply(
             (last - first, inner, high - low), (address(a_part), inner, 1),
             (address(b[low // width :]), *b_strides), (address(c_part[0, :, low:]), units), False,
+            backwards,
         )  # fmt: skip
         dots(
             (last - first, inner), (1, units, units), (low, high), (address(a_part), inner),
-            (address(w), inner), (address(c_part[1]), units), False,
+            (address(w), inner), (address(c_part[1]), units), False, backwards,
         )  # fmt: skip
 
     both(whole, 0, rows, 0, units)
@@ -248,6 +249,9 @@ def test_a_row_does_not_depend_on_the_others(dtype):
     for first, last in pairwise(cuts):
         for low in range(0, units, width):
             both(parts, first, last, low, low + width)
+    np.testing.assert_array_equal(whole, parts)
+    parts[:] = 0
+    both(parts, 0, rows, 0, units, backwards=True)
     np.testing.assert_array_equal(whole, parts)
     assert whole.all()
 

@@ -150,7 +150,8 @@ def input_gradients(args, tile, team, count):
     if last > first and args.skip == 0:
         a = (tile.dx_gates + first * columns * SIZE, columns, 1)
         c = (tile.x_rows + first * wide * SIZE, wide)
-        product((last - first, gates, wide), a, gate_matrix(args, args.w_ih, wide), c, False)
+        b = gate_matrix(args, args.w_ih, wide)
+        product((last - first, gates, wide), a, b, c, False, False)
     for i in range(first, last):
         t, b = int64_at(tile.t_at)[i], int64_at(tile.b_at)[i]
         target = args.dx + (t * args.dx_step + b * args.dx_row) * SIZE
@@ -310,7 +311,8 @@ def carry_back(args, tile, team, step, live, filled):
     a = (tile.dr + filled * args.columns * SIZE, args.columns, 1)
     b = (weight + begin // PANEL * panel * SIZE, inner, panel)
     c = (tile.d_hidden + ((1 - (step & 1)) * tile.rows * width + begin) * SIZE, width)
-    product((live, gates, end - begin), a, b, c, True)
+    # every other step goes backwards, and begins with what the one before left in the caches
+    product((live, gates, end - begin), a, b, c, True, (step & 1) != 0)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -357,7 +359,7 @@ def backward_tile(args, tile, team, accumulate, phase):
             a = (tile.d_hidden + (step & 1) * tile.rows * width * SIZE, width, 1)
             b = (args.w_hr + begin * outputs * SIZE, PANEL, PANEL * outputs)
             target = (tile.dm + begin * SIZE, padded)
-            product((live, outputs, tile.end - begin), a, b, target, False)
+            product((live, outputs, tile.end - begin), a, b, target, False, False)
         phase = barrier(team, phase)
         run_cell(args, tile, step, live, filled, cell_args_at)
         if tile.end == args.padded:  # the last thread has the padding

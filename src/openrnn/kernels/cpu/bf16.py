@@ -74,7 +74,7 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
 
 def bf16_product(  # type: ignore[no-untyped-def]
     rows, inner, gates, units, padded, first, end, a_at, a_row, w, scales, c_at, c_row, accumulate,
-    memory,
+    memory, backwards,
 ):  # fmt: skip
     """C[i, g padded + u] (+)= A[i, :] . W[g, u, :], for the units [first, end) of every gate g.
 
@@ -85,6 +85,7 @@ def bf16_product(  # type: ignore[no-untyped-def]
         padded: the units of a gate in W and in C; first and end: whole panels, unless all.
         w: the panels.
         units, scales, memory: unused, as `int8_product` has them.
+        backwards: from the last panels of the last gate to the first, with the same results.
     """
     blocks = (rows + HIGHEST - 1) // HIGHEST
     most = TILE_PANELS[min(rows, HIGHEST) - 1]
@@ -92,9 +93,12 @@ def bf16_product(  # type: ignore[no-untyped-def]
     if count == padded:  # all units of all gates lie one after the other
         parts, count = 1, gates * padded
     count = (count + _PANEL - 1) // _PANEL
-    for part in range(parts):
-        column, done = part * padded + first, 0
-        while done < count:
+    tiles = (count + most - 1) // most
+    for turn in range(parts):
+        part = parts - 1 - turn if backwards != 0 else turn
+        column = part * padded + first
+        for tile in range(tiles):
+            done = (tiles - 1 - tile if backwards != 0 else tile) * most
             width = min(most, count - done)
             start, row = column + done * _PANEL, 0
             for block in range(blocks):
@@ -105,7 +109,6 @@ def bf16_product(  # type: ignore[no-untyped-def]
                     (c_at + (row * c_row + start) * 4, c_row), accumulate != 0,
                 )  # fmt: skip
                 row += height
-            done += width
 
 
 def _rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:

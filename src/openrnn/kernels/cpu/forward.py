@@ -75,11 +75,12 @@ def tile_of(args, start, rows, scratch, team, int8_memory):
 
 
 @njit(nogil=True, error_model="numpy")
-def multiply(args, tile, shape, a, weight, scales, c, accumulate):
+def multiply(args, tile, shape, a, weight, scales, c, accumulate, backwards):
     """C (+)= A times the transposed gate matrix: in panels, as it is, int8 with scales or bfloat16.
 
     Of each gate the units of the thread: whole panels, unless it has them all. Shape is (rows,
-    inner); a and c are (address, elements from row to row).
+    inner); a and c are (address, elements from row to row). Every other step goes backwards through
+    R, so that it begins with what the step before has left in the caches.
     """
     rows, inner = shape
     c_at, columns = c
@@ -88,21 +89,23 @@ def multiply(args, tile, shape, a, weight, scales, c, accumulate):
     if args.product != 0:
         given = (
             rows, inner, args.gates, args.units, padded, begin, end, a[0], a[1], weight, scales,
-            c_at, columns, int64(accumulate), tile.int8_memory,
+            c_at, columns, int64(accumulate), tile.int8_memory, int64(backwards),
         )  # fmt: skip
         call(args.product, given)  # type: ignore[call-arg]  # numba's
     elif args.packed == 0:
         units = (begin, min(end, args.units))
-        dots(shape, sizes, units, a, (weight, inner), c, accumulate)
+        dots(shape, sizes, units, a, (weight, inner), c, accumulate, backwards)
     elif end - begin == padded:
         b = (weight, PANEL, PANEL * inner)
-        product((rows, inner, columns), (a[0], a[1], 1), b, c, accumulate)
+        product((rows, inner, columns), (a[0], a[1], 1), b, c, accumulate, backwards)
     else:
-        for g in range(args.gates):
+        for turn in range(args.gates):
+            g = args.gates - 1 - turn if backwards else turn
             first = g * padded + begin
             b = (weight + first * inner * SIZE, PANEL, PANEL * inner)
             target = (c_at + first * SIZE, columns)
-            product((rows, inner, end - begin), (a[0], a[1], 1), b, target, accumulate)
+            shape = (rows, inner, end - begin)
+            product(shape, (a[0], a[1], 1), b, target, accumulate, backwards)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -149,17 +152,20 @@ def input_side(args, tile, first, last, live, base, gates):
         if ragged and args.skip == 0 and live > 0:
             source = (a + slot * a_step * SIZE, a_row)
             target = (gates + slot * tile.gates_step * SIZE, columns)
-            multiply(args, tile, (live, inputs), source, args.w_ih, args.scales_ih, target, False)
+            shape, scales = (live, inputs), args.scales_ih
+            multiply(args, tile, shape, source, args.w_ih, scales, target, False, False)
     if ragged or args.skip != 0:
         return
     if a_step == rows * a_row and tile.gates_step == rows * columns:
         shape = ((last - first) * rows, inputs)
-        multiply(args, tile, shape, (a, a_row), args.w_ih, args.scales_ih, (gates, columns), False)
+        source, target = (a, a_row), (gates, columns)
+        multiply(args, tile, shape, source, args.w_ih, args.scales_ih, target, False, False)
     else:
         for slot in range(last - first):
             source = (a + slot * a_step * SIZE, a_row)
             target = (gates + slot * tile.gates_step * SIZE, columns)
-            multiply(args, tile, (rows, inputs), source, args.w_ih, args.scales_ih, target, False)
+            shape, scales = (rows, inputs), args.scales_ih
+            multiply(args, tile, shape, source, args.w_ih, scales, target, False, False)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -311,7 +317,10 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
     ):
         target = (gate if summed else tile.r, columns)
         shape = (live, args.outputs)
-        multiply(args, tile, shape, (before, width), args.w_hh, args.scales_hh, target, summed)
+        source, backwards = (before, width), (step & 1) != 0
+        multiply(
+            args, tile, shape, source, args.w_hh, args.scales_hh, target, summed, backwards
+        )  # fmt: skip
     elif not summed:
         copy(tile.r, 0, 0, live * columns)
     h = after
@@ -334,7 +343,7 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
             b = (args.w_hr + first * units * SIZE, PANEL, PANEL * units)
             target = (after + first * SIZE, width)
             shape = (live, units, (last - first + PANEL - 1) // PANEL * PANEL)
-            product(shape, (h, padded, 1), b, target, False)
+            product(shape, (h, padded, 1), b, target, False, False)
     store_after(args, tile, step, live, after, others_after)
     return phase
 

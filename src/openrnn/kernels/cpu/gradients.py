@@ -55,6 +55,7 @@ def _for(dtype):
                 (b_at, columns, panel),
                 (c + first * columns * size, columns),
                 accumulate,
+                False,
             )
 
     @njit(nogil=True, error_model="numpy")
@@ -102,6 +103,7 @@ def _for(dtype):
                         (panels + column * count * size, panel, panel),
                         (c + ((first + block) * columns + column) * size, columns),
                         accumulate,
+                        False,
                     )
         return phase
 

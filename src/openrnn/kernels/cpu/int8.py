@@ -237,7 +237,7 @@ def _round_rows(rows, inner, q_row, a, q_at, scales_at):  # type: ignore
 
 def int8_product(  # type: ignore[no-untyped-def]
     rows, inner, gates, units, padded, first, end, a_at, a_row, w, scales, c_at, c_row, accumulate,
-    memory,
+    memory, backwards,
 ):  # fmt: skip
     """C[i, g padded + u] (+)= A[i, :] . W[g, u, :], for the units [first, end) of every gate g.
 
@@ -248,6 +248,7 @@ def int8_product(  # type: ignore[no-untyped-def]
         units, padded: the units of a gate in W and in C; first and end: whole vectors of C.
         w: W as this file says; scales: float32 [gates, panels, INT8_PANEL].
         memory: of this thread: float32 [INT8_ROWS], then rounded rows.
+        backwards: from the last gate to the first, with the same results.
     """
     pairs, panels = (inner + 1) // 2, (units + INT8_PANEL - 1) // INT8_PANEL
     q_row = (inner + INT8_PANEL - 1) // INT8_PANEL * INT8_PANEL * 2
@@ -257,8 +258,8 @@ def int8_product(  # type: ignore[no-untyped-def]
         a_rows = (a_at + start * a_row * 4, a_row)
         _round_rows(some, inner, q_row, a_rows, q_at, memory)  # type: ignore[no-untyped-call]
         blocks = (some + _HEIGHT - 1) // _HEIGHT
-        for gate in range(gates):
-            unit = first
+        for turn in range(gates):
+            gate, unit = gates - 1 - turn if backwards != 0 else turn, first
             while unit < min(end, units):
                 # narrow vectors: a thread's units may begin within a panel
                 panel, place = gate * panels + unit // INT8_PANEL, unit % INT8_PANEL

@@ -182,7 +182,7 @@ def _make_product(dtype: str) -> Any:
 
     @compiled
     @named(dtype)
-    def product(shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
+    def product(shape, a, b, c, accumulate, backwards):  # type: ignore[no-untyped-def]
         """C[i, j] (+)= sum over k of A[i, k] B[k, j], for i < rows, k < inner, j < columns.
 
         Args:
@@ -191,6 +191,7 @@ def _make_product(dtype: str) -> Any:
             b: (address, b_inner, b_panel); B[k, p PANEL + v] lies at
                 address + p b_panel + k b_inner + v.
             c: (address, c_row); C[i, j] lies at address + i c_row + j.
+            backwards: from the last panels to the first, with the same results.
         """
         rows, inner, columns = shape
         a_at, a_row, a_inner = a
@@ -198,9 +199,11 @@ def _make_product(dtype: str) -> Any:
         c_at, c_row = c
         blocks = (rows + highest - 1) // highest
         panels = columns // panel
-        done = 0
-        while done < panels:
-            width = min(widths[min(rows, highest) - 1], panels - done)
+        most = widths[min(rows, highest) - 1]
+        tiles = (panels + most - 1) // most
+        for tile in range(tiles):
+            done = (tiles - 1 - tile if backwards else tile) * most
+            width = min(most, panels - done)
             row = 0
             for block in range(blocks):
                 height = (rows - row) // (blocks - block)
@@ -211,7 +214,6 @@ def _make_product(dtype: str) -> Any:
                     (c_at + (row * c_row + done * panel) * size, c_row), accumulate,
                 )  # fmt: skip
                 row += height
-            done += width
 
     return product
 
@@ -222,7 +224,7 @@ def _make_dots(dtype: str) -> Any:
 
     @compiled
     @named(dtype)
-    def dots(shape, sizes, wanted, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+    def dots(shape, sizes, wanted, a, w, c, accumulate, backwards):  # type: ignore[no-untyped-def]
         """C[i, g padded + u] (+)= A[i, :] . W[g units + u, :], for some units u of every gate g.
 
         For few rows, where packing W would not pay.
@@ -232,6 +234,7 @@ def _make_dots(dtype: str) -> Any:
             sizes: (gates, units, padded): the gates, the units of a gate in W and in C.
             wanted: (first unit, end).
             a, w, c: (address, elements from row to row) of each matrix.
+            backwards: from the last units of the last gate to the first, with the same results.
         """
         rows, inner = shape
         gates, units, padded = sizes
@@ -241,9 +244,11 @@ def _make_dots(dtype: str) -> Any:
         c_at, c_row = c
         blocks = (rows + highest - 1) // highest
         most = widths[min(rows, highest) - 1]
-        for gate in range(gates):
-            unit = first
-            while unit < end:
+        tiles = (end - first + most - 1) // most
+        for turn in range(gates):
+            gate = gates - 1 - turn if backwards else turn
+            for tile in range(tiles):
+                unit = first + (tiles - 1 - tile if backwards else tile) * most
                 width = min(most, end - unit)
                 row = 0
                 for block in range(blocks):
@@ -255,7 +260,6 @@ def _make_dots(dtype: str) -> Any:
                         (c_at + (row * c_row + gate * padded + unit) * size, c_row), accumulate,
                     )  # fmt: skip
                     row += height
-                unit += width
 
     return dots
 
