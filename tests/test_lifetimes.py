@@ -1,6 +1,7 @@
 """Temporaries that share memory: no two of them are in use at once, in any order of streams."""
 
 import random
+from itertools import combinations
 
 import pytest
 from test_fused_again import CLUSTERS, GRIDS, OPTIONS, pretended, shapes_of  # noqa: F401
@@ -46,6 +47,14 @@ def apart(operations, one, other):
     )
 
 
+def sharing(sizes, offsets):
+    """Pairs of slots that have bytes in common."""
+    for one, other in combinations(sizes, 2):
+        begin, end = offsets[other], offsets[other] + sizes[other]
+        if begin < offsets[one] + sizes[one] and offsets[one] < end:
+            yield one, other
+
+
 def drawn(dice):
     """A program of some streams, at whose end the main one has waited for all."""
     streams, operations = dice.randint(1, 4), []
@@ -73,11 +82,9 @@ def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
         assert max(sizes.values()) <= size <= sum(sizes.values())
         for one in using:
             assert 0 <= offsets[one] <= size - sizes[one]
-            for other in using:
-                begin, end = offsets[other], offsets[other] + sizes[other]
-                if one < other and begin < offsets[one] + sizes[one] and offsets[one] < end:
-                    shared += 1
-                    assert apart(operations, using[one], using[other])
+        for one, other in sharing(sizes, offsets):
+            shared += 1
+            assert apart(operations, using[one], using[other])
     assert shared > 500
 
 
@@ -108,11 +115,8 @@ def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, 
     for (sizes, offsets, size), operations in zip(seen, timed):
         using = users(operations)
         assert sizes.keys() <= using.keys()
-        for one in sizes:
-            for other in sizes:
-                begin, end = offsets[other], offsets[other] + sizes[other]
-                if one < other and begin < offsets[one] + sizes[one] and offsets[one] < end:
-                    assert apart(operations, using[one], using[other])
+        for one, other in sharing(sizes, offsets):
+            assert apart(operations, using[one], using[other])
         alone = options == {"num_layers": 2}  # layer by layer: one layer's memory serves the other
         assert size < 0.75 * sum(sizes.values()) if alone else size <= sum(sizes.values())
 

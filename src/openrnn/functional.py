@@ -210,6 +210,7 @@ def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         call: as `repeat` takes it, with states.
         results: y and the final states, which each run writes.
     """
+    # each run would need a seed of its own
     taken = None if call.spec.drops(call.training) else _taken(call)
     if taken is not None and call.x.is_cuda:
         return captured.bound(taken.backend, taken.call, results)

@@ -1,6 +1,6 @@
 """What a backend promises: its capabilities, its reasons to refuse, forward and backward."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -30,7 +30,7 @@ class Repeat(Protocol):
         """Y and the final states of those that are ready; None of others."""
 
 
-class RecordedRepeat(Protocol):
+class RecordedRepeat(Repeat, Protocol):
     """A call that autograd records, and its backward pass, for tensors alike those of another.
 
     Attributes:
@@ -38,12 +38,6 @@ class RecordedRepeat(Protocol):
     """
 
     saved: list[tuple[torch.Size, torch.dtype]]
-
-    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """`forward` of those that are ready; None of others."""
-
-    def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether they have memory, and alignment, precision or threads are as they were."""
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states and the reserve, of those that are ready."""
@@ -105,6 +99,13 @@ class Call:
     last: bool = False  # no other backward will read the reserve: this one may overwrite it
     # memory for y and the final states that forward may write, contiguous; empty: it makes its own
     results: list[Tensor] = field(default_factory=list)
+
+
+def masks_of(problem: Problem, tensors: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+    """Lengths, resets and seed of a call made again: those that it has, in this order."""
+    rest = iter(tensors)
+    there = problem.lengths, problem.reset, problem.drops
+    return tuple([next(rest) if given else None for given in there])
 
 
 @dataclass(slots=True)

@@ -81,10 +81,12 @@ def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> 
     gates = call.x.new_empty(*call.x.shape[:2], len(tangent.cell.gates), hidden)
     for place, parts in enumerate(gate_parts(run, tangent, along)):
         out = gates[:, :, place]
-        if len(parts) == 2:
-            out.copy_(parts[0]).add_(parts[1])  # of which each may be of the shape (H,)
-        else:
-            out.copy_(parts[0]) if parts else out.zero_()
+        if not parts:
+            out.zero_()
+            continue
+        out.copy_(parts[0])  # each may be of the shape (H,)
+        for part in parts[1:]:
+            out.add_(part)
     inputs = tangent_inputs(run, tangent, along, gates.flatten(2))
     problem = request.for_backend(
         spec_of(run.spec), call.x.dtype, call.x.device.type, grad=True, training=False,

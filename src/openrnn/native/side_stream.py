@@ -38,9 +38,7 @@ class Streams:
         self._lock = Lock()
         # the driver's functions, events and streams are kept as objects: attribute look-ups and
         # their construction from integers take the host longer than the calls
-        self._record, self._wait, self._stream = (
-            driver.cuEventRecord, driver.cuStreamWaitEvent, driver.CUstream
-        )  # fmt: skip
+        self._record, self._wait = driver.cuEventRecord, driver.cuStreamWaitEvent
         with torch.cuda.device(device):
             self._launch_event = self._new_event()
             self._events = [self._new_event()]  # of each stream
@@ -63,8 +61,7 @@ class Streams:
 
     def wait(self, waiting: int, other: int) -> None:
         """What a stream does next waits for all that the other one was given."""
-        if max(waiting, other) >= len(self._handles):
-            self._grow(max(waiting, other))
+        self.handle(max(waiting, other))  # there are both
         event = self._events[other]
         self._check("cuEventRecord", *self._record(event, self._objects[other]))
         self._check("cuStreamWaitEvent", *self._wait(self._objects[waiting], event, 0))
@@ -79,11 +76,11 @@ class Streams:
         """Makes the side streams up to `number`; handles come last, as others look at them."""
         with self._lock, torch.cuda.device(self.device):
             while number >= len(self._handles):
-                made = int(self._ask("cuStreamCreate", 1))  # CU_STREAM_NON_BLOCKING
+                made = self._ask("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
                 self._events.append(self._new_event())
-                self._objects.append(self._stream(made))
-                self._streams.append(torch.cuda.ExternalStream(made, self.device))
-                self._handles.append(made)
+                self._objects.append(made)
+                self._streams.append(torch.cuda.ExternalStream(int(made), self.device))
+                self._handles.append(int(made))
 
     def _new_event(self) -> Any:
         return self._ask("cuEventCreate", 2)  # CU_EVENT_DISABLE_TIMING

@@ -49,9 +49,9 @@ class Alike:
         self._count, self._records = len(every), records
         # a guard refuses a tensor that comes twice, such as one of zeros for both states
         first = {id(tensor): place for place, tensor in reversed([*enumerate(every)])}
-        self._once = sorted(first.values()) if len(first) < len(every) else None
-        self._twins = [(place, first[id(tensor)]) for place, tensor in enumerate(every)]
-        once = every if self._once is None else [every[place] for place in self._once]
+        self._once, places = sorted(first.values()), enumerate(every)
+        self._twins = [(n, first[id(one)]) for n, one in places if first[id(one)] != n]
+        once = [every[place] for place in self._once]
         self._check = guard(once, [[*t.shape] for t in once], [[*t.stride()] for t in once])
         self._grad = records is not None and any(tensor.requires_grad for tensor in every)
         # bytes of an element, and from the first to the end of the last
@@ -70,7 +70,7 @@ class Alike:
         if len(every) != self._count:
             return False
         once = every
-        if self._once is not None:
+        if self._twins:
             if any(every[one] is not every[other] for one, other in self._twins):
                 return False
             once = [every[place] for place in self._once]

@@ -63,7 +63,7 @@ class Layer(TorchNames):
             return self._forward(input, hx, *options)
         found = self._repeats.run(self, "forward", input, hx, masks)
         if found is None:
-            return self._forward(input, hx, masks.lengths, *options[1:], repeats=masks)
+            return self._forward(input, hx, *options, repeats=masks)
         y, *finals = found
         y = y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y
         return y, self._give(tuple(finals))
@@ -105,6 +105,8 @@ class Layer(TorchNames):
         elif self.batch_first:
             input = tensors.transposed("input", input)
             reset = functional.turned_mask(reset) if reset is not None else None
+        if repeats is not None:
+            lengths, reset = repeats  # which need no other copy
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
@@ -263,17 +265,16 @@ class Layer(TorchNames):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
         """y and the final states of a packed sequence that was padded."""
         masks = None
+        if generator is None and not is_compiling() and autocast.wanted(x.device) is None:
+            masks = kernel_masks(x, lengths, None, batch_first=False)  # else `_run` remembers it
+        if masks is None:
+            return self._run(x, states, lengths, None, None, False, generator)[:2]
         hx = None if states is None else tuple(states)
-        if generator is None and not is_compiling():
-            masks = kernel_masks(x, lengths, None, batch_first=False)
-        if masks is not None:
-            found = self._repeats.run(self, "padded", x, hx, masks)
-            if found is not None:
-                return found[0], tuple(found[1:])
-        lengths = lengths if masks is None or masks.lengths is None else masks.lengths
-        y, finals, _ = self._run(x, states, lengths, None, None, False, generator)
-        if masks is not None:
-            self._remember("padded", (x, hx), (x, states), masks, (y, *finals))
+        found = self._repeats.run(self, "padded", x, hx, masks)
+        if found is not None:
+            return found[0], tuple(found[1:])
+        y, finals, _ = self._run(x, states, masks.lengths, None, None, False, None)
+        self._remember("padded", (x, hx), (x, states), masks, (y, *finals))
         return y, finals
 
     def _takes_packed(

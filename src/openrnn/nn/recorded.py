@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from openrnn import functional, op, tensors
-from openrnn.backends.base import Needs, RecordedRepeat, result_shapes
+from openrnn.backends.base import Needs, RecordedRepeat, masks_of, result_shapes
 from openrnn.nn.alike import Alike, guardable, unseen
 from openrnn.route import Route
 
@@ -35,8 +35,6 @@ class Recorded:
         self.alike, self.route, self.run = alike, route, run
         self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
         self._last = self._first + len(call.states)  # then come masks
-        self._lengths, self._reset = call.lengths is not None, call.reset is not None
-        self._drops = call.spec.drops(call.training)  # the seed comes last
         self._batch_first = batch_first
         self._x, self._states = call.x.shape, [state.shape for state in call.states]
         self._results = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
@@ -65,20 +63,20 @@ class Recorded:
         grads: Sequence[Tensor | None],
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
-        """The gradients of `every`; `outputs` are y and the reserve."""
+        """The gradients of `every` but its masks; `outputs` are y and the reserve."""
         given, plain = tensors.gradients(grads)
+        seen = every[:-1] if self.route.problem.drops else every  # the seed is new at each call
         if (
             not plain
             or torch.is_grad_enabled()
             or unseen()
             or not self._kept(outputs)
             or not guardable(every)
-            or not self.alike.same(every[:-1] if self._drops else every)  # modes are seen, too
+            or not self.alike.same(seen)  # modes are seen, too
             or not self.run.ready(every)
         ):
             return self._in_full(every, outputs, grads, needs)
         found = self.run.backward(every, outputs, given, needs)
-        found += [None] * (len(every) - self._last)
         if self._batch_first and found[0] is not None:
             found[0] = found[0].transpose(0, 1)
         return found
@@ -99,10 +97,8 @@ class Recorded:
     ) -> list[Tensor | None]:
         """The same as any other call has them: second derivatives, odd and watched tensors."""
         x, count, last = every[0], self._first, self._last
-        params, states, masks = list(every[1:count]), every[count:last], list(every[last:])
-        lengths = masks.pop(0) if self._lengths else None
-        reset = masks.pop(0) if self._reset else None
-        seed = masks.pop() if self._drops else None
+        params, states = list(every[1:count]), every[count:last]
+        lengths, reset, seed = masks_of(self.route.problem, every[last:])
         if reset is not None:  # of a step (B,)
             reset = reset.reshape(self._x[:2])
         inputs: tuple[Any, ...] = (
@@ -125,7 +121,7 @@ class Recorded:
             None if grad is None else grad.reshape(state.shape)
             for grad, state in zip(d_states, states)
         ]
-        return [dx, *d_params, *back, *[None] * (len(every) - last)]
+        return [dx, *d_params, *back]
 
 
 class _Repeated(torch.autograd.Function):
@@ -141,7 +137,8 @@ class _Repeated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         count = len(needs)
-        return (None, *ctx.call.backward(saved[:count], saved[count:], grads, needs))
+        found = ctx.call.backward(saved[:count], saved[count:], grads, needs)
+        return (None, *found, *[None] * (count - len(found)))  # masks have none
 
 
 # what `Function.apply` adds is of use to the transforms of torch.func alone, and costs 4 us

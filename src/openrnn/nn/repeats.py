@@ -164,16 +164,11 @@ def of_step(reset: Tensor | None) -> Masks:
     return NO_MASKS if reset is None else Masks(reset=reset)
 
 
-def is_kernel_mask(reset: Any, x: Any, contiguous: bool = True) -> bool:
-    """Whether kernels read resets as they are, so that a call with them may be remembered.
-
-    Args:
-        contiguous: False: they lie as it may be, and are copied first.
-    """
+def is_kernel_mask(reset: Any, x: Any) -> bool:
+    """Whether kernels read resets as they are, so that a call with them may be remembered."""
     return (
-        type(reset) is Tensor and reset.dtype is torch.bool and type(x) is Tensor
-        and reset.device == x.device and guardable((reset,)) and tensors.plain(reset)
-        and tensors.holds(reset) and (reset.is_contiguous() or not contiguous)
+        type(reset) is Tensor and reset.dtype is torch.bool and reset.is_contiguous()
+        and type(x) is Tensor and reset.device == x.device
     )  # fmt: skip
 
 
@@ -183,16 +178,17 @@ def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks |
     Lengths are sorted on the GPU by a launch, on a CPU by torch, which no call repeats.
 
     Raises:
-        ValueError: lengths do not go with x.
+        ValueError: lengths do not go with x, or resets have no (B, T) or no memory.
     """
     if lengths is None and reset is None:
         return NO_MASKS
     if type(x) is not Tensor or unseen() or not guardable((x,)) or x.dim() != 3:
         return None
     if reset is not None:
-        if not is_kernel_mask(reset, x, contiguous=not batch_first) or reset.dim() != 2:
+        if batch_first and type(reset) is Tensor and reset.dtype is torch.bool:
+            reset = functional.turned_mask(reset).contiguous()
+        if not is_kernel_mask(reset, x):
             return None
-        reset = reset.t().contiguous() if batch_first else reset
     if lengths is not None:
         if not x.is_cuda or type(lengths) is not Tensor:
             return None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import OutOfMemoryError, Tensor
 
-from openrnn.backends.base import Backend, Call, Cotangents, Needs, result_shapes
+from openrnn.backends.base import Backend, Call, Cotangents, Needs, masks_of, result_shapes
 from openrnn.backends.fused.copies import ALIGNMENT, dense
 from openrnn.backends.fused.program import Program
 from openrnn.backends.fused.record import record
@@ -35,7 +35,6 @@ class Again:
         self._looked = len(given)  # masks may lie anywhere
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
         given += [mask for mask in (call.lengths, call.reset, call.seed) if mask is not None]
-        self.count = len(given)
         self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
 
         def run(tensors: Sequence[Tensor]) -> Found:
@@ -48,10 +47,8 @@ class Again:
     def called(self, every: Sequence[Tensor]) -> Call:
         """The call of x, parameters, states, masks and a seed that lie as those of the first."""
         x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
-        seed = rest.pop() if self.problem.drops else None
-        reset = rest.pop() if self.problem.reset else None
-        lengths = rest.pop() if self.problem.lengths else None
-        params, states = rest[: self.params], rest[self.params :]
+        params, states = rest[: self.params], rest[self.params : self._looked - 1]
+        lengths, reset, seed = masks_of(self.problem, rest[self._looked - 1 :])
         return Call(self.problem, x, states, params, lengths, reset, seed=seed)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -163,16 +160,14 @@ class AgainRecorded(Again):
         Args:
             present: which of the gradients of y and the final states there are.
         """
-        call, rest = self.called(tensors[: self.count]), iter(tensors[self.count :])
-        params, states = self.params, len(call.states)
+        count, first = len(self._views), 1 + self.params
+        call, rest = self.called(tensors[:count]), iter(tensors[count:])
         y = next(rest).view(self._results[0])
         reserve = [next(rest) for _ in self.saved[1:]]
         dy, *finals = [
             next(rest).view(shape) if there else None
             for there, shape in zip(present, self._results)
         ]
-        wanted = Needs(
-            needs[0], needs[1 + params : 1 + params + states], needs[1 : 1 + params], ()
-        )  # fmt: skip
+        wanted = Needs(needs[0], needs[first : self._looked], needs[1:first], ())
         found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
         return [found.x, *found.params, *found.states]

@@ -173,17 +173,16 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        handles, beside = [current_stream(device)], None
+        handles = [current_stream(device)]
+        beside: Any = streams(device) if self._sides else None
         if self._sides:
-            beside = streams(device)
             handles += [beside.handle(number + 1) for number in range(self._sides)]
         try:
             for run in self._bound():
                 run(values, handles, beside)
         except BaseException:  # what side streams use is freed
-            if beside is not None:
-                for number in range(self._sides):
-                    beside.wait(0, number + 1)
+            for number in range(self._sides):
+                beside.wait(0, number + 1)
             raise
         made.pop()  # the workspace
         return made
