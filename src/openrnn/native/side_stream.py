@@ -47,6 +47,12 @@ class Streams:
         self._handles = [main]
         self._streams = list[torch.cuda.ExternalStream]()  # the side streams
 
+    @classmethod
+    def apart(cls, device: int) -> "Streams":
+        """Streams of our own, the main one too, to which nobody else gives anything."""
+        beside = cls(device, 0)
+        return cls(device, beside.handle(1))
+
     def handle(self, number: int) -> int:
         """A stream as the driver knows it."""
         if number >= len(self._handles):

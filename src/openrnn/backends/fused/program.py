@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from openrnn.memory import Made
+from openrnn.native import graphs
 from openrnn.native.cublaslt import MatmulPlan
 from openrnn.native.device import On, current_stream
 from openrnn.native.nvrtc import CudaKernel, Parameter
@@ -153,7 +154,7 @@ class Program:
     def __init__(self, operations: Sequence[Operation], made: Sequence[Made], device: int) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
         self._sides = max((one.stream for one in operations), default=0)
-        self._local = _OfThread()
+        self._local, self._replays = _OfThread(), graphs.Replays()
 
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> "Program":
         """The same, in which the first tensors that it makes have other shapes."""
@@ -173,10 +174,26 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        handles = [current_stream(device)]
-        beside: Any = streams(device) if self._sides else None
-        if self._sides:
-            handles += [beside.handle(number + 1) for number in range(self._sides)]
+        graph = None
+        if len(self.operations) >= graphs.LEAST:
+            graph = self._replays.graph(device, values, lambda own: self._give(values, own))
+        if graph is not None:
+            graph.launch(current_stream(device))
+        else:
+            self._give(values, streams(device) if self._sides else None)
+        made.pop()  # the workspace
+        return made
+
+    def _give(self, values: Sequence[int], beside: Any) -> None:
+        """Gives the operations to a main stream and the side streams beside it.
+
+        Args:
+            beside: these `Streams`; None: torch's current one, if no operation has another.
+        """
+        if beside is None:
+            handles = [current_stream(self.device)]
+        else:
+            handles = [beside.handle(number) for number in range(self._sides + 1)]
         try:
             for run in self._bound():
                 run(values, handles, beside)
@@ -184,8 +201,6 @@ class Program:
             for number in range(self._sides):
                 beside.wait(0, number + 1)
             raise
-        made.pop()  # the workspace
-        return made
 
     def _bound(self) -> list[Run]:
         """The operations for this thread: a launch reads its arguments before it returns."""
