@@ -1,4 +1,4 @@
-"""Programs whose runs repeat with the same addresses: one launch of a captured graph."""
+"""Programs and calls of cuDNN that repeat with the same addresses: one launch of a graph."""
 
 import threading
 from contextlib import nullcontext
@@ -6,7 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from openrnn.backends.cudnn.run import CallPlan
 from openrnn.backends.fused.program import Launch, Program, Value
+from openrnn.errors import LibraryError
 from openrnn.memory import Made, template
 from openrnn.native import graphs
 from openrnn.native.nvrtc import LaunchError
@@ -32,7 +34,7 @@ class Kernel:
 class Graph:
     """A graph that notes what it is launched on."""
 
-    made, launched = [], []
+    made, launched, nodes = [], [], 8
 
     def __init__(self, streams, give):
         give(streams)
@@ -116,8 +118,10 @@ def test_each_thread_has_graphs_of_its_own(kernel):
     assert len(Graph.launched) == 6
 
 
-def test_the_graphs_that_were_launched_last_are_kept(kernel, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
+@pytest.mark.parametrize("limit", [{"MOST": 2}, {"MOST_NODES": 2 * Graph.nodes}], ids=str)
+def test_the_graphs_that_were_launched_last_are_kept(kernel, monkeypatch, limit):
+    for name, most in limit.items():
+        monkeypatch.setattr(graphs, name, most)
     runs = [program(kernel, graphs.LEAST) for _ in range(3)]
     for run in runs[:2]:
         for _ in range(graphs.SEEN):
@@ -145,6 +149,70 @@ def test_a_program_that_the_driver_does_not_capture_runs_as_before(kernel, monke
     assert kernel.given == [(number, MAIN) for number in range(graphs.LEAST)] * (graphs.SEEN + 2)
 
 
+class Handle:
+    """A handle of cuDNN that notes on which stream it was called with what."""
+
+    device, stream = DEVICE, MAIN
+
+    def __init__(self):
+        self.called = []
+
+    def move(self, stream):
+        self.stream = stream
+
+    def function(self, *arguments):
+        self.called.append((self.stream, arguments))
+
+
+def plan(handle, replays, kept=True):
+    made = object.__new__(CallPlan)
+    made.handle, made.replays, made.kept = handle, replays, kept
+    return made
+
+
+def test_calls_of_cudnn_become_a_graph(kernel):
+    handle = Handle()
+    calls = [(handle.function, (1, None)), (handle.function, (2,))]
+    repeated = plan(handle, graphs.Replays())
+    for _ in range(graphs.SEEN + 2):
+        repeated.run(*calls)
+    both = [(1, None), (2,)]
+    assert [arguments for _, arguments in handle.called] == both * graphs.SEEN
+    streams = [stream for stream, _ in handle.called]
+    assert streams == [MAIN] * 2 * (graphs.SEEN - 1) + [OWN] * 2  # the last in the capture
+    assert Graph.launched == [MAIN] * 3
+    assert handle.stream == MAIN
+    repeated.run(calls[0])  # without the gradients of weights
+    assert handle.called[-1] == (MAIN, (1, None))
+    assert len(Graph.made) == 1
+
+
+def test_calls_of_cudnn_whose_plan_is_not_kept_are_no_graph(kernel):
+    """Its descriptors go with the call; and short or very long calls have no graphs."""
+    for made in (plan(Handle(), graphs.Replays(), kept=False), plan(Handle(), None)):
+        for _ in range(graphs.SEEN + 2):
+            made.run((made.handle.function, (1,)))
+        assert len(made.handle.called) == graphs.SEEN + 2
+    assert Graph.made == []
+
+
+def test_a_capture_in_which_cudnn_fails_is_not_tried_again(kernel):
+    handle, failing = Handle(), []
+
+    def function(number):
+        if handle.stream != MAIN:
+            failing.append(number)
+            raise LibraryError("cudnnRNNForward", "NOT_SUPPORTED")
+        handle.called.append(number)
+
+    repeated = plan(handle, graphs.Replays())
+    for _ in range(graphs.SEEN + 3):
+        repeated.run((function, (1,)))
+    assert failing == [1]
+    assert handle.called == [1] * (graphs.SEEN + 3)
+    assert handle.stream == MAIN
+
+
 def test_a_set_of_addresses_that_does_not_come_back_is_forgotten(kernel):
     run = program(kernel, graphs.LEAST)
     for number in range(3 * graphs.COUNTED):
@@ -164,6 +232,7 @@ def test_what_a_capture_asks_of_the_driver(monkeypatch):
     answers("cuThreadExchangeStreamCaptureMode", "before")
     answers("cuStreamBeginCapture")
     answers("cuStreamEndCapture", "graph")
+    answers("cuGraphGetNodes", None, 8)
     answers("cuGraphInstantiate", "ready")
     answers("cuGraphDestroy")
     answers("cuGraphLaunch")
@@ -173,8 +242,8 @@ def test_what_a_capture_asks_of_the_driver(monkeypatch):
     del graph
     assert asked == [
         "cuThreadExchangeStreamCaptureMode", "cuStreamBeginCapture", OWN, "cuStreamEndCapture",
-        "cuGraphInstantiate", "cuGraphDestroy", "cuThreadExchangeStreamCaptureMode",
-        "cuGraphLaunch", "cuGraphExecDestroy",
+        "cuGraphGetNodes", "cuGraphInstantiate", "cuGraphDestroy",
+        "cuThreadExchangeStreamCaptureMode", "cuGraphLaunch", "cuGraphExecDestroy",
     ]  # fmt: skip
     asked.clear()
 

@@ -1,4 +1,4 @@
-"""What a program gives its streams, captured once as a CUDA graph and launched again.
+"""What a program or a call of cuDNN gives its streams, captured as a CUDA graph and launched again.
 
 A launch, product or wait costs its host 3 to 7 us; a graph of all of them is one launch. Its nodes
 hold addresses, so it serves runs with the same ones alone. Training and inference loops have them:
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from openrnn.errors import OpenRNNError
 from openrnn.memo import resource
 from openrnn.native.nvrtc import LaunchError
 from openrnn.native.side_stream import Streams
@@ -20,6 +21,7 @@ from openrnn.native.side_stream import Streams
 LEAST = 8  # operations of a program that pays for looking
 SEEN = 3  # the run with the same addresses that is captured
 MOST = 64  # graphs that a process keeps: those launched last
+MOST_NODES = 1 << 16  # and nodes of all of them, which take about 4 KB each of the GPU's memory
 COUNTED = 16  # sets of addresses of a program that are counted
 
 Key = tuple[int, ...]
@@ -30,6 +32,9 @@ _numbers = count()
 
 class Graph:
     """A captured graph, ready to be launched by one thread at a time.
+
+    Attributes:
+        nodes: how many it has.
 
     Raises:
         LaunchError: the driver refuses the capture.
@@ -50,9 +55,10 @@ class Graph:
                 give(streams)
             finally:
                 ended = driver.cuStreamEndCapture(main)
-            graph = _check("cuStreamEndCapture", ended)
+            (graph,) = _check("cuStreamEndCapture", ended)
             try:
-                self._exec = _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+                _, self.nodes = _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
+                (self._exec,) = _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
             finally:
                 driver.cuGraphDestroy(graph)
         finally:
@@ -68,18 +74,20 @@ class Graph:
             self._destroy(self._exec)
 
 
-def _check(name: str, answer: Sequence[Any]) -> Any:
+def _check(name: str, answer: Sequence[Any]) -> Sequence[Any]:
+    """What the driver answers besides its status."""
     status, *found = answer
     if status:
         raise LaunchError(f"{name}: {status.name}")
-    return found[0] if found else None
+    return found
 
 
 class Graphs:
-    """The graphs of a process: the `MOST` that were launched last."""
+    """The graphs of a process that were launched last: `MOST` of them, of `MOST_NODES`."""
 
     def __init__(self) -> None:
         self._lock, self._kept = Lock(), OrderedDict[tuple[int, Key], Graph]()
+        self._nodes = 0
 
     def find(self, owner: int, key: Key) -> Graph | None:
         """The graph of an owner."""
@@ -90,11 +98,16 @@ class Graphs:
             return found
 
     def keep(self, owner: int, key: Key, graph: Graph) -> None:
-        """Keeps a graph, and lets the one go that was launched longest ago."""
+        """Keeps a graph, and lets those go that were launched longest ago."""
+        gone = list[Graph]()
         with self._lock:
             self._kept[owner, key] = graph
-            gone = self._kept.popitem(last=False) if len(self._kept) > MOST else None
-        del gone  # outside of the lock: freeing it asks the driver
+            self._nodes += graph.nodes
+            while len(self._kept) > MOST or self._nodes > MOST_NODES:
+                _, oldest = self._kept.popitem(last=False)
+                self._nodes -= oldest.nodes
+                gone.append(oldest)
+        gone.clear()  # outside of the lock: freeing them asks the driver
 
 
 GRAPHS = Graphs()
@@ -106,7 +119,7 @@ class _OfThread(local):
 
 
 class Replays:
-    """The graphs of one program, of each thread its own."""
+    """The graphs of one program or plan, of each thread its own."""
 
     def __init__(self) -> None:
         self._local = _OfThread()
@@ -115,7 +128,7 @@ class Replays:
         """The graph of a run with these addresses, from the third one on; None before.
 
         One that gave way to others counts anew. None also during a capture of torch's, and where
-        the driver has refused one.
+        a capture has failed.
         """
         here, key = self._local, tuple(values)
         if here.refused or torch.cuda.is_current_stream_capturing():
@@ -131,7 +144,7 @@ class Replays:
             return None
         try:
             graph = Graph(_capturing(device), give)
-        except LaunchError:
+        except OpenRNNError:
             here.refused = True
             return None
         GRAPHS.keep(here.number, key, graph)

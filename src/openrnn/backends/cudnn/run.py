@@ -1,13 +1,14 @@
 """One call of cuDNN each way, for at most LONGEST steps, with our rules for rows of length 0."""
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from openrnn.memo import memo
 from openrnn.memory import template
+from openrnn.native import graphs
 from openrnn.native.cudnn.descriptors import (
     BATCH_MAJOR,
     DEFAULT_MATH,
@@ -22,11 +23,15 @@ from openrnn.native.cudnn.descriptors import (
 )
 from openrnn.native.cudnn.handles import Handle
 from openrnn.native.device import On
+from openrnn.native.side_stream import Streams
 from openrnn.params import size
 
 LONGEST = 65535  # steps that a data descriptor takes
 PLANS = 256  # kept by a thread for each device
 ADD = 0  # weight gradients are added; setting them is not supported
+# steps from which a call that repeats becomes a CUDA graph, and steps of all layers and directions
+# up to which one does: a graph has some nodes for each
+LEAST_STEPS, MOST_STEPS = 8, 4096
 
 
 class Lengths(NamedTuple):
@@ -86,6 +91,8 @@ class CallPlan:
         least: the reserve's size as the operator's fake has it.
 
     Attributes:
+        replays: graphs of calls; None where there are too few steps, too many, or dropout, whose
+            random states go on from call to call.
         width: of y.
         weights, work, reserve: the sizes in bytes of weight space, workspace and reserve.
         states_like, work_like, reserve_like, y_like: what `torch.empty_like`, the quickest way to
@@ -96,8 +103,8 @@ class CallPlan:
     """
 
     __slots__ = (
-        "handle", "here", "kept", "kind", "layout", "network", "reserve", "reserve_like", "shapes",
-        "states_like", "weights", "width", "work", "work_like", "y_like",
+        "handle", "here", "kept", "kind", "layout", "network", "replays", "reserve", "reserve_like",
+        "shapes", "states_like", "weights", "width", "work", "work_like", "y_like",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +126,8 @@ class CallPlan:
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
         self.here = On(handle.device)  # made once: at T = 1 another object a call is felt
         spec = kind.spec
+        few, many = steps < LEAST_STEPS, steps * spec.chains > MOST_STEPS
+        self.replays = None if few or many or kind.drop else graphs.Replays()
         self.width = spec.directions * spec.output_size
         self.weights = size(spec) * kind.dtype.itemsize
         with self.here:
@@ -155,6 +164,35 @@ class CallPlan:
     def close(self) -> None:
         """Closes the descriptors; the plan is not to be used again."""
         self.shapes.close()
+
+    def run(self, *calls: "LibraryCall") -> None:
+        """Runs calls of cuDNN on torch's current stream.
+
+        cuDNN launches kernels for each step, which costs the host more time than many of them take.
+        Where a kept plan is called with the same arguments again, one launch of a CUDA graph does.
+        """
+        if self.kept and self.replays is not None:
+            values = [value or 0 for _, arguments in calls for value in arguments]
+            graph = self.replays.graph(self.handle.device, values, lambda own: self._on(own, calls))
+            if graph is not None:
+                graph.launch(self.handle.stream)
+                return
+        for function, arguments in calls:
+            function(*arguments)
+
+    def _on(self, streams: Streams, calls: "Sequence[LibraryCall]") -> None:
+        """Gives the calls to another main stream than torch's."""
+        handle, before = self.handle, self.handle.stream
+        handle.move(streams.handle(0))
+        try:
+            for function, arguments in calls:
+                function(*arguments)
+        finally:
+            handle.move(before)
+
+
+# a function of cuDNN and its arguments, of which None is NULL
+LibraryCall = tuple[Callable[..., Any], tuple[int | None, ...]]
 
 
 def keep(handle: Handle, key: Hashable, plan: CallPlan) -> None:
@@ -196,14 +234,14 @@ def forward(
     finals = [torch.empty_like(like) for like in plan.states_like]
     workspace = torch.empty_like(plan.work_like)
     reserve = torch.empty_like(plan.reserve_like) if plan.reserve else None
-    handle.library.cudnnRNNForward(
+    plan.run((handle.library.cudnnRNNForward, (
         handle.pointer, plan.network.pointer, 0 if reserve is None else 1, None,
         shapes.x, x.data_ptr(), shapes.y, y.data_ptr(),
         shapes.h, _at(states, 0), finals[0].data_ptr(),
         shapes.c, _at(states, 1), _at(finals, 1),
         *weights, plan.work, workspace.data_ptr(),
         plan.reserve, None if reserve is None else reserve.data_ptr(),
-    )  # fmt: skip
+    )))  # fmt: skip
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         finals = [
@@ -237,19 +275,20 @@ def backward(
     ]
     workspace = torch.empty_like(plan.work_like)
     spaces = (plan.work, workspace.data_ptr(), reserve.numel(), reserve.data_ptr())
-    handle.library.cudnnRNNBackwardData_v8(
+    calls: list[LibraryCall] = [(handle.library.cudnnRNNBackwardData_v8, (
         handle.pointer, plan.network.pointer, None,
         shapes.y, y.data_ptr(), dy.data_ptr(), shapes.x, dx.data_ptr(),
         shapes.h, _at(states, 0), _at(d_ends, 0), _at(d_states, 0),
         shapes.c, _at(states, 1), _at(d_ends, 1), _at(d_states, 1),
         *weights, *spaces,
-    )  # fmt: skip
+    ))]  # fmt: skip
     if d_weights is not None:
-        handle.library.cudnnRNNBackwardWeights_v8(
+        calls.append((handle.library.cudnnRNNBackwardWeights_v8, (
             handle.pointer, plan.network.pointer, ADD, None,
             shapes.x, x.data_ptr(), shapes.h, _at(states, 0), shapes.y, y.data_ptr(),
             weights[0], d_weights.data_ptr(), *spaces,
-        )  # fmt: skip
+        )))  # fmt: skip
+    plan.run(*calls)
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         for place, grad in enumerate(d_states):

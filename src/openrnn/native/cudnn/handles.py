@@ -47,10 +47,14 @@ class Handle:
     def follow(self) -> int:
         """Moves the handle to torch's current stream, and returns that."""
         stream: int = current_stream(self.device)
+        self.move(stream)
+        return stream
+
+    def move(self, stream: int) -> None:
+        """Moves the handle to a stream, until it follows torch again."""
         if stream != self.stream:
             self.library.cudnnSetStream(self.pointer, stream)
             self.stream = stream
-        return stream
 
     def close(self) -> None:
         """Gives the handle back, once; one that a fork copied is left alone."""
