@@ -13,7 +13,7 @@ import openrnn
 from openrnn import cells
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused import lengths as sorting
-from openrnn.backends.fused.copies import copied
+from openrnn.backends.fused.copies import copied, narrowed
 from openrnn.backends.fused.launches import fill_flags
 from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.codegen import cuda
@@ -97,6 +97,17 @@ def test_products_at_once_write_where_each_belongs(width, dtype):
     error = (out[..., :width].double() - want).norm() / want.norm()
     assert error < (1e-3 if dtype == torch.float32 else 1e-2)
     assert (out[..., width:] == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("count", [1, 7, 8, 2048, 2049, 100_003])
+def test_sums_in_fewer_bits(count, dtype):
+    """As torch rounds them, with infinities, and what is beyond float16."""
+    x = torch.randn(count, device="cuda") * 10.0 ** torch.randint(-6, 6, (count,), device="cuda")
+    x[0] = math.inf
+    assert torch.equal(narrowed(x, dtype), x.to(dtype))
+    assert narrowed(x[:1] - math.inf, dtype).isnan().all()
 
 
 @pytest.mark.gpu

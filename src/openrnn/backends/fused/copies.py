@@ -1,10 +1,11 @@
-"""Dense copies of sequences, one launch each: other strides, wider rows, rows of zeros."""
+"""Dense copies, one launch each: other strides, wider rows, rows of zeros, fewer bits."""
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
-from openrnn.kernels.cuda.args import CopyRowsArgs
+from openrnn.kernels.cuda.args import CopyRowsArgs, NarrowValuesArgs
 from openrnn.memory import memory_for
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
@@ -62,6 +63,17 @@ def copied(
         steps=steps, batch=batch, width=columns, out_width=width, pieces=pieces,
     )  # fmt: skip
     kernel.launch(-(-steps * batch * pieces // kernel.threads), args.words())
+    return out
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A dense float32 tensor in a dtype of 16 bits, or itself in float32."""
+    if x.dtype == dtype:
+        return x
+    out = memory_for(dtype, x.device).empty(*x.shape)
+    kernel = kernels.plain("narrow_values", str(dtype).removeprefix("torch."), x.device.index or 0)
+    args = NarrowValuesArgs(x=x.data_ptr(), out=out.data_ptr(), count=x.numel())
+    kernel.launch(-(-x.numel() // (8 * kernel.threads)), args.words())
     return out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import prepared
-from openrnn.backends.fused.copies import copied, whole_pieces, widened
+from openrnn.backends.fused.copies import copied, narrowed, whole_pieces, widened
 from openrnn.backends.fused.launches import Launches, Weights
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.memory import memory_for, template
@@ -66,7 +66,7 @@ class WeightGradient:
         if self.padded or not layer.exact:
             found = found.unflatten(0, (layer.gates, layer.units))
             found = copied(found[:, : layer.hidden, : self.columns]).flatten(0, 1)
-        return found.to(layer.dtype)
+        return narrowed(found, layer.dtype)
 
 
 def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:

@@ -305,6 +305,15 @@ class CopyRowsArgs(Args):
 
 
 @_table
+class NarrowValuesArgs(Args):
+    """Of `narrow_values`; both begin at multiples of 16 bytes."""
+
+    x: Annotated[int, "const float*", "[count]"]
+    out: Annotated[int, "storage_t*", "out [count], 16 bits"]
+    count: Annotated[int, "int64", ""]
+
+
+@_table
 class FillFlagsArgs(Args):
     """Of `fill_flags`."""
 
@@ -377,6 +386,7 @@ STEPS: dict[str, type[Args]] = {
 PLAIN: dict[str, type[Args]] = {  # by the name of the kernel and of its file
     "permute_weights": PermuteWeightsArgs,
     "copy_rows": CopyRowsArgs,
+    "narrow_values": NarrowValuesArgs,
     "fill_flags": FillFlagsArgs,
     "dropout": DropoutArgs,
     "reduce_bias_gradients": ReduceBiasGradientsArgs,
