@@ -8,11 +8,14 @@ itself says what is wrong; here a result that is no number ends the run.
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
 
 import openrnn
-from openrnn import cells
+from openrnn import cells, memo
+from openrnn.backends.fused import schedules
 
 BF16, TF32 = torch.bfloat16, torch.float32
 Case = dict[str, object]
@@ -39,6 +42,10 @@ def cases() -> Iterator[Case]:
         # two grids at once, each on half of the device
         yield {"cell": cell, "hidden": 1024, "bidirectional": True, "steps": 20}
         yield {"cell": cell, "hidden": 1024, "layers": 2, "wavefront": 2, "batch": 64, "steps": 5}
+        # chunks of time, whose products run beside loops
+        yield {"cell": cell, "hidden": 64, "steps": 11, "cut": True}
+        yield {"cell": cell, "hidden": 1024, "batch": 16, "steps": 11, "cut": True, "masks": True}
+        yield {"cell": cell, "hidden": 64, "bidirectional": True, "steps": 120, "cut": True}
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
@@ -49,14 +56,18 @@ def cases() -> Iterator[Case]:
 def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
-    masks: bool = False, resets: bool = False, grad: bool = True,
+    masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
     Args:
         masks: lengths and resets; resets: resets to states that are given.
+        cut: in three chunks of time.
     """
     torch.manual_seed(0)
+    edges = [0, 2, 5, steps] if cut else []
+    at_once = {"forward": edges}
+    memo.clear()  # schedules of other cases
     layer = openrnn.Recurrent(
         getattr(cells, cell), 16, hidden, layers, bidirectional=bidirectional,
         wavefront=wavefront, backend="fused", device="cuda", dtype=dtype,
@@ -74,10 +85,18 @@ def run(
         given["reset"] = torch.arange(steps * batch, device="cuda").view(steps, batch) % 7 == 0
     if resets:
         given["reset_state"] = single
-    with torch.set_grad_enabled(grad):
-        y, *_ = layer(x, single, **given)
     wanted = [x, *states, *layer.parameters()] if grad else []
-    grads = torch.autograd.grad(y.sum(), wanted) if grad else ()
+    with (
+        patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
+        patch.object(
+            schedules, "edges_at_once", lambda key, layer, on, *_: at_once.get(on.kind, [])
+        )
+        if cut
+        else nullcontext(),
+        torch.set_grad_enabled(grad),
+    ):
+        y, *_ = layer(x, single, **given)
+        grads = torch.autograd.grad(y.sum(), wanted) if grad else ()
     if not all(bool(one.isfinite().all()) for one in (y, *grads)):
         raise SystemExit("a result is not finite")
 

@@ -103,12 +103,32 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
         assert (one - other).double().norm() <= 2e-2 * other.double().norm()
 
 
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
+def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
+    """The bits of products before the loops, also of calls that repeat, and with all states."""
+    module, _ = given(hidden=512, num_layers=2)
+    x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    masks = masks_of(masks, 32)
+    run = partial(step, module, x, **masks)
+    cut = [0, 40, 90, T]
+    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
+    wanted = under(monkeypatch, module, run, schedules, "edges_at_once", lambda *_: [])
+    chunked = (
+        schedules, "edges_at_once", lambda key, layer, on, *_: cut if on.kind == "forward" else []
+    )  # fmt: skip
+    for found in under(monkeypatch, module, lambda: [run() for _ in range(5)], *chunked):
+        assert all(map(torch.equal, found, wanted))
+    listed = partial(on_side, module, x, "input_product", **dict.fromkeys(masks, True))
+    assert under(monkeypatch, module, listed, *chunked) == 2 * 2 * 2
+
+
 def test_products_of_weights_run_beside_the_layer_below(monkeypatch):
     """The bits of products after the loops, also from a graph."""
     module, _ = given(hidden=512, num_layers=3, dropout=0.1)
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     run = partial(step, module, x)
-    wanted = under(monkeypatch, module, run, schedules, "leave_room", lambda *_: False)
+    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)  # whatever runs beside the loops
+    wanted = under(monkeypatch, module, run, schedules, "idle", lambda *_: 0.0)
     table = openrnn.explain(module, x, schedule=True, quiet=True)
     lines = [line for row in table.rows for line in row.details]
     about = torch.cuda.get_device_properties(0)

@@ -58,6 +58,7 @@ GRIDS = {
 OPTIONS = [
     {}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True},
     {"num_layers": 2, "bidirectional": True, "at_once": True, "overlap": True},
+    {"num_layers": 2, "bidirectional": True, "at_once": True, "cuts": (0, 1, 2, STEPS)},
     {"num_layers": 3, "wavefront": 2}, {"num_layers": 3, "wavefront": 2, "overlap": True},
 ]  # fmt: skip
 
@@ -228,11 +229,16 @@ def pretended(monkeypatch):
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        overlap=False, length=STEPS, width=WIDTH, lengths=None, reset=None, seed=None, **options,
+        overlap=False, cuts=(), length=STEPS, width=WIDTH, lengths=None, reset=None, seed=None,
+        **options,
     ):  # fmt: skip
-        monkeypatch.setattr(schedules, "leave_room", lambda *_: overlap)
+        monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
         monkeypatch.setattr(schedules, "at_once", lambda *_: int(at_once))
+        monkeypatch.setattr(
+            schedules, "edges_at_once",
+            lambda key, layer, on, *_: [*cuts] if on.kind == "forward" else [],
+        )  # fmt: skip
         monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
 
         def kernel(kind, *_):
@@ -282,14 +288,17 @@ def test_a_program_does_what_the_pass_does(
     run = fused.repeat(call, shapes_of(call))
     waits = [one.stream for one in run.program.operations if isinstance(one, program.Wait)]
     wavefront = "wavefront" in options and hidden == 16
-    if not wavefront:
-        assert waits == ([1, 0] * call.problem.spec.num_layers if "at_once" in options else [])
+    layers, ahead = call.problem.spec.num_layers, len(options.get("cuts", (0, STEPS))) - 2
+    if not wavefront:  # the main stream also waits for the products of each chunk but the first
+        of_layer = [1, 0, 0] * ahead + [1, 0]
+        assert waits == (of_layer * layers if "at_once" in options else [])
     spaces = {
         (one.stream, one.space)
         for one in run.program.operations
         if isinstance(one, program.Multiply)
     }
-    assert len(spaces) == len({space for _, space in spaces}) == (3 if wavefront else 1)
+    streams = 3 if wavefront else 1 + layers * ahead
+    assert len(spaces) == len({space for _, space in spaces}) == streams
     for given in ([call.x, *call.params, *call.states], None):
         every = given or others([call.x, *call.params, *call.states])
         want = fused.forward(run.called(every))
@@ -881,6 +890,22 @@ def test_calls_repeat_in_threads(hits):
         thread.join()
     assert hits["memory"] > 300
     assert all(map(torch.equal, found, want))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [512, 500])
+def test_calls_in_chunks_repeat(monkeypatch, hits, hidden):
+    """In 16 bits gradients of weights are sums of several products, rounded at the end."""
+    module, x = on_gpu(hidden, torch.bfloat16), drawn(20, 32, 24)
+    monkeypatch.setattr(schedules, "edges", lambda _, kind, flags, steps, *more: [0, 9, steps])
+    runs, run = [], program.Program.run
+    monkeypatch.setattr(program.Program, "run", lambda *given: runs.append(1) or run(*given))
+    clear_caches()
+    found = [torch.autograd.grad(module(x)[0].float().sum(), [x, *module.parameters()])
+             for _ in range(5)]  # fmt: skip
+    clear_caches()
+    assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
+    assert len(runs) == 2 * hits["memory"] > 2  # forward and backward
 
 
 @pytest.mark.gpu

@@ -11,13 +11,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
 from openrnn import cells, memo
-from openrnn.backends.base import Call, Needs
+from openrnn.backends.base import Call, Needs, traced
 from openrnn.backends.fused import kernels, launches, layer, prepared, schedules
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.dispatch import BACKENDS
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, overlap, plan
+from openrnn.tuning import both_directions, chunks, overlap, plan
 
 FAIR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 CELLS = (cells.lstm, cells.gru, cells.peephole_lstm)
@@ -207,12 +207,26 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     assert schedules.edges(old, "backward", (), 1024, 16, 3 * 512) == []
 
 
+def test_two_loops_at_once_leave_room_for_long_products():
+    """Four clusters of 16 each way leave none, four of 8 do, and take longer by themselves."""
+    cell = traced(cells.lstm.spec(512, 512))
+    loop = plan.LoopRequest("forward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    assert both_directions.idle(loop, 1) == 0.0
+    assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
+    assert both_directions.loops(loop, 300, True) == 1
+    assert both_directions.loops(loop, 300, True, products=160.0) == 2
+    assert both_directions.edges(loop, 300, 160.0, 1) == []
+    cut = both_directions.edges(loop, 300, 160.0, 2)
+    assert (cut[0], cut[-1]) == (0, 300)
+    assert len(cut) > 2
+
+
 def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
     """Their products are too short to pay for a chunk more."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: 1 // 0)
     lstm = layer.LayerKernels(cells.lstm.spec(768, 512), 0, torch.float16, 0)
     flop = 2 * 4 * 512 * (2 * 768 + 512)
-    rows = int((overlap.CHUNK_COST + overlap.LEAST_SAVING) * overlap.FLOP_PER_US[2] / flop)
+    rows = int(sum(overlap.OF_CLUSTERS[:2]) * overlap.FLOP_PER_US[2] / flop)
     assert schedules.edges(lstm, "backward", (), rows, 1, 2 * 768 + 512) == []
     with pytest.raises(ZeroDivisionError):
         schedules.edges(lstm, "backward", (), rows + 1, 1, 2 * 768 + 512)
@@ -221,7 +235,7 @@ def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
 def test_products_of_a_chunk_end_with_the_loop_beside_them():
     steps, numbers = 10_000, set()
     for products, loop, idle in (
-        (400.0, 1800.0, 0.6), (120.0, 900.0, 0.3), (1e4, 1e4, 0.9), (1e4, 1e4, 1.1),
+        (120.0, 900.0, 0.3), (60.0, 600.0, 0.2), (1e4, 1e4, 0.9), (1e4, 1e4, 1.1),
     ):  # fmt: skip
         found = overlap.best_edges(steps, products, loop, idle)
         assert (found[0], found[-1]) == (0, steps)
@@ -246,14 +260,26 @@ def test_chunks_beside_loops_cover_every_step_once():
 
 
 def test_a_chunk_more_saves_what_it_costs():
-    assert overlap.best_edges(1000, overlap.CHUNK_COST + overlap.LEAST_SAVING, 1e9, 1.0) == []
-    assert overlap.best_edges(1000, 1e4, 1e4, 0.0) == []
-    assert overlap.best_edges(200, 2.1e4, 1e3, 0.1) == []  # no step would be left
-    assert overlap.best_edges(3, 1e4, 1e4, 0.9) == [0, 2, 3]  # a step each, or fewer chunks
-    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1) == [0, 250, 1000]
-    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1, 0.05) == []  # the loop would lose more
-    assert overlap.best_edges(1000, 1e4, overlap.LEAST_LOOP - 1, 0.5) == []
-    assert overlap.best_edges(1000, 0.0, 1e4, 0.0) == []  # gradients of biases alone
+    """Of clusters, whose loops may be short, and of grids."""
+    grids, clusters = overlap.OF_GRIDS, overlap.OF_CLUSTERS
+    for costs in (grids, clusters):
+        few = costs.chunk + costs.saving
+        assert overlap.best_edges(1000, few, 1e9, 1.0, costs=costs) == []
+        assert overlap.best_edges(1000, 1e4, 1e4, 0.0, costs=costs) == []
+        assert overlap.best_edges(200, 2.1e4, 1e3, 0.1, costs=costs) == []  # no step would be left
+        assert overlap.best_edges(3, 1e4, 1e4, 0.9, costs=costs) == [0, 2, 3]  # each has a step
+        assert overlap.best_edges(1000, 0.0, 1e4, 0.0, costs=costs) == []  # gradients of biases
+        assert overlap.best_edges(1000, 1e4, 1e4, overlap.LEAST_IDLE - 0.01, costs=costs) == []
+    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1, 0.0, grids) == [0, 250, 1000]
+    assert overlap.best_edges(1000, 150.0, 4500.0, 0.1, 0.05, grids) == []  # the loop loses more
+    assert overlap.best_edges(1000, 1e4, grids.loop - 1, 0.5, 0.0, grids) == []
+    assert overlap.best_edges(1000, 1e4, grids.loop - 1, 0.5, 0.0, clusters) != []
+    cut = overlap.best_edges(1000, 100.0, 400.0, 0.5)
+    assert overlap.saved(cut, 100.0, clusters) == pytest.approx(
+        100.0 * (1 - cut[1] / 1000) - (len(cut) - 2) * clusters.chunk
+    )
+    assert overlap.saved(cut, 100.0, clusters) >= clusters.saving
+    assert overlap.saved([], 100.0, clusters) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from openrnn.backends.fused import (
     program,
     schedules,
 )
-from openrnn.backends.fused.layer import ForwardFlags
+from openrnn.backends.fused.layer import BackwardFlags, ForwardFlags
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -176,7 +176,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     monkeypatch.setattr(schedules, "at_once", lambda *_: False)
-    monkeypatch.setattr(schedules, "leave_room", lambda *_: False)
+    monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     monkeypatch.setattr(schedules, "supported", lambda: False)
     monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
     return step
@@ -246,15 +246,16 @@ def on_a_device(monkeypatch, kernel_of):
      (0, {"clusters": 7}),
      (1, {"grid": True, "clusters": 64, "held": True}),
      (2, {"grid": True, "clusters": 64, "held": False}), (2, {"grid": True, "clusters": 63}),
-     (0, {"edges": (0, 60, 100)}), (1, {"overlap": True}), (1, {"columns": 1 << 20}),
-     (0, {"overlap": True, "columns": 1 << 20}), (1, {"overlap": True, "columns": 1500}),
+     (0, {"edges": (0, 60, 100)}), (2, {"overlap": True}), (1, {"columns": 1 << 20}),
+     (0, {"overlap": True, "columns": 1 << 20}), (2, {"overlap": True, "columns": 1500}),
      (0, {"overlap": True, "columns": 1500, "clusters": 15, "several": 0.89})],
     ids=str,
 )  # fmt: skip
 def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
     """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two.
 
-    The kernel for two loops has 4 clusters. A loop alone takes half a microsecond a step.
+    The kernel for two loops has 4 clusters. A loop alone takes half a microsecond a step. Products
+    that run beside loops in turn are those of backward.
     """
     asked = {"steps": 100, "clusters": 17, "columns": 64, "several": 0.5, "held": True, **changed}
     config = replace(CLUSTERS["forward"], tiles=2)
@@ -265,12 +266,13 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     monkeypatch.setattr(plan, "us_of", lambda *_: 0.5)
     monkeypatch.setattr(plan, "step_times", lambda *_: plan.StepTimes(0.5, asked["several"]))
     monkeypatch.setattr(both_directions, "held_twice", lambda _: asked["held"])
+    monkeypatch.setattr(schedules, "supported", lambda: True)
     spec = cells.lstm.spec(64, 64, bidirectional=True)
     problem = Problem(spec, torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
     edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
-    on = ForwardFlags(False, False, False, False, False)
+    on = BackwardFlags(*[False] * 4) if "overlap" in changed else ForwardFlags(*[False] * 5)
     found = schedules.at_once(key, 0, cut, on, (), asked["columns"])
     assert (found, type(found)) == (wanted, int)
     clear_caches()

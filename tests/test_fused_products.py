@@ -120,7 +120,7 @@ class Given:
 def divide(monkeypatch, number):
     """Calls have that many chunks, or others whose products run beside the loops of the next."""
     monkeypatch.setattr(schedules, "at_once", lambda *_: number == "at once")
-    monkeypatch.setattr(schedules, "leave_room", lambda *_: False)
+    monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     if isinstance(number, int):
         monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
         return

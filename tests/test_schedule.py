@@ -128,24 +128,30 @@ def to_dx(products):
 
 
 def needs_at_once(operation, operations):
-    """The same for layers whose directions run at once, each in one chunk."""
+    """The same for layers whose directions run at once."""
 
-    def of(types, layer, directions=(0, 1)):
+    def of(types, layer, directions=(0, 1), number=None):
         return [
             other for other in operations
             if isinstance(other, types) and other.layer == layer and other.direction in directions
+            and number in (None, other.chunk.number if isinstance(other, OfChunk) else None)
         ]  # fmt: skip
 
     back = any(isinstance(other, GradientProducts) for other in operations)
-    if isinstance(operation, Wait | WaitForLaunch):
+    if isinstance(operation, Wait | WaitForLaunch | CutMasks):
         return []
     layer, own = operation.layer, (operation.direction,)
+    number = operation.chunk.number if isinstance(operation, OfChunk) else None
     if isinstance(operation, InputProduct):  # of both directions of the layer below
-        return [*of(BeginLayer, layer, own), *of(Loop, layer - 1)]
+        room = of(MakeRoom, layer, own, number)
+        return [*of(BeginLayer, layer, own), *of(Loop, layer - 1), *room]
     if isinstance(operation, FillFlags):
-        return of(BeginLayer, layer, own)
+        return [*of(BeginLayer, layer, own), *of(MakeRoom, layer, own, number)]
     if isinstance(operation, Loop) and not back:
-        return [*of(InputProduct, layer, own), *of(FillFlags, layer, own)]
+        read = of(InputProduct | FillFlags, layer, own, number)
+        cut = [other for other in operations if isinstance(other, CutMasks)]
+        masks = [other for other in cut if other.chunk == operation.chunk]
+        return [*read, *masks[:1], *(of(Loop, layer, own, number - 1) if number else [])]
     if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
         filled = of(FillFlags, layer, own)
         return [*of(BeginLayer, layer, own), *to_dx(of(GradientProducts, layer + 1)), *filled]
@@ -181,6 +187,44 @@ def test_both_directions_run_at_once_and_after_what_they_need(overlap, layers, f
         assert len(filled) == (2 * layers if fills else 0)
         ended = finished_before(operations, MAIN, len(operations))
         assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
+
+
+@pytest.mark.parametrize("fills", [(), ("forward",)], ids=str)
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("edges", EDGES[1:], ids=str)
+def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers, fills):
+    """Once both run, and before the loops that follow, each on a stream that nothing else has."""
+    mirrored = tuple(11 - edge for edge in reversed(edges))
+    pair = tuple(
+        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
+        for cuts, reverse in ((edges, False), (mirrored, True))
+    )
+    operations = schedule.forward((pair,) * layers)
+    for place, operation in enumerate(operations):
+        done = finished_before(operations, operation.stream, place)
+        assert {*needs_at_once(operation, operations)} <= done, operation
+        if isinstance(operation, InputProduct) and operation.chunk.number:
+            loops = [
+                one for one in operations
+                if isinstance(one, Loop) and one.layer == operation.layer
+                and one.chunk.number == operation.chunk.number - 1
+            ]  # fmt: skip
+            assert len(loops) == 2
+            assert not {*loops} & done
+            assert {one.direction for one in loops if one.signals} == {1}  # launched last
+    beside = [one.stream for one in operations if isinstance(one, WaitForLaunch)]
+    assert len({*beside} - {MAIN, SIDE}) == len(beside) == layers * (len(edges) - 2)
+    whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
+    backward = {one.stream for one in schedule.backward((whole,) * layers)}
+    assert not ({*beside} & backward)
+    for chunking, direction in zip(pair, (0, 1)):
+        ran_chunks = [
+            one.chunk for one in operations
+            if isinstance(one, Loop) and (one.layer, one.direction) == (0, direction)
+        ]  # fmt: skip
+        assert tuple(ran_chunks) == chunking.chunks
+    ended = finished_before(operations, MAIN, len(operations))
+    assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])

@@ -14,8 +14,8 @@ SUITES = (
 PEERS = (
     "torch, graph, cudnn, packed, loop, eager, compiled, flashrnn, torchrl, onnxruntime, float32, "
     "cudnn-graph, recompute, reference, cudnn-standard, cudnn-persist-static, "
-    "cudnn-persist-dynamic, cudnn-persist-static-small-h, no-overlap, two-chunks, "
-    "overlap-short, or none"
+    "cudnn-persist-dynamic, cudnn-persist-static-small-h, no-overlap, two-chunks, or "
+    "none"
 )
 OF_SUITE = "that of the suite"
 

@@ -116,7 +116,6 @@ ABOUT_ENGINES = {
     "cudnn-persist-static-small-h": "cuDNN's algorithm persist_static_small_h",
     "no-overlap": "our layer, with matrix products after its loops and never beside them",
     "two-chunks": "our layer, with matrix products beside its loops in two parts at most",
-    "overlap-short": "our layer, with matrix products beside its loops in short calls too",
 }
 
 TERMS = {

@@ -29,9 +29,8 @@ HEADS = {
     "reference": "reference", "cudnn-standard": "standard", "cudnn-persist-static": "static",
     "cudnn-persist-dynamic": "dynamic", "cudnn-persist-static-small-h": "small H",
     "baseline": "baseline", "no-overlap": "no overlap", "two-chunks": "two chunks",
-    "overlap-short": "short too", "baseline-graph": "baseline graph",
-    "no-overlap-graph": "no overlap graph", "two-chunks-graph": "two chunks graph",
-    "overlap-short-graph": "short too graph",
+    "baseline-graph": "baseline graph", "no-overlap-graph": "no overlap graph",
+    "two-chunks-graph": "two chunks graph",
 }  # fmt: skip
 TITLES = {
     "torch": "torch.nn as called", "graph": "torch.nn, both from a CUDA graph",
@@ -49,11 +48,9 @@ TITLES = {
     "baseline": "the baseline's openrnn",
     "no-overlap": "openrnn, products after loops",
     "two-chunks": "openrnn, products beside loops in two chunks at most",
-    "overlap-short": "openrnn, products beside loops in short calls too",
     "baseline-graph": "the baseline's openrnn, both from a CUDA graph",
     "no-overlap-graph": "openrnn, products after loops, both from a CUDA graph",
     "two-chunks-graph": "openrnn, two chunks at most, both from a CUDA graph",
-    "overlap-short-graph": "openrnn, short calls too, both from a CUDA graph",
     OURS: "openrnn", GRAPHED: "openrnn from a CUDA graph",
 }  # fmt: skip
 

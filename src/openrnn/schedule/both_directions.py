@@ -4,22 +4,25 @@ What a loop on the side stream reads and writes is taken on the main stream befo
 until the main stream has waited for it: the allocator gives memory anew in the order of the stream
 that took it.
 
-Input products end before the loops are launched. A cluster gets the multiprocessors that are free
-at its launch: beside a product several of its blocks would share one until the loop ends, and each
-step would take up to 1.5 times as long (H200).
+Input products of a chunk end before its loops are launched. A cluster gets the multiprocessors that
+are free at its launch: beside a product several of its blocks would share one until the loop ends,
+and each step would take up to 1.5 times as long (H200).
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
     SIDE,
     BeginLayer,
+    CutMasks,
     FillFlags,
     FinishWeights,
     GradientProducts,
     Loop,
+    MakeRoom,
     Operation,
     Wait,
     WaitForLaunch,
@@ -27,31 +30,54 @@ from openrnn.schedule.operations import (
 )
 
 
-def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
-    """The forward pass of a layer."""
-    chunk, reverse = _chunks(chunkings)
+def forward(
+    layer: int, chunkings: Sequence[Chunking], streams: Iterator[int]
+) -> Iterator[Operation]:
+    """The forward pass of a layer: the inputs of a chunk are multiplied beside the loops before.
+
+    Args:
+        streams: see `product_streams`.
+    """
     loops, fills = chunkings[0].loops, "forward" in chunkings[0].fills
+    pairs = [*zip(*(chunking.chunks for chunking in chunkings))]
     yield BeginLayer(layer, 0, loops)
     yield BeginLayer(layer, 1, loops)
-    for inputs in zip(
-        loop_inputs(layer, 0, chunk, fills), loop_inputs(layer, 1, reverse, fills)
-    ):  # fmt: skip
+    if len(pairs) > 1:
+        yield from [CutMasks(chunk) for pair in pairs for chunk in pair]
+    yield from _inputs(layer, pairs[0], fills, MAIN)
+    for number, (chunk, reverse) in enumerate(pairs):
+        after = pairs[number + 1 : number + 2]
+        for pair in after:
+            yield from [MakeRoom(layer, way, other) for way, other in enumerate(pair)]
+        yield Wait(MAIN, stream=SIDE)
+        yield Loop(layer, 0, chunk)
+        yield Loop(layer, 1, reverse, signals=bool(after), stream=SIDE)
+        for pair in after:
+            beside = next(streams)
+            yield WaitForLaunch(stream=beside)
+            yield from _inputs(layer, pair, fills, beside)
+            yield Wait(beside)
+        yield Wait(SIDE)
+
+
+def _inputs(layer: int, pair: Sequence[Chunk], fills: bool, stream: int) -> Iterator[Operation]:
+    """What the loops of both directions read, first both products."""
+    each = [loop_inputs(layer, way, chunk, fills, stream) for way, chunk in enumerate(pair)]
+    for inputs in zip(*each):
         yield from inputs
-    yield Wait(MAIN, stream=SIDE)
-    yield Loop(layer, 0, chunk)
-    yield Loop(layer, 1, reverse, stream=SIDE)
-    yield Wait(SIDE)
 
 
 def backward(
-    layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool
-) -> Iterator[Operation]:
+    layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool,
+    streams: Iterator[int],
+) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer; the second dx is added to the first.
 
     Args:
         above: chunkings of the layer above whose weights' products run beside the loops of this
             one, from the launch event of the reverse loop on; None for none.
         overlap: the products of this layer's weights run beside the loops of the layer below.
+        streams: see `product_streams`.
     """
     chunk, reverse = _chunks(chunkings)
     loops, fills = chunkings[0].loops, "backward" in chunkings[0].fills
@@ -64,10 +90,9 @@ def backward(
     if fills:
         yield FillFlags(layer, 1, reverse, backward=True, stream=SIDE)
     yield Loop(layer, 1, reverse, "backward", above is not None, stream=SIDE)
-    # Replayed from a CUDA graph, work after a launch event waited for the loop's end where the main
-    # stream had waited for its stream before (CUDA 13, H200): each layer has a stream of its own.
-    beside = SIDE + 1 + layer
+    beside = SIDE
     if above is not None:
+        beside = next(streams)
         yield WaitForLaunch(stream=beside)
         for direction, whole in enumerate(_chunks(above)):
             yield GradientProducts(layer + 1, direction, whole, "weights", stream=beside)
@@ -80,6 +105,15 @@ def backward(
         yield from _finish(layer + 1)
     if not overlap:
         yield from _finish(layer)
+
+
+def product_streams(layers: int, backward: bool) -> Iterator[int]:
+    """Numbers of streams for products beside loops, each for one use; backward's are others.
+
+    Replayed from a CUDA graph, work after a launch event waited for the loop's end where the main
+    stream had waited for its stream before (CUDA 13, H100 and H200).
+    """
+    return count(SIDE + 1 + (0 if backward else layers))
 
 
 def _chunks(chunkings: Sequence[Chunking]) -> tuple[Chunk, Chunk]:

@@ -39,9 +39,10 @@ def forward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
+    streams = both_directions.product_streams(len(chunkings), backward=False)
     for layer, directions in enumerate(chunkings):
         if directions[0].at_once:
-            found += both_directions.forward(layer, directions)
+            found += both_directions.forward(layer, directions, streams)
         elif directions[0].step:
             found += single_step.forward(layer, directions)
         else:
@@ -108,6 +109,7 @@ def backward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
+    streams = both_directions.product_streams(len(chunkings), backward=True)
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
@@ -116,7 +118,7 @@ def backward(
         if directions[0].at_once:
             below = chunkings[layer - 1][0] if layer else None
             overlap = below is not None and below.at_once and below.overlap
-            found += both_directions.backward(layer, directions, above, overlap)
+            found += both_directions.backward(layer, directions, above, overlap, streams)
             above = directions if overlap else None
         elif directions[0].step:
             found += single_step.backward(layer, directions)

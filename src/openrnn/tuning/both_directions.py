@@ -1,7 +1,7 @@
 """For how many loops at once the kernel of both directions of a layer is chosen."""
 
 from openrnn.codegen.config import KernelConfig
-from openrnn.tuning import plan
+from openrnn.tuning import measured, overlap, plan
 from openrnn.tuning.cluster import blocks_of_multiprocessor
 from openrnn.tuning.limits import Limits
 
@@ -30,17 +30,49 @@ def _fits(loop: plan.LoopRequest, config: KernelConfig, blocks: int) -> bool:
     return 2 * plan.clusters_of(config, loop.batch) <= blocks * limits.clusters(config.cluster)
 
 
+def idle(loop: plan.LoopRequest, number: int) -> float:
+    """The share of multiprocessors that both loops leave idle; 0 for less than `overlap.ROOM`.
+
+    Args:
+        number: for how many loops at once their kernel is chosen.
+    """
+    config = next(iter(plan.ranked(*loop, loops=number)), None)
+    if config is None:
+        return 0.0
+    blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
+    left = 1 - blocks / (loop.processors or measured.PROCESSORS)
+    return left if left >= overlap.ROOM else 0.0
+
+
+def edges(loop: plan.LoopRequest, steps: int, products: float, number: int) -> list[int]:
+    """Where chunks of the forward direction begin and end whose products run beside both loops.
+
+    Args:
+        products: us, of both directions and all steps.
+        number: for how many loops at once their kernel is chosen.
+
+    Returns:
+        [] where one chunk is as good.
+    """
+    times = plan.step_times(loop, number)
+    if times is None:
+        return []
+    us = times.several if number > 1 else times.alone
+    return overlap.best_edges(steps, products, steps * us, idle(loop, number))
+
+
 def loops(
-    loop: plan.LoopRequest, steps: int, twice: bool, products: float = 0.0, hidden: bool = False
+    loop: plan.LoopRequest, steps: int, twice: bool, lost: float = 0.0, products: float = 0.0
 ) -> int:
     """1: for one, as the device holds it twice; 2: for two at once; 0: the directions run in turn.
 
-    The quickest kernel twice is not the quickest pair where blocks of both share multiprocessors.
+    The quickest kernel twice is not the quickest pair where blocks of both share multiprocessors,
+    or leave none idle for products.
 
     Args:
         twice: the device holds the quickest kernel twice.
-        products: us of the products of both directions.
-        hidden: in turn they would run beside loops.
+        lost: us of products that would run beside loops in turn, and do not at once.
+        products: us of those that `edges` may put beside loops at once.
     """
     shared = not twice or not _fits(loop, plan.ranked(*loop)[0], 1)
     slower = plan.step_times(loop, 2) if shared else None
@@ -48,10 +80,14 @@ def loops(
     if twice and (quickest := slower or plan.step_times(loop, 1)) is not None:
         alone = quickest.alone
         several = SHARED * alone if shared else alone
-        if slower is None or several <= slower.several:
+        saved = 0.0
+        if slower is not None and overlap.pays(products):
+            cut = edges(loop, steps, products, 2)
+            saved = overlap.saved(cut, products, overlap.OF_CLUSTERS)
+        if slower is None or steps * several <= steps * slower.several - saved:
             times, number = plan.StepTimes(alone, several), 1
     if times is None or times.several > LEAST_GAIN * 2 * times.alone:
         return 0
     gained = steps * (2 * times.alone - times.several)
-    pays = steps * times.several >= LEAST_US and not (hidden and products >= gained)
+    pays = steps * times.several >= LEAST_US and lost < gained
     return number if pays else 0

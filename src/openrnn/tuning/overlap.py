@@ -6,6 +6,7 @@ chunk, and backward the gradients of the chunk before. The products of forward's
 backward's last chunk run alone, so that chunk is mostly the shortest.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
@@ -13,13 +14,30 @@ from typing import NamedTuple
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
 
-CHUNK_COST = 40.0  # us of each chunk after the first, see `chunks`
 MOST_CHUNKS = 4
-LEAST_SAVING = 40.0  # us, beyond what the chunks cost
-MOST_TAKEN = 0.75  # of all multiprocessors by loops of two directions, beside which products run
-LEAST_LOOP = 800.0  # us: shorter calls wait for their host, which more chunks keep longer
+LEAST_IDLE = 0.1  # share of multiprocessors: on fewer a product takes longer than by itself
+ROOM = 0.25  # the share that two loops at once, and a grid of a short call, must leave idle
 GRID_SLOWDOWN = 0.05  # share of time that products cost backward's grid loop, by sharing L2
 FLOP_PER_US = {2: 5e8, 4: 2e8}  # of products over all steps on an H200, by bytes of a value
+
+
+class Costs(NamedTuple):
+    """What chunks cost, and what they must bring; all in microseconds.
+
+    Attributes:
+        chunk: of each chunk after the first, beyond its steps.
+        saving: the least that must be left when that is paid.
+        loop: of all steps, at least.
+    """
+
+    chunk: float
+    saving: float
+    loop: float
+
+
+# from CUDA graphs on an H200: benchmarks/log/cuda-results.md
+OF_CLUSTERS, OF_GRIDS = Costs(12.0, 12.0, 0.0), Costs(40.0, 40.0, 800.0)
+OF_GRIDS_WITH_ROOM = Costs(20.0, 20.0, 0.0)  # forward, where `ROOM` is idle
 
 
 class LoopStep(NamedTuple):
@@ -29,11 +47,13 @@ class LoopStep(NamedTuple):
         us: its time by the model.
         idle: share of the device's multiprocessors that the loop leaves idle.
         slowdown: share of its time that it takes longer with products beside it.
+        costs: of its chunks.
     """
 
     us: float
     idle: float
     slowdown: float
+    costs: Costs
 
 
 def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize: int) -> float:
@@ -47,9 +67,9 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
 
 
-def pays(products: float) -> bool:
+def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:
     """Whether products of so many microseconds are long enough for a second chunk."""
-    return products >= CHUNK_COST + LEAST_SAVING
+    return products >= costs.chunk + costs.saving
 
 
 def loop_step(loop: plan.LoopRequest) -> LoopStep:
@@ -63,31 +83,42 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
     idle = 0.0
     if loop.capability == measured.CAPABILITY:
         idle = max(0.0, 1 - blocks / (loop.processors or measured.PROCESSORS))
-    grid = loop.kind == "backward" and config.clusters > 1
-    return LoopStep(time, idle, GRID_SLOWDOWN if grid else 0.0)
+    if config.clusters == 1:
+        return LoopStep(time, idle, 0.0, OF_CLUSTERS)
+    if loop.kind == "backward":
+        return LoopStep(time, idle, GRID_SLOWDOWN, OF_GRIDS)
+    return LoopStep(time, idle, 0.0, OF_GRIDS if idle < ROOM else OF_GRIDS_WITH_ROOM)
 
 
 def best_edges(
-    steps: int, products: float, loop: float, idle: float, slowdown: float = 0.0
-) -> list[int]:
+    steps: int, products: float, loop: float, idle: float, slowdown: float = 0.0,
+    costs: Costs = OF_CLUSTERS,
+) -> list[int]:  # fmt: skip
     """Where chunks begin and end, as the forward loop runs them; [] where one is as good.
 
     Each is as many times as long as the one before as makes its products end with that one's loop.
 
     Args:
         products: us of those of all steps; loop: of the loop over all steps.
-        idle, slowdown: see `LoopStep`.
+        idle, slowdown, costs: see `LoopStep`.
     """
-    if not idle or loop < LEAST_LOOP or not pays(products):
+    if idle < LEAST_IDLE or loop < costs.loop or not pays(products, costs):
         return []
     ratio = idle * loop / products
-    most, found = LEAST_SAVING, []
+    most, found = costs.saving, []
     for number in range(2, MOST_CHUNKS + 1):
         ends = [*accumulate(ratio**place for place in range(number))]
         first, others = 1 / ends[-1], ends[-2] / ends[-1]
-        saved = (1 - first) * products - slowdown * others * loop - (number - 1) * CHUNK_COST
+        saved = (1 - first) * products - slowdown * others * loop - (number - 1) * costs.chunk
         inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
         tried = [0, *inner, steps]
         if saved >= most and all(begin < end for begin, end in pairwise(tried)):
             most, found = saved, tried
     return found
+
+
+def saved(edges: Sequence[int], products: float, costs: Costs) -> float:
+    """Microseconds that chunks with these edges save, as the forward loop runs them; [] is one."""
+    if not edges:
+        return 0.0
+    return (1 - edges[1] / edges[-1]) * products - (len(edges) - 2) * costs.chunk

@@ -27,6 +27,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     plain = {"copy_rows": name, "fill_flags": "float32"}
     if problem.grad:
         plain |= {"permute_weights": name, "reduce_bias_gradients": name}
+        plain |= {"narrow_values": name} if problem.dtype.itemsize == 2 else {}
         plain |= {"dropout": name} if spec.drops(True) else {}
     if problem.lengths:
         plain |= {"sort_lengths": "float32", "cut_lengths": "float32"}
@@ -47,14 +48,16 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     return made
 
 
-LONG = 100  # steps of a call in which loops run at once
+LONG, LONGER = 100, 1000  # steps of calls in which loops run at once, without and with products
 
 
 def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
     spec = problem.spec
     if spec.bidirectional:
-        return both_at_once(problem, kind, flags, LONG, batch) == 2
+        return any(
+            both_at_once(problem, kind, flags, steps, batch) == 2 for steps in (LONG, LONGER)
+        )
     known = measured.knows(problem.capability or (0, 0), problem.processors)
     if spec.wavefront == 0 or not (spec.wavefront or known):
         return False

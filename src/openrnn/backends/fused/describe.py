@@ -6,7 +6,7 @@ from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
-from openrnn.tuning import both_directions, chunks, plan, single_step
+from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 from openrnn.tuning.limits import Limits
 
 
@@ -94,7 +94,10 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
 
 
 def both_at_once(problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int) -> int:
-    """`both_directions.loops` of a problem whose device is known, but for products beside loops."""
+    """`both_directions.loops` of a problem whose device is known, of its layer that reads most.
+
+    But for products that would run beside loops in turn.
+    """
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
         return 0
@@ -106,7 +109,13 @@ def both_at_once(problem: Problem, kind: str, flags: plan.Flags, steps: int, bat
         kind, plan.deciding(kind, flags), cell, str(problem.dtype).removeprefix("torch."),
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
-    return both_directions.loops(loop, steps, both_directions.held_twice(loop))
+    products = 0.0
+    if kind == "forward" and spec.input_mode == "linear" and not problem.reset_state:
+        inner = max(map(spec.layer_input, range(spec.num_layers)))
+        rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
+        products = 2 * overlap.products_time(steps, batch, rows, inner, itemsize)
+    twice = both_directions.held_twice(loop)
+    return both_directions.loops(loop, steps, twice, products=products)
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:

@@ -206,9 +206,14 @@ def _at_once(
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        beside = wanted and leave_room(key, layer, on, loops)
-        whole = Chunking((0, key.steps), overlap=beside, at_once=True, loops=loops, fills=fills)
-        return whole, replace(whole, reverse=True)
+        cuts = edges_at_once(key, layer, on, flags, columns(layer), loops)
+        beside = wanted and idle(key, layer, on, flags, loops) > 0
+        one = Chunking(
+            tuple(cuts or (0, key.steps)), overlap=beside or bool(cuts), at_once=True,
+            loops=loops, fills=fills,
+        )  # fmt: skip
+        mirrored = tuple(key.steps - cut for cut in reversed(one.edges))
+        return one, replace(one, edges=mirrored, reverse=True)
 
     return tuple(of(layer) for layer in range(key.spec.num_layers))
 
@@ -220,7 +225,7 @@ def at_once(
     """The loops that run at the same time where both directions of a layer do; 0: in turn.
 
     They do where the device holds the blocks of both and no memory bounds their chunks, unless
-    products that would run beside a loop take as long as what is gained.
+    products that would run beside loops in turn take as long as what is gained.
 
     Returns:
         how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
@@ -230,28 +235,55 @@ def at_once(
         return 0
     one = key.layer(layer, 0)
     loop = _request(one, on.kind, flags, key.batch)
-    rows, size = one.gates * one.hidden, key.problem.dtype.itemsize
-    products = 2 * overlap.products_time(key.steps, key.batch, rows, columns, size)
-    hidden = any(chunking.overlap for chunking in chunkings)
+    beside = _products_at_once(key, layer, on, columns)
     try:
         twice = _holds_twice(one, key.batch, on, 1)
         if one.kernel(key.batch, on)[1].clusters > 1:
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.held_twice(loop)
-        loops = both_directions.loops(loop, key.steps, twice, products, hidden)
+        lost = 0.0
+        if on.kind == "backward" and chunkings[0].overlap:
+            # beside loops at once run products of weights alone, and not those of layer 0
+            inner = key.spec.layer_input(layer)
+            room = layer and idle(key, layer, on, flags, 1 if twice else 2)
+            alone = inner / columns if room else 1.0
+            share = max(0.0, alone - chunkings[0].chunks[0].steps / key.steps)
+            lost = 2 * _products_time(key, one, columns) * share
+        loops = both_directions.loops(loop, key.steps, twice, lost, beside)
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
 
 
-def leave_room(key: ScheduleKey, layer: int, on: Flags, loops: int) -> bool:
-    """Whether two loops at once leave multiprocessors idle, for the products of other weights."""
+def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int) -> float:
+    """The share of multiprocessors that two loops at once leave for products; 0 for little."""
     if not supported():
-        return False
-    config = prepared.loop_for(key.layer(layer, 0), key.batch, on, loops).config
-    blocks = 2 * plan.clusters_of(config, key.batch) * config.cluster
-    processors = torch.cuda.get_device_properties(key.device).multi_processor_count
-    return blocks <= overlap.MOST_TAKEN * processors
+        return 0.0
+    return both_directions.idle(_request(key.layer(layer, 0), on.kind, flags, key.batch), loops)
+
+
+def edges_at_once(
+    key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, columns: int, loops: int
+) -> list[int]:
+    """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
+    products = _products_at_once(key, layer, on, columns)
+    if not overlap.pays(products):
+        return []
+    loop = _request(key.layer(layer, 0), on.kind, flags, key.batch)
+    return both_directions.edges(loop, key.steps, products, loops)
+
+
+def _products_at_once(key: ScheduleKey, layer: int, on: Flags, columns: int) -> float:
+    """Microseconds of both directions' products that may run beside both loops: forward's."""
+    one = key.layer(layer, 0)
+    if on.kind != "forward" or key.reset_states or one.skips or not supported():
+        return 0.0
+    return 2 * _products_time(key, one, columns)
+
+
+def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
+    rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
+    return overlap.products_time(key.steps, key.batch, rows, columns, size)
 
 
 def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
@@ -301,7 +333,9 @@ def edges(
     if not overlap.pays(products):
         return []
     loop = _loop_step(layer, kind, flags, (batch + 7) // 8)
-    return overlap.best_edges(steps, products, steps * loop.us, loop.idle, loop.slowdown)
+    return overlap.best_edges(
+        steps, products, steps * loop.us, loop.idle, loop.slowdown, loop.costs
+    )
 
 
 @memo(4096)

@@ -24,13 +24,12 @@ USERS = (
 )  # fmt: skip
 STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # which none captures
 ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
-# our own layer in a process of its own, where products overlap with loops in other ways: never, in
-# two chunks at most, in short calls too
+# our own layer in a process of its own, where products overlap with loops in other ways: never, or
+# in two chunks at most
 OVERLAP = "openrnn.tuning.overlap"
 WAYS: dict[str, dict[str, float]] = {
     "no-overlap": {f"{OVERLAP}.MOST_CHUNKS": 1},
     "two-chunks": {f"{OVERLAP}.MOST_CHUNKS": 2},
-    "overlap-short": {f"{OVERLAP}.LEAST_LOOP": 0.0},
 }
 PEERS = (
     *USERS,
