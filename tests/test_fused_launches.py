@@ -247,15 +247,16 @@ def on_a_device(monkeypatch, kernel_of):
      (1, {"grid": True, "clusters": 64, "held": True}),
      (2, {"grid": True, "clusters": 64, "held": False}), (2, {"grid": True, "clusters": 63}),
      (0, {"edges": (0, 60, 100)}), (2, {"overlap": True}), (1, {"columns": 1 << 20}),
-     (0, {"overlap": True, "columns": 1 << 20}), (2, {"overlap": True, "columns": 1500}),
-     (0, {"overlap": True, "columns": 1500, "clusters": 15, "several": 0.89})],
+     (0, {"overlap": True, "columns": 1 << 20}), (2, {"overlap": True, "columns": 5000}),
+     (0, {"overlap": True, "columns": 5000, "clusters": 15, "several": 0.89}),
+     (2, {"overlap": True, "columns": 1 << 20, "above": 1 << 20})],
     ids=str,
 )  # fmt: skip
 def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
     """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two.
 
     The kernel for two loops has 4 clusters. A loop alone takes half a microsecond a step. Products
-    that run beside loops in turn are those of backward.
+    that run beside loops in turn are those of backward; at once those of the layer above do.
     """
     asked = {"steps": 100, "clusters": 17, "columns": 64, "several": 0.5, "held": True, **changed}
     config = replace(CLUSTERS["forward"], tiles=2)
@@ -273,7 +274,7 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = BackwardFlags(*[False] * 4) if "overlap" in changed else ForwardFlags(*[False] * 5)
-    found = schedules.at_once(key, 0, cut, on, (), asked["columns"])
+    found = schedules.at_once(key, 0, cut, on, (), asked["columns"], asked.get("above", 0))
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 

@@ -201,8 +201,13 @@ def _at_once(
     if not key.spec.bidirectional or key.recompute:
         return found
 
+    def above(layer: int) -> int:
+        """The columns of the weights of the layer above, whose gradients are wanted."""
+        last = layer == key.spec.num_layers - 1
+        return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
+
     def of(layer: int) -> tuple[Chunking, ...]:
-        loops = at_once(key, layer, found[layer], on, flags, columns(layer))
+        loops = at_once(key, layer, found[layer], on, flags, columns(layer), above(layer))
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
@@ -220,12 +225,15 @@ def _at_once(
 
 def at_once(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
-    columns: int,
+    columns: int, above: int = 0,
 ) -> int:  # fmt: skip
     """The loops that run at the same time where both directions of a layer do; 0: in turn.
 
     They do where the device holds the blocks of both and no memory bounds their chunks, unless
     products that would run beside loops in turn take as long as what is gained.
+
+    Args:
+        columns, above: of the layer's matrices, and of the weights of the layer above.
 
     Returns:
         how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
@@ -241,18 +249,38 @@ def at_once(
         if one.kernel(key.batch, on)[1].clusters > 1:
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.held_twice(loop)
-        lost = 0.0
-        if on.kind == "backward" and chunkings[0].overlap:
-            # beside loops at once run products of weights alone, and not those of layer 0
-            inner = key.spec.layer_input(layer)
-            room = layer and idle(key, layer, on, flags, 1 if twice else 2)
-            alone = inner / columns if room else 1.0
-            share = max(0.0, alone - chunkings[0].chunks[0].steps / key.steps)
-            lost = 2 * _products_time(key, one, columns) * share
-        loops = both_directions.loops(loop, key.steps, twice, lost, beside)
+        loops = both_directions.loops(loop, key.steps, twice, products=beside)
+        if loops and on.kind == "backward" and chunkings[0].overlap:
+            room = idle(key, layer, on, flags, loops) > 0
+            each = _loop_step(one, on.kind, flags, (key.batch + 7) // 8).costs.chunk
+            known = above if room else None
+            lost = _lost_at_once(key, layer, chunkings[0], columns, known, each)
+            loops = both_directions.loops(loop, key.steps, twice, lost, beside)
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
+
+
+def _lost_at_once(
+    key: ScheduleKey, layer: int, in_turn: Chunking, columns: int, above: int | None, cost: float
+) -> float:
+    """Microseconds of gradient products beside loops in turn, less those at once.
+
+    At once those of the weights of the layer above run beside the loops, and those of its own
+    weights beside the loops of the layer below.
+
+    Args:
+        above: columns of the weights of the layer above; None where the loops leave no room.
+        cost: us of a chunk.
+    """
+    one = key.layer(layer, 0)
+    whole = _products_time(key, one, columns)
+    beside = (1 - in_turn.chunks[0].steps / key.steps) * whole
+    if above is not None:
+        beside -= _products_time(key, one, above)
+        if layer:
+            beside -= whole * (1 - key.spec.layer_input(layer) / columns)
+    return 2 * (beside - cost * (len(in_turn.chunks) - 1))
 
 
 def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int) -> float:
