@@ -298,7 +298,9 @@ def test_a_program_does_what_the_pass_does(
         if isinstance(one, program.Multiply)
     }
     streams = 3 if wavefront else 1 + layers * ahead
-    assert len(spaces) == len({space for _, space in spaces}) == streams
+    assert len(spaces) == streams
+    if not ahead:  # else those of layers that are never at work at once are the same
+        assert len({space for _, space in spaces}) == streams
     for given in ([call.x, *call.params, *call.states], None):
         every = given or others([call.x, *call.params, *call.states])
         want = fused.forward(run.called(every))

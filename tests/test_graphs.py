@@ -1,7 +1,9 @@
 """Programs and calls of cuDNN that repeat with the same addresses: one launch of a graph."""
 
+import gc
 import threading
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -57,7 +59,7 @@ def kernel(monkeypatch):
     Graph.made, Graph.launched = [], []
     monkeypatch.setattr(graphs, "Graph", Graph)
     monkeypatch.setattr(graphs, "GRAPHS", graphs.Graphs())
-    monkeypatch.setattr(graphs, "_capturing", lambda _: Own())
+    monkeypatch.setattr(graphs, "_streams", lambda _: nullcontext(Own()))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: DEVICE, raising=False)
     monkeypatch.setattr("openrnn.backends.fused.program.current_stream", lambda _: MAIN)
@@ -76,14 +78,16 @@ def program(kernel, count):
 
 
 def test_the_third_run_with_the_same_addresses_is_a_graph(kernel):
-    run = program(kernel, graphs.LEAST)
-    one_by_one = [(number, MAIN) for number in range(graphs.LEAST)]
-    for _ in range(graphs.SEEN - 1):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    one_by_one = [(number, MAIN) for number in range(graphs.LEAST_OPERATIONS)]
+    for _ in range(graphs.CAPTURED_RUN - 1):
         run.run([1 << 20])
         assert kernel.given == one_by_one
         kernel.given.clear()
     run.run([1 << 20])
-    assert kernel.given == [(number, OWN) for number in range(graphs.LEAST)]  # in the capture
+    assert kernel.given == [
+        (number, OWN) for number in range(graphs.LEAST_OPERATIONS)
+    ]  # in the capture
     kernel.given.clear()
     run.run([1 << 20])
     assert kernel.given == []
@@ -94,21 +98,21 @@ def test_the_third_run_with_the_same_addresses_is_a_graph(kernel):
 
 
 def test_few_operations_and_captures_are_no_graphs(kernel, monkeypatch):
-    short = program(kernel, graphs.LEAST - 1)
-    for _ in range(graphs.SEEN + 1):
+    short = program(kernel, graphs.LEAST_OPERATIONS - 1)
+    for _ in range(graphs.CAPTURED_RUN + 1):
         short.run([1 << 20])
-    long = program(kernel, graphs.LEAST)
+    long = program(kernel, graphs.LEAST_OPERATIONS)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    for _ in range(graphs.SEEN + 1):
+    for _ in range(graphs.CAPTURED_RUN + 1):
         long.run([1 << 20])
     assert Graph.made == Graph.launched == []
 
 
 def test_each_thread_has_graphs_of_its_own(kernel):
-    run = program(kernel, graphs.LEAST)
+    run = program(kernel, graphs.LEAST_OPERATIONS)
 
     def work():
-        for _ in range(graphs.SEEN + 2):
+        for _ in range(graphs.CAPTURED_RUN + 2):
             run.run([1 << 20])
 
     for thread in [threading.Thread(target=work) for _ in range(2)]:
@@ -118,20 +122,20 @@ def test_each_thread_has_graphs_of_its_own(kernel):
     assert len(Graph.launched) == 6
 
 
-@pytest.mark.parametrize("limit", [{"MOST": 2}, {"MOST_NODES": 2 * Graph.nodes}], ids=str)
+@pytest.mark.parametrize("limit", [{"MOST_GRAPHS": 2}, {"MOST_NODES": 2 * Graph.nodes}], ids=str)
 def test_the_graphs_that_were_launched_last_are_kept(kernel, monkeypatch, limit):
     for name, most in limit.items():
         monkeypatch.setattr(graphs, name, most)
-    runs = [program(kernel, graphs.LEAST) for _ in range(3)]
+    runs = [program(kernel, graphs.LEAST_OPERATIONS) for _ in range(3)]
     for run in runs[:2]:
-        for _ in range(graphs.SEEN):
+        for _ in range(graphs.CAPTURED_RUN):
             run.run([1 << 20])
     runs[0].run([1 << 20])  # so that the other one is the oldest
-    for _ in range(graphs.SEEN):
+    for _ in range(graphs.CAPTURED_RUN):
         runs[2].run([1 << 20])
     assert len(Graph.made) == 3
     runs[0].run([1 << 20])
-    for _ in range(graphs.SEEN - 1):  # counted anew: capturing it each time would cost more
+    for _ in range(graphs.CAPTURED_RUN - 1):  # counted anew: capturing it each time would cost more
         runs[1].run([1 << 20])
     assert len(Graph.made) == 3
     runs[1].run([1 << 20])
@@ -143,10 +147,12 @@ def test_a_program_that_the_driver_does_not_capture_runs_as_before(kernel, monke
         raise LaunchError("cuStreamBeginCapture: CUDA_ERROR_NOT_PERMITTED")
 
     monkeypatch.setattr(graphs, "Graph", refuses)
-    run = program(kernel, graphs.LEAST)
-    for _ in range(graphs.SEEN + 2):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for _ in range(graphs.CAPTURED_RUN + 2):
         run.run([1 << 20])
-    assert kernel.given == [(number, MAIN) for number in range(graphs.LEAST)] * (graphs.SEEN + 2)
+    assert kernel.given == [(number, MAIN) for number in range(graphs.LEAST_OPERATIONS)] * (
+        graphs.CAPTURED_RUN + 2
+    )
 
 
 class Handle:
@@ -174,12 +180,12 @@ def test_calls_of_cudnn_become_a_graph(kernel):
     handle = Handle()
     calls = [(handle.function, (1, None)), (handle.function, (2,))]
     repeated = plan(handle, graphs.Replays())
-    for _ in range(graphs.SEEN + 2):
+    for _ in range(graphs.CAPTURED_RUN + 2):
         repeated.run(*calls)
     both = [(1, None), (2,)]
-    assert [arguments for _, arguments in handle.called] == both * graphs.SEEN
+    assert [arguments for _, arguments in handle.called] == both * graphs.CAPTURED_RUN
     streams = [stream for stream, _ in handle.called]
-    assert streams == [MAIN] * 2 * (graphs.SEEN - 1) + [OWN] * 2  # the last in the capture
+    assert streams == [MAIN] * 2 * (graphs.CAPTURED_RUN - 1) + [OWN] * 2  # the last in the capture
     assert Graph.launched == [MAIN] * 3
     assert handle.stream == MAIN
     repeated.run(calls[0])  # without the gradients of weights
@@ -187,12 +193,34 @@ def test_calls_of_cudnn_become_a_graph(kernel):
     assert len(Graph.made) == 1
 
 
+def test_a_handle_that_a_capture_left_elsewhere_comes_back(kernel):
+    handle = Handle()
+
+    def function(number):
+        if handle.stream != MAIN:
+            handle.stuck = True
+            raise LibraryError("cudnnRNNForward", "NOT_SUPPORTED")
+        handle.called.append((handle.stream, number))
+
+    def move(stream):
+        if getattr(handle, "stuck", False) and stream == MAIN:
+            handle.stuck = False
+            raise LibraryError("cudnnSetStream", "INTERNAL_ERROR")
+        handle.stream = stream
+
+    handle.move = move
+    repeated = plan(handle, graphs.Replays())
+    for _ in range(graphs.CAPTURED_RUN + 1):
+        repeated.run((function, (1,)))
+    assert handle.called == [(MAIN, 1)] * (graphs.CAPTURED_RUN + 1)
+
+
 def test_calls_of_cudnn_whose_plan_is_not_kept_are_no_graph(kernel):
     """Its descriptors go with the call; and short or very long calls have no graphs."""
     for made in (plan(Handle(), graphs.Replays(), kept=False), plan(Handle(), None)):
-        for _ in range(graphs.SEEN + 2):
+        for _ in range(graphs.CAPTURED_RUN + 2):
             made.run((made.handle.function, (1,)))
-        assert len(made.handle.called) == graphs.SEEN + 2
+        assert len(made.handle.called) == graphs.CAPTURED_RUN + 2
     assert Graph.made == []
 
 
@@ -206,19 +234,108 @@ def test_a_capture_in_which_cudnn_fails_is_not_tried_again(kernel):
         handle.called.append(number)
 
     repeated = plan(handle, graphs.Replays())
-    for _ in range(graphs.SEEN + 3):
+    for _ in range(graphs.CAPTURED_RUN + 3):
         repeated.run((function, (1,)))
     assert failing == [1]
-    assert handle.called == [1] * (graphs.SEEN + 3)
+    assert handle.called == [1] * (graphs.CAPTURED_RUN + 3)
     assert handle.stream == MAIN
 
 
 def test_a_set_of_addresses_that_does_not_come_back_is_forgotten(kernel):
-    run = program(kernel, graphs.LEAST)
-    for number in range(3 * graphs.COUNTED):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for number in range(3 * graphs.MOST_GRAPHS):
         run.run([number << 20])
-    assert len(run._replays._local.seen) <= graphs.COUNTED
+    assert len(run._replays._runs.seen) == graphs.MOST_GRAPHS
     assert Graph.made == []
+
+
+def test_as_many_sets_of_addresses_in_turn_as_graphs_are_kept(kernel):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for _ in range(graphs.CAPTURED_RUN + 2):
+        for number in range(1, graphs.MOST_GRAPHS + 1):
+            run.run([number << 20])
+    assert len(Graph.made) == graphs.MOST_GRAPHS
+
+
+def test_more_than_are_kept_are_captured_ever_more_seldom(kernel, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 4)
+    runs, made = [program(kernel, graphs.LEAST_OPERATIONS) for _ in range(6)], []
+    for _ in range(100):
+        for run in runs:
+            run.run([1 << 20])
+        made.append(len(Graph.made))
+    assert made[-1] <= 6 * 6  # 3, 6, 12, .. runs for each; without that 6 * 33
+
+
+def test_a_graph_of_too_many_nodes_is_not_kept_and_not_made_again(kernel, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_NODES", Graph.nodes - 1)
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for _ in range(graphs.CAPTURED_RUN + 5):
+        run.run([1 << 20])
+    assert len(Graph.made) == 1
+    assert Graph.launched == []
+    assert kernel.given[-1] == (graphs.LEAST_OPERATIONS - 1, MAIN)
+
+
+def test_a_graph_that_cannot_be_launched_is_run_the_long_way(kernel, monkeypatch):
+    """Such as where no memory is left for it outside of torch's allocator."""
+
+    def refuses(*_):
+        raise LaunchError("cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(Graph, "launch", refuses)
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for number in range(1, graphs.CAPTURED_RUN + 3):
+        run.run([1 << 20])
+        assert [one for one in kernel.given if one[1] == MAIN] == number * [
+            (place, MAIN) for place in range(graphs.LEAST_OPERATIONS)
+        ]
+    assert len(Graph.made) == 1
+    assert not graphs.GRAPHS._kept
+
+
+def test_graphs_go_with_their_program_and_thread(kernel):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+
+    def work(run):
+        for _ in range(graphs.CAPTURED_RUN):
+            run.run([1 << 20])
+
+    work(run)
+    thread = threading.Thread(target=work, args=(run,))
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert len(Graph.made) == 2
+    assert len(graphs.GRAPHS._kept) == 1
+    del run, thread
+    gc.collect()
+    assert not graphs.GRAPHS._kept
+    assert graphs.GRAPHS._nodes == 0
+
+
+def test_an_owner_that_ends_while_the_lock_is_held(kernel):
+    """As the garbage collector may run anywhere."""
+    kept = graphs.GRAPHS
+    kept.keep(-1, (1,), Graph(Own(), lambda _: None))
+    with kept._lock:
+        kept.end(-1)
+    assert len(kept._kept) == 1
+    kept.keep(-2, (1,), Graph(Own(), lambda _: None))
+    assert [owner for owner, _ in kept._kept] == [-2]
+
+
+def test_streams_of_captures_are_used_again(monkeypatch):
+    made = []
+    monkeypatch.setattr(graphs, "_spare", cache(lambda _: []))
+    monkeypatch.setattr(graphs.Streams, "apart", lambda device: made.append(device) or Own())
+    with graphs._streams(0) as one, graphs._streams(0) as other:
+        assert one is not other
+    with pytest.raises(RuntimeError), graphs._streams(0):
+        raise RuntimeError
+    with graphs._streams(0):
+        pass
+    assert made == [0, 0]
 
 
 def test_what_a_capture_asks_of_the_driver(monkeypatch):
@@ -252,4 +369,6 @@ def test_what_a_capture_asks_of_the_driver(monkeypatch):
 
     with pytest.raises(RuntimeError, match="no launch"):
         graphs.Graph(Own(), fails)
-    assert asked[-2:] == ["cuStreamEndCapture", "cuThreadExchangeStreamCaptureMode"]
+    assert asked[2:] == [
+        "cuStreamEndCapture", "cuGraphDestroy", "cuThreadExchangeStreamCaptureMode"
+    ]  # fmt: skip

@@ -79,6 +79,7 @@ def test_on_streams_and_in_captures(options):
         torch.cuda.synchronize()
         assert all(map(torch.equal, found, first))
         del found
+    assert count() >= 2
     with torch.no_grad():
         for _ in range(6):
             module(x)
@@ -94,7 +95,7 @@ def test_on_streams_and_in_captures(options):
 @pytest.mark.parametrize("options", [{}, {"wavefront": None, "backend": "cudnn"}], ids=str)
 def test_in_threads(options):
     """Each captures for itself, while others launch, allocate and capture."""
-    module, xs = layer(**options), [drawn() for _ in range(4)]
+    module, xs, most = layer(**options), [drawn() for _ in range(4)], []
     wanted = [[one.clone() for one in step(module, x)] for x in xs]
     wrong = []
 
@@ -107,6 +108,7 @@ def test_in_threads(options):
                 if not all(map(torch.equal, found, wanted[place])):
                     wrong.append(place)
                 del found
+            most.append(count())
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
     for thread in threads:
@@ -114,6 +116,7 @@ def test_in_threads(options):
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert max(most) >= 2
 
 
 def test_cudnn_with_dropout_is_no_graph():
@@ -128,7 +131,7 @@ def test_cudnn_with_dropout_is_no_graph():
 def test_graphs_that_are_no_longer_kept_are_freed(monkeypatch, options):
     """Other processes use the GPU, so that its memory says nothing: graphs are counted."""
     made, freed, begin, end = [], [], graphs.Graph.__init__, graphs.Graph.__del__
-    monkeypatch.setattr(graphs, "MOST", 8)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 8)
     monkeypatch.setattr(graphs.Graph, "__init__", lambda *of: begin(*of) or made.append(1))
     monkeypatch.setattr(graphs.Graph, "__del__", lambda one: end(one) or freed.append(1))
     module = layer(**options)
@@ -137,6 +140,6 @@ def test_graphs_that_are_no_longer_kept_are_freed(monkeypatch, options):
             x = torch.randn(8 + number % 24, 9, 64, device="cuda", dtype=torch.bfloat16)
             for _ in range(5):
                 module(x)
-            assert len(made) - len(freed) == count() <= graphs.MOST
+            assert len(made) - len(freed) == count() <= graphs.MOST_GRAPHS
     torch.cuda.synchronize()
     assert len(made) >= 24

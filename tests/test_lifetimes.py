@@ -12,20 +12,25 @@ from openrnn.backends.fused.program import Launch, Multiply, Value, Wait, WaitFo
 from openrnn.dispatch import BACKENDS
 
 
-def launch(stream, *slots):
+def launch(stream, *slots, signals=False):
     given = tuple((place, Value(slot, 0)) for place, slot in enumerate(slots))
-    return Launch(None, 1, (), stream, given, signals=False)
+    return Launch(None, 1, (), stream, given, signals)
 
 
 def before(operations):
     """Of each operation those that have ended, on any stream, when it begins: by waits alone."""
     done, found = {}, []  # of each stream: the operations that have ended when its next one begins
+    launched = set()  # those that had ended when the launch that signalled last began
     for place, one in enumerate(operations):
         mine = done.setdefault(one.stream, set())
         found.append(set(mine))
         if isinstance(one, Wait):
             mine |= done.get(one.other, set())
-        elif not isinstance(one, WaitForLaunch):  # that launch has begun; it has not ended
+        elif isinstance(one, WaitForLaunch):  # that launch has begun; it has not ended
+            mine |= launched
+        else:
+            if isinstance(one, Launch) and one.signals:
+                launched = set(mine)
             mine.add(place)
     return found
 
@@ -68,7 +73,8 @@ def drawn(dice):
         elif dice.random() < 0.1:
             operations.append(WaitForLaunch(stream))
         else:
-            operations.append(launch(stream, *dice.choices(range(slots), k=dice.randint(1, 3))))
+            given = dice.choices(range(slots), k=dice.randint(1, 3))
+            operations.append(launch(stream, *given, signals=dice.random() < 0.2))
     return [*operations, *(Wait(0, stream) for stream in range(1, streams))]
 
 
@@ -130,6 +136,35 @@ def test_a_slot_on_a_side_stream_is_in_use_between_waits():
         1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),
         5: Lifetime(0, 8),  # it has waited for no end, and nobody waits for it
     }  # fmt: skip
+
+
+def test_a_stream_that_waits_for_a_launch_uses_nothing_before_that():
+    operations = [
+        launch(0, 1), launch(0, 2, signals=True), WaitForLaunch(2), launch(2, 3), launch(0, 4),
+        Wait(0, 2), Wait(1, 0), launch(1, 5, signals=True), launch(0, 6), WaitForLaunch(2),
+        launch(2, 7), Wait(0, 2), Wait(0, 1),
+    ]  # fmt: skip
+    found = lifetimes_of(operations)
+    assert found[3] == Lifetime(1, 5)  # from that launch of the main stream on
+    assert found[5] == Lifetime(6, 12)
+    assert found[7] == Lifetime(6, 11)  # from the wait before that launch of the side stream on
+
+
+def test_many_layers_share_the_memory_of_few(monkeypatch, pretended):  # noqa: F811
+    """Though each product beside loops has a stream of its own."""
+    taken = []
+    offsets_of = record.workspace_offsets
+    monkeypatch.setattr(
+        record, "workspace_offsets",
+        lambda *of: taken.append(offsets_of(*of)[1]) or offsets_of(*of),
+    )  # fmt: skip
+    for layers in (2, 4, 8):
+        call = pretended(
+            16, CLUSTERS, grad=False, at_once=True, cuts=(0, 2, 5, 11), length=11,
+            num_layers=layers, bidirectional=True,
+        )  # fmt: skip
+        BACKENDS["fused"].repeat(call, shapes_of(call))
+    assert taken[2] == taken[1]
 
 
 def test_values_of_a_product_move():

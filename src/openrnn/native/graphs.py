@@ -5,8 +5,10 @@ hold addresses, so it serves runs with the same ones alone. Training and inferen
 torch's allocator gives the same memory to calls that take and free the same sizes in turn.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from threading import Lock, local
 from typing import Any
@@ -18,11 +20,10 @@ from openrnn.memo import resource
 from openrnn.native.nvrtc import LaunchError
 from openrnn.native.side_stream import Streams
 
-LEAST = 8  # operations of a program that pays for looking
-SEEN = 3  # the run with the same addresses that is captured
-MOST = 64  # graphs that a process keeps: those launched last
-MOST_NODES = 1 << 16  # and nodes of all of them, which take about 4 KB each of the GPU's memory
-COUNTED = 16  # sets of addresses of a program that are counted
+LEAST_OPERATIONS = 8  # of a program that pays for looking
+CAPTURED_RUN = 3  # the run with the same addresses that is captured
+MOST_GRAPHS = 64  # that a process keeps: those launched last; and sets of addresses to count
+MOST_NODES = 1 << 16  # of all these graphs; a node takes about 4 KB of the GPU's memory
 
 Key = tuple[int, ...]
 Give = Callable[[Streams], None]  # gives streams, of which the main one is ours, what a run is
@@ -53,9 +54,12 @@ class Graph:
                 main, modes.CU_STREAM_CAPTURE_MODE_RELAXED))  # fmt: skip
             try:
                 give(streams)
-            finally:
-                ended = driver.cuStreamEndCapture(main)
-            (graph,) = _check("cuStreamEndCapture", ended)
+            except BaseException:
+                status, graph = driver.cuStreamEndCapture(main)
+                if not status:
+                    driver.cuGraphDestroy(graph)
+                raise
+            (graph,) = _check("cuStreamEndCapture", driver.cuStreamEndCapture(main))
             try:
                 _, self.nodes = _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
                 (self._exec,) = _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
@@ -83,11 +87,11 @@ def _check(name: str, answer: Sequence[Any]) -> Sequence[Any]:
 
 
 class Graphs:
-    """The graphs of a process that were launched last: `MOST` of them, of `MOST_NODES`."""
+    """The graphs of a process that were launched last, by their owners and keys."""
 
     def __init__(self) -> None:
         self._lock, self._kept = Lock(), OrderedDict[tuple[int, Key], Graph]()
-        self._nodes = 0
+        self._nodes, self._ended = 0, deque[int]()
 
     def find(self, owner: int, key: Key) -> Graph | None:
         """The graph of an owner."""
@@ -99,71 +103,134 @@ class Graphs:
 
     def keep(self, owner: int, key: Key, graph: Graph) -> None:
         """Keeps a graph, and lets those go that were launched longest ago."""
-        gone = list[Graph]()
         with self._lock:
+            gone = self._of_ended()
             self._kept[owner, key] = graph
             self._nodes += graph.nodes
-            while len(self._kept) > MOST or self._nodes > MOST_NODES:
-                _, oldest = self._kept.popitem(last=False)
-                self._nodes -= oldest.nodes
-                gone.append(oldest)
+            while len(self._kept) > MOST_GRAPHS or self._nodes > MOST_NODES:
+                gone.append(self._pop(next(iter(self._kept))))
         gone.clear()  # outside of the lock: freeing them asks the driver
+
+    def end(self, owner: int) -> None:
+        """Lets the graphs of an owner go; with the next that is kept, where the lock is held.
+
+        The garbage collector may call this at any place, within the lock as well.
+        """
+        self._ended.append(owner)
+        if self._lock.acquire(blocking=False):
+            try:
+                gone = self._of_ended()
+            finally:
+                self._lock.release()
+            gone.clear()
+
+    def _of_ended(self) -> list[Graph]:
+        owners = {self._ended.popleft() for _ in range(len(self._ended))}
+        return [self._pop(place) for place in [*self._kept] if place[0] in owners]
+
+    def _pop(self, place: tuple[int, Key]) -> Graph:
+        graph = self._kept.pop(place)
+        self._nodes -= graph.nodes
+        return graph
 
 
 GRAPHS = Graphs()
 
 
-class _OfThread(local):
+class _Owner:
+    """Whose graphs they are: they go with it."""
+
     def __init__(self) -> None:
-        self.number, self.seen, self.refused = next(_numbers), dict[Key, int](), False
+        self.number = next(_numbers)
+        weakref.finalize(self, _end, self.number).atexit = False
+
+
+def _end(owner: int) -> None:
+    GRAPHS.end(owner)
+
+
+class _Runs(local):
+    """The runs of one program or plan in one thread.
+
+    Attributes:
+        seen: how often each set of addresses came that has no graph, the latest last.
+        captured: those that have had one; needed: how often one must come to be captured.
+        refused: no more graphs.
+    """
+
+    def __init__(self) -> None:
+        self.owner, self.refused = _Owner(), False
+        self.seen, self.captured, self.needed = dict[Key, int](), set[Key](), CAPTURED_RUN
 
 
 class Replays:
     """The graphs of one program or plan, of each thread its own."""
 
     def __init__(self) -> None:
-        self._local = _OfThread()
+        self._runs = _Runs()
 
-    def graph(self, device: int, values: Sequence[int], give: Give) -> Graph | None:
-        """The graph of a run with these addresses, from the third one on; None before.
+    def launch(self, device: int, values: Sequence[int], give: Give, stream: int) -> bool:
+        """Launches the graph of a run with these addresses, from the third one on.
 
-        One that gave way to others counts anew. None also during a capture of torch's, and where
-        a capture has failed.
+        Returns:
+            whether it did. Not before that run, during a capture of torch's, and after a capture
+            or launch has failed: then the caller runs it the long way.
         """
-        here, key = self._local, tuple(values)
-        if here.refused or torch.cuda.is_current_stream_capturing():
-            return None
-        found = GRAPHS.find(here.number, key)
-        if found is not None:
-            return found
-        number = here.seen.pop(key, 0) + 1
-        if number < SEEN:
-            if len(here.seen) >= COUNTED:
-                here.seen.clear()
-            here.seen[key] = number
-            return None
+        runs = self._runs
+        if runs.refused or torch.cuda.is_current_stream_capturing():
+            return False
+        key = tuple(values)
+        graph = GRAPHS.find(runs.owner.number, key)
+        if graph is None:
+            number = runs.seen.pop(key, 0) + 1
+            if number < runs.needed:
+                runs.seen[key] = number
+                if len(runs.seen) > MOST_GRAPHS:
+                    runs.seen.pop(next(iter(runs.seen)))
+                return False
+            graph = _captured(runs, device, key, give)
         try:
-            graph = Graph(_capturing(device), give)
-        except OpenRNNError:
-            here.refused = True
-            return None
-        GRAPHS.keep(here.number, key, graph)
-        return graph
+            if graph is not None:
+                graph.launch(stream)
+        except LaunchError:  # such as no memory for it outside of torch's allocator
+            graph = None
+        if graph is None:
+            runs.refused = True
+            GRAPHS.end(runs.owner.number)
+        return graph is not None
 
 
-class _Capturing(local):
-    def __init__(self) -> None:
-        self.streams = dict[int, Streams]()
+def _captured(runs: _Runs, device: int, key: Key, give: Give) -> Graph | None:
+    """A new graph, which is kept; None where the capture fails, or it has too many nodes."""
+    try:
+        with _streams(device) as own:
+            graph = Graph(own, give)
+    except OpenRNNError:
+        return None
+    if graph.nodes > MOST_NODES:
+        return None
+    if key in runs.captured:  # it gave way: more graphs are in use than are kept
+        runs.needed *= 2
+    elif len(runs.captured) < 4 * MOST_GRAPHS:
+        runs.captured.add(key)
+    GRAPHS.keep(runs.owner.number, key, graph)
+    return graph
 
 
 @resource
-def _of_threads() -> _Capturing:
-    return _Capturing()
+def _spare(device: int) -> list[Streams]:
+    return []
 
 
-def _capturing(device: int) -> Streams:
-    """Streams of this thread that nothing else is given to, in whose place a graph is captured."""
-    known = _of_threads().streams
-    if device not in known:
-        known[device] = Streams.apart(device)
-    return known[device]
+@contextmanager
+def _streams(device: int) -> Iterator[Streams]:
+    """Streams that nothing else is given to, in whose place a graph is captured."""
+    spare = _spare(device)
+    try:
+        own = spare.pop()
+    except IndexError:
+        own = Streams.apart(device)
+    try:
+        yield own
+    finally:
+        spare.append(own)

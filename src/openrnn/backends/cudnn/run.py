@@ -1,6 +1,7 @@
 """One call of cuDNN each way, for at most LONGEST steps, with our rules for rows of length 0."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,7 @@ class CallPlan:
 
     Attributes:
         replays: graphs of calls; None where there are too few steps, too many, or dropout, whose
-            random states go on from call to call.
+            random states go on from call to call, and by persist_dynamic.
         width: of y.
         weights, work, reserve: the sizes in bytes of weight space, workspace and reserve.
         states_like, work_like, reserve_like, y_like: what `torch.empty_like`, the quickest way to
@@ -126,8 +127,10 @@ class CallPlan:
         self.handle, self.kind, self.layout, self.kept = handle, kind, layout, False
         self.here = On(handle.device)  # made once: at T = 1 another object a call is felt
         spec = kind.spec
-        few, many = steps < LEAST_STEPS, steps * spec.chains > MOST_STEPS
-        self.replays = None if few or many or kind.drop else graphs.Replays()
+        sized = LEAST_STEPS <= steps <= MOST_STEPS // spec.chains
+        # nobody has captured persist_dynamic, whose kernels are compiled for one B
+        captured = sized and not kind.drop and kind.algorithm != "persist_dynamic"
+        self.replays = graphs.Replays() if captured else None
         self.width = spec.directions * spec.output_size
         self.weights = size(spec) * kind.dtype.itemsize
         with self.here:
@@ -172,15 +175,16 @@ class CallPlan:
         Where a kept plan is called with the same arguments again, one launch of a CUDA graph does.
         """
         if self.kept and self.replays is not None:
+            stream = self.handle.stream
             values = [value or 0 for _, arguments in calls for value in arguments]
-            graph = self.replays.graph(self.handle.device, values, lambda own: self._on(own, calls))
-            if graph is not None:
-                graph.launch(self.handle.stream)
+            give = partial(self._on, calls)
+            if self.replays.launch(self.handle.device, values, give, stream):
                 return
+            self.handle.move(stream)  # where a capture failed, that may have, too
         for function, arguments in calls:
             function(*arguments)
 
-    def _on(self, streams: Streams, calls: "Sequence[LibraryCall]") -> None:
+    def _on(self, calls: "Sequence[LibraryCall]", streams: Streams) -> None:
         """Gives the calls to another main stream than torch's."""
         handle, before = self.handle, self.handle.stream
         handle.move(streams.handle(0))

@@ -6,13 +6,21 @@ from the last wait of that stream for the main one before its first operation, t
 of the main stream for that one after its last operation. So whatever begins after it, on any
 stream, waits for the main stream at a place where that has waited for all that used it. A stream
 that has not waited for the main one uses its temporaries from the begin of the program on, and one
-that the main stream never waits for until its end. A wait for a launch orders nothing here.
+that the main stream never waits for until its end. A stream that waits for a launch has waited for
+what the launch's own stream had waited for: the launch has begun, but not ended.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from openrnn.backends.fused.program import Launch, Multiply, Operation, Value, Wait
+from openrnn.backends.fused.program import (
+    Launch,
+    Multiply,
+    Operation,
+    Value,
+    Wait,
+    WaitForLaunch,
+)
 from openrnn.schedule.operations import MAIN
 
 
@@ -52,11 +60,16 @@ def lifetimes_of(operations: Sequence[Operation]) -> dict[int, Lifetime]:
 def _spans(operations: Sequence[Operation]) -> tuple[list[int], list[int]]:
     """For each operation, from and to which place what it uses is in use."""
     begins, waited = list[int](), dict[int, int]()  # of each side stream: its wait for the main one
+    launched = 0  # the same of the launch that signalled last
     for place, operation in enumerate(operations):
+        stream = operation.stream
         if isinstance(operation, Wait) and operation.other == MAIN:
-            waited[operation.stream] = place
-        on_main = operation.stream == MAIN
-        begins.append(place if on_main else waited.get(operation.stream, 0))
+            waited[stream] = place
+        elif isinstance(operation, WaitForLaunch):
+            waited[stream] = max(waited.get(stream, 0), launched)
+        begins.append(place if stream == MAIN else waited.get(stream, 0))
+        if isinstance(operation, Launch) and operation.signals:
+            launched = begins[-1]
     ends, joined = list[int](), dict[int, int]()
     for place in reversed(range(len(operations))):
         operation = operations[place]

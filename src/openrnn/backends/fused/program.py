@@ -6,6 +6,7 @@ the last slot, of the workspace.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import local
 from typing import Any, NamedTuple
 
@@ -174,17 +175,23 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        graph = None
-        if len(self.operations) >= graphs.LEAST:
-            graph = self._replays.graph(device, values, lambda own: self._give(values, own))
-        if graph is not None:
-            graph.launch(current_stream(device))
-        else:
-            self._give(values, streams(device) if self._sides else None)
+        stream, long = current_stream(device), len(self.operations) >= graphs.LEAST_OPERATIONS
+        if not (long and self._replays.launch(device, values, partial(self._give, values), stream)):
+            self._run_now(values)
         made.pop()  # the workspace
         return made
 
-    def _give(self, values: Sequence[int], beside: Any) -> None:
+    def _run_now(self, values: list[int]) -> None:
+        """Gives the operations to torch's current stream and the side streams beside it."""
+        beside = streams(self.device) if self._sides else None
+        try:
+            self._give(values, beside)
+        except BaseException:  # what runs on side streams is waited for
+            for number in range(self._sides):
+                beside.wait(0, number + 1)  # type: ignore[union-attr]  # there are side streams
+            raise
+
+    def _give(self, values: list[int], beside: Any) -> None:
         """Gives the operations to a main stream and the side streams beside it.
 
         Args:
@@ -194,13 +201,8 @@ class Program:
             handles = [current_stream(self.device)]
         else:
             handles = [beside.handle(number) for number in range(self._sides + 1)]
-        try:
-            for run in self._bound():
-                run(values, handles, beside)
-        except BaseException:  # what side streams use is freed
-            for number in range(self._sides):
-                beside.wait(0, number + 1)
-            raise
+        for run in self._bound():
+            run(values, handles, beside)
 
     def _bound(self) -> list[Run]:
         """The operations for this thread: a launch reads its arguments before it returns."""
