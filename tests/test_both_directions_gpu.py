@@ -105,7 +105,7 @@ def test_grids_of_half_the_device(monkeypatch, kind, hidden, dtype, batch, masks
 
 @pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
 def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
-    """The bits of products before the loops, also of calls that repeat, and with all states."""
+    """The bits of products before the loops, also of calls that repeat."""
     module, _ = given(hidden=512, num_layers=2)
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     masks = masks_of(masks, 32)

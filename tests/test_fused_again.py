@@ -97,28 +97,31 @@ def forward(args, hidden, units):
         steps(args, args.saved, args.saved_step_bytes),
     )
     weight = at(args.weight, (4 * hidden, hidden))
+    initial = [args.chunk_in, args.chunk_in + 4 * BATCH * hidden] if args.chunk_in else args.initial
     h, c = (
         at(place, (BATCH, hidden)).clone() if place else torch.zeros(BATCH, hidden)
-        for place in args.initial
+        for place in initial
     )
     bias = sum(
         at(place, (1, 4 * hidden))[0]
         for place in (args.bias_x, args.bias_r)
         if place
     )  # fmt: skip
-    runs, resets = masks(args)
+    runs, resets = (mask.flip(0) if args.reverse else mask for mask in masks(args))
     for t in range(args.steps):
         h, c = h * (1 - resets[t]), c * (1 - resets[t])
         x = at(x_at[t], (BATCH, 4 * units), args.x_row)
         x = x.unflatten(1, (4, units))[..., :hidden].flatten(1)
         gates = (x + h @ weight.T + bias).unflatten(1, (4, hidden)).sum(1)
-        h, c = torch.where(runs[t] > 0, torch.tanh(gates + c), h), torch.sin(gates)
+        after = torch.tanh(gates + c), torch.sin(gates)
+        h, c = (torch.where(runs[t] > 0, *pair) for pair in zip(after, (h, c)))
         y[t].copy_(h * runs[t])
         if args.saved:
             width = units * 8 * saved_values(trace(cells.lstm))  # of a tile of rows
             saved = at(saved_at[t], (1, width))
             saved.copy_(h.flatten()[torch.arange(width) % h.numel()][None])
-    for place, state in zip(args.final, (h, c)):
+    final = [args.chunk_out, args.chunk_out + 4 * BATCH * hidden] if args.chunk_out else args.final
+    for place, state in zip(final, (h, c)):
         at(place, (BATCH, hidden)).copy_(state)
 
 
@@ -307,6 +310,37 @@ def test_a_program_does_what_the_pass_does(
         for found in (run(every), in_a_thread(lambda every=every: run(every))):
             assert [*map(torch.equal, found, [want.y, *want.finals])] == [True] * 3
             assert found[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("hidden", [16, 13])
+@pytest.mark.parametrize(
+    "masks", [(), ("lengths",), ("reset",), ("seed",), ("lengths", "reset", "seed")], ids=str
+)
+def test_chunks_of_both_directions_compute_what_one_does(pretended, configs, hidden, masks):
+    """Also as a program; each direction's states go from chunk to chunk."""
+    length, found = 11, []
+    given = {
+        "lengths": torch.tensor([0, 3, 11, 6, 1]), "reset": torch.rand(length, BATCH) < 0.3,
+        "seed": torch.tensor([5, 0]),
+    }  # fmt: skip
+    options = {name: given[name] for name in masks}
+    options |= {"dropout": 0.4} if "seed" in masks else {}
+    for cuts in ((), (0, 2, 5, length)):
+        torch.manual_seed(0)
+        call = pretended(
+            hidden, configs, grad=False, length=length, num_layers=3, bidirectional=True,
+            at_once=True, overlap=True, cuts=cuts, **options,
+        )  # fmt: skip
+        call.params[:] = [0.3 * param for param in call.params]  # else roundings grow
+        out = BACKENDS["fused"].forward(call)
+        found.append([out.y, *out.finals])
+        run = BACKENDS["fused"].repeat(call, shapes_of(call))
+        every = [call.x, *call.params, *call.states, *(given[name] for name in masks)]
+        found.append(run(every))
+    for other in found[1:]:
+        for one, wanted in zip(other, found[0]):
+            assert torch.allclose(one, wanted, atol=1e-5)
 
 
 def in_a_thread(run):

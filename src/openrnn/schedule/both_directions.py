@@ -108,12 +108,13 @@ def backward(
 
 
 def product_streams(layers: int, backward: bool) -> Iterator[int]:
-    """Numbers of streams for products beside loops, each for one use; backward's are others.
+    """Numbers of streams for products beside loops, each for one use in both passes.
 
-    Replayed from a CUDA graph, work after a launch event waited for the loop's end where the main
-    stream had waited for its stream before (CUDA 13, H100 and H200).
+    Backward has the first ones, one for each layer, forward those after them. Replayed from a CUDA
+    graph, work after a launch event waited for the loop's end where the main stream had waited for
+    its stream before (CUDA 13, H100 and H200).
     """
-    return count(SIDE + 1 + (0 if backward else layers))
+    return count(SIDE + 1 if backward else SIDE + 1 + layers)
 
 
 def _chunks(chunkings: Sequence[Chunking]) -> tuple[Chunk, Chunk]:

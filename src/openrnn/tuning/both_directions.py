@@ -52,13 +52,28 @@ def edges(loop: plan.LoopRequest, steps: int, products: float, number: int) -> l
         number: for how many loops at once their kernel is chosen.
 
     Returns:
-        [] where one chunk is as good.
+        [] where one chunk is as good, and on devices on which nothing was measured.
     """
-    times = plan.step_times(loop, number)
+    times = plan.step_times(loop, number) if loop.capability == measured.CAPABILITY else None
     if times is None:
         return []
     us = times.several if number > 1 else times.alone
-    return overlap.best_edges(steps, products, steps * us, idle(loop, number))
+    costs = _costs(loop, number)
+    return overlap.best_edges(steps, products, steps * us, idle(loop, number), costs=costs)
+
+
+def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs:
+    """Those of chunks of forward's loops that leave room."""
+    grid = plan.ranked(*loop, loops=number)[0].clusters > 1
+    return overlap.OF_GRIDS_WITH_ROOM if grid else overlap.OF_CLUSTERS
+
+
+def _saved(loop: plan.LoopRequest, steps: int, products: float, number: int) -> float:
+    """Microseconds that these chunks save."""
+    if not overlap.pays(products):
+        return 0.0
+    cut = edges(loop, steps, products, number)
+    return overlap.saved(cut, products, _costs(loop, number)) if cut else 0.0
 
 
 def loops(
@@ -71,23 +86,21 @@ def loops(
 
     Args:
         twice: the device holds the quickest kernel twice.
-        lost: us of products that would run beside loops in turn, and do not at once.
+        lost: us that products beside loops save in turn; in backward beyond those at once.
         products: us of those that `edges` may put beside loops at once.
     """
     shared = not twice or not _fits(loop, plan.ranked(*loop)[0], 1)
     slower = plan.step_times(loop, 2) if shared else None
     times, number = slower, 2
+    saved = 0.0 if slower is None else _saved(loop, steps, products, 2)
     if twice and (quickest := slower or plan.step_times(loop, 1)) is not None:
         alone = quickest.alone
         several = SHARED * alone if shared else alone
-        saved = 0.0
-        if slower is not None and overlap.pays(products):
-            cut = edges(loop, steps, products, 2)
-            saved = overlap.saved(cut, products, overlap.OF_CLUSTERS)
-        if slower is None or steps * several <= steps * slower.several - saved:
-            times, number = plan.StepTimes(alone, several), 1
+        own = _saved(loop, steps, products, 1)
+        if slower is None or steps * several - own <= steps * slower.several - saved:
+            times, number, saved = plan.StepTimes(alone, several), 1, own
     if times is None or times.several > LEAST_GAIN * 2 * times.alone:
         return 0
-    gained = steps * (2 * times.alone - times.several)
+    gained = steps * (2 * times.alone - times.several) + saved
     pays = steps * times.several >= LEAST_US and lost < gained
     return number if pays else 0

@@ -48,16 +48,17 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     return made
 
 
-LONG, LONGER = 100, 1000  # steps of calls in which loops run at once, without and with products
+LONG = 100  # steps of a call in which loops run at once
+# and of others, which take another kernel as products beside both loops gain more or less
+OTHERS = 200, 400, 800
 
 
 def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
     spec = problem.spec
     if spec.bidirectional:
-        return any(
-            both_at_once(problem, kind, flags, steps, batch) == 2 for steps in (LONG, LONGER)
-        )
+        several = (both_at_once(problem, kind, flags, steps, batch) for steps in (LONG, *OTHERS))
+        return any(loops == 2 for loops in several)
     known = measured.knows(problem.capability or (0, 0), problem.processors)
     if spec.wavefront == 0 or not (spec.wavefront or known):
         return False

@@ -250,37 +250,26 @@ def at_once(
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.held_twice(loop)
         loops = both_directions.loops(loop, key.steps, twice, products=beside)
-        if loops and on.kind == "backward" and chunkings[0].overlap:
-            room = idle(key, layer, on, flags, loops) > 0
-            each = _loop_step(one, on.kind, flags, (key.batch + 7) // 8).costs.chunk
-            known = above if room else None
-            lost = _lost_at_once(key, layer, chunkings[0], columns, known, each)
+        if loops and chunkings[0].overlap:
+            cost = _loop_step(one, on.kind, flags, (key.batch + 7) // 8).costs
+            whole = 2 * _products_time(key, one, columns)
+            lost = overlap.saved(chunkings[0].edges, whole, cost._replace(chunk=2 * cost.chunk))
+            if on.kind == "backward" and idle(key, layer, on, flags, loops):
+                lost -= 2 * _weights_beside(key, layer, columns, above)
             loops = both_directions.loops(loop, key.steps, twice, lost, beside)
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
 
 
-def _lost_at_once(
-    key: ScheduleKey, layer: int, in_turn: Chunking, columns: int, above: int | None, cost: float
-) -> float:
-    """Microseconds of gradient products beside loops in turn, less those at once.
+def _weights_beside(key: ScheduleKey, layer: int, columns: int, above: int) -> float:
+    """Microseconds of a direction's gradient products that have a place as backward is at once.
 
-    At once those of the weights of the layer above run beside the loops, and those of its own
-    weights beside the loops of the layer below.
-
-    Args:
-        above: columns of the weights of the layer above; None where the loops leave no room.
-        cost: us of a chunk.
+    Those of the weights of the layer above run beside the loops, and those of its own weights
+    beside the loops of the layer below.
     """
-    one = key.layer(layer, 0)
-    whole = _products_time(key, one, columns)
-    beside = (1 - in_turn.chunks[0].steps / key.steps) * whole
-    if above is not None:
-        beside -= _products_time(key, one, above)
-        if layer:
-            beside -= whole * (1 - key.spec.layer_input(layer) / columns)
-    return 2 * (beside - cost * (len(in_turn.chunks) - 1))
+    own = columns - key.spec.layer_input(layer) if layer else 0
+    return _products_time(key, key.layer(layer, 0), above + own)
 
 
 def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int) -> float:
