@@ -9,8 +9,6 @@ import openrnn
 from openrnn.backends.cpu import schedules
 from openrnn.backends.cpu.backward import Backward
 from openrnn.backends.cpu.forward import Forward
-from openrnn.backends.cpu.program import Program
-from openrnn.memory import Made, template
 from openrnn.schedule.operations import MAIN, BeginLayer, FinishWeights, Loop
 
 SIZES = [(1, 1, 1), (1, 2, 9), (3, 1, 4), (3, 2, 7)]  # layers, directions, T
@@ -108,34 +106,3 @@ def test_explain_prints_it(grad):
         "main  finish_weights  layer 1  forward direction",
     ]
     assert len(rest) == 1 + 4 * 3
-
-
-class Failing:
-    def run(self, values):
-        raise ZeroDivisionError
-
-
-def test_a_run_inside_another_has_a_workspace_of_its_own():
-    """As in a finalizer or a signal handler; the next run has the thread's memory again."""
-    found = []
-
-    class Operation:
-        def run(self, values):
-            found.append(values[-1])
-            if len(found) == 1:
-                inner.run([])
-
-    device = torch.device("cpu")
-    made = [
-        Made(torch.empty_like, template(shape, torch.float32, device)) for shape in [(3,), (9,)]
-    ]
-    inner = Program([Operation()], made)
-    for number in (2, 3):
-        assert [one.shape for one in inner.run([])] == [(3,)]
-        assert len(found) == number
-    outer, nested, later = found
-    assert outer == later != nested
-    with pytest.raises(ZeroDivisionError):
-        Program([Failing()], made).run([])
-    inner.run([])
-    assert found[-1] == outer

@@ -6,6 +6,7 @@ names what it reads and writes by slots. A run gives a value for each slot: an a
 
 import ctypes
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import accumulate
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +33,10 @@ class Value(NamedTuple):
 
 
 WORKSPACE = "workspace"  # the slot of which all values of a run end with one
-# bytes of a workspace that is memory of the thread; to take one costs a call 0.7 us
-SCRATCH = 1 << 16
+# bytes of temporaries that are memory of the thread: to take one costs a call 0.7 us, and large
+# ones would have new pages in each call, which take longer than the work in them
+SCRATCH = 256 << 20
+FIRST = 1 << 16  # bytes that a thread has from the begin
 _address = Tensor.data_ptr
 Run = Callable[[int], None]
 
@@ -189,9 +192,16 @@ class _Scratch(local):
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken = False
-        self._memory = (ctypes.c_char * (SCRATCH + LINE))()
-        self.address = _whole_line(self._memory)
+        self.taken, self._size = False, 0
+        self.hold(FIRST)
+
+    def hold(self, size: int) -> int:
+        """The address of so many bytes; more than ever before are new memory."""
+        if size > self._size:
+            self._size, self._memory = 0, None
+            self._memory = (ctypes.c_char * (size + LINE))()
+            self._size, self._address = size, _whole_line(self._memory)
+        return self._address
 
 
 _SCRATCH = _Scratch()
@@ -202,6 +212,7 @@ class Program:
 
     Args:
         made: their slots follow those that a run gives values for.
+        spaces: how many of them, at the end, are temporaries.
         kept: their slots stand before the workspace's, the first one next to it.
     """
 
@@ -210,26 +221,32 @@ class Program:
         operations: Sequence[Launch | Clear | Copy],
         made: Sequence[Made],
         kept: Sequence["KeptPanels"] = (),
+        spaces: int = 1,
     ) -> None:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
+        self.spaces = spaces
         self._makers = tuple(one.maker for one in self.made)
-        self._small = self.made[-1].template.nbytes <= SCRATCH
+        self._results = self._makers[:-spaces]
+        sizes = [-(-one.template.nbytes // LINE) * LINE for one in self.made[-spaces:]]
+        *self._offsets, self._scratch = accumulate(sizes, initial=0)
 
     def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
-        """Runs all of it; the tensors that it made, without the workspace.
+        """Runs all of it; the tensors that it made, without temporaries.
 
         Args:
             memory: of the module that calls, for panels.
         """
         panels = [each.panels(values, memory) for each in self.kept]
-        if not self._small or _SCRATCH.taken:
+        if self._scratch > SCRATCH or _SCRATCH.taken:
             made = [make() for make in self._makers]
             self._run([*values, *map(_address, made)], panels)
-            return made[:-1]
-        made = [make() for make in self._makers[:-1]]
+            return made[: -self.spaces]
+        made = [make() for make in self._results]
         _SCRATCH.taken = True
         try:
-            self._run([*values, *map(_address, made), _SCRATCH.address], panels)
+            begin = _SCRATCH.hold(self._scratch)
+            spaces = [begin + offset for offset in self._offsets]
+            self._run([*values, *map(_address, made), *spaces], panels)
         finally:
             _SCRATCH.taken = False
         return made

@@ -112,7 +112,7 @@ class Recorder:
         self._given = len(given)
         self.places[WORKSPACE], self.places[SUMS] = -1, -2
         self.workspace = Workspace()
-        # apart: of memory that is taken in one piece, 32 MiB and more have new pages in each call
+        # apart: 32 MiB and more in one piece, which no thread keeps, are new pages in each call
         self.sums = Workspace(SUMS)
         self.made: list[Made] = []
         self.operations: list[Launch | Clear | Copy] = []
@@ -143,7 +143,7 @@ class Recorder:
         """What was written down."""
         spaces = [self.sums] if self.sums.size else []
         made = [self._made((-(-each.size // self.size),)) for each in (*spaces, self.workspace)]
-        return Program(self.operations, [*self.made, *made], self.kept)
+        return Program(self.operations, [*self.made, *made], self.kept, len(made))
 
     def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:
         """The layer and direction of an operation."""

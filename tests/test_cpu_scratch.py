@@ -1,0 +1,125 @@
+"""Temporaries of a run on the CPU are memory of its thread, and stay that."""
+
+import ctypes
+import threading
+
+import pytest
+import torch
+
+import openrnn
+from openrnn.backends.cpu import program
+from openrnn.backends.cpu.program import Program
+from openrnn.kernels.cpu.args import LINE
+from openrnn.memory import Made, template
+
+
+class Failing:
+    def run(self, values):
+        raise ZeroDivisionError
+
+
+def test_a_run_inside_another_has_a_workspace_of_its_own():
+    """As in a finalizer or a signal handler; the next run has the thread's memory again."""
+    found = []
+
+    class Operation:
+        def run(self, values):
+            found.append(values[-1])
+            if len(found) == 1:
+                inner.run([])
+
+    device = torch.device("cpu")
+    made = [
+        Made(torch.empty_like, template(shape, torch.float32, device)) for shape in [(3,), (9,)]
+    ]
+    inner = Program([Operation()], made)
+    for number in (2, 3):
+        assert [one.shape for one in inner.run([])] == [(3,)]
+        assert len(found) == number
+    outer, nested, later = found
+    assert outer == later != nested
+    with pytest.raises(ZeroDivisionError):
+        Program([Failing()], made).run([])
+    inner.run([])
+    assert found[-1] == outer
+
+
+class Noting:
+    """An operation that fills the temporaries of a run and notes where they lie."""
+
+    def __init__(self, spaces, bytes_):
+        self.spaces, self.bytes, self.found = spaces, bytes_, []
+
+    def run(self, values):
+        self.found.append(values[-self.spaces :])
+        for address, count in zip(self.found[-1], self.bytes):
+            ctypes.memset(address, 255, count)
+
+
+def temporaries(*sizes):
+    """Tensors of one result and of these temporaries, float32."""
+    device = torch.device("cpu")
+    return [
+        Made(torch.empty_like, template((size,), torch.float32, device)) for size in (3, *sizes)
+    ]
+
+
+def test_large_temporaries_are_memory_of_the_thread(monkeypatch):
+    """Of the same pages in each run, whatever runs between; each begins at a cache line."""
+    monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
+    large, small = Noting(2, (4 * 70_001, 4 * 9)), Noting(1, (4 * 50_000,))
+    runs = [
+        Program([large], temporaries(70_001, 9), spaces=2),
+        Program([small], temporaries(50_000)),
+    ]
+    for _ in range(3):
+        for run in runs:
+            assert [one.shape for one in run.run([])] == [(3,)]
+    (first, second), *others = large.found
+    assert others == [[first, second]] * 2
+    assert first % LINE == second % LINE == 0
+    assert second >= first + 4 * 70_001
+    assert small.found == [[first]] * 3
+
+
+def test_beyond_what_a_thread_keeps_they_are_fresh(monkeypatch):
+    monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
+    monkeypatch.setattr(program, "SCRATCH", 4096)
+    kept, fresh = Noting(1, (4096,)), Noting(2, (4096, 64))
+    for _ in range(2):
+        Program([kept], temporaries(1024)).run([])
+        made = Program([fresh], temporaries(1024, 16), spaces=2).run([])
+        assert [one.shape for one in made] == [(3,)]
+    ((one,), (other,)) = kept.found
+    assert one == other
+    assert one not in {address for found in fresh.found for address in found}
+
+
+def test_each_thread_has_its_own():
+    noting, met = Noting(1, (400_000,)), threading.Barrier(2)
+    run = Program([noting], temporaries(100_000))
+
+    def work():
+        run.run([])
+        met.wait(600)  # neither ends before the other has run
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ((one,), (other,)) = noting.found
+    assert abs(one - other) >= 400_000
+
+
+def test_a_training_step_takes_only_its_results_anew():
+    """Gradients of both matrices and little more, of the 9 MiB that its temporaries are."""
+    torch.manual_seed(0)
+    module, x = openrnn.LSTM(400, 400), torch.randn(20, 6, 400, requires_grad=True)
+    taken = []
+    scratch = program._SCRATCH
+    for _ in range(3):
+        torch.autograd.grad(module(x)[0].sum(), [x, *module.parameters()])
+        taken.append((scratch._address, scratch._size))
+    assert len({*taken}) == 1
+    assert taken[0][1] > 8 << 20
