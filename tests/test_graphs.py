@@ -267,6 +267,24 @@ def test_more_than_are_kept_are_captured_ever_more_seldom(kernel, monkeypatch):
     assert made[-1] <= 6 * 6  # 3, 6, 12, .. runs for each; without that 6 * 33
 
 
+def test_graphs_that_gave_way_once_come_back_soon(kernel):
+    run, others = program(kernel, graphs.LEAST_OPERATIONS), program(kernel, graphs.LEAST_OPERATIONS)
+
+    def rounds(which, count, sets):
+        for _ in range(count):
+            for number in range(1, sets + 1):
+                which.run([number << 20])
+
+    rounds(run, graphs.CAPTURED_RUN, 30)
+    rounds(others, graphs.CAPTURED_RUN, graphs.MOST_GRAPHS)
+    del others
+    gc.collect()
+    rounds(run, graphs.CAPTURED_RUN, 30)
+    Graph.launched.clear()
+    rounds(run, 4, 30)
+    assert len(Graph.launched) == 4 * 30
+
+
 def test_a_graph_of_too_many_nodes_is_not_kept_and_not_made_again(kernel, monkeypatch):
     monkeypatch.setattr(graphs, "MOST_NODES", Graph.nodes - 1)
     run = program(kernel, graphs.LEAST_OPERATIONS)
@@ -319,8 +337,12 @@ def test_an_owner_that_ends_while_the_lock_is_held(kernel):
     kept = graphs.GRAPHS
     kept.keep(-1, (1,), Graph(Own(), lambda _: None))
     with kept._lock:
-        kept.end(-1)
-    assert len(kept._kept) == 1
+        thread = threading.Thread(target=kept.end, args=(-1,))
+        thread.start()
+        thread.join()
+        assert len(kept._kept) == 1
+        kept.end(-3)  # of this thread: it has the lock
+        assert not kept._kept
     kept.keep(-2, (1,), Graph(Own(), lambda _: None))
     assert [owner for owner, _ in kept._kept] == [-2]
 

@@ -5,12 +5,13 @@ hold addresses, so it serves runs with the same ones alone. Training and inferen
 torch's allocator gives the same memory to calls that take and free the same sizes in turn.
 """
 
+import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from threading import Lock, local
+from threading import RLock, local
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class Graph:
     def __init__(self, streams: Streams, give: Give) -> None:
         from cuda.bindings import driver
 
+        self._launch, self._destroy = driver.cuGraphLaunch, driver.cuGraphExecDestroy
+        self._process = os.getpid()
         main, modes = streams.handle(0), driver.CUstreamCaptureMode
         # else the capture of another thread forbids what we ask the driver for
         _, before = driver.cuThreadExchangeStreamCaptureMode(
@@ -67,14 +70,14 @@ class Graph:
                 driver.cuGraphDestroy(graph)
         finally:
             driver.cuThreadExchangeStreamCaptureMode(before)
-        self._launch, self._destroy = driver.cuGraphLaunch, driver.cuGraphExecDestroy
 
     def launch(self, stream: int) -> None:
         """Launches it on a stream."""
         _check("cuGraphLaunch", self._launch(self._exec, stream))
 
     def __del__(self) -> None:
-        if hasattr(self, "_exec"):  # one that runs is freed at its end
+        # one that runs is freed at its end; a forked child leaves its parent's alone
+        if hasattr(self, "_exec") and self._process == os.getpid():
             self._destroy(self._exec)
 
 
@@ -90,7 +93,8 @@ class Graphs:
     """The graphs of a process that were launched last, by their owners and keys."""
 
     def __init__(self) -> None:
-        self._lock, self._kept = Lock(), OrderedDict[tuple[int, Key], Graph]()
+        # a finalizer or a signal handler may call a layer within the lock
+        self._lock, self._kept = RLock(), OrderedDict[tuple[int, Key], Graph]()
         self._nodes, self._ended = 0, deque[int]()
 
     def find(self, owner: int, key: Key) -> Graph | None:
@@ -108,14 +112,11 @@ class Graphs:
             self._kept[owner, key] = graph
             self._nodes += graph.nodes
             while len(self._kept) > MOST_GRAPHS or self._nodes > MOST_NODES:
-                gone.append(self._pop(next(iter(self._kept))))
+                gone += self._pop(next(iter(self._kept)))
         gone.clear()  # outside of the lock: freeing them asks the driver
 
     def end(self, owner: int) -> None:
-        """Lets the graphs of an owner go; with the next that is kept, where the lock is held.
-
-        The garbage collector may call this at any place, within the lock as well.
-        """
+        """Lets the graphs of an owner go; with the next kept one, if another has the lock."""
         self._ended.append(owner)
         if self._lock.acquire(blocking=False):
             try:
@@ -126,12 +127,14 @@ class Graphs:
 
     def _of_ended(self) -> list[Graph]:
         owners = {self._ended.popleft() for _ in range(len(self._ended))}
-        return [self._pop(place) for place in [*self._kept] if place[0] in owners]
+        places = [place for place in [*self._kept] if place[0] in owners]
+        return [graph for place in places for graph in self._pop(place)]
 
-    def _pop(self, place: tuple[int, Key]) -> Graph:
-        graph = self._kept.pop(place)
-        self._nodes -= graph.nodes
-        return graph
+    def _pop(self, place: tuple[int, Key]) -> list[Graph]:
+        """The graph there; [] where it has gone meanwhile."""
+        graph = self._kept.pop(place, None)
+        self._nodes -= 0 if graph is None else graph.nodes
+        return [] if graph is None else [graph]
 
 
 GRAPHS = Graphs()
@@ -154,13 +157,13 @@ class _Runs(local):
 
     Attributes:
         seen: how often each set of addresses came that has no graph, the latest last.
-        captured: those that have had one; needed: how often one must come to be captured.
+        captured: how often each had one; those that gave way must come ever more often.
         refused: no more graphs.
     """
 
     def __init__(self) -> None:
         self.owner, self.refused = _Owner(), False
-        self.seen, self.captured, self.needed = dict[Key, int](), set[Key](), CAPTURED_RUN
+        self.seen, self.captured = dict[Key, int](), dict[Key, int]()
 
 
 class Replays:
@@ -183,7 +186,8 @@ class Replays:
         graph = GRAPHS.find(runs.owner.number, key)
         if graph is None:
             number = runs.seen.pop(key, 0) + 1
-            if number < runs.needed:
+            again = runs.captured.get(key, 0)  # it gave way so often: more are in use than are kept
+            if number < CAPTURED_RUN << max(0, again - 1):
                 runs.seen[key] = number
                 if len(runs.seen) > MOST_GRAPHS:
                     runs.seen.pop(next(iter(runs.seen)))
@@ -209,10 +213,8 @@ def _captured(runs: _Runs, device: int, key: Key, give: Give) -> Graph | None:
         return None
     if graph.nodes > MOST_NODES:
         return None
-    if key in runs.captured:  # it gave way: more graphs are in use than are kept
-        runs.needed *= 2
-    elif len(runs.captured) < 4 * MOST_GRAPHS:
-        runs.captured.add(key)
+    if key in runs.captured or len(runs.captured) < 4 * MOST_GRAPHS:
+        runs.captured[key] = runs.captured.get(key, 0) + 1
     GRAPHS.keep(runs.owner.number, key, graph)
     return graph
 

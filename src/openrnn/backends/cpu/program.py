@@ -10,11 +10,12 @@ from itertools import accumulate
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LINE
-from openrnn.memory import Made
+from openrnn.memory import Made, template
 
 if TYPE_CHECKING:
     from openrnn.backends.base import Memory
@@ -36,14 +37,14 @@ WORKSPACE = "workspace"  # the slot of which all values of a run end with one
 # bytes of temporaries that are memory of the thread: to take one costs a call 0.7 us, and large
 # ones would have new pages in each call, which take longer than the work in them
 SCRATCH = 256 << 20
-FIRST = 1 << 16  # bytes that a thread has from the begin
+FIRST = 1 << 16  # bytes that a thread has from the beginning
 _address = Tensor.data_ptr
 Run = Callable[[int], None]
 
 
-def _whole_line(memory: Any) -> int:
-    """The address of the first cache line that begins in memory of ctypes."""
-    return (ctypes.addressof(memory) + LINE - 1) // LINE * LINE
+def _whole_line(address: int) -> int:
+    """The address of the first cache line from there on."""
+    return (address + LINE - 1) // LINE * LINE
 
 
 def placed(
@@ -94,7 +95,7 @@ class Launch:
             words[place] = values[slot] + offset
         if self._barriers is not None:
             barriers = self._barriers()
-            words[self._barriers_at] = _whole_line(barriers)
+            words[self._barriers_at] = _whole_line(ctypes.addressof(barriers))
         launch.run(self._kernel, words, self._tasks)
 
     def bound(self, values: Sequence[int], free: int) -> Run:
@@ -113,7 +114,7 @@ class Launch:
         barriers = (ctypes.c_char * 0)() if self._barriers is None else self._barriers()
         size = ctypes.sizeof(barriers)
         if size:
-            words[self._barriers_at] = _whole_line(barriers)
+            words[self._barriers_at] = _whole_line(ctypes.addressof(barriers))
 
         def run(value: int) -> None:
             for place, offset in holes:
@@ -193,14 +194,16 @@ class _Scratch(local):
     def __init__(self) -> None:
         super().__init__()
         self.taken, self._size = False, 0
+        self._memory: Tensor | None = None
         self.hold(FIRST)
 
     def hold(self, size: int) -> int:
         """The address of so many bytes; more than ever before are new memory."""
         if size > self._size:
-            self._size, self._memory = 0, None
-            self._memory = (ctypes.c_char * (size + LINE))()
-            self._size, self._address = size, _whole_line(self._memory)
+            self._size, self._memory = 0, None  # the old one goes first
+            like = template((size + LINE,), torch.uint8, torch.device("cpu"))
+            memory = self._memory = Made(torch.empty_like, like).maker()
+            self._size, self._address = size, _whole_line(memory.data_ptr())
         return self._address
 
 
