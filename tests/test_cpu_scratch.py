@@ -8,7 +8,7 @@ import torch
 
 import openrnn
 from openrnn.backends.cpu import program
-from openrnn.backends.cpu.program import Program
+from openrnn.backends.cpu.program import Program, Workspace
 from openrnn.kernels.cpu.args import LINE
 from openrnn.memory import Made, template
 
@@ -47,31 +47,30 @@ def test_a_run_inside_another_has_a_workspace_of_its_own():
 class Noting:
     """An operation that fills the temporaries of a run and notes where they lie."""
 
-    def __init__(self, spaces, bytes_):
-        self.spaces, self.bytes, self.found = spaces, bytes_, []
+    def __init__(self, *sizes):
+        space = Workspace()
+        self.parts, self.found = [(space.take(size).offset, size) for size in sizes], []
+        self.size = space.size
 
     def run(self, values):
-        self.found.append(values[-self.spaces :])
-        for address, count in zip(self.found[-1], self.bytes):
+        self.found.append([values[-1] + offset for offset, _ in self.parts])
+        for address, (_, count) in zip(self.found[-1], self.parts):
             ctypes.memset(address, 255, count)
 
 
-def temporaries(*sizes):
-    """Tensors of one result and of these temporaries, float32."""
+def of(noting):
+    """A program that makes one result besides."""
     device = torch.device("cpu")
-    return [
-        Made(torch.empty_like, template((size,), torch.float32, device)) for size in (3, *sizes)
-    ]
+    sizes = 3, noting.size // 4
+    made = [Made(torch.empty_like, template((size,), torch.float32, device)) for size in sizes]
+    return Program([noting], made)
 
 
 def test_large_temporaries_are_memory_of_the_thread(monkeypatch):
     """Of the same pages in each run, whatever runs between; each begins at a cache line."""
     monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
-    large, small = Noting(2, (4 * 70_001, 4 * 9)), Noting(1, (4 * 50_000,))
-    runs = [
-        Program([large], temporaries(70_001, 9), spaces=2),
-        Program([small], temporaries(50_000)),
-    ]
+    large, small = Noting(4 * 70_001, 4 * 9), Noting(4 * 50_000)
+    runs = [of(large), of(small)]
     for _ in range(3):
         for run in runs:
             assert [one.shape for one in run.run([])] == [(3,)]
@@ -85,10 +84,10 @@ def test_large_temporaries_are_memory_of_the_thread(monkeypatch):
 def test_beyond_what_a_thread_keeps_they_are_fresh(monkeypatch):
     monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
     monkeypatch.setattr(program, "SCRATCH", 4096)
-    kept, fresh = Noting(1, (4096,)), Noting(2, (4096, 64))
+    kept, fresh = Noting(4096), Noting(4096, 64)
     for _ in range(2):
-        Program([kept], temporaries(1024)).run([])
-        made = Program([fresh], temporaries(1024, 16), spaces=2).run([])
+        of(kept).run([])
+        made = of(fresh).run([])
         assert [one.shape for one in made] == [(3,)]
     ((one,), (other,)) = kept.found
     assert one == other
@@ -96,8 +95,8 @@ def test_beyond_what_a_thread_keeps_they_are_fresh(monkeypatch):
 
 
 def test_each_thread_has_its_own():
-    noting, met = Noting(1, (400_000,)), threading.Barrier(2)
-    run = Program([noting], temporaries(100_000))
+    noting, met = Noting(400_000), threading.Barrier(2)
+    run = of(noting)
 
     def work():
         run.run([])

@@ -29,7 +29,7 @@ class Again:
         made = list(program.made)
         for place, shape in shapes.items():
             made[place] = made[place].shaped(shape)
-        return Program(program.operations, made, program.kept, program.spaces)
+        return Program(program.operations, made, program.kept)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""

@@ -185,8 +185,7 @@ class Backward(Recorder):
             sums = self.make(("sums", layer.chain), (size - before,))
             self._sums = sums._replace(offset=-before * self.size)
         elif layout.vectors or any(wanted):
-            self.sums.free(0)
-            self._sums = self.sums.take(teams * size * self.size)
+            self._sums = self.workspace.take(teams * size * self.size)
         return found
 
     def finish_weights(self, operation: FinishWeights) -> None:

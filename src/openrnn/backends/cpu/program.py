@@ -6,7 +6,6 @@ names what it reads and writes by slots. A run gives a value for each slot: an a
 
 import ctypes
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import accumulate
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,17 +33,17 @@ class Value(NamedTuple):
 
 
 WORKSPACE = "workspace"  # the slot of which all values of a run end with one
-# bytes of temporaries that are memory of the thread: to take one costs a call 0.7 us, and large
-# ones would have new pages in each call, which take longer than the work in them
+# bytes of a workspace that is memory of the thread: to take one costs a call 0.7 us, and large ones
+# would have new pages in each call, which take longer than the work in them
 SCRATCH = 256 << 20
 FIRST = 1 << 16  # bytes that a thread has from the beginning
 _address = Tensor.data_ptr
 Run = Callable[[int], None]
 
 
-def _whole_line(address: int) -> int:
-    """The address of the first cache line from there on."""
-    return (address + LINE - 1) // LINE * LINE
+def _whole_lines(count: int) -> int:
+    """An address or a number of bytes, rounded up to whole cache lines."""
+    return (count + LINE - 1) // LINE * LINE
 
 
 def placed(
@@ -95,7 +94,7 @@ class Launch:
             words[place] = values[slot] + offset
         if self._barriers is not None:
             barriers = self._barriers()
-            words[self._barriers_at] = _whole_line(ctypes.addressof(barriers))
+            words[self._barriers_at] = _whole_lines(ctypes.addressof(barriers))
         launch.run(self._kernel, words, self._tasks)
 
     def bound(self, values: Sequence[int], free: int) -> Run:
@@ -114,7 +113,7 @@ class Launch:
         barriers = (ctypes.c_char * 0)() if self._barriers is None else self._barriers()
         size = ctypes.sizeof(barriers)
         if size:
-            words[self._barriers_at] = _whole_line(ctypes.addressof(barriers))
+            words[self._barriers_at] = _whole_lines(ctypes.addressof(barriers))
 
         def run(value: int) -> None:
             for place, offset in holes:
@@ -165,13 +164,13 @@ class Copy(_Fixed):
 class Workspace:
     """Memory of a run beside its tensors, cut into parts; `size` bytes are enough for all."""
 
-    def __init__(self, slot: Slot = WORKSPACE) -> None:
-        self.slot, self.size, self._taken = slot, 0, 0
+    def __init__(self) -> None:
+        self.size, self._taken = 0, 0
 
     def take(self, size: int) -> Value:
         """A part of so many bytes, which begins at a cache line of the workspace."""
-        part = Value(self.slot, self._taken)
-        self._taken += (size + LINE - 1) // LINE * LINE
+        part = Value(WORKSPACE, self._taken)
+        self._taken += _whole_lines(size)
         self.size = max(self.size, self._taken)
         return part
 
@@ -203,7 +202,7 @@ class _Scratch(local):
             self._size, self._memory = 0, None  # the old one goes first
             like = template((size + LINE,), torch.uint8, torch.device("cpu"))
             memory = self._memory = Made(torch.empty_like, like).maker()
-            self._size, self._address = size, _whole_line(memory.data_ptr())
+            self._size, self._address = size, _whole_lines(memory.data_ptr())
         return self._address
 
 
@@ -215,7 +214,6 @@ class Program:
 
     Args:
         made: their slots follow those that a run gives values for.
-        spaces: how many of them, at the end, are temporaries.
         kept: their slots stand before the workspace's, the first one next to it.
     """
 
@@ -224,17 +222,13 @@ class Program:
         operations: Sequence[Launch | Clear | Copy],
         made: Sequence[Made],
         kept: Sequence["KeptPanels"] = (),
-        spaces: int = 1,
     ) -> None:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
-        self.spaces = spaces
         self._makers = tuple(one.maker for one in self.made)
-        self._results = self._makers[:-spaces]
-        sizes = [-(-one.template.nbytes // LINE) * LINE for one in self.made[-spaces:]]
-        *self._offsets, self._scratch = accumulate(sizes, initial=0)
+        self._results, self._scratch = self._makers[:-1], self.made[-1].template.nbytes
 
     def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
-        """Runs all of it; the tensors that it made, without temporaries.
+        """Runs all of it; the tensors that it made, without the workspace.
 
         Args:
             memory: of the module that calls, for panels.
@@ -243,13 +237,12 @@ class Program:
         if self._scratch > SCRATCH or _SCRATCH.taken:
             made = [make() for make in self._makers]
             self._run([*values, *map(_address, made)], panels)
-            return made[: -self.spaces]
+            return made[:-1]
         made = [make() for make in self._results]
         _SCRATCH.taken = True
         try:
-            begin = _SCRATCH.hold(self._scratch)
-            spaces = [begin + offset for offset in self._offsets]
-            self._run([*values, *map(_address, made), *spaces], panels)
+            workspace = _SCRATCH.hold(self._scratch)
+            self._run([*values, *map(_address, made), workspace], panels)
         finally:
             _SCRATCH.taken = False
         return made

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from openrnn.kernels.cpu.plan import LoopPlan
 
 CPU = torch.device("cpu")
-SUMS = "sums of gradients"  # the slot before the workspace's, where a program has it
 
 address = Tensor.data_ptr
 
@@ -110,10 +109,8 @@ class Recorder:
         self.size = self.dtype.itemsize
         self.places: dict[Slot, int] = {slot: place for place, slot in enumerate(given)}
         self._given = len(given)
-        self.places[WORKSPACE], self.places[SUMS] = -1, -2
+        self.places[WORKSPACE] = -1
         self.workspace = Workspace()
-        # apart: 32 MiB and more in one piece, which no thread keeps, are new pages in each call
-        self.sums = Workspace(SUMS)
         self.made: list[Made] = []
         self.operations: list[Launch | Clear | Copy] = []
         self.kept: list[KeptPanels] = []
@@ -127,7 +124,7 @@ class Recorder:
 
     def make(self, slot: Slot, shape: tuple[int, ...], zeros: bool = False) -> Value:
         """A tensor that each run makes, of any values or of zeros."""
-        self.places[slot] = len(self.places) - 2  # without the workspaces
+        self.places[slot] = len(self.places) - 1  # without the workspace
         self.made.append(self._made(shape, zeros))
         return Value(slot)
 
@@ -141,9 +138,8 @@ class Recorder:
 
     def program(self) -> Program:
         """What was written down."""
-        spaces = [self.sums] if self.sums.size else []
-        made = [self._made((-(-each.size // self.size),)) for each in (*spaces, self.workspace)]
-        return Program(self.operations, [*self.made, *made], self.kept, len(made))
+        workspace = self._made((-(-self.workspace.size // self.size),))
+        return Program(self.operations, [*self.made, workspace], self.kept)
 
     def kernels(self, operation: Loop | FinishWeights) -> LayerKernels:
         """The layer and direction of an operation."""

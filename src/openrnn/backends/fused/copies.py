@@ -11,6 +11,7 @@ from openrnn.memory import memory_for
 ALIGNMENT = 16  # bytes that kernels copy at a time
 # values that our kernel copies one by one at most; torch's copies several at a time
 MOST_BY_VALUE = 1 << 20
+NARROWED = 8  # values of a thread of narrow_values.cuh
 
 
 def aligned(tensor: Tensor) -> bool:
@@ -73,7 +74,7 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     out = memory_for(dtype, x.device).empty(*x.shape)
     kernel = kernels.plain("narrow_values", str(dtype).removeprefix("torch."), x.device.index or 0)
     args = NarrowValuesArgs(x=x.data_ptr(), out=out.data_ptr(), count=x.numel())
-    kernel.launch(-(-x.numel() // (8 * kernel.threads)), args.words())
+    kernel.launch(-(-x.numel() // (NARROWED * kernel.threads)), args.words())
     return out
 
 

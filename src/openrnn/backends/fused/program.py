@@ -175,8 +175,9 @@ class Program:
                 return self.run(values)
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
-        stream, long = current_stream(device), len(self.operations) >= graphs.LEAST_OPERATIONS
-        if not (long and self._replays.launch(device, values, partial(self._give, values), stream)):
+        if len(self.operations) < graphs.LEAST_OPERATIONS or not self._replays.launch(
+            device, values, partial(self._give, values), current_stream(device)
+        ):
             self._run_now(values)
         made.pop()  # the workspace
         return made
@@ -187,8 +188,9 @@ class Program:
         try:
             self._give(values, beside)
         except BaseException:  # what runs on side streams is waited for
-            for number in range(self._sides):
-                beside.wait(0, number + 1)  # type: ignore[union-attr]  # there are side streams
+            if beside is not None:
+                for number in range(self._sides):
+                    beside.wait(0, number + 1)
             raise
 
     def _give(self, values: list[int], beside: Any) -> None:
