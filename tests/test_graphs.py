@@ -1,6 +1,8 @@
 """Programs and calls of cuDNN that repeat with the same addresses: one launch of a graph."""
 
 import gc
+import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 from functools import cache
@@ -249,6 +251,27 @@ def test_a_set_of_addresses_that_does_not_come_back_is_forgotten(kernel):
     assert Graph.made == []
 
 
+def test_runs_whose_addresses_never_come_again_seldom_look(kernel, monkeypatch):
+    monkeypatch.setattr(graphs, "PATIENCE", 20)
+    looked, find = [], graphs.GRAPHS.find
+    monkeypatch.setattr(
+        graphs.GRAPHS, "find", lambda owner, key: looked.append(key) or find(owner, key)
+    )
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    rounds = 5
+    for number in range(graphs.PATIENCE + rounds * (graphs.PASSED + 1)):
+        run.run([number << 20])
+    assert len(looked) == graphs.PATIENCE + rounds
+    for _ in range(graphs.CAPTURED_RUN * (graphs.PASSED + 1)):  # now they do
+        run.run([1 << 40])
+    assert len(Graph.made) == 1
+    looked.clear()
+    Graph.launched.clear()
+    for _ in range(3):
+        run.run([1 << 40])
+    assert len(looked) == len(Graph.launched) == 3
+
+
 def test_as_many_sets_of_addresses_in_turn_as_graphs_are_kept(kernel):
     run = program(kernel, graphs.LEAST_OPERATIONS)
     for _ in range(graphs.CAPTURED_RUN + 2):
@@ -394,3 +417,25 @@ def test_what_a_capture_asks_of_the_driver(monkeypatch):
     assert asked[2:] == [
         "cuStreamEndCapture", "cuGraphDestroy", "cuThreadExchangeStreamCaptureMode"
     ]  # fmt: skip
+
+
+KEPT_TO_THE_END = """
+import os
+from openrnn.native import graphs
+
+one = graphs.Graph.__new__(graphs.Graph)
+one._exec, one._process, one._destroy = 1, os.getpid(), lambda _: print("freed")
+graphs.GRAPHS._kept[0, (1,)] = one
+other = graphs.Graph.__new__(graphs.Graph)
+other._exec, other._process, other._destroy = 2, os.getpid(), lambda number: print(number)
+del one, other
+"""
+
+
+def test_graphs_of_a_process_that_ends_are_left_to_the_driver():
+    """Modules are gone by then, so that an error would be printed at the end of every program."""
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT_TO_THE_END], capture_output=True, text=True, check=True,
+        timeout=600,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("2\n", "")

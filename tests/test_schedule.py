@@ -455,7 +455,8 @@ GRIDS = {"wavefront": True, "loops": 2, "fills": frozenset({"forward", "backward
 WAVEFRONTS = {
     "clusters": {"wavefront": True, "overlap": True},
     "without launch events": {"wavefront": True},
-    "grids": GRIDS,
+    "grids": {**GRIDS, "overlap": True},
+    "grids without launch events": GRIDS,
 }
 
 
@@ -465,14 +466,15 @@ WAVEFRONTS = {
 @pytest.mark.parametrize("layers", [2, 3, 8, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout, kind):
     chunkings = ((Chunking(edges, **kind),),) * layers
+    grids = "loops" in kind
     for operations in (
         schedule.forward(chunkings, dropout), schedule.backward(chunkings, dropout),
     ):  # fmt: skip
         loops = [one for one in operations if isinstance(one, Loop)]
         assert len({(one.layer, one.chunk) for one in loops}) == layers * (len(edges) - 1)
         filled = [one for one in operations if isinstance(one, FillFlags)]
-        assert len(filled) == (len(loops) if kind is GRIDS else 0)
-        if kind is GRIDS:  # of which the device holds two
+        assert len(filled) == (len(loops) if grids else 0)
+        if grids:  # of which the device holds two
             assert {one.stream for one in loops} == {MAIN, SIDE}
         for place, operation in enumerate(operations):
             done = finished_before(operations, operation.stream, place)

@@ -6,6 +6,7 @@ torch's allocator gives the same memory to calls that take and free the same siz
 """
 
 import os
+import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,13 @@ from openrnn.memo import resource
 from openrnn.native.nvrtc import LaunchError
 from openrnn.native.side_stream import Streams
 
-LEAST_OPERATIONS = 8  # of a program that pays for looking
+LEAST_OPERATIONS = 2  # of a program that pays for looking
 CAPTURED_RUN = 3  # the run with the same addresses that is captured
-MOST_GRAPHS = 64  # that a process keeps: those launched last; and sets of addresses to count
+MOST_GRAPHS = 256  # that a process keeps: those launched last; and sets of addresses to count
 MOST_NODES = 1 << 16  # of all these graphs; a node takes about 4 KB of the GPU's memory
+# after so many runs without a graph, one after the other, only one in PASSED + 1 looks for one: that
+# costs it 2 to 6 us, for nothing where no addresses come again
+PATIENCE, PASSED = CAPTURED_RUN * MOST_GRAPHS, 16
 
 Key = tuple[int, ...]
 Give = Callable[[Streams], None]  # gives streams, of which the main one is ours, what a run is
@@ -75,9 +79,12 @@ class Graph:
         """Launches it on a stream."""
         _check("cuGraphLaunch", self._launch(self._exec, stream))
 
-    def __del__(self) -> None:
-        # one that runs is freed at its end; a forked child leaves its parent's alone
-        if hasattr(self, "_exec") and self._process == os.getpid():
+    def __del__(
+        self, process: Callable[[], int] = os.getpid, ending: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        # one that runs is freed at its end; a forked child leaves its parent's alone. Of a process
+        # that ends the driver frees all, and modules, `os` among them, are gone already
+        if hasattr(self, "_exec") and not ending() and self._process == process():
             self._destroy(self._exec)
 
 
@@ -158,11 +165,13 @@ class _Runs(local):
     Attributes:
         seen: how often each set of addresses came that has no graph, the latest last.
         captured: how often each had one; those that gave way must come ever more often.
+        misses: runs without a graph since the last one with; passing: runs that will not look.
         refused: no more graphs.
     """
 
     def __init__(self) -> None:
         self.owner, self.refused = _Owner(), False
+        self.misses, self.passing = 0, 0
         self.seen, self.captured = dict[Key, int](), dict[Key, int]()
 
 
@@ -176,10 +185,14 @@ class Replays:
         """Launches the graph of a run with these addresses, from the third one on.
 
         Returns:
-            whether it did. Not before that run, during a capture of torch's, and after a capture
-            or launch has failed: then the caller runs it the long way.
+            whether it did. Not before that run, during a capture of torch's, after a capture or
+            launch has failed, and mostly not where addresses do not come again: then the caller
+            runs it the long way.
         """
         runs = self._runs
+        if runs.passing:
+            runs.passing -= 1
+            return False
         if runs.refused or torch.cuda.is_current_stream_capturing():
             return False
         key = tuple(values)
@@ -191,8 +204,11 @@ class Replays:
                 runs.seen[key] = number
                 if len(runs.seen) > MOST_GRAPHS:
                     runs.seen.pop(next(iter(runs.seen)))
+                runs.misses += 1
+                runs.passing = PASSED if runs.misses > PATIENCE else 0
                 return False
             graph = _captured(runs, device, key, give)
+        runs.misses = 0
         try:
             if graph is not None:
                 graph.launch(stream)
