@@ -275,11 +275,12 @@ def test_a_chunk_more_saves_what_it_costs():
     assert overlap.best_edges(1000, 1e4, grids.loop - 1, 0.5, 0.0, grids) == []
     assert overlap.best_edges(1000, 1e4, grids.loop - 1, 0.5, 0.0, clusters) != []
     cut = overlap.best_edges(1000, 100.0, 400.0, 0.5)
-    assert overlap.saved(cut, 100.0, clusters) == pytest.approx(
-        100.0 * (1 - cut[1] / 1000) - (len(cut) - 2) * clusters.chunk
-    )
-    assert overlap.saved(cut, 100.0, clusters) >= clusters.saving
-    assert overlap.saved([], 100.0, clusters) == 0.0
+    saved = overlap.saved(cut, 100.0, 400.0, 0.0, clusters)
+    assert saved == 100.0 * (1 - cut[1] / 1000) - (len(cut) - 2) * clusters.chunk
+    assert saved >= clusters.saving
+    slower = overlap.saved(cut, 100.0, 400.0, 0.05, clusters)
+    assert slower == pytest.approx(saved - 0.05 * cut[-2] / 1000 * 400.0)
+    assert overlap.saved([], 100.0, 400.0, 0.05, clusters) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN
 from openrnn.spec import Problem
-from openrnn.tuning import both_directions, chunks, plan, wavefront
+from openrnn.tuning import both_directions, chunks, overlap, plan, wavefront
 
 GRIDS = {
     "forward": GridForwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
@@ -249,14 +249,20 @@ def on_a_device(monkeypatch, kernel_of):
      (0, {"edges": (0, 60, 100)}), (2, {"overlap": True}), (1, {"columns": 1 << 20}),
      (0, {"overlap": True, "columns": 1 << 20}), (2, {"overlap": True, "columns": 5000}),
      (0, {"overlap": True, "columns": 5000, "clusters": 15, "several": 0.89}),
-     (2, {"overlap": True, "columns": 1 << 20, "above": 1 << 20})],
+     (2, {"overlap": True, "columns": 1 << 20, "above": 1 << 20}),
+     (2, {"overlap": True, "columns": 5600}), (0, {"overlap": True, "columns": 5700}),
+     (2, {"overlap": True, "columns": 5800, "slowdown": 0.05}),
+     (0, {"overlap": True, "columns": 5900, "slowdown": 0.05}),
+     (2, {"overlap": True, "columns": 1 << 20, "layer": 1})],
     ids=str,
 )  # fmt: skip
 def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wanted, changed):
     """128 rows by tiles of 16 are 8 clusters for each direction, of grids 16 times two.
 
     The kernel for two loops has 4 clusters. A loop alone takes half a microsecond a step. Products
-    that run beside loops in turn are those of backward; at once those of the layer above do.
+    that run beside loops in turn are those of backward; at once those of the weights of the layer
+    above do, and of its own beside the loops of the layer below. What the loop in turn loses
+    by products beside it counts.
     """
     asked = {"steps": 100, "clusters": 17, "columns": 64, "several": 0.5, "held": True, **changed}
     config = replace(CLUSTERS["forward"], tiles=2)
@@ -268,13 +274,17 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     monkeypatch.setattr(plan, "step_times", lambda *_: plan.StepTimes(0.5, asked["several"]))
     monkeypatch.setattr(both_directions, "held_twice", lambda _: asked["held"])
     monkeypatch.setattr(schedules, "supported", lambda: True)
-    spec = cells.lstm.spec(64, 64, bidirectional=True)
+    if "slowdown" in asked:
+        step = overlap.LoopStep(0.5, 0.5, asked["slowdown"], overlap.OF_CLUSTERS)
+        monkeypatch.setattr(schedules, "_loop_step", lambda *_: step)
+    spec = cells.lstm.spec(64, 64, num_layers=2, bidirectional=True)
     problem = Problem(spec, torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
     edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = BackwardFlags(*[False] * 4) if "overlap" in changed else ForwardFlags(*[False] * 5)
-    found = schedules.at_once(key, 0, cut, on, (), asked["columns"], asked.get("above", 0))
+    layer, above = asked.get("layer", 0), asked.get("above", 0)
+    found = schedules.at_once(key, layer, cut, on, (), asked["columns"], above)
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 
@@ -312,8 +322,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
         fills = frozenset({"forward"} if asked["grid"] else ())
         assert other == (cut,)
         assert cut == Chunking(
-            (0, 10, 20, 30), overlap=asked["loops"] == 1, wavefront=True, loops=asked["loops"],
-            fills=fills,
+            (0, 10, 20, 30), overlap=True, wavefront=True, loops=asked["loops"], fills=fills,
         )  # fmt: skip
     clear_caches()
 

@@ -73,7 +73,7 @@ def _saved(loop: plan.LoopRequest, steps: int, products: float, number: int) -> 
     if not overlap.pays(products):
         return 0.0
     cut = edges(loop, steps, products, number)
-    return overlap.saved(cut, products, _costs(loop, number)) if cut else 0.0
+    return overlap.saved(cut, products, 0.0, 0.0, _costs(loop, number)) if cut else 0.0
 
 
 def loops(

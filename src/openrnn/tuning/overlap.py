@@ -108,17 +108,26 @@ def best_edges(
     most, found = costs.saving, []
     for number in range(2, MOST_CHUNKS + 1):
         ends = [*accumulate(ratio**place for place in range(number))]
-        first, others = 1 / ends[-1], ends[-2] / ends[-1]
-        saved = (1 - first) * products - slowdown * others * loop - (number - 1) * costs.chunk
         inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
         tried = [0, *inner, steps]
-        if saved >= most and all(begin < end for begin, end in pairwise(tried)):
-            most, found = saved, tried
+        if any(begin >= end for begin, end in pairwise(tried)):
+            continue
+        gained = saved(tried, products, loop, slowdown, costs)
+        if gained >= most:
+            most, found = gained, tried
     return found
 
 
-def saved(edges: Sequence[int], products: float, costs: Costs) -> float:
-    """Microseconds that chunks with these edges save, as the forward loop runs them; [] is one."""
+def saved(
+    edges: Sequence[int], products: float, loop: float, slowdown: float, costs: Costs
+) -> float:
+    """Microseconds that chunks with these edges save, as the forward loop runs them; [] is one.
+
+    Args:
+        products, loop, slowdown, costs: see `best_edges`.
+    """
     if not edges:
         return 0.0
-    return (1 - edges[1] / edges[-1]) * products - (len(edges) - 2) * costs.chunk
+    steps = edges[-1]
+    alone, beside = edges[1] / steps * products, edges[-2] / steps * loop
+    return products - alone - slowdown * beside - (len(edges) - 2) * costs.chunk

@@ -251,9 +251,11 @@ def at_once(
             twice = twice and both_directions.held_twice(loop)
         loops = both_directions.loops(loop, key.steps, twice, products=beside)
         if loops and chunkings[0].overlap:
-            cost = _loop_step(one, on.kind, flags, (key.batch + 7) // 8).costs
-            whole = 2 * _products_time(key, one, columns)
-            lost = overlap.saved(chunkings[0].edges, whole, cost._replace(chunk=2 * cost.chunk))
+            step = _loop_step(one, on.kind, flags, (key.batch + 7) // 8)
+            whole = _products_time(key, one, columns)
+            lost = 2 * overlap.saved(
+                chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
+            )
             if on.kind == "backward" and idle(key, layer, on, flags, loops):
                 lost -= 2 * _weights_beside(key, layer, columns, above)
             loops = both_directions.loops(loop, key.steps, twice, lost, beside)
