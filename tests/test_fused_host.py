@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from openrnn.backends.fused.copies import copied, narrowed
 from openrnn.backends.fused.launches import fill_flags
 from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.codegen import cuda
-from openrnn.kernels.cuda.args import PLAIN, PermuteWeightsArgs
+from openrnn.kernels.cuda.args import PLAIN, CopyRowsArgs, PermuteWeightsArgs
 from openrnn.native import nvrtc
 from openrnn.native.cublaslt import Layout, Product
 from openrnn.schedule import Chunk
@@ -133,7 +134,7 @@ def test_rows_go_by_falling_length(batch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("width", [1, 8, 37, 256])
+@pytest.mark.parametrize("width", [1, 8, 12, 37, 256, 650])
 @pytest.mark.parametrize("given", [(), ("lengths",), ("mask",), ("lengths", "mask")], ids=str)
 @pytest.mark.parametrize("more", [0, 3, 8])
 def test_copies_of_sequences(width, dtype, given, more):
@@ -157,13 +158,35 @@ def test_copies_of_sequences(width, dtype, given, more):
 
 
 def test_large_copies_by_value_are_left_to_torch(monkeypatch):
-    """Ours copies one value at a time where rows are no multiples of 16 bytes."""
+    """Ours copies one value at a time where rows are no multiples of 4 bytes."""
     monkeypatch.setattr(kernels, "plain", lambda *_: pytest.fail("a launch"))
-    x = torch.randn(1 << 10, 8, 2 * 130)[..., :130].bfloat16()
-    for width in (130, 136):
+    x = torch.randn(1 << 10, 8, 2 * 131)[..., :131].bfloat16()
+    for width in (131, 136):
         found = copied(x, width)
-        assert torch.equal(found, pad(x, (0, width - 130)))
+        assert torch.equal(found, pad(x, (0, width - 131)))
         assert found.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "width"),
+    [(16, 656, 656), (8, 652, 656), (4, 650, 656), (2, 651, 656)], ids=str,
+)  # fmt: skip
+def test_copies_take_as_many_bytes_at_a_time_as_rows_are_made_of(monkeypatch, size, columns, width):
+    """Of 16 bits; where x begins and its strides count, too."""
+    found = []
+
+    def launch(blocks, words):
+        names = [field.name for field in CopyRowsArgs.fields]
+        found.append(width * 2 // dict(zip(names, words))["pieces"])
+
+    kernel = SimpleNamespace(threads=256, launch=launch)
+    monkeypatch.setattr(kernels, "plain", lambda *_: kernel)
+    x = torch.zeros(1, 4, columns).bfloat16()
+    copied(x, width)
+    shifted = torch.zeros(4 * columns + 2).bfloat16()[2:].view(1, 4, columns)
+    copied(shifted, width)
+    copied(torch.zeros(1, 4, columns + 1).bfloat16()[..., :columns], width)
+    assert found == [size, min(size, 4), 2]
 
 
 @pytest.mark.gpu

@@ -50,11 +50,12 @@ def copied(
     width = width or columns
     step, row, _ = x.stride()
     size = x.element_size()
-    bytes_ = x.data_ptr() | columns * size | width * size | step * size | row * size
-    by_value = bytes_ % ALIGNMENT != 0
-    if by_value and lengths is None and mask is None and steps * batch * width > MOST_BY_VALUE:
+    every = ALIGNMENT | x.data_ptr() | columns * size | width * size | step * size | row * size
+    piece = every & -every  # bytes: the largest power of two that divides all of these
+    by_value = piece == size and lengths is None and mask is None
+    if by_value and steps * batch * width > MOST_BY_VALUE:
         return pad(x, (0, width - columns)) if width > columns else x.contiguous()
-    pieces = width if by_value else width * size // ALIGNMENT
+    pieces = width * size // piece
     out = memory_for(x.dtype, x.device).empty(steps, batch, width)
     kernel = kernels.plain("copy_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     args = CopyRowsArgs(

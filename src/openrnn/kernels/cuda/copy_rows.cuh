@@ -8,20 +8,27 @@ __device__ int64 quotient(int64 a, int64 b) {
     return (a | b) >> 32 ? a / b : int64(uint32(a) / uint32(b));
 }
 
-// A thread copies 16 bytes of a row or, where rows are not made of such, one value.
+// A piece of a row, or zeros.
+template <class Piece>
+__device__ void copy_piece(storage_t* out, const storage_t* x, bool live) {
+    *reinterpret_cast<Piece*>(out) = live ? *reinterpret_cast<const Piece*>(x) : Piece{};
+}
+
+// A thread copies a piece of a row: as many bytes, up to 16, as rows and strides are made of.
 extern "C" __global__ void copy_rows(const __grid_constant__ CopyRowsArgs args) {
     const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64 piece = args.out_width / args.pieces;  // values
     if (number >= args.steps * args.batch * args.pieces) return;
     const int64 line = quotient(number, args.pieces), t = quotient(line, args.batch);
     const int64 b = line - t * args.batch, column = (number - line * args.pieces) * piece;
-    const int64 to = number * piece;
-    const int64 from = t * args.x_step + b * args.x_row + column;
+    storage_t* const out = args.out + number * piece;
+    const storage_t* const x = args.x + t * args.x_step + b * args.x_row + column;
     const bool live = column < args.width && !(args.lengths && t >= args.lengths[b]) &&
                       !(args.mask && args.mask[line]);
-    if (piece > 1)
-        *reinterpret_cast<uint4*>(args.out + to) =
-            live ? *reinterpret_cast<const uint4*>(args.x + from) : make_uint4(0, 0, 0, 0);
-    else
-        args.out[to] = live ? args.x[from] : storage_t(0);
+    switch (piece * SIZE) {
+        case 16: copy_piece<uint4>(out, x, live); break;
+        case 8: copy_piece<uint2>(out, x, live); break;
+        case 4: copy_piece<uint32>(out, x, live); break;
+        default: copy_piece<storage_t>(out, x, live);
+    }
 }
