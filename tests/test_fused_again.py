@@ -945,6 +945,25 @@ def test_calls_in_chunks_repeat(monkeypatch, hits, hidden):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [64, 650])
+@pytest.mark.parametrize("cell", ["lstm", "peephole_lstm"])
+def test_gradients_of_vectors_and_large_odd_matrices_repeat(monkeypatch, hits, cell, hidden):
+    """They are copied, by our kernel."""
+    torch.manual_seed(0)
+    module = openrnn.Recurrent(
+        getattr(cells, cell), hidden, hidden, device="cuda", dtype=torch.bfloat16, backend="fused"
+    )
+    x, runs, run = drawn(6, 8, hidden), [], program.Program.run
+    monkeypatch.setattr(program.Program, "run", lambda *given: runs.append(1) or run(*given))
+    found = [
+        [y := module(x)[0], *torch.autograd.grad(y.float().sum(), [x, *module.parameters()])]
+        for _ in range(5)
+    ]
+    assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
+    assert len(runs) == 2 * hits["memory"] > 2  # forward and backward
+
+
+@pytest.mark.gpu
 def test_another_precision_is_another_call(hits):
     module, x = on_gpu(64, torch.float32), drawn(4, 7, 24, dtype=torch.float32)
     module.backend = "auto"

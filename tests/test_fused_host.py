@@ -160,7 +160,7 @@ def test_copies_of_sequences(width, dtype, given, more):
 def test_large_copies_by_value_are_left_to_torch(monkeypatch):
     """Ours copies one value at a time where rows are no multiples of 4 bytes."""
     monkeypatch.setattr(kernels, "plain", lambda *_: pytest.fail("a launch"))
-    x = torch.randn(1 << 10, 8, 2 * 131)[..., :131].bfloat16()
+    x = torch.randn(1 << 12, 8, 2 * 131)[..., :131].bfloat16()
     for width in (131, 136):
         found = copied(x, width)
         assert torch.equal(found, pad(x, (0, width - 131)))

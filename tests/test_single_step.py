@@ -288,6 +288,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(cublaslt.Product, "run", multiply)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(program, "current_stream", lambda device: 0)
 
     def call(name, states=True, **given):
@@ -378,7 +379,7 @@ def test_resets(pretended, name, states, given):
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("resets", [False, True])
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "peephole_lstm"])
 @torch.no_grad()
 def test_a_step_that_repeats_has_new_addresses_alone(pretended, name, resets, num_layers):
     """As a policy acts: other x, states and resets, which may lie at any address."""
@@ -387,7 +388,8 @@ def test_a_step_that_repeats_has_new_addresses_alone(pretended, name, resets, nu
     fused = BACKENDS["fused"]
     out = fused.forward(call)
     run = fused.repeat(call, [tuple(one.shape) for one in (out.y, *out.finals)])
-    assert len(run.program.operations) == num_layers
+    copies = len(call.problem.spec.unit_params)  # that put these vectors side by side
+    assert len(run.program.operations) == num_layers * (1 + copies)
     for place in range(3):
         masks = (torch.rand(3, BATCH) < 0.5)[place, None]
         call.x, call.states = torch.randn_like(call.x), [*map(torch.randn_like, call.states)]

@@ -26,8 +26,8 @@ LEAST_OPERATIONS = 2  # of a program that pays for looking
 CAPTURED_RUN = 3  # the run with the same addresses that is captured
 MOST_GRAPHS = 256  # that a process keeps: those launched last; and sets of addresses to count
 MOST_NODES = 1 << 16  # of all these graphs; a node takes about 4 KB of the GPU's memory
-# after so many runs without a graph, one after the other, only one in PASSED + 1 looks for one: that
-# costs it 2 to 6 us, for nothing where no addresses come again
+# after so many runs without a graph, one after the other, only one in PASSED + 1 looks for one, as
+# that costs it 2 to 6 us, for nothing where no addresses come again
 PATIENCE, PASSED = CAPTURED_RUN * MOST_GRAPHS, 16
 
 Key = tuple[int, ...]

@@ -1,5 +1,7 @@
 """Dense copies, one launch each: other strides, wider rows, rows of zeros, fewer bits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,7 +12,7 @@ from openrnn.memory import memory_for
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
 # values that our kernel copies one by one at most; torch's copies several at a time
-MOST_BY_VALUE = 1 << 20
+MOST_BY_VALUE = 1 << 22
 NARROWED = 8  # values of a thread of narrow_values.cuh
 
 
@@ -34,14 +36,16 @@ def whole_pieces(columns: int, size: int) -> int:
 
 
 def copied(
-    x: Tensor, width: int = 0, lengths: Tensor | None = None, mask: Tensor | None = None
-) -> Tensor:
+    x: Tensor, width: int = 0, lengths: Tensor | None = None, mask: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """A dense copy of x (T, B, I) as (T, B, width), zero in columns past I.
 
     Args:
         width: I where it is 0.
         lengths: (B,); rows past them become zero.
         mask: (T, B), dense; rows where it is set become zero.
+        out: dense memory for it, else fresh memory.
     """
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -51,12 +55,14 @@ def copied(
     step, row, _ = x.stride()
     size = x.element_size()
     every = ALIGNMENT | x.data_ptr() | columns * size | width * size | step * size | row * size
+    every |= 0 if out is None else out.data_ptr()
     piece = every & -every  # bytes: the largest power of two that divides all of these
-    by_value = piece == size and lengths is None and mask is None
+    by_value = piece == size and lengths is None and mask is None and out is None
     if by_value and steps * batch * width > MOST_BY_VALUE:
         return pad(x, (0, width - columns)) if width > columns else x.contiguous()
     pieces = width * size // piece
-    out = memory_for(x.dtype, x.device).empty(steps, batch, width)
+    if out is None:
+        out = memory_for(x.dtype, x.device).empty(steps, batch, width)
     kernel = kernels.plain("copy_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
     args = CopyRowsArgs(
         x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),
@@ -66,6 +72,15 @@ def copied(
     )  # fmt: skip
     kernel.launch(-(-steps * batch * pieces // kernel.threads), args.words())
     return out
+
+
+def stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """`torch.stack` of vectors of one size, by launches, which programs may have."""
+    first = vectors[0]
+    out = memory_for(first.dtype, first.device).empty(len(vectors), 1, 1, first.shape[0])
+    for vector, row in zip(vectors, out):
+        copied(vector[None, None], out=row)
+    return out.flatten(0, 2)
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:

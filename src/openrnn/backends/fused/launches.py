@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.copies import ALIGNMENT, dense
+from openrnn.backends.fused.copies import ALIGNMENT, dense, stacked
 from openrnn.backends.fused.layer import (
     BackwardFlags,
     ForwardFlags,
@@ -70,7 +70,7 @@ class Weights:
         self.unit_vectors: Tensor | None = None
         if self.layer.vectors:
             places = self.layer.unit_vectors
-            self.unit_vectors = torch.stack([params[place] for place in places])
+            self.unit_vectors = stacked([params[place] for place in places])
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None

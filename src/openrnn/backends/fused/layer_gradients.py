@@ -128,8 +128,8 @@ class LayerGradients:
             self._reduce_biases()
         found[2], found[3], vectors = self.biases()
         if vectors is not None:
-            wanted = self.wanted[6:]
-            found[5:] = [grad if want else None for grad, want in zip(vectors.unbind(0), wanted)]
+            each = zip(vectors, self.wanted[6:])  # each gradient has memory of its own
+            found[5:] = [copied(one[None, None]).flatten() if want else None for one, want in each]
         return found
 
     def biases(self) -> Biases:
