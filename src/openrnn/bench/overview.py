@@ -1,6 +1,7 @@
 """All results in one chart: how many times as fast, by the kind of work that users do."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -117,7 +118,8 @@ def draw(records: Records) -> Path | None:
 def _machine(record: ResultFile) -> str:
     """Its name and, for a CPU, how many cores ran."""
     cores = str(record.machine.get("threads", "")).partition(" ")[0]
-    return record.machine["name"] + (f", {cores} cores" if cores else "")
+    name = re.sub(r"\((R|TM)\)| Processor$", "", record.machine["name"])  # a title has little room
+    return name + (f", {cores} cores" if cores else "")
 
 
 def _title(panel: Panel) -> str:
