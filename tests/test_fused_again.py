@@ -945,9 +945,9 @@ def test_calls_in_chunks_repeat(monkeypatch, hits, hidden):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hidden", [64, 650])
+@pytest.mark.parametrize("hidden", [64, 650, 1025])
 @pytest.mark.parametrize("cell", ["lstm", "peephole_lstm"])
-def test_gradients_of_vectors_and_large_odd_matrices_repeat(monkeypatch, hits, cell, hidden):
+def test_gradients_of_vectors_and_padded_matrices_repeat(monkeypatch, hits, cell, hidden):
     """They are copied, by our kernel."""
     torch.manual_seed(0)
     module = openrnn.Recurrent(

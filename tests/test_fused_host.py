@@ -148,11 +148,13 @@ def test_copies_of_sequences(width, dtype, given, more):
     x[blank] = math.nan
     want = pad(x.masked_fill(blank[..., None], 0), (0, more))
     wide = torch.zeros(9, 5, width + 3, device="cuda", dtype=dtype)[..., 1 : 1 + width]
+    far = torch.zeros(9, 5 * width + 1, device="cuda", dtype=dtype)[:, :-1].unflatten(1, (5, width))
     for layout in (
         x,
         x.transpose(0, 1).contiguous().transpose(0, 1),
         x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
         wide.copy_(x),
+        far.copy_(x),
     ):
         assert torch.equal(copied(layout, width + more, lengths, mask), want)
 
@@ -187,6 +189,19 @@ def test_copies_take_as_many_bytes_at_a_time_as_rows_are_made_of(monkeypatch, si
     copied(shifted, width)
     copied(torch.zeros(1, 4, columns + 1).bfloat16()[..., :columns], width)
     assert found == [size, min(size, 4), 2]
+    steps = torch.zeros(3, 4 * columns + 1).bfloat16()[:, :-1].unflatten(1, (4, columns))
+    copied(steps, width)
+    out = torch.zeros(4 * width + 1).bfloat16()[1:].view(1, 4, width)
+    copied(x, width, out=out)
+    assert found[3:] == [2, 2]
+
+
+def test_no_copy_begins_inside_of_a_value():
+    """As memory of another library may."""
+    memory = torch.zeros(18, dtype=torch.uint8)[2:].numpy()
+    foreign = torch.frombuffer(memory, dtype=torch.float32).view(1, 1, 4)
+    with pytest.raises(ValueError, match="needs a multiple of 4"):
+        copied(foreign)
 
 
 @pytest.mark.gpu

@@ -447,6 +447,8 @@ def test_gradients_of_unit_vectors_have_memory_wanted_or_not(launched, unwanted)
     names = [slot.name.rpartition("_l")[0] for slot in module_slots(spec)]
     assert {"p_i", "p_f", "p_o"} < set(names)
     assert [grad is None for grad in launched.gradients] == [name in unwanted for name in names]
+    memory = [one.untyped_storage().data_ptr() for one in launched.gradients if one is not None]
+    assert len({*memory}) == len(memory)
     (args,) = [args for name, args in launched.others if name == "reduce_bias_gradients"]
     assert args.vectors == 3
     assert args.unit_vectors != 0

@@ -43,6 +43,8 @@ class Graph:
     def __init__(self, streams, give):
         give(streams)
         self.made.append(self)
+        if self.nodes > graphs.MOST_NODES:
+            raise LaunchError("too many nodes")
 
     def launch(self, stream):
         self.launched.append(stream)
@@ -245,9 +247,9 @@ def test_a_capture_in_which_cudnn_fails_is_not_tried_again(kernel):
 
 def test_a_set_of_addresses_that_does_not_come_back_is_forgotten(kernel):
     run = program(kernel, graphs.LEAST_OPERATIONS)
-    for number in range(3 * graphs.MOST_GRAPHS):
+    for number in range(3 * graphs.MOST_COUNTED):
         run.run([number << 20])
-    assert len(run._replays._runs.seen) == graphs.MOST_GRAPHS
+    assert len(run._replays._runs.seen) == graphs.MOST_COUNTED
     assert Graph.made == []
 
 
@@ -262,7 +264,7 @@ def test_runs_whose_addresses_never_come_again_seldom_look(kernel, monkeypatch):
     for number in range(graphs.PATIENCE + rounds * (graphs.PASSED + 1)):
         run.run([number << 20])
     assert len(looked) == graphs.PATIENCE + rounds
-    for _ in range(graphs.CAPTURED_RUN * (graphs.PASSED + 1)):  # now they do
+    for _ in range((graphs.CAPTURED_RUN + 1) * (graphs.PASSED + 1)):  # now they do
         run.run([1 << 40])
     assert len(Graph.made) == 1
     looked.clear()
@@ -270,6 +272,25 @@ def test_runs_whose_addresses_never_come_again_seldom_look(kernel, monkeypatch):
     for _ in range(3):
         run.run([1 << 40])
     assert len(looked) == len(Graph.launched) == 3
+    looked.clear()
+    for number in range(graphs.PATIENCE):  # they were forgiven
+        run.run([number << 20])
+    assert len(looked) == graphs.PATIENCE
+
+
+def test_addresses_that_come_three_times_and_never_again_are_no_graphs_for_long(kernel):
+    run = program(kernel, graphs.LEAST_OPERATIONS)
+    for number in range(2 * graphs.PATIENCE):
+        for _ in range(graphs.CAPTURED_RUN):
+            run.run([number << 20])
+    assert len(Graph.made) <= graphs.PATIENCE / graphs.CAPTURED_RUN
+
+
+def test_two_operations_are_worth_a_graph(kernel):
+    run = program(kernel, 2)
+    for _ in range(4):
+        run.run([1 << 20])
+    assert len(Graph.launched) == 2
 
 
 def test_as_many_sets_of_addresses_in_turn_as_graphs_are_kept(kernel):
@@ -428,7 +449,9 @@ one._exec, one._process, one._destroy = 1, os.getpid(), lambda _: print("freed")
 graphs.GRAPHS._kept[0, (1,)] = one
 other = graphs.Graph.__new__(graphs.Graph)
 other._exec, other._process, other._destroy = 2, os.getpid(), lambda number: print(number)
-del one, other
+parents = graphs.Graph.__new__(graphs.Graph)
+parents._exec, parents._process, parents._destroy = 3, os.getpid() + 1, lambda number: print(number)
+del one, other, parents
 """
 
 

@@ -42,7 +42,7 @@ def step(module, x):
     ("options", "least"),
     [
         ({}, 2),
-        ({"wavefront": 0}, 1),  # forward has too few operations
+        ({"wavefront": 0}, 2),
         ({"wavefront": None, "bidirectional": True}, 2),
         ({"wavefront": None, "backend": "cudnn"}, 2),
         ({"wavefront": None, "backend": "cudnn", "algorithm": "persist_static"}, 2),
@@ -143,3 +143,11 @@ def test_graphs_that_are_no_longer_kept_are_freed(monkeypatch, options):
             assert len(made) - len(freed) == count() <= graphs.MOST_GRAPHS
     torch.cuda.synchronize()
     assert len(made) >= 24
+
+
+def test_a_graph_of_too_many_nodes_is_none(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_NODES", 1)
+    module, x = layer(), drawn()
+    found = [step(module, x) for _ in range(6)]
+    assert count() == 0
+    assert all(map(torch.equal, found[0], found[-1]))

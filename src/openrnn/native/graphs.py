@@ -24,11 +24,12 @@ from openrnn.native.side_stream import Streams
 
 LEAST_OPERATIONS = 2  # of a program that pays for looking
 CAPTURED_RUN = 3  # the run with the same addresses that is captured
-MOST_GRAPHS = 256  # that a process keeps: those launched last; and sets of addresses to count
+MOST_GRAPHS = 256  # that a process keeps: those launched last
+MOST_COUNTED = 256  # sets of addresses that a program counts in each thread
 MOST_NODES = 1 << 16  # of all these graphs; a node takes about 4 KB of the GPU's memory
-# after so many runs without a graph, one after the other, only one in PASSED + 1 looks for one, as
-# that costs it 2 to 6 us, for nothing where no addresses come again
-PATIENCE, PASSED = CAPTURED_RUN * MOST_GRAPHS, 16
+# after so many runs that looked for a graph and found none, one after the other, only one in
+# PASSED + 1 looks: that costs it up to 7 us, for nothing where no addresses come again
+PATIENCE, PASSED = CAPTURED_RUN * MOST_COUNTED, 16
 
 Key = tuple[int, ...]
 Give = Callable[[Streams], None]  # gives streams, of which the main one is ours, what a run is
@@ -43,7 +44,7 @@ class Graph:
         nodes: how many it has.
 
     Raises:
-        LaunchError: the driver refuses the capture.
+        LaunchError: the driver refuses the capture, or there are more than MOST_NODES.
     """
 
     def __init__(self, streams: Streams, give: Give) -> None:
@@ -69,6 +70,8 @@ class Graph:
             (graph,) = _check("cuStreamEndCapture", driver.cuStreamEndCapture(main))
             try:
                 _, self.nodes = _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
+                if self.nodes > MOST_NODES:
+                    raise LaunchError(f"a graph of {self.nodes} nodes, at most {MOST_NODES}")
                 (self._exec,) = _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
             finally:
                 driver.cuGraphDestroy(graph)
@@ -165,7 +168,8 @@ class _Runs(local):
     Attributes:
         seen: how often each set of addresses came that has no graph, the latest last.
         captured: how often each had one; those that gave way must come ever more often.
-        misses: runs without a graph since the last one with; passing: runs that will not look.
+        misses: runs that looked and found no graph, since the last one that found one; passing: the
+            next runs that will not look.
         refused: no more graphs.
     """
 
@@ -197,18 +201,19 @@ class Replays:
             return False
         key = tuple(values)
         graph = GRAPHS.find(runs.owner.number, key)
-        if graph is None:
+        if graph is not None:
+            runs.misses = 0
+        else:
+            runs.misses += 1
+            runs.passing = PASSED if runs.misses > PATIENCE else 0
             number = runs.seen.pop(key, 0) + 1
             again = runs.captured.get(key, 0)  # it gave way so often: more are in use than are kept
             if number < CAPTURED_RUN << max(0, again - 1):
                 runs.seen[key] = number
-                if len(runs.seen) > MOST_GRAPHS:
+                if len(runs.seen) > MOST_COUNTED:
                     runs.seen.pop(next(iter(runs.seen)))
-                runs.misses += 1
-                runs.passing = PASSED if runs.misses > PATIENCE else 0
                 return False
             graph = _captured(runs, device, key, give)
-        runs.misses = 0
         try:
             if graph is not None:
                 graph.launch(stream)
@@ -221,13 +226,11 @@ class Replays:
 
 
 def _captured(runs: _Runs, device: int, key: Key, give: Give) -> Graph | None:
-    """A new graph, which is kept; None where the capture fails, or it has too many nodes."""
+    """A new graph, which is kept; None where the capture fails."""
     try:
         with _streams(device) as own:
             graph = Graph(own, give)
     except OpenRNNError:
-        return None
-    if graph.nodes > MOST_NODES:
         return None
     if key in runs.captured or len(runs.captured) < 4 * MOST_GRAPHS:
         runs.captured[key] = runs.captured.get(key, 0) + 1

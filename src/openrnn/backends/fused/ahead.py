@@ -24,14 +24,15 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
         raise ValueError("a problem without the capability of a device")
     cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
     arch, made = arch_of(capability), set[Binary]()
-    plain = {"copy_rows": name, "fill_flags": "float32"}
+    plain = {("copy_rows", name), ("fill_flags", "float32")}
     if problem.grad:
-        plain |= {"permute_weights": name, "reduce_bias_gradients": name}
-        plain |= {"narrow_values": name} if problem.dtype.itemsize == 2 else {}
-        plain |= {"dropout": name} if spec.drops(True) else {}
+        plain |= {("permute_weights", name), ("reduce_bias_gradients", name)}
+        if problem.dtype.itemsize == 2:  # the gradients of several chunks are summed in float32
+            plain |= {("narrow_values", name), ("copy_rows", "float32")}
+        plain |= {("dropout", name)} if spec.drops(True) else set()
     if problem.lengths:
-        plain |= {"sort_lengths": "float32", "cut_lengths": "float32"}
-    made |= {kernels.plain_binary(kernel, dtype, arch) for kernel, dtype in plain.items()}
+        plain |= {("sort_lengths", "float32"), ("cut_lengths", "float32")}
+    made |= {kernels.plain_binary(*kernel, arch) for kernel in plain}
     kinds = plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states, reset_state
     )

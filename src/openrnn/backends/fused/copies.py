@@ -9,9 +9,11 @@ from torch.nn.functional import pad
 from openrnn.backends.fused import kernels
 from openrnn.kernels.cuda.args import CopyRowsArgs, NarrowValuesArgs
 from openrnn.memory import memory_for
+from openrnn.native.recording import recording
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
-# values that our kernel copies one by one at most; torch's copies several at a time
+# values that our kernel copies one by one at most, but in programs, which torch's copies, several
+# values at a time, have no place in
 MOST_BY_VALUE = 1 << 22
 NARROWED = 8  # values of a thread of narrow_values.cuh
 
@@ -54,11 +56,13 @@ def copied(
     width = width or columns
     step, row, _ = x.stride()
     size = x.element_size()
+    if x.data_ptr() % size:
+        raise ValueError(f"a tensor at address {x.data_ptr():#x}, needs a multiple of {size}")
     every = ALIGNMENT | x.data_ptr() | columns * size | width * size | step * size | row * size
     every |= 0 if out is None else out.data_ptr()
     piece = every & -every  # bytes: the largest power of two that divides all of these
-    by_value = piece == size and lengths is None and mask is None and out is None
-    if by_value and steps * batch * width > MOST_BY_VALUE:
+    plain = lengths is None and mask is None and out is None
+    if plain and piece == size and steps * batch * width > MOST_BY_VALUE and not recording():
         return pad(x, (0, width - columns)) if width > columns else x.contiguous()
     pieces = width * size // piece
     if out is None:

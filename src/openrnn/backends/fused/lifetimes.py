@@ -7,7 +7,8 @@ of the main stream for that one after its last operation. So whatever begins aft
 stream, waits for the main stream at a place where that has waited for all that used it. A stream
 that has not waited for the main one uses its temporaries from the begin of the program on, and one
 that the main stream never waits for until its end. A stream that waits for a launch has waited for
-what the launch's own stream had waited for: the launch has begun, but not ended.
+what the launch's own stream had waited for: the launch has begun, but not ended. That holds as no
+launch of ours begins before its stream's work has ended: there is no programmatic dependent one.
 """
 
 from collections.abc import Mapping, Sequence

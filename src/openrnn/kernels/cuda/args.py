@@ -301,7 +301,7 @@ class CopyRowsArgs(Args):
     batch: Annotated[int, "int64", "B"]
     width: Annotated[int, "int64", "values of a row of x"]
     out_width: Annotated[int, "int64", "of a row of out, at least width"]
-    pieces: Annotated[int, "int64", "of a row of out: of 16, 8 or 4 bytes, or a value"]
+    pieces: Annotated[int, "int64", "of a row of out, each of 16, 8 or 4 bytes or of a value"]
 
 
 @_table

@@ -14,7 +14,8 @@ __device__ void copy_piece(storage_t* out, const storage_t* x, bool live) {
     *reinterpret_cast<Piece*>(out) = live ? *reinterpret_cast<const Piece*>(x) : Piece{};
 }
 
-// A thread copies a piece of a row: as many bytes, up to 16, as rows and strides are made of.
+// A thread copies a piece of a row. Its bytes are the largest power of two, up to 16, that divides
+// addresses, widths and strides.
 extern "C" __global__ void copy_rows(const __grid_constant__ CopyRowsArgs args) {
     const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64 piece = args.out_width / args.pieces;  // values
