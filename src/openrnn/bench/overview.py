@@ -32,6 +32,7 @@ FAMILIES = {
     "one layer, for CPUs": ("cpu", "*"),
 }
 WIDTHS = {"bfloat16": "16 bits", "float16": "16 bits", "tf32": "TF32", "float32": "float32"}
+MOST_BESIDE = 4  # panels
 SHIFT = {"forward": -0.18, "training": 0.18}  # of a family's two marks
 Panel = tuple[str, str]  # machine and width
 
@@ -136,22 +137,28 @@ def _figure(every: Sequence[Point]) -> Any:
 
     panels = panels_of(every)
     families = list(dict.fromkeys(point.family for point in every))
-    figure = Figure(figsize=(3.0 + 2.5 * len(panels), 1.5 + 0.34 * len(families)),
-                    layout="constrained")  # fmt: skip
-    row = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
-    for axes, panel in zip(row, panels):
+    rows = -(-len(panels) // MOST_BESIDE)
+    columns = -(-len(panels) // rows)
+    size = 3.0 + 2.5 * columns, 0.9 + rows * (0.6 + 0.34 * len(families))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
+    every_axes = list(grid.flat)
+    for axes in every_axes[len(panels) :]:
+        axes.set_visible(False)
+    for axes, panel in zip(every_axes, panels):
         for point in every:
             if point.panel == panel:
                 _mark(axes, point, families.index(point.family) + SHIFT[point.mode])
         axes.axvline(1, color=charts.INK, lw=1)
         axes.set_xscale("log")
         axes.set_title(_title(panel), loc="left", fontsize=10)
+        axes.tick_params(axis="x", labelbottom=True)
         axes.grid(axis="x", alpha=0.25)
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
-    row[0].set_yticks(range(len(families)), families)
-    row[0].set_ylim(len(families) - 0.5, -0.5)
-    charts.plain_numbers(row[0].xaxis, (1, 3))
+    every_axes[0].set_yticks(range(len(families)), families)
+    every_axes[0].set_ylim(len(families) - 0.5, -0.5)
+    charts.plain_numbers(every_axes[0].xaxis, (1, 3))
     figure.suptitle("How many times as fast as what users run today, as called", x=0.01, ha="left",
                     fontweight="bold")  # fmt: skip
     figure.legend(handles=list(_legend()), loc=charts.UNDER, fontsize=9, ncols=4, frameon=False)

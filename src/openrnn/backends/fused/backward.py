@@ -89,8 +89,7 @@ class Backward(ForwardLoops):
             if loop.own_flags:
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
                 # two where the next chunk's is filled beside a chunk's loop
-                beside = chunking.overlap and not chunking.wavefront
-                some = 1 + (beside and len(chunking.chunks) > 1)
+                some = 1 + (chunking.overlap and len(chunking.chunks) > 1)
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
         # the second direction adds to the dx of the first

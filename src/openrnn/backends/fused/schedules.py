@@ -181,8 +181,8 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
     if loop.polls and (found.loops == 1 or found.loops * clusters > loop.kernel.max_clusters):
         return None
     cut = Chunking(
-        chunks.even(found.chunks, key.steps), overlap=wanted and supported(), wavefront=True,
-        loops=found.loops, fills=_fills(on.kind, loop),
+        chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
+        wavefront=True, loops=found.loops, fills=_fills(on.kind, loop),
     )  # fmt: skip
     return ((cut,),) * key.spec.num_layers
 
