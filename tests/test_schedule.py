@@ -455,8 +455,8 @@ GRIDS = {"wavefront": True, "loops": 2, "fills": frozenset({"forward", "backward
 WAVEFRONTS = {
     "clusters": {"wavefront": True, "overlap": True},
     "without launch events": {"wavefront": True},
-    "grids": {**GRIDS, "overlap": True},
-    "grids without launch events": GRIDS,
+    "grids": GRIDS,
+    "grids with overlap": {**GRIDS, "overlap": True},
 }
 
 

@@ -98,11 +98,6 @@ class _Current(local):
 CURRENT = _Current()  # of each thread
 
 
-def recording() -> bool:
-    """Whether this thread rehearses a pass."""
-    return CURRENT.recording is not None
-
-
 @contextmanager
 def recorded() -> Iterator[Recording]:
     """Within it, this thread records."""

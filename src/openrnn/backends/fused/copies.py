@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from openrnn.backends.fused import kernels
 from openrnn.kernels.cuda.args import CopyRowsArgs, NarrowValuesArgs
 from openrnn.memory import memory_for
-from openrnn.native.recording import recording
+from openrnn.native.recording import CURRENT
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
 # values that our kernel copies one by one at most, but in programs, which torch's copies, several
@@ -61,8 +61,8 @@ def copied(
     every = ALIGNMENT | x.data_ptr() | columns * size | width * size | step * size | row * size
     every |= 0 if out is None else out.data_ptr()
     piece = every & -every  # bytes: the largest power of two that divides all of these
-    plain = lengths is None and mask is None and out is None
-    if plain and piece == size and steps * batch * width > MOST_BY_VALUE and not recording():
+    torch_can = lengths is None and mask is None and out is None and CURRENT.recording is None
+    if torch_can and piece == size and steps * batch * width > MOST_BY_VALUE:
         return pad(x, (0, width - columns)) if width > columns else x.contiguous()
     pieces = width * size // piece
     if out is None:
