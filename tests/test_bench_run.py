@@ -16,7 +16,7 @@ from cases import thinned
 from torch.nn.functional import linear
 
 from openrnn import cells, cli
-from openrnn.bench import charts, check, command, page, profile, timer, training
+from openrnn.bench import charts, check, command, page, profile, sides, timer, training
 from openrnn.bench.cases import BenchRow, sized
 from openrnn.bench.check import Judge, _relative, bounded, outputs
 from openrnn.bench.engines import engines_of, ours
@@ -109,6 +109,35 @@ def test_a_way_that_fails_at_full_size_leaves_the_others(monkeypatch):
 
     found = measure(replace(TINY, steps=7), "float32", "cpu", [Two("two")], QUICK)
     assert {(one.status, one.chosen, one.checked) for one in found} == {("ok", "any", (3, 2))}
+
+
+def test_an_engine_that_fails_while_it_is_timed_leaves_the_others():
+    class Late(Fake):
+        def candidates(self, task):
+            (inner,) = super().candidates(task)
+            calls = itertools.count()
+
+            def call():
+                return fails(None) if next(calls) > 3 else inner.call()
+
+            yield Ready(task, call, inner.leaves)
+
+    row = replace(TINY, modes=("forward",))
+    found = measure(row, "float32", "cpu", [Fake("openrnn"), Late("late")], QUICK)
+    ours, late = found
+    assert (ours.status, late.status, late.us) == ("ok", "failed", None)
+    assert ours.us is not None
+    assert late.reason == "RuntimeError: the kernel fell over"
+
+
+def test_a_row_that_has_no_memory_is_one_that_failed(monkeypatch):
+    def without(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sides, "Task", without)
+    found = measure(TINY, "float32", "cpu", [Fake("openrnn")], QUICK)
+    said = {(one.mode, one.status, one.reason) for one in found}
+    assert said == {(mode, "failed", "out of GPU memory") for mode in TINY.modes}
 
 
 def test_what_is_timed_is_what_was_compared(monkeypatch):

@@ -1,5 +1,6 @@
 """One row: every engine checked, then timed in turn with the others."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.record import Measurement
 from openrnn.bench.remote import Remote
-from openrnn.bench.sides import Ground, Local, Side
+from openrnn.bench.sides import Ground, SampleError, Side, side_of
 from openrnn.bench.task import PRECISIONS, products
 
 
@@ -33,6 +34,8 @@ def measure(
                     sides.append(side)
             for mode in row.modes:
                 _time(sides, mode, device, seconds)
+                for side in sides:
+                    side.done(mode)
         finally:
             for side in sides:
                 side.close()
@@ -42,7 +45,9 @@ def measure(
         for mode in row.modes
         for side in sides
     ]
+    sides.clear()
     if device != "cpu":
+        gc.collect()
         torch.cuda.empty_cache()
     return found
 
@@ -51,22 +56,27 @@ def _side(engine: Engine, ground: Ground) -> Side | None:
     """The engine on the row; None where rows of its kind are not what it is for."""
     if isinstance(engine, Remote):
         return engine.side(ground)
-    return Local(engine, ground) if engine.concerns(ground.task) else None
+    return side_of(engine, ground)
 
 
 def _time(sides: Sequence[Side], mode: str, device: str, seconds: float) -> None:
     """Times what is right in a mode and completes the results."""
     ready = {side.name: side for side in sides if side.prepare(mode)}
-    if not ready:
-        return
-    samplers = {name: partial(side.sample, mode) for name, side in ready.items()}
 
     def busy() -> float:
         return sum(side.busy() for side in sides)
 
-    for name, timing in timer.interleaved(samplers, device, seconds, busy).items():
-        known = ready[name].known
-        known[mode] = replace(
-            known[mode], us=timing.us, low=timing.low, high=timing.high, repeats=timing.repeats,
-            others=timing.others,
-        )  # fmt: skip
+    while ready:
+        samplers = {name: partial(side.sample, mode) for name, side in ready.items()}
+        try:
+            timings = timer.interleaved(samplers, device, seconds, busy)
+        except SampleError as error:  # for want of memory beside the others, mostly
+            ready.pop(error.name).fail(mode, error.reason)
+            continue
+        for name, timing in timings.items():
+            known = ready[name].known
+            known[mode] = replace(
+                known[mode], us=timing.us, low=timing.low, high=timing.high,
+                repeats=timing.repeats, others=timing.others,
+            )  # fmt: skip
+        return

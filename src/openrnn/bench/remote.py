@@ -21,7 +21,7 @@ import torch
 from openrnn.bench.cases import BenchRow
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.record import Measurement, result_of
-from openrnn.bench.sides import DeviceLostError, Ground, Side
+from openrnn.bench.sides import DeviceLostError, Ground, SampleError, Side
 from openrnn.errors import OpenRNNError
 
 HERE = Path(__file__).parent
@@ -168,7 +168,12 @@ class RemoteSide(Side):
         if self.process.device == "cpu" and not self.process.stops:
             time.sleep(PAUSE)
         answer = self.process.ask("sample", self.name, mode=mode, count=count)
+        if "failed" in answer:
+            raise SampleError(self.name, answer["failed"])
         return float(answer["us"])
+
+    def done(self, mode: str) -> None:
+        self.process.ask("done", self.name, mode=mode)
 
     def busy(self) -> float:
         return self.process.busy

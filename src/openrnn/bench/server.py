@@ -26,7 +26,7 @@ from openrnn.bench.engines.graph import GraphReplay
 from openrnn.bench.engines.ours import Ours
 from openrnn.bench.modes import MODES
 from openrnn.bench.record import result_line
-from openrnn.bench.sides import DeviceLostError, Ground, Local, reason_of
+from openrnn.bench.sides import DeviceLostError, Ground, Local, SampleError, reason_of, side_of
 from openrnn.bench.task import PRECISIONS, layer_of, products
 from openrnn.bench.timer import LONG, quiet
 from openrnn.errors import OpenRNNError
@@ -115,7 +115,7 @@ class Server:
         self.engines = {self.name: ours, graph: GraphReplay(graph, ours)}
 
     def handle(self, request: Request) -> Answer:
-        """Does what is asked: open, prepare, sample or close."""
+        """Does what is asked: open, prepare, sample, done with a mode, or close."""
         name: str = request["engine"]
         if request["ask"] == "open":
             return self._open(name, row_of(request["row"]), request["precision"])
@@ -128,19 +128,26 @@ class Server:
                     torch.cuda.empty_cache()
             return {}
         side, mode = self.sides[name], request["mode"]
+        if request["ask"] == "done":
+            side.done(mode)
+            return {}
         with products(PRECISIONS[side.ground.precision].products):
             if request["ask"] == "prepare":
                 ready = side.prepare(mode)
                 return {"ready": ready, "known": result_line(side.known[mode])}
-            return {"us": self._sample(side, mode, request["count"])}
+            try:
+                return {"us": self._sample(side, mode, request["count"])}
+            except SampleError as error:
+                return {"failed": error.reason}
 
     def _open(self, name: str, row: BenchRow, precision: str) -> Answer:
         if self.ground is None or (self.ground.row, self.ground.precision) != (row, precision):
             self.ground = Ground(row, precision, self.device)
         with products(PRECISIONS[precision].products):
-            if not self.engines[name].concerns(self.ground.task):
-                return {"known": None}
-            side = self.sides[name] = Local(self.engines[name], self.ground)
+            side = side_of(self.engines[name], self.ground)
+        if side is None:
+            return {"known": None}
+        self.sides[name] = side
         return {"known": {mode: result_line(one) for mode, one in side.known.items()}}
 
     def _sample(self, side: Local, mode: str, count: int) -> float:

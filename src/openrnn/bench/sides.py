@@ -5,6 +5,7 @@ A side may run in this process (`Local`) or, over the sources of another commit,
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -25,6 +26,18 @@ LOST = "the GPU is lost to this process"
 
 class DeviceLostError(OpenRNNError):
     """The device answers no more: nothing that follows in this process would be a result."""
+
+
+class SampleError(OpenRNNError):
+    """An engine failed while it was timed: this one has no result, the others go on.
+
+    Attributes:
+        name: of the engine; reason: why, in one line.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
 
 
 @dataclass
@@ -64,8 +77,19 @@ class Side:
         raise NotImplementedError
 
     def sample(self, mode: str, count: int) -> float:
-        """Microseconds of a call, the mean of `count` of them."""
+        """Microseconds of a call, the mean of `count` of them.
+
+        Raises:
+            SampleError: the call failed.
+        """
         raise NotImplementedError
+
+    def fail(self, mode: str, reason: str) -> None:
+        """The mode has failed after it was prepared."""
+        self.known[mode] = replace(self.known[mode], status="failed", reason=reason)
+
+    def done(self, mode: str) -> None:
+        """Frees what it holds for a mode that has been timed: the next one needs memory, too."""
 
     def busy(self) -> float:
         """Core-seconds that a process of its own has taken."""
@@ -96,7 +120,11 @@ class Local(Side):
         row = self.ground.row
         self.name = self.engine.name
         self.blank = Measurement(row, self.ground.precision, "", self.name, "")
-        refusal = self.engine.refuses(self.ground.task)
+        try:
+            refusal = self.engine.refuses(self.ground.task)
+        except torch.OutOfMemoryError as error:  # not even for the tensors of the row
+            self._settle(row.modes, self.blank, "failed", reason_of(error))
+            return
         if refusal:
             self._settle(row.modes, self.blank, "refused", refusal)
         else:
@@ -121,7 +149,17 @@ class Local(Side):
 
     def sample(self, mode: str, count: int) -> float:
         call = partial(self.chosen[mode].ready.run, mode)
-        return timer.sample(call, count, self.ground.device, MODES[mode].host)
+        try:
+            return timer.sample(call, count, self.ground.device, MODES[mode].host)
+        except Exception as error:
+            raise SampleError(self.name, reason_of(error)) from None  # whose frames hold tensors
+
+    def done(self, mode: str) -> None:
+        self.chosen.pop(mode, None)
+        for right in self.ready.pop(mode, ()):
+            right.ready.done(mode)
+        if self.ground.device != "cpu":
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         self.ready.clear()
@@ -170,6 +208,14 @@ class Local(Side):
     def _settle(self, modes: Iterable[str], blank: Measurement, status: str, reason: str) -> None:
         for mode in modes:
             self.known[mode] = replace(blank, mode=mode, status=status, reason=reason)
+
+
+def side_of(engine: Engine, ground: Ground) -> Local | None:
+    """The engine on the row in this process; None where rows of its kind are not what it is for."""
+    with suppress(torch.OutOfMemoryError):  # which the side says, unless it finds memory
+        if not engine.concerns(ground.task):
+            return None
+    return Local(engine, ground)
 
 
 def _refusal(error: NoBackendError) -> str:

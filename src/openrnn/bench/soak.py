@@ -25,6 +25,9 @@ Call = Callable[[], list[Tensor]]
 STREAMS, ROUNDS = 4, 20  # calls at a time; of these between two looks at the clock
 # bytes by which memory may grow: a CPU's allocator keeps some of what was freed
 GROWTH = {"cuda": 2**20, "cpu": 2**26}
+# bytes that torch keeps of a GPU for four streams, from which on it gives back what no call holds:
+# other processes need memory, too, and memory that is new lies at other addresses
+RESERVED = 4 << 30
 SETTLE = 5.0  # seconds in which autograd's thread frees the graph of a call that has returned
 
 
@@ -126,6 +129,8 @@ def run(asked: Soak) -> int:
                     return 1
             done += len(picks)
         del found, have  # how much they hold is the dice's doing
+        if asked.device == "cuda" and torch.cuda.memory_reserved() > RESERVED:
+            torch.cuda.empty_cache()
         last = memory(asked.device)
         first = first or last
     late = time.monotonic() + SETTLE

@@ -63,6 +63,9 @@ class Ready:
         leaves = list(self.leaves.values())
         return torch.autograd.grad(y, leaves, self.task.dy, retain_graph=again)
 
+    def done(self, mode: str) -> None:
+        """Frees what it holds for a mode that does not run any more."""
+
     def names(self, mode: str) -> list[str]:
         """What `run` returns, by name."""
         return ["y", *(f"d{name}" for name in self.leaves)] if MODES[mode].gradients else ["y"]

@@ -26,6 +26,9 @@ class Replayed(Ready):
         graph.replay()
         return outputs
 
+    def done(self, mode: str) -> None:
+        self.graphs.pop(mode, None)  # whose memory is its own
+
 
 class GraphReplay(Engine):
     """Another engine from a CUDA graph."""
