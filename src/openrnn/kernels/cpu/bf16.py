@@ -17,7 +17,14 @@ from numba.core import cgutils
 from openrnn.kernels.cpu.args_type import pack_args_at
 from openrnn.kernels.cpu.host import LANES
 from openrnn.kernels.cpu.packing import row_sources, transposed
-from openrnn.kernels.cpu.product import HIGHEST, TILE_PANELS, of_each_tile, store_sums
+from openrnn.kernels.cpu.product import (
+    AHEAD,
+    HIGHEST,
+    LEAST_AHEAD,
+    TILE_PANELS,
+    of_each_tile,
+    store_sums,
+)
 from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
 
 __all__ = ["bf16_product", "bf16_transpose"]
@@ -58,6 +65,8 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
                 words = builder.bitcast(emitter.load(emitter.at(start, offset)), _WORDS)
                 pair = builder.shl(words, _SIXTEEN), builder.and_(words, _UPPER)
                 weights += [builder.bitcast(bits, emitter.vector) for bits in pair]
+                if height >= LEAST_AHEAD:
+                    emitter.prefetch(emitter.at(start, offset, number(AHEAD * _LANES)))
             for row, at in enumerate(a_rows):
                 value = emitter.splat(builder.load(emitter.at(at, k), typ=emitter.scalar), _LANES)
                 for slot, vector in zip(sums[row], weights, strict=True):

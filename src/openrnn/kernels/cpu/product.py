@@ -35,6 +35,12 @@ _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
 HIGHEST = len(TILE_PANELS)  # rows of a tile of `product`
 
+# Rows of B that a tile asks for ahead of those that it multiplies, 4 KiB of each panel: the
+# processor's own prefetching ends at each page and leaves a tile waiting for the caches that cores
+# share. Tiles of one and two rows have little to do for each line, and gain nothing.
+AHEAD, LEAST_AHEAD = 32, 3
+LINE = 64  # bytes
+
 _INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
 
 
@@ -55,6 +61,17 @@ def of_each_tile(
             for width in range(1, most + 1):
                 case(height * 8 + width)
                 emit_tile(emitter, height, width, inner, args)
+
+
+def prefetch_panels(
+    emitter: Emitter, panels: list[ir.Value], offset: ir.Value, ahead: ir.Value
+) -> None:
+    """Asks for two vectors of each panel, `ahead` elements beyond an offset."""
+    lines = range(0, 2 * emitter.lanes * emitter.size, LINE)
+    for panel in panels:
+        start = emitter.at(panel, offset, ahead)
+        for line in lines:
+            emitter.prefetch(emitter.at(start, number(line // emitter.size)))
 
 
 def store_sums(
@@ -100,6 +117,8 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
                 emitter.load(emitter.at(b_panels[panel], b_offset, number(half * emitter.lanes)))
                 for panel, half in columns
             ]
+            if height >= LEAST_AHEAD:
+                prefetch_panels(emitter, b_panels, b_offset, builder.mul(number(AHEAD), b_inner))
             for row in range(height):
                 value = builder.load(emitter.at(a_rows[row], a_offset), typ=emitter.scalar)
                 value = emitter.splat(value, emitter.lanes)

@@ -75,6 +75,15 @@ class Emitter:
             align = number(self.size, 32)
             self._call("masked.store", ".p0", ir.VoidType(), value, pointer, align, mask)
 
+    def prefetch(self, pointer: ir.Value) -> None:
+        """Asks for the cache line of `pointer`, which need not be memory of ours."""
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        declared = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(self.builder.module, declared, "llvm.prefetch.p0")
+        # to read, into all caches, of data
+        how = number(0, 32), number(3, 32), number(1, 32)
+        self.builder.call(function, [self.builder.bitcast(pointer, byte), *how])
+
     def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         """x * y + z, fused where the machine can."""
         return self._call("fmuladd", "", x.type, x, y, z)
