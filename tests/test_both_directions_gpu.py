@@ -122,18 +122,59 @@ def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
     assert under(monkeypatch, module, listed, *chunked) == 2 * 2 * 2
 
 
+@pytest.mark.parametrize("cut", [[0, 60, T], [0, 10, 90, T], [0, 150, T]], ids=str)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",), ("lengths", "reset")], ids=str)
+def test_dx_of_a_chunk_is_computed_beside_both_loops(monkeypatch, kind, cut, masks):
+    """Both directions add to it in another order; all calls have the same bits, also of a graph."""
+    module, _ = given(kind, 512, num_layers=2, dropout=0.1)
+    x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    masks = masks_of(masks, 32)
+    run = partial(step, module, x, **masks)
+    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
+    near = under(monkeypatch, module, run, schedules, "edges_at_once", lambda *_: [])
+    near = [one.detach() for one in near]  # no capture bears an autograd graph of this stream
+    chunked = (
+        schedules, "edges_at_once", lambda key, layer, on, *_: cut if on.kind == "backward" else []
+    )  # fmt: skip
+
+    def several():
+        found = [[one.detach() for one in run()] for _ in range(5)]
+        module.eval()
+        grad = torch.randn(T, 32, 1024, device="cuda", dtype=torch.bfloat16)
+        leaves = [x, *module.parameters()]
+        first = torch.autograd.grad(module(x, **masks)[0], leaves, grad)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = torch.autograd.grad(module(x, **masks)[0], leaves, grad)
+        for _ in range(3):
+            graph.replay()
+        module.train()
+        return found, first, replayed
+
+    found, first, replayed = under(monkeypatch, module, several, *chunked)
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))
+    assert all(map(torch.equal, replayed, first))
+    for one, other in zip(found[0], near):
+        assert (one - other).double().norm() <= 1e-2 * other.double().norm()
+    beside = partial(on_side, module, x, "gradient_products  of x", **dict.fromkeys(masks, True))
+    assert under(monkeypatch, module, beside, *chunked) == 2 * 2 * (len(cut) - 2)
+
+
 def test_products_of_weights_run_beside_the_layer_below(monkeypatch):
     """The bits of products after the loops, also from a graph."""
     module, _ = given(hidden=512, num_layers=3, dropout=0.1)
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     run = partial(step, module, x)
     monkeypatch.setattr(schedules, "at_once", lambda *_: 2)  # whatever runs beside the loops
+    monkeypatch.setattr(schedules, "edges_at_once", lambda *_: [])
     wanted = under(monkeypatch, module, run, schedules, "idle", lambda *_: 0.0)
     table = openrnn.explain(module, x, schedule=True, quiet=True)
     lines = [line for row in table.rows for line in row.details]
     about = torch.cuda.get_device_properties(0)
     if measured.knows((about.major, about.minor), about.multi_processor_count):
-        for stream in ("side 2", "side 3"):
+        for stream in ("side 2", "side 4"):
             assert any(line.startswith(stream) and "of weights" in line for line in lines)
     for _ in range(3):
         assert all(map(torch.equal, run(), wanted))

@@ -43,6 +43,7 @@ from openrnn.native import cublaslt, nvrtc
 from openrnn.native.recording import CURRENT, NotRepeatableError
 from openrnn.nn import recorded, repeats
 from openrnn.params import module_slots
+from openrnn.schedule.operations import MAIN, SIDE
 from openrnn.spec import Problem
 
 STEPS, BATCH, WIDTH = 3, 5, 6
@@ -128,14 +129,16 @@ def forward(args, hidden, units):
 def backward(args, hidden, units):
     """The same for a backward loop."""
     weight = at(args.weight, (units, 4 * units))[:hidden].sum(0)
-    finals = [at(place, (BATCH, hidden)) for place in args.d_final if place]
+    left = [args.chunk_in, args.chunk_in + 4 * BATCH * hidden] if args.chunk_in else args.d_final
+    finals = [at(place, (BATCH, hidden)) for place in left if place]
     carried = sum(finals) if finals else torch.zeros(BATCH, hidden)
     saved_at, dy_at, d_gates_at = (
         steps(args, args.saved, args.saved_step_bytes),
         steps(args, args.dy, args.dy_step_bytes),
         steps(args, args.d_gates, args.d_gates_step_bytes),
     )
-    runs, resets = masks(args)
+    runs, resets = (mask if args.reverse else mask.flip(0) for mask in masks(args))
+    total = torch.zeros(4 * units)
     for t in range(args.steps):
         saved = at(saved_at[t], (1, 8))
         carried = carried * (1 - 0.5 * resets[t]) * (0.5 + runs[t])
@@ -146,10 +149,12 @@ def backward(args, hidden, units):
         found[..., :hidden] = carried[:, None]
         d_gates = at(d_gates_at[t], (BATCH, 4 * units))
         d_gates.copy_(found.flatten(1) * weight)
-    at(args.sums, (1, 4 * units)).copy_(d_gates.sum(0)[None])
-    for place in args.d_initial:
+        total += d_gates.sum(0)
+    at(args.sums, (1, 4 * units)).copy_(total[None])
+    after = [args.chunk_out, args.chunk_out + 4 * BATCH * hidden]
+    for place in after if args.chunk_out else args.d_initial:
         if place:
-            at(place, (BATCH, hidden)).copy_(carried)
+            at(place, (BATCH, hidden)).copy_(0.5 * carried if args.chunk_out else carried)
 
 
 EVENTS = []  # launches that record an event, and waits for it, as they run
@@ -195,7 +200,8 @@ class Kernel:
             order = lengths.argsort(descending=True, stable=True)
             integers(args.order, ctypes.c_int64, args.batch).copy_(order)
         elif name == "reduce_bias_gradients":
-            sums = at(args.sums, (args.gates, args.units))[:, : args.hidden]
+            sums = at(args.sums, (args.parts * args.gates, args.units))[:, : args.hidden]
+            sums = sums.unflatten(0, (args.parts, args.gates)).sum(0)
             for place in (args.input_bias, args.recurrent_bias):
                 if place:
                     at(place, (args.gates, args.hidden)).copy_(sums)
@@ -232,15 +238,15 @@ def pretended(monkeypatch):
 
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
-        overlap=False, cuts=(), length=STEPS, width=WIDTH, lengths=None, reset=None, seed=None,
-        **options,
+        overlap=False, cuts=(), cut=("forward",), length=STEPS, width=WIDTH, lengths=None,
+        reset=None, seed=None, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
         monkeypatch.setattr(schedules, "at_once", lambda *_: int(at_once))
         monkeypatch.setattr(
             schedules, "edges_at_once",
-            lambda key, layer, on, *_: [*cuts] if on.kind == "forward" else [],
+            lambda key, layer, on, *_: [*cuts] if on.kind in cut else [],
         )  # fmt: skip
         monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
 
@@ -343,6 +349,42 @@ def test_chunks_of_both_directions_compute_what_one_does(pretended, configs, hid
             assert torch.allclose(one, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
+@pytest.mark.parametrize("hidden", [16, 13])
+@pytest.mark.parametrize("cuts", [(0, 2, 5, 11), (0, 9, 11), (0, 4, 7, 11)], ids=str)
+@pytest.mark.parametrize("masks", [(), ("lengths", "reset", "seed")], ids=str)
+def test_chunks_of_both_directions_have_the_gradients_of_one(
+    pretended, configs, hidden, cuts, masks
+):
+    """Both directions write and add dx of other chunks; also as a program."""
+    length, found = 11, []
+    given = {
+        "lengths": torch.tensor([0, 3, 11, 6, 1]), "reset": torch.rand(length, BATCH) < 0.3,
+        "seed": torch.tensor([5, 0]),
+    }  # fmt: skip
+    options = {name: given[name] for name in masks}
+    options |= {"dropout": 0.4} if "seed" in masks else {}
+    for cut in ((), cuts):
+        torch.manual_seed(0)
+        call = pretended(
+            hidden, configs, length=length, num_layers=3, bidirectional=True, at_once=True,
+            overlap=True, cuts=cut, cut=("backward",), **options,
+        )  # fmt: skip
+        call.params[:] = [0.1 * param for param in call.params]  # else roundings grow
+        shapes, count = shapes_of(call), len(call.params)
+        inner = [(1, *call.x.shape), *(state.shape for state in call.states)]
+        run = BACKENDS["fused"].repeat_recorded(call, shapes, inner)
+        every = [call.x, *call.params, *call.states, *(given[name] for name in masks)]
+        forward = run.forward(every)
+        grads = [torch.ones(shape) for shape in shapes]
+        outputs = [forward[0], *forward[3:]]
+        for _ in range(2):  # the second one is a program
+            found.append(run.backward(every, outputs, grads, (True,) * (3 + count)))
+    for other in found[1:]:
+        for one, wanted in zip(other, found[0], strict=True):
+            assert torch.allclose(one, wanted, atol=1e-5)
+
+
 def in_a_thread(run):
     found, threads = [], torch.get_num_threads()
 
@@ -369,14 +411,18 @@ def launches_awaited(spec, options):
     """The events of a backward program: launches that signal, each before the stream that waits.
 
     In a wavefront those of each layer's last loop but the last layer's, in both directions at once
-    the reverse loops but the last layer's.
+    all loops but the last layer's.
     """
     if not options.get("overlap") or ("wavefront" in options and spec.hidden_size % 8):
         return []
     layers = reversed(range(spec.num_layers - 1))
     if "wavefront" in options:  # a layer's stream has its number
         return [one for layer in layers for one in (("signal", 7, layer), ("wait", layer + 1))]
-    return [one for layer in layers for one in (("signal", 7, 1), ("wait", layer + 2))]
+    beside = itertools.count(SIDE + 1, 2)
+    return [
+        one for _ in layers for at in [next(beside)] for stream in (MAIN, SIDE)
+        for one in (("signal", 7, stream), ("wait", at))
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wanted", "given", "options", "configs", "hidden"), backwards(), ids=str)

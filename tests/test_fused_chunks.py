@@ -214,11 +214,31 @@ def test_two_loops_at_once_leave_room_for_long_products():
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops(loop, 300, True) == 1
-    assert both_directions.loops(loop, 300, True, products=160.0) == 2
-    assert both_directions.edges(loop, 300, 160.0, 1) == []
-    cut = both_directions.edges(loop, 300, 160.0, 2)
+    beside = overlap.Beside(own=160.0)
+    assert both_directions.loops(loop, 300, True, beside=beside) == 2
+    assert both_directions.edges(loop, 300, beside, 1) == []
+    cut = both_directions.edges(loop, 300, beside, 2)
     assert (cut[0], cut[-1]) == (0, 300)
     assert len(cut) > 2
+
+
+def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first():
+    """So that chunk is longer where they are, and there are no chunks where they are too long."""
+    cell = traced(cells.lstm.spec(512, 512))
+    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    cuts = [
+        both_directions.edges(loop, 300, overlap.Beside(160.0, others), 2)
+        for others in (0.0, 175.0, 400.0)
+    ]
+    alone, some, many = cuts
+    assert len(alone) > len(some) > len(many) == 0
+    idle = both_directions.idle(loop, 2)
+    times = plan.step_times(loop, 2)
+    longest = (some[-1] - some[-2]) * times.several
+    assert longest > 0.9 * 175.0 / idle
+    grid = loop._replace(hidden=768)
+    assert plan.ranked(*grid, loops=2)[0].clusters > 1
+    assert both_directions.edges(grid, 300, overlap.Beside(160.0), 2) == []  # not measured
 
 
 def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):

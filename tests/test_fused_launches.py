@@ -284,7 +284,8 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = BackwardFlags(*[False] * 4) if "overlap" in changed else ForwardFlags(*[False] * 5)
     layer, above = asked.get("layer", 0), asked.get("above", 0)
-    found = schedules.at_once(key, layer, cut, on, (), asked["columns"], above)
+    inner = 0 if on.kind == "backward" else asked["columns"]
+    found = schedules.at_once(key, layer, cut, on, (), asked["columns"], inner, above)
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 

@@ -153,11 +153,17 @@ def needs_at_once(operation, operations):
         masks = [other for other in cut if other.chunk == operation.chunk]
         return [*read, *masks[:1], *(of(Loop, layer, own, number - 1) if number else [])]
     if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
-        filled = of(FillFlags, layer, own)
-        return [*of(BeginLayer, layer, own), *to_dx(of(GradientProducts, layer + 1)), *filled]
-    if isinstance(operation, GradientProducts):  # the second adds to the dx of the first
-        first = to_dx(of(GradientProducts, layer, (0,))) if operation.direction else []
-        return [*of(Loop, layer, own), *(first if operation.of != "weights" else [])]
+        filled, later = of(FillFlags, layer, own, number), of(Loop, layer, own, number + 1)
+        cut = [one for one in operations if isinstance(one, CutMasks)]
+        masks = [one for one in cut if one.chunk == operation.chunk]
+        dy = to_dx(of(GradientProducts, layer + 1))
+        return [*of(BeginLayer, layer, own), *dy, *filled, *later, *masks]
+    if isinstance(operation, GradientProducts) and operation.of == "weights":  # of all steps
+        return of(Loop, layer, own)
+    if isinstance(operation, GradientProducts):  # each adds to what was given before
+        before = operations[: operations.index(operation)]
+        added = [one for one in to_dx(of(GradientProducts, layer)) if one in before]
+        return [*of(Loop, layer, own, number), *added]
     if isinstance(operation, FinishWeights):
         return of(GradientProducts, layer, own)
     return []
@@ -211,9 +217,9 @@ def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers
             ]  # fmt: skip
             assert len(loops) == 2
             assert not {*loops} & done
-            assert {one.direction for one in loops if one.signals} == {1}  # launched last
+            assert all(one.signals for one in loops)  # either may begin last
     beside = [one.stream for one in operations if isinstance(one, WaitForLaunch)]
-    assert len({*beside} - {MAIN, SIDE}) == len(beside) == layers * (len(edges) - 2)
+    assert 2 * len({*beside} - {MAIN, SIDE}) == len(beside) == 2 * layers * (len(edges) - 2)
     whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
     backward = {one.stream for one in schedule.backward((whole,) * layers)}
     assert not ({*beside} & backward)
@@ -228,8 +234,8 @@ def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
-def test_products_of_weights_wait_for_the_launch_of_the_layer_below(layers):
-    """Of its reverse loop, launched last. Not those of layer 0; each layer has its own stream."""
+def test_products_of_weights_wait_for_the_launches_of_the_layer_below(layers):
+    """Of both loops. Not those of layer 0; each layer has its own stream."""
     whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
     operations = schedule.backward((whole,) * layers)
     begun, beside = [], []
@@ -237,12 +243,12 @@ def test_products_of_weights_wait_for_the_launch_of_the_layer_below(layers):
         if isinstance(operation, Loop):
             begun.append((operation.layer, operation.direction, operation.signals))
         elif isinstance(operation, WaitForLaunch):
-            beside.append((operation.stream, begun[-2:]))
+            beside.append((operation.stream, begun[-1]))
         elif isinstance(operation, GradientProducts) and operation.of == "weights":
-            assert operation.stream == beside[-1][0]
+            assert operation.stream == beside[-1][0] == beside[-2][0]
             assert operation.layer == begun[-1][0] + 1
-    assert [pair for _, pair in beside] == [
-        [(layer, 0, False), (layer, 1, True)] for layer in reversed(range(layers - 1))
+    assert [loop for _, loop in beside] == [
+        (layer, way, True) for layer in reversed(range(layers - 1)) for way in (0, 1)
     ]
     assert len({stream for stream, _ in beside} - {MAIN, SIDE}) == layers - 1
     products = [one for one in operations if isinstance(one, GradientProducts)]
@@ -250,6 +256,45 @@ def test_products_of_weights_wait_for_the_launch_of_the_layer_below(layers):
         for direction in (0, 1):
             here = {one.of for one in products if (one.layer, one.direction) == (layer, direction)}
             assert here == ({"x", "weights"} if layer else {"all"})
+
+
+@pytest.mark.parametrize("fills", [(), ("backward",)], ids=str)
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("edges", EDGES[1:], ids=str)
+def test_dx_of_a_chunk_is_computed_beside_both_loops_of_the_next(edges, layers, fills):
+    """Once both run, and before the loops that follow, each on a stream that nothing else has."""
+    mirrored = tuple(11 - edge for edge in reversed(edges))
+    pair = tuple(
+        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
+        for cuts, reverse in ((edges, False), (mirrored, True))
+    )
+    operations = schedule.backward((pair,) * layers)
+    beside, chunks = set(), len(edges) - 1
+    for place, operation in enumerate(operations):
+        done = finished_before(operations, operation.stream, place)
+        assert {*needs_at_once(operation, operations)} <= done, operation
+        if isinstance(operation, Loop):  # else they would share multiprocessors
+            given = operations[:place]
+            ahead = [one for one in given if isinstance(one, GradientProducts)]
+            assert {one for one in ahead if one.stream not in (MAIN, SIDE)} <= done
+        if isinstance(operation, GradientProducts) and operation.stream not in (MAIN, SIDE):
+            beside.add(operation.stream)
+            last = [one for one in operations[:place] if isinstance(one, Loop)][-2:]
+            assert all(one.signals and one not in done for one in last)
+            assert {one.direction for one in last} == {0, 1}
+            waits = [one.stream for one in operations[:place] if isinstance(one, WaitForLaunch)]
+            assert waits[-2:] == [operation.stream] * 2
+    assert len(beside) == layers * (chunks - 1) + layers - 1
+    forward = {one.stream for one in schedule.forward((pair,) * layers)}
+    assert not beside & forward
+    for chunking, direction in zip(pair, (0, 1)):
+        ran_chunks = [
+            one.chunk for one in operations
+            if isinstance(one, Loop) and (one.layer, one.direction) == (0, direction)
+        ]  # fmt: skip
+        assert tuple(ran_chunks) == chunking.chunks[::-1]
+    ended = finished_before(operations, MAIN, len(operations))
+    assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])

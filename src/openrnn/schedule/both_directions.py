@@ -42,22 +42,43 @@ def forward(
     pairs = [*zip(*(chunking.chunks for chunking in chunkings))]
     yield BeginLayer(layer, 0, loops)
     yield BeginLayer(layer, 1, loops)
-    if len(pairs) > 1:
-        yield from [CutMasks(chunk) for pair in pairs for chunk in pair]
+    yield from _masks(pairs)
     yield from _inputs(layer, pairs[0], fills, MAIN)
-    for number, (chunk, reverse) in enumerate(pairs):
+    for number, pair in enumerate(pairs):
         after = pairs[number + 1 : number + 2]
-        for pair in after:
-            yield from [MakeRoom(layer, way, other) for way, other in enumerate(pair)]
+        for other in after:
+            yield from [MakeRoom(layer, way, chunk) for way, chunk in enumerate(other)]
         yield Wait(MAIN, stream=SIDE)
-        yield Loop(layer, 0, chunk)
-        yield Loop(layer, 1, reverse, signals=bool(after), stream=SIDE)
-        for pair in after:
-            beside = next(streams)
-            yield WaitForLaunch(stream=beside)
-            yield from _inputs(layer, pair, fills, beside)
+        beside = next(streams) if after else None
+        yield from _loops(layer, pair, "forward", beside)
+        if beside is not None:
+            yield from _inputs(layer, after[0], fills, beside)
             yield Wait(beside)
         yield Wait(SIDE)
+
+
+def _masks(pairs: Sequence[Sequence[Chunk]]) -> Iterator[Operation]:
+    if len(pairs) > 1:
+        yield from [CutMasks(chunk) for pair in pairs for chunk in pair]
+
+
+def _loops(
+    layer: int, pair: Sequence[Chunk], kind: str, beside: int | None, fills: bool = False
+) -> Iterator[Operation]:
+    """The loops of both directions.
+
+    Args:
+        beside: the stream that waits for both launches, None for none. In a CUDA graph either loop
+            may begin first, and products that begin in between take the multiprocessors of the
+            other one.
+        fills: each has a flag buffer that is filled on its own stream.
+    """
+    for way, (chunk, stream) in enumerate(zip(pair, (MAIN, SIDE))):
+        if fills:
+            yield FillFlags(layer, way, chunk, backward=True, stream=stream)
+        yield Loop(layer, way, chunk, kind, beside is not None, stream=stream)
+        if beside is not None:
+            yield WaitForLaunch(stream=beside)
 
 
 def _inputs(layer: int, pair: Sequence[Chunk], fills: bool, stream: int) -> Iterator[Operation]:
@@ -71,56 +92,69 @@ def backward(
     layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool,
     streams: Iterator[int],
 ) -> Iterator[Operation]:  # fmt: skip
-    """The backward pass of a layer; the second dx is added to the first.
+    """The backward pass of a layer: both directions add to dx.
+
+    Beside the first loops run the products of the weights of the layer above, beside later ones
+    those that give dx of the chunk before. The products of the weights are of all steps at once.
 
     Args:
         above: chunkings of the layer above whose weights' products run beside the loops of this
-            one, from the launch event of the reverse loop on; None for none.
+            one; None for none.
         overlap: the products of this layer's weights run beside the loops of the layer below.
         streams: see `product_streams`.
     """
-    chunk, reverse = _chunks(chunkings)
+    pairs = [*zip(*(chunking.chunks[::-1] for chunking in chunkings))]
     loops, fills = chunkings[0].loops, "backward" in chunkings[0].fills
     yield BeginLayer(layer, 0, loops)
     yield BeginLayer(layer, 1, loops)
+    yield from _masks(pairs)
     yield Wait(MAIN, stream=SIDE)
-    if fills:
-        yield FillFlags(layer, 0, chunk, backward=True)
-    yield Loop(layer, 0, chunk, "backward")
-    if fills:
-        yield FillFlags(layer, 1, reverse, backward=True, stream=SIDE)
-    yield Loop(layer, 1, reverse, "backward", above is not None, stream=SIDE)
-    beside = SIDE
-    if above is not None:
-        beside = next(streams)
-        yield WaitForLaunch(stream=beside)
-        for direction, whole in enumerate(_chunks(above)):
-            yield GradientProducts(layer + 1, direction, whole, "weights", stream=beside)
+    beside: int | None = None
+    for place, pair in enumerate(pairs):
+        if beside is not None:  # loops that begin beside products share multiprocessors with them
+            yield Wait(beside)
+        if place:
+            yield Wait(SIDE)
+            yield Wait(MAIN, stream=SIDE)
+        beside = next(streams) if place or above is not None else None
+        yield from _loops(layer, pair, "backward", beside, fills)
+        if beside is not None and place:
+            yield from _products(layer, pairs[place - 1], "x", beside)
+        elif beside is not None and above is not None:
+            yield from _products(layer + 1, [*map(_whole, above)], "weights", beside)
     yield Wait(SIDE)
-    of = "x" if overlap else "all"
-    yield GradientProducts(layer, 0, chunk, of)
-    yield GradientProducts(layer, 1, reverse, of)
+    several = len(pairs) > 1
+    if beside is not None and several:
+        yield Wait(beside)  # which has begun to write dx
+    yield from _products(layer, pairs[-1], "x" if overlap or several else "all", MAIN)
+    if several and not overlap:
+        yield from _products(layer, [*map(_whole, chunkings)], "weights", MAIN)
     if above is not None:
-        yield Wait(beside)
+        if beside is not None and not several:
+            yield Wait(beside)
         yield from _finish(layer + 1)
     if not overlap:
         yield from _finish(layer)
 
 
-def product_streams(layers: int, backward: bool) -> Iterator[int]:
+def _products(layer: int, pair: Sequence[Chunk], of: str, stream: int) -> Iterator[Operation]:
+    for way, chunk in enumerate(pair):
+        yield GradientProducts(layer, way, chunk, of, stream=stream)
+
+
+def product_streams(backward: bool) -> Iterator[int]:
     """Numbers of streams for products beside loops, each for one use in both passes.
 
-    Backward has the first ones, one for each layer, forward those after them. Replayed from a CUDA
-    graph, work after a launch event waited for the loop's end where the main stream had waited for
-    its stream before (CUDA 13, H100 and H200).
+    Replayed from a CUDA graph, work after a launch event waited for the loop's end where the main
+    stream had waited for its stream before (CUDA 13, H100 and H200).
     """
-    return count(SIDE + 1 if backward else SIDE + 1 + layers)
+    return count(SIDE + 1 if backward else SIDE + 2, 2)
 
 
-def _chunks(chunkings: Sequence[Chunking]) -> tuple[Chunk, Chunk]:
-    """All steps, of each direction."""
-    (chunk,), (reverse,) = chunkings[0].chunks, chunkings[1].chunks
-    return chunk, reverse
+def _whole(chunking: Chunking) -> Chunk:
+    """All steps as one chunk."""
+    begin, end = chunking.edges[0], chunking.edges[-1]
+    return Chunk(0, begin, end, end - begin)
 
 
 def _finish(layer: int) -> Iterator[Operation]:

@@ -31,8 +31,7 @@ class Chunking:
         reverse: forward begins with the last chunk.
         overlap: products of one chunk run on a side stream beside the loop of another; with at_once
             or wavefront, in backward, those of the weights of the layer above beside its loops.
-        at_once: the loops of both directions of the layer run at the same time, in backward each of
-            all steps.
+        at_once: the loops of both directions of the layer run at the same time.
         wavefront: its chunks run beside those of other layers.
         step: it is a single step, which has kernels of its own.
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.

@@ -39,7 +39,7 @@ def forward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
-    streams = both_directions.product_streams(len(chunkings), backward=False)
+    streams = both_directions.product_streams(backward=False)
     for layer, directions in enumerate(chunkings):
         if directions[0].at_once:
             found += both_directions.forward(layer, directions, streams)
@@ -109,7 +109,7 @@ def backward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
-    streams = both_directions.product_streams(len(chunkings), backward=True)
+    streams = both_directions.product_streams(backward=True)
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:

@@ -44,41 +44,52 @@ def idle(loop: plan.LoopRequest, number: int) -> float:
     return left if left >= overlap.ROOM else 0.0
 
 
-def edges(loop: plan.LoopRequest, steps: int, products: float, number: int) -> list[int]:
+def edges(
+    loop: plan.LoopRequest, steps: int, beside: overlap.Beside, number: int
+) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end whose products run beside both loops.
 
     Args:
-        products: us, of both directions and all steps.
+        beside: of both directions and all steps.
         number: for how many loops at once their kernel is chosen.
 
     Returns:
-        [] where one chunk is as good, and on devices on which nothing was measured.
+        [] where one chunk is as good, and where nothing was measured.
     """
     times = plan.step_times(loop, number) if loop.capability == measured.CAPABILITY else None
     if times is None:
         return []
     us = times.several if number > 1 else times.alone
     costs = _costs(loop, number)
-    return overlap.best_edges(steps, products, steps * us, idle(loop, number), costs=costs)
+    if costs is None:
+        return []
+    left = idle(loop, number)
+    return overlap.best_edges(
+        steps, beside.own, steps * us, left, costs=costs, others=beside.others
+    )  # fmt: skip
 
 
-def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs:
-    """Those of chunks of forward's loops that leave room."""
+def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
+    """Those of chunks of loops that leave room; None where nothing was measured."""
     grid = plan.ranked(*loop, loops=number)[0].clusters > 1
+    if loop.kind == "backward":  # a grid's chunks each read flags that must be filled before
+        return None if grid else overlap.OF_BACKWARD_AT_ONCE
     return overlap.OF_GRIDS_WITH_ROOM if grid else overlap.OF_CLUSTERS
 
 
-def _saved(loop: plan.LoopRequest, steps: int, products: float, number: int) -> float:
+def _saved(loop: plan.LoopRequest, steps: int, beside: overlap.Beside, number: int) -> float:
     """Microseconds that these chunks save."""
-    if not overlap.pays(products):
+    costs = _costs(loop, number)
+    if costs is None or not overlap.pays(beside.own):
         return 0.0
-    cut = edges(loop, steps, products, number)
-    return overlap.saved(cut, products, 0.0, 0.0, _costs(loop, number)) if cut else 0.0
+    cut = edges(loop, steps, beside, number)
+    return overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0
 
 
 def loops(
-    loop: plan.LoopRequest, steps: int, twice: bool, lost: float = 0.0, products: float = 0.0
-) -> int:
+    loop: plan.LoopRequest, steps: int, twice: bool, lost: float = 0.0,
+    beside: overlap.Beside = overlap.NOTHING,
+) -> int:  # fmt: skip
     """1: for one, as the device holds it twice; 2: for two at once; 0: the directions run in turn.
 
     The quickest kernel twice is not the quickest pair where blocks of both share multiprocessors,
@@ -87,16 +98,16 @@ def loops(
     Args:
         twice: the device holds the quickest kernel twice.
         lost: us that products beside loops save in turn; in backward beyond those at once.
-        products: us of those that `edges` may put beside loops at once.
+        beside: see `edges`.
     """
     shared = not twice or not _fits(loop, plan.ranked(*loop)[0], 1)
     slower = plan.step_times(loop, 2) if shared else None
     times, number = slower, 2
-    saved = 0.0 if slower is None else _saved(loop, steps, products, 2)
+    saved = 0.0 if slower is None else _saved(loop, steps, beside, 2)
     if twice and (quickest := slower or plan.step_times(loop, 1)) is not None:
         alone = quickest.alone
         several = SHARED * alone if shared else alone
-        own = _saved(loop, steps, products, 1)
+        own = _saved(loop, steps, beside, 1)
         if slower is None or steps * several - own <= steps * slower.several - saved:
             times, number, saved = plan.StepTimes(alone, several), 1, own
     if times is None or times.several > LEAST_GAIN * 2 * times.alone:

@@ -19,6 +19,9 @@ LEAST_IDLE = 0.1  # share of multiprocessors: on fewer a product takes longer th
 ROOM = 0.25  # the share that two loops at once, and a grid of a short call, must leave idle
 GRID_SLOWDOWN = 0.05  # share of time that products cost backward's grid loop, by sharing L2
 FLOP_PER_US = {2: 5e8, 4: 2e8}  # of products over all steps on an H200, by bytes of a value
+# share of that time that products of weights take, which sum over all steps and rows: 343 us beside
+# both loops of an LSTM of 512 units, B 32, T 300, on an H100
+OF_WEIGHTS = 0.73
 
 
 class Costs(NamedTuple):
@@ -38,6 +41,22 @@ class Costs(NamedTuple):
 # from CUDA graphs on an H200: benchmarks/log/cuda-results.md
 OF_CLUSTERS, OF_GRIDS = Costs(12.0, 12.0, 0.0), Costs(40.0, 40.0, 800.0)
 OF_GRIDS_WITH_ROOM = Costs(20.0, 20.0, 0.0)  # forward, where `ROOM` is idle
+OF_BACKWARD_AT_ONCE = Costs(22.0, 20.0, 0.0)  # of both directions, on an H100
+
+
+class Beside(NamedTuple):
+    """Products that may run beside both loops of a layer, in microseconds.
+
+    Attributes:
+        own: those of the layer, chunk by chunk beside the loops of other chunks.
+        others: those beside the loops that backward runs first; later loops begin after them.
+    """
+
+    own: float = 0.0
+    others: float = 0.0
+
+
+NOTHING = Beside()
 
 
 class LoopStep(NamedTuple):
@@ -92,7 +111,7 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
 
 def best_edges(
     steps: int, products: float, loop: float, idle: float, slowdown: float = 0.0,
-    costs: Costs = OF_CLUSTERS,
+    costs: Costs = OF_CLUSTERS, others: float = 0.0,
 ) -> list[int]:  # fmt: skip
     """Where chunks begin and end, as the forward loop runs them; [] where one is as good.
 
@@ -101,6 +120,7 @@ def best_edges(
     Args:
         products: us of those of all steps; loop: of the loop over all steps.
         idle, slowdown, costs: see `LoopStep`.
+        others: us of other products beside the longest chunk's loop, which ends no sooner.
     """
     if idle < LEAST_IDLE or loop < costs.loop or not pays(products, costs):
         return []
@@ -112,7 +132,9 @@ def best_edges(
         tried = [0, *inner, steps]
         if any(begin >= end for begin, end in pairwise(tried)):
             continue
-        gained = saved(tried, products, loop, slowdown, costs)
+        longest = (steps - tried[-2]) / steps * loop
+        late = max(0.0, others / idle - longest)
+        gained = saved(tried, products, loop, slowdown, costs) - late
         if gained >= most:
             most, found = gained, tried
     return found

@@ -9,7 +9,7 @@ from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.launches import Weights, address, fill_flags
-from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
+from openrnn.backends.fused.layer_gradients import InputGradient, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.single_step import launch_backward
 from openrnn.schedule import Chunking
@@ -65,7 +65,7 @@ class Backward(ForwardLoops):
             any(grad is not None for grad in self.d_reset_states),
         )
         self._dy = grads.y  # of the layer that began last
-        self._dx: dict[int, Tensor | None] = {}  # of layers whose lower layer has not begun
+        self._dx: dict[int, InputGradient | None] = {}  # of layers whose lower layer has not begun
         self._input = call.x  # what the layer that began last read
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
@@ -79,7 +79,8 @@ class Backward(ForwardLoops):
         layer, direction = operation.layer, operation.direction
         if direction == 0:
             if layer < self.spec.num_layers - 1:
-                self._dy = self._dx.pop(layer + 1)
+                above = self._dx.pop(layer + 1)
+                self._dy = None if above is None else above.tensor
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
@@ -92,7 +93,7 @@ class Backward(ForwardLoops):
                 some = 1 + (chunking.overlap and len(chunking.chunks) > 1)
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
-        # the second direction adds to the dx of the first
+        # both directions add to one dx
         tensors = LayerTensors(
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
         )
@@ -117,12 +118,12 @@ class Backward(ForwardLoops):
         if chunk is not None:
             found = self._current[above, 0].dx
             if found is not None:
-                dx = chunk.of(found)
+                dx = chunk.of(found.tensor)
                 masked(self.call, operation.layer, dx, chunk.begin, dx)
             return
         whole = self._dx[above]
         if whole is not None:
-            self._dx[above] = masked(self.call, operation.layer, whole)
+            whole.tensor = masked(self.call, operation.layer, whole.tensor)
 
     def _at(self, operation: OfChunk) -> LayerGradients:
         return self._current[operation.layer, operation.direction]
@@ -226,7 +227,8 @@ class Backward(ForwardLoops):
     @property
     def gradients(self) -> Gradients:
         """What the call asked for."""
+        dx = self._dx.get(0) if self.needs.x else None
         return Gradients(
-            self._dx.get(0) if self.needs.x else None, self.d_initial, self.d_params,
+            None if dx is None else dx.tensor, self.d_initial, self.d_params,
             self.d_reset_states,
         )  # fmt: skip

@@ -109,13 +109,13 @@ def both_at_once(problem: Problem, kind: str, flags: plan.Flags, steps: int, bat
         kind, plan.deciding(kind, flags), cell, str(problem.dtype).removeprefix("torch."),
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
-    products = 0.0
-    if kind == "forward" and spec.input_mode == "linear" and not problem.reset_state:
+    beside = overlap.NOTHING
+    if spec.input_mode == "linear" and not problem.reset_state:
         inner = max(map(spec.layer_input, range(spec.num_layers)))
         rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
-        products = 2 * overlap.products_time(steps, batch, rows, inner, itemsize)
+        beside = overlap.Beside(2 * overlap.products_time(steps, batch, rows, inner, itemsize))
     twice = both_directions.held_twice(loop)
-    return both_directions.loops(loop, steps, twice, products=products)
+    return both_directions.loops(loop, steps, twice, beside=beside)
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:

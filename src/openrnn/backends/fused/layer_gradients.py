@@ -1,5 +1,6 @@
 """The gradients of one layer and direction: memory for them, and the products that give them."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -24,13 +25,41 @@ class LayerTensors(NamedTuple):
 
     Attributes:
         x: what it read (T, B, I); y: its output (T, B, D*H); dy: the gradient of y, None for zero.
-        dx: the other direction's gradient of x, to which this one's is added; None if it is first.
+        dx: the gradient of x, where the other direction has begun; None if this one is first.
     """
 
     x: Tensor
     y: Tensor
     dy: Tensor | None
-    dx: Tensor | None
+    dx: "InputGradient | None"
+
+
+class InputGradient:
+    """The gradient of x (T, B, I): of each step one direction writes it, and the other one adds.
+
+    Args:
+        tensor: memory for it.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._written: list[tuple[int, int]] = []  # begins and ends of steps, apart and in order
+
+    def parts(self, begin: int, end: int) -> list[tuple[int, int, bool]]:
+        """These steps cut where it is written and where not: begin, end, and whether it is.
+
+        From now on all of them count as written.
+        """
+        edges = {edge for span in self._written for edge in span if begin < edge < end}
+        found = [
+            (first, last, any(low <= first < high for low, high in self._written))
+            for first, last in pairwise(sorted({begin, end} | edges))
+        ]
+        spans = [*self._written, (begin, end)]
+        touching = [span for span in spans if span[0] <= end and begin <= span[1]]
+        whole = min(low for low, _ in touching), max(high for _, high in touching)
+        self._written = [*(span for span in spans if span not in touching), whole]
+        return found
 
 
 class Biases(NamedTuple):
@@ -53,7 +82,7 @@ class LayerGradients:
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
 
     Attributes:
-        dx: (T, B, I), or None where not wanted.
+        dx: None where not wanted.
         dy: this direction's part as the loop reads it.
     """
 
@@ -77,12 +106,12 @@ class LayerGradients:
             self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
         self._biases: Biases | None = None
         self._reduced = False
-        self._adds = tensors.dx is not None
         self.dx = tensors.dx
-        if wanted[0] and not self._adds:
-            self.dx = launches.empty(*x.shape)
+        if wanted[0] and self.dx is None:
+            self.dx = InputGradient(launches.empty(*x.shape))
         self._input = self._recurrent = None
-        several = len(chunks) > 1 and not chunking.wavefront  # products add to the weights
+        # products of each chunk add to the weights
+        several = len(chunks) > 1 and not (chunking.wavefront or chunking.at_once)
         if weights.w_ih is not None and wanted[1]:
             self._input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
@@ -91,7 +120,7 @@ class LayerGradients:
         # writes for the caller
         if chunking.wavefront or chunking.at_once:
             self.biases()
-        elif chunking.overlap and self.dx is not None:
+        if chunking.overlap and not chunking.wavefront and len(chunks) > 1 and self.dx is not None:
             _ = weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:
@@ -109,7 +138,9 @@ class LayerGradients:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None and of != "weights":
-            input_gradient(self.weights, chunk.of(self.dx), d_gates, self._adds)
+            for begin, end, add in self.dx.parts(chunk.begin, chunk.end):
+                here = d_gates[begin - chunk.begin : end - chunk.begin]
+                input_gradient(self.weights, self.dx.tensor[begin:end], here, add)
         if of == "x":
             return
         if self._input is not None:

@@ -91,7 +91,8 @@ def forward(key: ScheduleKey) -> Schedule:
     found = in_wavefront(key, on, flags, False)
     if found is None:
         cut = _of_all(key.spec, chunking)
-        found = _at_once(key, cut, on, flags, key.spec.layer_input, False)
+        inputs = key.spec.layer_input
+        found = _at_once(key, cut, on, flags, inputs, inputs, False)
     return schedule.forward(found, problem.drops)
 
 
@@ -107,11 +108,14 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
     recompute = ForwardFlags(*masks, False, key.reset_states, True)
 
+    def inputs(layer: int) -> int:
+        return key.spec.layer_input(layer) if layer > 0 or needs.x else 0
+
     def columns(layer: int, direction: int = 0) -> int:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
         w_ih, w_hh, *_ = here.places
         wanted = (
-            (inner, layer > 0 or needs.x),
+            (inputs(layer), True),
             (inner, w_ih is not None and needs.params[w_ih]),
             (here.hidden, w_hh is not None and needs.params[w_hh]),
         )
@@ -127,7 +131,8 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     wanted = any(needs.params)
     found = in_wavefront(key, on, key.masks, wanted)
     if found is None:
-        found = _at_once(key, _of_all(key.spec, chunking), on, key.masks, columns, wanted)
+        cut = _of_all(key.spec, chunking)
+        found = _at_once(key, cut, on, key.masks, columns, inputs, wanted)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
@@ -189,13 +194,14 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
 
 def _at_once(
     key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags,
-    columns: Callable[[int], int], wanted: bool,
+    columns: Callable[[int], int], inputs: Callable[[int], int], wanted: bool,
 ) -> Chunkings:  # fmt: skip
     """The same, with both directions at once in each layer where that is quicker.
 
     Args:
         on, flags: of the loops.
         columns: of a layer's matrices, see `edges`.
+        inputs: columns of those of the products that run beside both loops: forward's and dx.
         wanted: gradients of weights are.
     """
     if not key.spec.bidirectional or key.recompute:
@@ -207,11 +213,12 @@ def _at_once(
         return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
 
     def of(layer: int) -> tuple[Chunking, ...]:
-        loops = at_once(key, layer, found[layer], on, flags, columns(layer), above(layer))
+        inner, over = inputs(layer), above(layer)
+        loops = at_once(key, layer, found[layer], on, flags, columns(layer), inner, over)
         if not loops:
             return found[layer]
         fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        cuts = edges_at_once(key, layer, on, flags, columns(layer), loops)
+        cuts = edges_at_once(key, layer, on, flags, inner, over, loops)
         beside = wanted and idle(key, layer, on, flags, loops) > 0
         one = Chunking(
             tuple(cuts or (0, key.steps)), overlap=beside or bool(cuts), at_once=True,
@@ -225,7 +232,7 @@ def _at_once(
 
 def at_once(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
-    columns: int, above: int = 0,
+    columns: int, inner: int, above: int = 0,
 ) -> int:  # fmt: skip
     """The loops that run at the same time where both directions of a layer do; 0: in turn.
 
@@ -233,7 +240,8 @@ def at_once(
     products that would run beside loops in turn take as long as what is gained.
 
     Args:
-        columns, above: of the layer's matrices, and of the weights of the layer above.
+        columns, inner, above: of the layer's matrices, of those whose products run beside both
+            loops, and of the weights of the layer above.
 
     Returns:
         how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
@@ -243,13 +251,13 @@ def at_once(
         return 0
     one = key.layer(layer, 0)
     loop = _request(one, on.kind, flags, key.batch)
-    beside = _products_at_once(key, layer, on, columns)
+    beside = _beside_both(key, layer, inner, above)
     try:
         twice = _holds_twice(one, key.batch, on, 1)
         if one.kernel(key.batch, on)[1].clusters > 1:
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.held_twice(loop)
-        loops = both_directions.loops(loop, key.steps, twice, products=beside)
+        loops = both_directions.loops(loop, key.steps, twice, beside=beside)
         if loops and chunkings[0].overlap:
             step = _loop_step(one, on.kind, flags, (key.batch + 7) // 8)
             whole = _products_time(key, one, columns)
@@ -282,22 +290,23 @@ def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int)
 
 
 def edges_at_once(
-    key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, columns: int, loops: int
+    key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, inner: int, above: int, loops: int
 ) -> list[int]:
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
-    products = _products_at_once(key, layer, on, columns)
-    if not overlap.pays(products):
+    beside = _beside_both(key, layer, inner, above)
+    if beside is overlap.NOTHING:
         return []
     loop = _request(key.layer(layer, 0), on.kind, flags, key.batch)
-    return both_directions.edges(loop, key.steps, products, loops)
+    return both_directions.edges(loop, key.steps, beside, loops)
 
 
-def _products_at_once(key: ScheduleKey, layer: int, on: Flags, columns: int) -> float:
-    """Microseconds of both directions' products that may run beside both loops: forward's."""
+def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
+    """The products that run beside both loops of a layer where that pays; see `at_once`."""
     one = key.layer(layer, 0)
-    if on.kind != "forward" or key.reset_states or one.skips or not supported():
-        return 0.0
-    return 2 * _products_time(key, one, columns)
+    own = 2 * _products_time(key, one, inner)
+    if key.reset_states or one.skips or not overlap.pays(own) or not supported():
+        return overlap.NOTHING
+    return overlap.Beside(own, 2 * overlap.OF_WEIGHTS * _products_time(key, one, above))
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
