@@ -78,12 +78,13 @@ def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
 
 
 def _saved(loop: plan.LoopRequest, steps: int, beside: overlap.Beside, number: int) -> float:
-    """Microseconds that these chunks save."""
+    """Microseconds that products beside the loops save."""
+    others = beside.others if idle(loop, number) else 0.0
     costs = _costs(loop, number)
     if costs is None or not overlap.pays(beside.own):
-        return 0.0
+        return others
     cut = edges(loop, steps, beside, number)
-    return overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0
+    return others + (overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0)
 
 
 def loops(

@@ -264,22 +264,13 @@ def at_once(
             lost = 2 * overlap.saved(
                 chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
             )
-            if on.kind == "backward" and idle(key, layer, on, flags, loops):
-                lost -= 2 * _weights_beside(key, layer, columns, above)
+            if layer and on.kind == "backward" and idle(key, layer, on, flags, loops):
+                # its own weights' products run beside the loops of the layer below
+                lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
             loops = both_directions.loops(loop, key.steps, twice, lost, beside)
         return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
     except kernels.NoKernelError:
         return 0
-
-
-def _weights_beside(key: ScheduleKey, layer: int, columns: int, above: int) -> float:
-    """Microseconds of a direction's gradient products that have a place as backward is at once.
-
-    Those of the weights of the layer above run beside the loops, and those of its own weights
-    beside the loops of the layer below.
-    """
-    own = columns - key.spec.layer_input(layer) if layer else 0
-    return _products_time(key, key.layer(layer, 0), above + own)
 
 
 def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int) -> float:
@@ -294,7 +285,7 @@ def edges_at_once(
 ) -> list[int]:
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
     beside = _beside_both(key, layer, inner, above)
-    if beside is overlap.NOTHING:
+    if not beside.own:
         return []
     loop = _request(key.layer(layer, 0), on.kind, flags, key.batch)
     return both_directions.edges(loop, key.steps, beside, loops)
@@ -303,10 +294,12 @@ def edges_at_once(
 def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
     """The products that run beside both loops of a layer where that pays; see `at_once`."""
     one = key.layer(layer, 0)
-    own = 2 * _products_time(key, one, inner)
-    if key.reset_states or one.skips or not overlap.pays(own) or not supported():
+    own, others = (2 * _products_time(key, one, columns) for columns in (inner, above))
+    if key.reset_states or one.skips or not overlap.pays(own):
+        own = 0.0
+    if not own + others or not supported():
         return overlap.NOTHING
-    return overlap.Beside(own, 2 * overlap.OF_WEIGHTS * _products_time(key, one, above))
+    return overlap.Beside(own, overlap.OF_WEIGHTS * others)
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:

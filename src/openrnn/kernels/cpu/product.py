@@ -29,8 +29,8 @@ __all__ = [
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
-# 20 sums in 32 vector registers, or 12 in 16, a tile would spill registers.
-TILE_PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
+# 24 sums in 32 vector registers, or 12 in 16, a tile would be near to spilling registers.
+TILE_PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
 HIGHEST = len(TILE_PANELS)  # rows of a tile of `product`
