@@ -130,11 +130,12 @@ def test_an_engine_that_fails_while_it_is_timed_leaves_the_others():
     assert late.reason == "RuntimeError: the kernel fell over"
 
 
-def test_a_row_that_has_no_memory_is_one_that_failed(monkeypatch):
+@pytest.mark.parametrize("what", ["Task", "bounded", "Judge"])
+def test_a_row_that_has_no_memory_is_one_that_failed(monkeypatch, what):
     def without(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(sides, "Task", without)
+    monkeypatch.setattr(sides, what, without)
     found = measure(TINY, "float32", "cpu", [Fake("openrnn")], QUICK)
     said = {(one.mode, one.status, one.reason) for one in found}
     assert said == {(mode, "failed", "out of GPU memory") for mode in TINY.modes}

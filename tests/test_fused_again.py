@@ -60,6 +60,10 @@ OPTIONS = [
     {}, {"num_layers": 2}, {"bidirectional": True}, {"bidirectional": True, "at_once": True},
     {"num_layers": 2, "bidirectional": True, "at_once": True, "overlap": True},
     {"num_layers": 2, "bidirectional": True, "at_once": True, "cuts": (0, 1, 2, STEPS)},
+    {
+        "num_layers": 2, "bidirectional": True, "at_once": True, "overlap": True,
+        "cuts": (0, 1, 2, STEPS), "cut": ("backward",),
+    },
     {"num_layers": 3, "wavefront": 2}, {"num_layers": 3, "wavefront": 2, "overlap": True},
 ]  # fmt: skip
 
@@ -297,7 +301,8 @@ def test_a_program_does_what_the_pass_does(
     run = fused.repeat(call, shapes_of(call))
     waits = [one.stream for one in run.program.operations if isinstance(one, program.Wait)]
     wavefront = "wavefront" in options and hidden == 16
-    layers, ahead = call.problem.spec.num_layers, len(options.get("cuts", (0, STEPS))) - 2
+    cuts = options.get("cuts", (0, STEPS)) if options.get("cut") is None else (0, STEPS)
+    layers, ahead = call.problem.spec.num_layers, len(cuts) - 2
     if not wavefront:  # the main stream also waits for the products of each chunk but the first
         of_layer = [1, 0, 0] * ahead + [1, 0]
         assert waits == (of_layer * layers if "at_once" in options else [])
@@ -411,17 +416,18 @@ def launches_awaited(spec, options):
     """The events of a backward program: launches that signal, each before the stream that waits.
 
     In a wavefront those of each layer's last loop but the last layer's, in both directions at once
-    all loops but the last layer's.
+    all loops but the first ones of the last layer.
     """
     if not options.get("overlap") or ("wavefront" in options and spec.hidden_size % 8):
         return []
     layers = reversed(range(spec.num_layers - 1))
     if "wavefront" in options:  # a layer's stream has its number
         return [one for layer in layers for one in (("signal", 7, layer), ("wait", layer + 1))]
-    beside = itertools.count(SIDE + 1, 2)
+    chunks = len(options["cuts"]) - 1 if "backward" in options.get("cut", ()) else 1
+    beside = range(spec.num_layers * chunks - 1)
     return [
-        one for _ in layers for at in [next(beside)] for stream in (MAIN, SIDE)
-        for one in (("signal", 7, stream), ("wait", at))
+        one for number in beside for stream in (MAIN, SIDE)
+        for one in (("signal", 7, stream), ("wait", SIDE + 1 + 2 * number))
     ]  # fmt: skip
 
 

@@ -214,7 +214,7 @@ def test_two_loops_at_once_leave_room_for_long_products():
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops(loop, 300, True) == 1
-    beside = overlap.Beside(own=160.0)
+    beside = overlap.beside(160.0, 0.0)
     assert both_directions.loops(loop, 300, True, beside=beside) == 2
     assert both_directions.edges(loop, 300, beside, 1) == []
     cut = both_directions.edges(loop, 300, beside, 2)

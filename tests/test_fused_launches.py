@@ -14,6 +14,7 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     backward,
+    describe,
     forward_loop,
     kernels,
     launches,
@@ -35,9 +36,10 @@ from openrnn.kernels.cuda.args import LOOPS, PLAIN
 from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
-from openrnn.schedule.operations import MAIN
+from openrnn.schedule.operations import MAIN, BeginLayer
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, wavefront
+from openrnn.tuning.limits import Limits
 
 GRIDS = {
     "forward": GridForwardConfig(64, 2, 4, 2, 1, 1, 8, clusters=2),
@@ -249,7 +251,7 @@ def on_a_device(monkeypatch, kernel_of):
      (0, {"edges": (0, 60, 100)}), (2, {"overlap": True}), (1, {"columns": 1 << 20}),
      (0, {"overlap": True, "columns": 1 << 20}), (2, {"overlap": True, "columns": 5000}),
      (0, {"overlap": True, "columns": 5000, "clusters": 15, "several": 0.89}),
-     (2, {"overlap": True, "columns": 1 << 20, "above": 1 << 20}),
+     (2, {"overlap": True, "columns": 5700, "above": 5700}),
      (2, {"overlap": True, "columns": 5600}), (0, {"overlap": True, "columns": 5700}),
      (2, {"overlap": True, "columns": 5800, "slowdown": 0.05}),
      (0, {"overlap": True, "columns": 5900, "slowdown": 0.05}),
@@ -287,6 +289,41 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     inner = 0 if on.kind == "backward" else asked["columns"]
     found = schedules.at_once(key, layer, cut, on, (), asked["columns"], inner, above)
     assert (found, type(found)) == (wanted, int)
+    clear_caches()
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("hidden", "layers", "batch", "steps"),
+    [(192, 2, 128, 200), (512, 3, 32, 300), (256, 2, 64, 300), (128, 3, 160, 400)],
+)
+def test_kernels_that_schedules_choose_are_known_by_values(
+    monkeypatch, kind, hidden, layers, batch, steps
+):
+    """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
+
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin_limit=0, loops=1):
+        on = plan.deciding(kind, flags)
+        config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops)[0]
+        return SimpleNamespace(max_clusters=Limits.of((9, 0), 132).clusters(config.cluster)), config
+
+    on_a_device(monkeypatch, lambda loops: None)
+    monkeypatch.setattr(kernels, "kernel", kernel)
+    monkeypatch.setattr(schedules, "supported", lambda: True)
+    spec = cells.lstm.spec(hidden, hidden, num_layers=layers, bidirectional=True)
+    problem = Problem(
+        spec, torch.bfloat16, "cuda", grad=True, capability=(9, 0), processors=132
+    )  # fmt: skip
+    key = schedules.ScheduleKey(problem, 0, steps, batch, False, False)
+    if kind == "forward":
+        begun = schedules.forward(key)
+    else:
+        every = Needs(True, (False,) * 2, (True,) * len(module_slots(spec)), ())
+        begun = schedules.backward(key, every)[1]
+    chosen = {one.loops for one in begun if isinstance(one, BeginLayer)}
+    flags = ("save",) if kind == "forward" else ()
+    known = describe.both_at_once(problem, kind, flags, steps, batch)
+    assert chosen <= known | {1}
     clear_caches()
 
 

@@ -277,6 +277,12 @@ def test_dx_of_a_chunk_is_computed_beside_both_loops_of_the_next(edges, layers, 
             given = operations[:place]
             ahead = [one for one in given if isinstance(one, GradientProducts)]
             assert {one for one in ahead if one.stream not in (MAIN, SIDE)} <= done
+            number = operation.chunk.number + 1  # of those before, which both have ended
+            assert {
+                one for one in given
+                if isinstance(one, Loop) and (one.layer, one.chunk.number)
+                == (operation.layer, number)
+            } <= done  # fmt: skip
         if isinstance(operation, GradientProducts) and operation.stream not in (MAIN, SIDE):
             beside.add(operation.stream)
             last = [one for one in operations[:place] if isinstance(one, Loop)][-2:]

@@ -71,7 +71,9 @@ def _time(sides: Sequence[Side], mode: str, device: str, seconds: float) -> None
         try:
             timings = timer.interleaved(samplers, device, seconds, busy)
         except SampleError as error:  # for want of memory beside the others, mostly
-            ready.pop(error.name).fail(mode, error.reason)
+            failed = ready.pop(error.name)
+            failed.fail(mode, error.reason)
+            failed.done(mode)
             continue
         for name, timing in timings.items():
             known = ready[name].known

@@ -152,7 +152,8 @@ class Local(Side):
         try:
             return timer.sample(call, count, self.ground.device, MODES[mode].host)
         except Exception as error:
-            raise SampleError(self.name, reason_of(error)) from None  # whose frames hold tensors
+            reason = reason_of(error)
+        raise SampleError(self.name, reason)  # here, as the frames of the first one hold tensors
 
     def done(self, mode: str) -> None:
         self.chosen.pop(mode, None)
@@ -167,8 +168,8 @@ class Local(Side):
 
     def _check(self) -> None:
         """Compares every candidate with float64; the right ones are ready to be timed."""
-        task, part = self.ground.task, self.ground.part
         try:
+            task, part = self.ground.task, self.ground.part
             # of a task that is compared whole there is one set of ways: a second would take memory
             smalls = self.engine.candidates(part)
             ways: Iterable[tuple[Ready, Ready]] = ((one, one) for one in smalls)
@@ -177,7 +178,7 @@ class Local(Side):
             for small, large in ways:
                 self._compare(small, large)
         except Exception as error:
-            modes = [mode for mode in task.row.modes if not self.ready.get(mode)]
+            modes = [mode for mode in self.ground.row.modes if not self.ready.get(mode)]
             self._settle(modes, self.blank, "failed", reason_of(error))
 
     def _compare(self, small: Ready, large: Ready) -> None:
@@ -204,6 +205,8 @@ class Local(Side):
             elif not self.ready.get(mode):
                 reason = f"{verdict.worst} off by {verdict.error:.1e} of its norm"
                 self.known[mode] = replace(result, status="wrong", reason=reason)
+            if not verdict.right:
+                large.done(mode)
 
     def _settle(self, modes: Iterable[str], blank: Measurement, status: str, reason: str) -> None:
         for mode in modes:
@@ -211,8 +214,11 @@ class Local(Side):
 
 
 def side_of(engine: Engine, ground: Ground) -> Local | None:
-    """The engine on the row in this process; None where rows of its kind are not what it is for."""
-    with suppress(torch.OutOfMemoryError):  # which the side says, unless it finds memory
+    """The engine on the row in this process; None where rows of its kind are not what it is for.
+
+    Where there is no memory for the row, nobody is asked: each engine has failed.
+    """
+    with suppress(torch.OutOfMemoryError):
         if not engine.concerns(ground.task):
             return None
     return Local(engine, ground)

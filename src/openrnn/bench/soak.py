@@ -25,8 +25,8 @@ Call = Callable[[], list[Tensor]]
 STREAMS, ROUNDS = 4, 20  # calls at a time; of these between two looks at the clock
 # bytes by which memory may grow: a CPU's allocator keeps some of what was freed
 GROWTH = {"cuda": 2**20, "cpu": 2**26}
-# bytes that torch keeps of a GPU for four streams, from which on it gives back what no call holds:
-# other processes need memory, too, and memory that is new lies at other addresses
+# bytes of a GPU's memory that torch's allocator holds; beyond that the soak empties its cache:
+# other processes need memory, and new memory has new addresses, which is worth testing
 RESERVED = 4 << 30
 SETTLE = 5.0  # seconds in which autograd's thread frees the graph of a call that has returned
 

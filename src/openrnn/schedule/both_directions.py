@@ -2,7 +2,7 @@
 
 What a loop on the side stream reads and writes is taken on the main stream before it, and kept
 until the main stream has waited for it: the allocator gives memory anew in the order of the stream
-that took it.
+that took it. The states between its chunks are taken on the side stream, which alone uses them.
 
 Input products of a chunk end before its loops are launched. A cluster gets the multiprocessors that
 are free at its launch: beside a product several of its blocks would share one until the loop ends,
@@ -113,7 +113,7 @@ def backward(
     for place, pair in enumerate(pairs):
         if beside is not None:  # loops that begin beside products share multiprocessors with them
             yield Wait(beside)
-        if place:
+        if place:  # both loops begin together, when those before have ended
             yield Wait(SIDE)
             yield Wait(MAIN, stream=SIDE)
         beside = next(streams) if place or above is not None else None
@@ -125,7 +125,7 @@ def backward(
     yield Wait(SIDE)
     several = len(pairs) > 1
     if beside is not None and several:
-        yield Wait(beside)  # which has begun to write dx
+        yield Wait(beside)  # the products on that stream write dx, too
     yield from _products(layer, pairs[-1], "x" if overlap or several else "all", MAIN)
     if several and not overlap:
         yield from _products(layer, [*map(_whole, chunkings)], "weights", MAIN)

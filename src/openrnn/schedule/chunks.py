@@ -29,8 +29,9 @@ class Chunking:
     Args:
         edges: where chunks begin and end, in time, from 0 to T.
         reverse: forward begins with the last chunk.
-        overlap: products of one chunk run on a side stream beside the loop of another; with at_once
-            or wavefront, in backward, those of the weights of the layer above beside its loops.
+        overlap: products of one chunk run on a side stream beside the loop of another; with
+            wavefront, in backward, those of the weights of the layer above beside its loops; with
+            at_once both.
         at_once: the loops of both directions of the layer run at the same time.
         wavefront: its chunks run beside those of other layers.
         step: it is a single step, which has kernels of its own.

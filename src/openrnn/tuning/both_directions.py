@@ -65,26 +65,28 @@ def edges(
         return []
     left = idle(loop, number)
     return overlap.best_edges(
-        steps, beside.own, steps * us, left, costs=costs, others=beside.others
+        steps, beside.own, steps * us, left, costs=costs, others=beside.above
     )  # fmt: skip
 
 
 def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
     """Those of chunks of loops that leave room; None where nothing was measured."""
     grid = plan.ranked(*loop, loops=number)[0].clusters > 1
-    if loop.kind == "backward":  # a grid's chunks each read flags that must be filled before
+    if loop.kind == "backward":  # each chunk of a grid needs its flags filled before: not measured
         return None if grid else overlap.OF_BACKWARD_AT_ONCE
     return overlap.OF_GRIDS_WITH_ROOM if grid else overlap.OF_CLUSTERS
 
 
-def _saved(loop: plan.LoopRequest, steps: int, beside: overlap.Beside, number: int) -> float:
-    """Microseconds that products beside the loops save."""
-    others = beside.others if idle(loop, number) else 0.0
+def _saved(
+    loop: plan.LoopRequest, steps: int, us: float, beside: overlap.Beside, number: int
+) -> float:  # fmt: skip
+    """Microseconds that products beside the loops save; `us`: of a step of both loops."""
+    above = min(beside.above, idle(loop, number) * steps * us)
     costs = _costs(loop, number)
-    if costs is None or not overlap.pays(beside.own):
-        return others
+    if costs is None or not beside.own:
+        return above
     cut = edges(loop, steps, beside, number)
-    return others + (overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0)
+    return above + (overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0)
 
 
 def loops(
@@ -104,11 +106,11 @@ def loops(
     shared = not twice or not _fits(loop, plan.ranked(*loop)[0], 1)
     slower = plan.step_times(loop, 2) if shared else None
     times, number = slower, 2
-    saved = 0.0 if slower is None else _saved(loop, steps, beside, 2)
+    saved = 0.0 if slower is None else _saved(loop, steps, slower.several, beside, 2)
     if twice and (quickest := slower or plan.step_times(loop, 1)) is not None:
         alone = quickest.alone
         several = SHARED * alone if shared else alone
-        own = _saved(loop, steps, beside, 1)
+        own = _saved(loop, steps, several, beside, 1)
         if slower is None or steps * several - own <= steps * slower.several - saved:
             times, number, saved = plan.StepTimes(alone, several), 1, own
     if times is None or times.several > LEAST_GAIN * 2 * times.alone:

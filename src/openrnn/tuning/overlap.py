@@ -48,12 +48,13 @@ class Beside(NamedTuple):
     """Products that may run beside both loops of a layer, in microseconds.
 
     Attributes:
-        own: those of the layer, chunk by chunk beside the loops of other chunks.
-        others: those beside the loops that backward runs first; later loops begin after them.
+        own: those of the layer, each chunk's beside the loops of the next chunk.
+        above: those of the weights of the layer above. They run beside the loops that backward
+            runs first, and the next loops wait for them.
     """
 
     own: float = 0.0
-    others: float = 0.0
+    above: float = 0.0
 
 
 NOTHING = Beside()
@@ -84,6 +85,15 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
         itemsize: bytes of a value.
     """
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
+
+
+def beside(own: float, above: float) -> Beside:
+    """Products beside both loops; too short ones are none.
+
+    Args:
+        own, above: see `Beside`, by `products_time`.
+    """
+    return Beside(own if pays(own) else 0.0, OF_WEIGHTS * above)
 
 
 def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:

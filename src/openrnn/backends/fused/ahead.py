@@ -59,7 +59,7 @@ def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool
     spec = problem.spec
     if spec.bidirectional:
         several = (both_at_once(problem, kind, flags, steps, batch) for steps in (LONG, *OTHERS))
-        return any(loops == 2 for loops in several)
+        return any(2 in loops for loops in several)
     known = measured.knows(problem.capability or (0, 0), problem.processors)
     if spec.wavefront == 0 or not (spec.wavefront or known):
         return False

@@ -90,7 +90,8 @@ class Backward(ForwardLoops):
             if loop.own_flags:
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
                 # two where the next chunk's is filled beside a chunk's loop
-                some = 1 + (chunking.overlap and len(chunking.chunks) > 1)
+                ahead = chunking.overlap and not chunking.at_once and len(chunking.chunks) > 1
+                some = 1 + ahead
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
         # both directions add to one dx

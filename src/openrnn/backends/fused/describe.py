@@ -70,9 +70,13 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     if not steps or problem.capability is None:
         return []
     if spec.bidirectional:
-        if both_at_once(problem, kind, flags, steps, batch) < 2:
+        ways = both_at_once(problem, kind, flags, steps, batch)
+        if 2 not in ways:
             return []
-        head = f"{name} of both directions at once, unless products beside one loop gain more: "
+        some = " in some layers" if len(ways) > 1 else ""
+        head = (
+            f"{name} of both directions at once{some}, unless products beside one loop gain more: "
+        )
         return _of_loops(problem, head, kind, flags, 2)
     deciding = plan.deciding(kind, flags)
     found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
@@ -93,29 +97,49 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 
-def both_at_once(problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int) -> int:
-    """`both_directions.loops` of a problem whose device is known, of its layer that reads most.
+def both_at_once(
+    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int
+) -> set[int]:  # fmt: skip
+    """`both_directions.loops` of all layers of a problem whose device is known.
 
-    But for products that would run beside loops in turn.
+    But for products that would run beside loops in turn. All gradients are wanted, or all but that
+    of x.
     """
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
-        return 0
+        return set()
     cell = traced(spec)
     row = len(planes(cell)) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
     if chunks.for_memory(steps, batch, row) > 1:
-        return 0
+        return set()
     loop = plan.LoopRequest(
         kind, plan.deciding(kind, flags), cell, str(problem.dtype).removeprefix("torch."),
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
-    beside = overlap.NOTHING
-    if spec.input_mode == "linear" and not problem.reset_state:
-        inner = max(map(spec.layer_input, range(spec.num_layers)))
-        rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
-        beside = overlap.Beside(2 * overlap.products_time(steps, batch, rows, inner, itemsize))
     twice = both_directions.held_twice(loop)
-    return both_directions.loops(loop, steps, twice, beside=beside)
+    found = {overlap.NOTHING}
+    if spec.input_mode == "linear" and not problem.reset_state:
+        found = _beside(problem, kind, steps, batch)
+    return {both_directions.loops(loop, steps, twice, beside=beside) for beside in found}
+
+
+def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.Beside]:
+    """The products that may run beside both loops of each layer."""
+    spec = problem.spec
+    rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
+
+    def of(inner: int, above: int) -> overlap.Beside:
+        own, others = (
+            2 * overlap.products_time(steps, batch, rows, columns, itemsize)
+            for columns in (inner, above)
+        )
+        return overlap.beside(own, others)
+
+    inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
+    if kind == "forward":
+        return {of(inner, 0) for inner in inputs}
+    above = [*(inner + spec.output_size for inner in inputs[1:]), 0]
+    return {of(0, above[0]), *map(of, inputs, above)}
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:

@@ -43,10 +43,10 @@ class InputGradient:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self._written: list[tuple[int, int]] = []  # begins and ends of steps, apart and in order
+        self._written: list[tuple[int, int]] = []  # ranges of steps that do not touch
 
     def parts(self, begin: int, end: int) -> list[tuple[int, int, bool]]:
-        """These steps cut where it is written and where not: begin, end, and whether it is.
+        """Splits steps into ranges that are written and that are not: (begin, end, written).
 
         From now on all of them count as written.
         """

@@ -21,7 +21,7 @@ from openrnn.native.nvrtc import CudaKernel, Parameter
 from openrnn.native.side_stream import streams
 
 _address = Tensor.data_ptr
-Handles = Sequence[int]  # of the main stream and those side streams that are used
+Handles = Sequence[int]  # of the streams by their numbers, up to the last that is used
 Run = Callable[[Sequence[int], Handles, Any], None]  # of the values; with `Streams`, if any
 
 

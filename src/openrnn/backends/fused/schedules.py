@@ -240,8 +240,9 @@ def at_once(
     products that would run beside loops in turn take as long as what is gained.
 
     Args:
-        columns, inner, above: of the layer's matrices, of those whose products run beside both
-            loops, and of the weights of the layer above.
+        columns: of the layer's matrices.
+        inner: columns of those whose products run beside both loops.
+        above: columns of the weights of the layer above.
 
     Returns:
         how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
@@ -294,12 +295,10 @@ def edges_at_once(
 def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
     """The products that run beside both loops of a layer where that pays; see `at_once`."""
     one = key.layer(layer, 0)
-    own, others = (2 * _products_time(key, one, columns) for columns in (inner, above))
-    if key.reset_states or one.skips or not overlap.pays(own):
-        own = 0.0
-    if not own + others or not supported():
-        return overlap.NOTHING
-    return overlap.Beside(own, overlap.OF_WEIGHTS * others)
+    alone = key.reset_states or one.skips
+    own, over = (2 * _products_time(key, one, columns) for columns in (inner, above))
+    found = overlap.beside(0.0 if alone else own, over)
+    return found if found != overlap.NOTHING and supported() else overlap.NOTHING
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:

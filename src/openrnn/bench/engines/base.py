@@ -65,6 +65,7 @@ class Ready:
 
     def done(self, mode: str) -> None:
         """Frees what it holds for a mode that does not run any more."""
+        self._y = None
 
     def names(self, mode: str) -> list[str]:
         """What `run` returns, by name."""

@@ -28,6 +28,7 @@ class Replayed(Ready):
 
     def done(self, mode: str) -> None:
         self.graphs.pop(mode, None)  # whose memory is its own
+        self.inner.done(mode)
 
 
 class GraphReplay(Engine):

@@ -29,15 +29,15 @@ __all__ = [
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
-# 24 sums in 32 vector registers, or 12 in 16, a tile would be near to spilling registers.
+# 24 sums in 32 vector registers, or 12 in 16, a tile would spill registers, or nearly.
 TILE_PANELS = (4, 4, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1) if REGISTERS == 32 else (4, 2, 1, 1, 1, 1)
 _UNITS = (8, 8, 4, 4, 4) if REGISTERS == 32 else (8, 4, 4)
 
 HIGHEST = len(TILE_PANELS)  # rows of a tile of `product`
 
-# Rows of B that a tile asks for ahead of those that it multiplies, 4 KiB of each panel: the
-# processor's own prefetching ends at each page and leaves a tile waiting for the caches that cores
-# share. Tiles of one and two rows have little to do for each line, and gain nothing.
+# Rows of B that a tile asks for before those that it multiplies: with AVX-512 4 KiB of each panel.
+# The processor's own prefetching ends at each page and leaves a tile waiting for the caches that
+# cores share. Tiles of one and two rows have little to do for each line, and gain nothing.
 AHEAD, LEAST_AHEAD = 32, 3
 LINE = 64  # bytes
 
