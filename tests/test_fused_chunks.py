@@ -241,6 +241,18 @@ def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first(
     assert both_directions.edges(grid, 300, overlap.Beside(160.0), 2) == []  # not measured
 
 
+def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
+    """As where only kernels of one family are let, and the table has times of another."""
+    cell = traced(cells.lstm.spec(512, 512))
+    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    beside = overlap.beside(160.0, 100.0)
+    assert both_directions.loops(loop, 300, False, beside=beside) == 2
+    ranked = plan.ranked
+    monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())
+    assert both_directions.edges(loop, 300, beside, 2) == []
+    assert both_directions.loops(loop, 300, False, beside=beside) == 2  # by the times alone
+
+
 def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
     """Their products are too short to pay for a chunk more."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: 1 // 0)

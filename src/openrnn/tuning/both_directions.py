@@ -70,8 +70,11 @@ def edges(
 
 
 def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
-    """Those of chunks of loops that leave room; None where nothing was measured."""
-    grid = plan.ranked(*loop, loops=number)[0].clusters > 1
+    """Those of chunks of loops that leave room; None where there is no kernel, or none measured."""
+    config = next(iter(plan.ranked(*loop, loops=number)), None)
+    if config is None:
+        return None
+    grid = config.clusters > 1
     if loop.kind == "backward":  # each chunk of a grid needs its flags filled before: not measured
         return None if grid else overlap.OF_BACKWARD_AT_ONCE
     return overlap.OF_GRIDS_WITH_ROOM if grid else overlap.OF_CLUSTERS
