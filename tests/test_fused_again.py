@@ -323,6 +323,15 @@ def test_a_program_does_what_the_pass_does(
             assert found[0].abs().sum() > 0
 
 
+def masks_of_11_steps(names):
+    """Lengths, resets and a seed of dropout masks, those that are named."""
+    every = {
+        "lengths": torch.tensor([0, 3, 11, 6, 1]), "reset": torch.rand(11, BATCH) < 0.3,
+        "seed": torch.tensor([5, 0]),
+    }  # fmt: skip
+    return {name: every[name] for name in names}
+
+
 @pytest.mark.parametrize("configs", [CLUSTERS, GRIDS], ids=["clusters", "grids"])
 @pytest.mark.parametrize("hidden", [16, 13])
 @pytest.mark.parametrize(
@@ -330,13 +339,8 @@ def test_a_program_does_what_the_pass_does(
 )
 def test_chunks_of_both_directions_compute_what_one_does(pretended, configs, hidden, masks):
     """Also as a program; each direction's states go from chunk to chunk."""
-    length, found = 11, []
-    given = {
-        "lengths": torch.tensor([0, 3, 11, 6, 1]), "reset": torch.rand(length, BATCH) < 0.3,
-        "seed": torch.tensor([5, 0]),
-    }  # fmt: skip
-    options = {name: given[name] for name in masks}
-    options |= {"dropout": 0.4} if "seed" in masks else {}
+    length, found, given = 11, [], masks_of_11_steps(masks)
+    options = {**given, **({"dropout": 0.4} if "seed" in masks else {})}
     for cuts in ((), (0, 2, 5, length)):
         torch.manual_seed(0)
         call = pretended(
@@ -347,7 +351,7 @@ def test_chunks_of_both_directions_compute_what_one_does(pretended, configs, hid
         out = BACKENDS["fused"].forward(call)
         found.append([out.y, *out.finals])
         run = BACKENDS["fused"].repeat(call, shapes_of(call))
-        every = [call.x, *call.params, *call.states, *(given[name] for name in masks)]
+        every = [call.x, *call.params, *call.states, *given.values()]
         found.append(run(every))
     for other in found[1:]:
         for one, wanted in zip(other, found[0]):
@@ -362,13 +366,8 @@ def test_chunks_of_both_directions_have_the_gradients_of_one(
     pretended, configs, hidden, cuts, masks
 ):
     """Both directions write and add dx of other chunks; also as a program."""
-    length, found = 11, []
-    given = {
-        "lengths": torch.tensor([0, 3, 11, 6, 1]), "reset": torch.rand(length, BATCH) < 0.3,
-        "seed": torch.tensor([5, 0]),
-    }  # fmt: skip
-    options = {name: given[name] for name in masks}
-    options |= {"dropout": 0.4} if "seed" in masks else {}
+    length, found, given = 11, [], masks_of_11_steps(masks)
+    options = {**given, **({"dropout": 0.4} if "seed" in masks else {})}
     for cut in ((), cuts):
         torch.manual_seed(0)
         call = pretended(
@@ -379,7 +378,7 @@ def test_chunks_of_both_directions_have_the_gradients_of_one(
         shapes, count = shapes_of(call), len(call.params)
         inner = [(1, *call.x.shape), *(state.shape for state in call.states)]
         run = BACKENDS["fused"].repeat_recorded(call, shapes, inner)
-        every = [call.x, *call.params, *call.states, *(given[name] for name in masks)]
+        every = [call.x, *call.params, *call.states, *given.values()]
         forward = run.forward(every)
         grads = [torch.ones(shape) for shape in shapes]
         outputs = [forward[0], *forward[3:]]

@@ -195,16 +195,21 @@ def test_both_directions_run_at_once_and_after_what_they_need(overlap, layers, f
         assert {one for one in operations if not isinstance(one, Wait | WaitForLaunch)} == ended
 
 
+def both(edges, fills):
+    """The chunkings of both directions of a layer that run at once, of 11 steps."""
+    mirrored = tuple(11 - edge for edge in reversed(edges))
+    return tuple(
+        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
+        for cuts, reverse in ((edges, False), (mirrored, True))
+    )
+
+
 @pytest.mark.parametrize("fills", [(), ("forward",)], ids=str)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("edges", EDGES[1:], ids=str)
 def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers, fills):
     """Once both run, and before the loops that follow, each on a stream that nothing else has."""
-    mirrored = tuple(11 - edge for edge in reversed(edges))
-    pair = tuple(
-        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
-        for cuts, reverse in ((edges, False), (mirrored, True))
-    )
+    pair = both(edges, fills)
     operations = schedule.forward((pair,) * layers)
     for place, operation in enumerate(operations):
         done = finished_before(operations, operation.stream, place)
@@ -263,11 +268,7 @@ def test_products_of_weights_wait_for_the_launches_of_the_layer_below(layers):
 @pytest.mark.parametrize("edges", EDGES[1:], ids=str)
 def test_dx_of_a_chunk_is_computed_beside_both_loops_of_the_next(edges, layers, fills):
     """Once both run, and before the loops that follow, each on a stream that nothing else has."""
-    mirrored = tuple(11 - edge for edge in reversed(edges))
-    pair = tuple(
-        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
-        for cuts, reverse in ((edges, False), (mirrored, True))
-    )
+    pair = both(edges, fills)
     operations = schedule.backward((pair,) * layers)
     beside, chunks = set(), len(edges) - 1
     for place, operation in enumerate(operations):
