@@ -214,7 +214,7 @@ def test_two_loops_at_once_leave_room_for_long_products():
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops(loop, 300, True) == 1
-    beside = overlap.beside(160.0, 0.0)
+    beside = overlap.Beside(160.0)
     assert both_directions.loops(loop, 300, True, beside=beside) == 2
     assert both_directions.edges(loop, 300, beside, 1) == []
     cut = both_directions.edges(loop, 300, beside, 2)
@@ -245,7 +245,7 @@ def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
     """As where only kernels of one family are let, and the table has times of another."""
     cell = traced(cells.lstm.spec(512, 512))
     loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
-    beside = overlap.beside(160.0, 100.0)
+    beside = overlap.Beside(160.0, 73.0)
     assert both_directions.loops(loop, 300, False, beside=beside) == 2
     ranked = plan.ranked
     monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())

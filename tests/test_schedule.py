@@ -142,6 +142,8 @@ def needs_at_once(operation, operations):
         return []
     layer, own = operation.layer, (operation.direction,)
     number = operation.chunk.number if isinstance(operation, OfChunk) else None
+    cut = [one for one in operations if isinstance(one, CutMasks)]
+    masks = [one for one in cut if one.chunk == getattr(operation, "chunk", None)]
     if isinstance(operation, InputProduct):  # of both directions of the layer below
         room = of(MakeRoom, layer, own, number)
         return [*of(BeginLayer, layer, own), *of(Loop, layer - 1), *room]
@@ -149,13 +151,9 @@ def needs_at_once(operation, operations):
         return [*of(BeginLayer, layer, own), *of(MakeRoom, layer, own, number)]
     if isinstance(operation, Loop) and not back:
         read = of(InputProduct | FillFlags, layer, own, number)
-        cut = [other for other in operations if isinstance(other, CutMasks)]
-        masks = [other for other in cut if other.chunk == operation.chunk]
-        return [*read, *masks[:1], *(of(Loop, layer, own, number - 1) if number else [])]
+        return [*read, *masks, *(of(Loop, layer, own, number - 1) if number else [])]
     if isinstance(operation, Loop):  # dy is the dx of the layer above, to which both add
         filled, later = of(FillFlags, layer, own, number), of(Loop, layer, own, number + 1)
-        cut = [one for one in operations if isinstance(one, CutMasks)]
-        masks = [one for one in cut if one.chunk == operation.chunk]
         dy = to_dx(of(GradientProducts, layer + 1))
         return [*of(BeginLayer, layer, own), *dy, *filled, *later, *masks]
     if isinstance(operation, GradientProducts) and operation.of == "weights":  # of all steps

@@ -109,6 +109,9 @@ def backward(
     yield BeginLayer(layer, 1, loops)
     yield from _masks(pairs)
     yield Wait(MAIN, stream=SIDE)
+    several = len(pairs) > 1
+    # what runs beside the first loops: layer, chunk of each direction, which products
+    work = None if above is None else (layer + 1, [one.whole for one in above], "weights")
     beside: int | None = None
     for place, pair in enumerate(pairs):
         if beside is not None:  # loops that begin beside products share multiprocessors with them
@@ -116,19 +119,17 @@ def backward(
         if place:  # both loops begin together, when those before have ended
             yield Wait(SIDE)
             yield Wait(MAIN, stream=SIDE)
-        beside = next(streams) if place or above is not None else None
+            work = layer, [*pairs[place - 1]], "x"
+        beside = None if work is None else next(streams)
         yield from _loops(layer, pair, "backward", beside, fills)
-        if beside is not None and place:
-            yield from _products(layer, pairs[place - 1], "x", beside)
-        elif beside is not None and above is not None:
-            yield from _products(layer + 1, [*map(_whole, above)], "weights", beside)
+        if work is not None and beside is not None:
+            yield from _products(*work, beside)
     yield Wait(SIDE)
-    several = len(pairs) > 1
     if beside is not None and several:
         yield Wait(beside)  # the products on that stream write dx, too
     yield from _products(layer, pairs[-1], "x" if overlap or several else "all", MAIN)
     if several and not overlap:
-        yield from _products(layer, [*map(_whole, chunkings)], "weights", MAIN)
+        yield from _products(layer, [one.whole for one in chunkings], "weights", MAIN)
     if above is not None:
         if beside is not None and not several:
             yield Wait(beside)
@@ -149,12 +150,6 @@ def product_streams(backward: bool) -> Iterator[int]:
     stream had waited for its stream before (CUDA 13, H100 and H200).
     """
     return count(SIDE + 1 if backward else SIDE + 2, 2)
-
-
-def _whole(chunking: Chunking) -> Chunk:
-    """All steps as one chunk."""
-    begin, end = chunking.edges[0], chunking.edges[-1]
-    return Chunk(0, begin, end, end - begin)
 
 
 def _finish(layer: int) -> Iterator[Operation]:

@@ -49,6 +49,12 @@ class Chunking:
     loops: int = 1
     fills: frozenset[str] = frozenset()
 
+    @property
+    def whole(self) -> Chunk:
+        """All steps as one chunk."""
+        begin, end = self.edges[0], self.edges[-1]
+        return Chunk(0, begin, end, end - begin)
+
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """The chunks as forward runs them."""

@@ -73,7 +73,7 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
     """
     layers, streams, chunks = len(chunkings), _streams(chunkings), chunkings[0].chunks
     overlap = chunkings[0].overlap
-    whole = Chunk(0, chunks[0].begin, chunks[-1].end, chunks[-1].end - chunks[0].begin)
+    whole = chunkings[0].whole
     for layer in reversed(range(layers)):
         if dropout and layer:
             yield Dropout(layer - 1)  # what this layer read was not saved

@@ -17,11 +17,16 @@ def held_twice(loop: plan.LoopRequest) -> bool:
 
     A multiprocessor that runs blocks of two grids was not measured, so each has its own.
     """
-    config = next(iter(plan.ranked(*loop)), None)
+    config = _first(loop)
     if config is None:
         return False
     blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config) if config.clusters == 1 else 1
     return _fits(loop, config, blocks)
+
+
+def _first(loop: plan.LoopRequest, number: int = 1) -> KernelConfig | None:
+    """The first kernel for so many loops at once, if there is one."""
+    return next(iter(plan.ranked(*loop, loops=number)), None)
 
 
 def _fits(loop: plan.LoopRequest, config: KernelConfig, blocks: int) -> bool:
@@ -36,7 +41,7 @@ def idle(loop: plan.LoopRequest, number: int) -> float:
     Args:
         number: for how many loops at once their kernel is chosen.
     """
-    config = next(iter(plan.ranked(*loop, loops=number)), None)
+    config = _first(loop, number)
     if config is None:
         return 0.0
     blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
@@ -71,7 +76,7 @@ def edges(
 
 def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
     """Those of chunks of loops that leave room; None where there is no kernel, or none measured."""
-    config = next(iter(plan.ranked(*loop, loops=number)), None)
+    config = _first(loop, number)
     if config is None:
         return None
     grid = config.clusters > 1

@@ -6,7 +6,7 @@ chunk, and backward the gradients of the chunk before. The products of forward's
 backward's last chunk run alone, so that chunk is mostly the shortest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
@@ -87,13 +87,15 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
 
 
-def beside(own: float, above: float) -> Beside:
-    """Products beside both loops; too short ones are none.
+def beside(time: Callable[[int], float], inner: int, above: int) -> Beside:
+    """Products of both directions beside both loops; too short ones of the layer are none.
 
     Args:
-        own, above: see `Beside`, by `products_time`.
+        time: of the products of one direction with so many columns, see `products_time`.
+        inner, above: columns that are multiplied of the layer, and of the layer above.
     """
-    return Beside(own if pays(own) else 0.0, OF_WEIGHTS * above)
+    own = 2 * time(inner)
+    return Beside(own if pays(own) else 0.0, 2 * OF_WEIGHTS * time(above))
 
 
 def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:

@@ -1,5 +1,7 @@
 """How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
+from functools import partial
+
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
 from openrnn.codegen.cuda import planes
@@ -128,13 +130,10 @@ def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.
     spec = problem.spec
     rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
 
-    def of(inner: int, above: int) -> overlap.Beside:
-        own, others = (
-            2 * overlap.products_time(steps, batch, rows, columns, itemsize)
-            for columns in (inner, above)
-        )
-        return overlap.beside(own, others)
+    def time(columns: int) -> float:
+        return overlap.products_time(steps, batch, rows, columns, itemsize)
 
+    of = partial(overlap.beside, time)
     inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
     if kind == "forward":
         return {of(inner, 0) for inner in inputs}

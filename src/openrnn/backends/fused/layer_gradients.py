@@ -45,14 +45,18 @@ class InputGradient:
         self.tensor = tensor
         self._written: list[tuple[int, int]] = []  # ranges of steps that do not touch
 
-    def parts(self, begin: int, end: int) -> list[tuple[int, int, bool]]:
-        """Splits steps into ranges that are written and that are not: (begin, end, written).
+    def parts(self, chunk: Chunk) -> list[tuple[Chunk, bool]]:
+        """Splits a chunk into ranges of steps that are written and that are not, and says which.
 
         From now on all of them count as written.
         """
+        number, begin, end, _ = chunk
         edges = {edge for span in self._written for edge in span if begin < edge < end}
         found = [
-            (first, last, any(low <= first < high for low, high in self._written))
+            (
+                Chunk(number, first, last, last - first),
+                any(low <= first < high for low, high in self._written),
+            )
             for first, last in pairwise(sorted({begin, end} | edges))
         ]
         spans = [*self._written, (begin, end)]
@@ -138,9 +142,11 @@ class LayerGradients:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None and of != "weights":
-            for begin, end, add in self.dx.parts(chunk.begin, chunk.end):
-                here = d_gates[begin - chunk.begin : end - chunk.begin]
-                input_gradient(self.weights, self.dx.tensor[begin:end], here, add)
+            for part, add in self.dx.parts(chunk):
+                here = d_gates
+                if part != chunk:  # a slice costs the host
+                    here = d_gates[part.begin - chunk.begin : part.end - chunk.begin]
+                input_gradient(self.weights, part.of(self.dx.tensor), here, add)
         if of == "x":
             return
         if self._input is not None:

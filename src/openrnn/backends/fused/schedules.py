@@ -5,6 +5,7 @@ Chunks bound the memory of a long call, or let products of one chunk run beside 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -295,10 +296,9 @@ def edges_at_once(
 def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
     """The products that run beside both loops of a layer where that pays; see `at_once`."""
     one = key.layer(layer, 0)
-    alone = key.reset_states or one.skips
-    own, over = (2 * _products_time(key, one, columns) for columns in (inner, above))
-    found = overlap.beside(0.0 if alone else own, over)
-    return found if found != overlap.NOTHING and supported() else overlap.NOTHING
+    inner = 0 if key.reset_states or one.skips else inner
+    found = overlap.beside(partial(_products_time, key, one), inner, above)
+    return found if any(found) and supported() else overlap.NOTHING
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
