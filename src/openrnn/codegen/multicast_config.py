@@ -14,24 +14,29 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.trace import Traced
 
+PRODUCT_WARPS, CELL_WARPS = 8, 4  # of a block
+
 
 @dataclass(frozen=True)
 class MulticastConfig(KernelConfig):
     """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
 
-    Two warpgroups of a block hold its rows of R, each half of its K; of four more warps one copies
-    the operand and one sets flags. `groups`: of a cluster, dealt out evenly to its blocks, which
-    own their cells; `tiles_in_flight`: sets of rows that take turns. Operands have 16 bits.
+    Two warpgroups of a block hold its rows of R, each half of its K, four warps compute cells; of
+    four more two copy the operand and one publishes it. `groups`: of a cluster, dealt out evenly to
+    its blocks, which own their cells; `tiles_in_flight`: sets of rows that take turns. Operands
+    have 16 bits.
 
     Args:
         clusters: that share R.
+        buffers: of the operand, each for all of a set's.
     """
 
     clusters: int = 1
+    buffers: int = 1
 
     operand: ClassVar[str]  # what the product reads, in words
     y_flags = False
-    most_spilled = 64  # mostly before the loop, by what is in the machine code
+    most_spilled = 16  # before the loop, by what is in the machine code
     k_parts = 1  # blocks that share K; more in backward
 
     @abstractmethod
@@ -61,32 +66,35 @@ class MulticastConfig(KernelConfig):
         return ceil_div(self._block_sums(cell), 8)
 
     def slots(self) -> int:
-        return ceil_div(self.groups_of_block * self.tiles, 8)
+        """Of a warp that computes cells."""
+        groups = self.groups_of_block
+        warps_of_group = max(1, CELL_WARPS // groups)
+        return ceil_div(groups, CELL_WARPS) * ceil_div(self.tiles, warps_of_group)
 
     def _exchange_bytes(self, cell: Traced, dtype: str) -> int:
         operand = self.k_tiles(cell, dtype) * self.tiles * 1024
-        return operand + self.tiles_in_flight * self._block_sums(cell) * self.tiles * 512
+        return self.buffers * operand + 2 * self._block_sums(cell) * self.tiles * 512
 
     def shared(self, cell: Traced, dtype: str) -> int:
         sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
-        front = ceil_div(24 + 8 * sets + 4 * self.rows, 128) * 128  # mbarriers, row numbers
+        # mbarriers, row numbers
+        front = ceil_div(16 * (self.buffers + 3) + 8 * sets + 4 * self.rows, 128) * 128
         per_slot += RESET_BYTES if self.reset else 0
-        inputs = ceil_div(sets * 8 * self.slots() * per_slot, 128) * 128
-        matrix = 8 * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
+        inputs = ceil_div(sets * CELL_WARPS * self.slots() * per_slot, 128) * 128
+        matrix = PRODUCT_WARPS * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
         return front + self._exchange_bytes(cell, dtype) + inputs + matrix
 
     def sum_parts(self, batch: int) -> int:
         return super().sum_parts(batch) * self.tiles_in_flight
 
     def _flag_buffer(self, batch: int, messages: int, operand: int) -> FlagBuffer:
-        """Rows of 128 bytes: a flag of each block and set, then bytes for two steps of each set.
+        """Rows of 128 bytes: a counter of each set and half of K, then two steps of each set.
 
         Args:
-            messages: of these bytes, which are filled as flags are; operand: those after them.
+            messages: bytes of a step, which are filled as counters are; operand: those after them.
         """
         sets = ceil_div(batch, self.rows) * self.tiles_in_flight
-        filled = ceil_div(4 * sets * self.cluster * self.clusters, 128)
-        filled += 2 * sets * messages // 128
+        filled = sets * 2 * self.k_parts + 2 * sets * messages // 128
         return FlagBuffer((1, filled + 2 * sets * operand // 128, 64), filled)
 
 
@@ -96,6 +104,11 @@ class MulticastForwardConfig(MulticastConfig, ForwardConfig):
 
     skeleton = "multicast_forward.cuh"
     operand = "h"
+
+    @property
+    def most_spilled(self) -> int:  # type: ignore[override]
+        """Before the loop: a float32 R is rounded in twice as many registers."""
+        return 224 if self.half_operands else super().most_spilled
 
     def _k_size(self, cell: Traced) -> int:
         return self.units
@@ -128,5 +141,6 @@ class MulticastBackwardConfig(MulticastConfig, BackwardConfig):
         return 1
 
     def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
-        messages = self.cluster * self.clusters * (self.k_parts - 1) * 8 * self.slots() * 256
+        sent = CELL_WARPS * self.slots() * 256  # bytes from a block to another in a step
+        messages = self.cluster * self.clusters * (self.k_parts - 1) * sent
         return self._flag_buffer(batch, messages, self._k_size(cell) * 8 * self.tiles * 2)

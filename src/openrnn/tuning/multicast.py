@@ -1,7 +1,8 @@
 """Kernels to which TMA brings the product's operand: those that fit, and a model of their step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TypeVar
 
 from openrnn.codegen.bounds import half_operands
@@ -16,19 +17,21 @@ from openrnn.tuning.limits import Limits
 Config = TypeVar("Config", bound=MulticastConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
-SETS = 2  # of rows, which take turns
-TILES = (2, 3, 4, 6, 8)  # of 8 rows, in a set
+# sets of rows, which take turns; the better ones first, where the model sees no difference
+FORWARD_SETS, BACKWARD_SETS = (4, 3, 2), (2, 3, 4)
+TILES = (2, 3, 4)  # of 8 rows, in a set
 K_PARTS = (1, 2, 4)  # of backward's K
-WARPS = 12  # two warpgroups that compute, four warps more
-MOST_FRAGMENTS = 16  # of R that a warp holds in registers
+WARPS = 16  # two warpgroups that multiply, one for cells, one that copies and publishes
+# fragments of R that a warp holds in registers; more where shared memory has too little room
+FORWARD_FRAGMENTS, BACKWARD_FRAGMENTS = (14, 16), (12, 14, 15, 16)
+MOST_FRAGMENTS = 15  # in backward with four tiles, whose cells need the registers
 MOST_SUMS = 8  # of 8 units each, that a block computes: the rows of a warpgroup's product
 # cycles of a step: fixed, for each tile of all sets, and for each value of a row of R in a block;
-# more where blocks share K. Fitted to 399 and 184 kernels of LSTMs, GRUs and plain RNNs, H 512 to
-# 2560, timed alone on an H200: standard deviations of 6 and 7%. Kernels that spill take up to 30%
-# longer, as do those of float32 that save activations
-_FORWARD = 2500.0, 360.0, 2.8
-_BACKWARD = 3500.0, 475.0, 1.8
-_MESSAGES = 2350.0
+# more where blocks share K. Fitted to 46 and 12 kernels of LSTMs, H 512 to 1536, timed alone on an
+# H100: standard deviations of 7 and 4%. Kernels that spill in their loop take up to twice as long
+_FORWARD = 1180.0, 430.0, 2.45
+_BACKWARD = 900.0, 690.0, 2.9
+_MESSAGES = 1200.0
 
 
 def forwards(
@@ -39,12 +42,12 @@ def forwards(
     half = half_operands(cell, dtype)
     if len(cell.gates) > MOST_SUMS or not (clusters := _clusters(units, groups, limits)):
         return
-    for tiles in TILES:
+    for sets, tiles in product(FORWARD_SETS, TILES):
         config = MulticastForwardConfig(
-            units, CLUSTER, WARPS, groups * CLUSTER, tiles, SETS, 0, 2, True, clusters=clusters,
-            half_operands=half,
+            units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True, low_register=True,
+            clusters=clusters, half_operands=half,
         )  # fmt: skip
-        yield from _filled(config, cell, dtype, limits)
+        yield from _filled(config, FORWARD_FRAGMENTS, cell, dtype, limits)
 
 
 def backwards(
@@ -57,12 +60,13 @@ def backwards(
         uneven = units % (16 * k_parts * groups) or units * len(cell.gates) % (64 * k_parts)
         if uneven or not (clusters := _clusters(units, groups, limits)) or clusters % k_parts:
             continue
-        for tiles in TILES:
+        for sets, tiles in product(BACKWARD_SETS, TILES):
             config = MulticastBackwardConfig(
-                units, CLUSTER, WARPS, groups * CLUSTER, tiles, SETS, 0, 2, True,
-                clusters=clusters, k_parts=k_parts, low_register=True,
+                units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
+                low_register=True, clusters=clusters, k_parts=k_parts,
             )  # fmt: skip
-            yield from _filled(config, cell, dtype, limits)
+            most = [held for held in BACKWARD_FRAGMENTS if tiles < 4 or held <= MOST_FRAGMENTS]
+            yield from _filled(config, most, cell, dtype, limits)
 
 
 def _clusters(units: int, groups: int, limits: Limits) -> int:
@@ -73,15 +77,22 @@ def _clusters(units: int, groups: int, limits: Limits) -> int:
     return clusters if fits else 0
 
 
-def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterator[Config]:
-    """The kernel with as much of R in registers as they hold, where it fits."""
-    one_group = config.tiles % config.slots() == 0  # of units, whose cells a warp has
-    if config.operand_bytes(dtype) != 2 or not one_group:
+def _filled(
+    config: Config, most: Sequence[int], cell: Traced, dtype: str, limits: Limits
+) -> Iterator[Config]:
+    """The kernel with as much of R in registers as they hold, where it fits.
+
+    With two sets a second buffer of the operand would be waited for as long as the first one.
+    """
+    if config.operand_bytes(dtype) != 2:
         return
-    held = min(config.fragments(cell, dtype), MOST_FRAGMENTS)
-    made = replace(config, register_fragments=held)
-    if made.shared(cell, dtype) <= limits.shared:
-        yield made
+    fragments = config.fragments(cell, dtype)
+    buffers = (2, 1) if config.tiles_in_flight > 2 else (1,)
+    for number, held in product(buffers, most):
+        made = replace(config, buffers=number, register_fragments=min(fragments, held))
+        if made.shared(cell, dtype) <= limits.shared:
+            yield made
+            return
 
 
 def step_time(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:

@@ -10,7 +10,8 @@
 //   of a block, GROUPS_EACH (of 8 units, at most; of a warp in forward.cuh, of a block in
 //   backward.cuh, of a cluster in grids), TILES of 8 rows in one product, TILES_IN_FLIGHT such
 //   products that take turns, REGISTER_FRAGMENTS of R in registers, STAGES of the ring buffer of
-//   inputs, WGMMA, LOW_REGISTER (hold fewer addresses, load R a little at a time).
+//   inputs, BUFFERS of the operand that TMA brings, WGMMA, LOW_REGISTER (hold fewer addresses, load
+//   R a little at a time).
 // Of the call:  LENGTHS, RESET, ALL_STATES (they are returned), RESET_STATE (states after a reset
 //   are given), SAVE (forward saves activations), PADDED (H is not a multiple of 8).
 

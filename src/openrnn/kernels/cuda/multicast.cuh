@@ -8,9 +8,10 @@
 // SUM_GROUPS groups that they own together, each over its part of K.
 //
 // Two warpgroups of a block hold its rows of R, each half of its K, most of it in registers. They
-// multiply, add their shares of the sums through shared memory, and compute the cells. Of four more
-// warps one copies the operand of the next turn, one publishes what this block adds to the operand
-// of the next step by setting its flag, and two do nothing.
+// multiply one turn after the other and leave their shares of the sums in shared memory. Four warps
+// compute the cells of a turn from there, while the next one is multiplied. Of four more warps two
+// copy operands of the turns to come, each a half of K; one publishes what this block adds to the
+// operand of the next step, by a counter; and one does nothing.
 //
 // K: length of a row of R. SUMS: sums of a cell, each with a row of R.
 
@@ -26,37 +27,51 @@ constexpr int ROWS = SETS * SET_ROWS;
 constexpr int BLOCK_GROUPS = GROUPS_EACH / CLUSTER;
 constexpr int SUM_GROUPS = BLOCK_GROUPS * K_PARTS;
 constexpr int BLOCKS = GROUPS / BLOCK_GROUPS;
-constexpr int HALVES = 2;                    // of a block's K, each of a warpgroup
-constexpr int COMPUTE_WARPS = 4 * HALVES;
+constexpr int HALVES = 2;  // of a block's K, each of a warpgroup
+constexpr int PRODUCT_WARPS = 4 * HALVES, CELL_WARPS = 4;
+// Registers of a thread, by its role: one warpgroup's four times 128 are two, one and one of these.
+// With fewer, ptxas has each wgmma wait for the one before.
+constexpr int NEEDED = (8 * REGISTER_FRAGMENTS + 2 * TILES + 48 + 7) / 8 * 8;
+constexpr int OTHER_REGISTERS = 24, PRODUCT_REGISTERS = NEEDED > 136 ? NEEDED : 136;
+constexpr int CELL_REGISTERS = 4 * 128 - 2 * PRODUCT_REGISTERS - OTHER_REGISTERS;
 constexpr int K_TILES = K / K_TILE / HALVES / K_PARTS;
 constexpr int MMA_ROWS = (SUM_GROUPS * SUMS + 7) / 8;  // of a warp
-constexpr int SLOTS = (BLOCK_GROUPS * TILES + COMPUTE_WARPS - 1) / COMPUTE_WARPS;  // of a warp
+// slots of a warp for cells: some groups, of each some tiles
+constexpr int GROUPS_OF_WARP = (BLOCK_GROUPS + CELL_WARPS - 1) / CELL_WARPS;
+constexpr int WARPS_OF_GROUP = BLOCK_GROUPS < CELL_WARPS ? CELL_WARPS / BLOCK_GROUPS : 1;
+constexpr int TILES_OF_WARP = (TILES + WARPS_OF_GROUP - 1) / WARPS_OF_GROUP;
+constexpr int SLOTS = GROUPS_OF_WARP * TILES_OF_WARP;
 #include "product.cuh"
 
 constexpr int HALF_BYTES = K_TILES * 4 * CHUNK_BYTES;  // the operand of a set, one half of K
 constexpr int STEP_BYTES = K_PARTS * HALVES * HALF_BYTES;  // the same, all of K
-constexpr int FLAGS_OF_HALF = BLOCKS / HALVES / K_PARTS;
-constexpr int FLAGS_OF_LANE = (FLAGS_OF_HALF + 31) / 32;
+constexpr int BLOCKS_OF_HALF = BLOCKS / HALVES / K_PARTS;
+constexpr int COUNTER_BYTES = HALVES * K_PARTS * 128;  // of a set
 constexpr int SHARES_BYTES = SUM_GROUPS * TILES * HALVES * SUMS * 256;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 
 // shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
 // registers do not hold of R
-constexpr int FULL = 0, EMPTY = HALVES * 8, STORED = EMPTY + 8;  // mbarriers, the last for each set
+// mbarriers: FULL for each buffer of the operand and half, STORED for each set; the others for even
+// and for odd turns
+constexpr int FULL = 0, EMPTY = BUFFERS * HALVES * 8, SUMMED_UP = EMPTY + 2 * 8;
+constexpr int READ = SUMMED_UP + 2 * 8, STORED = READ + 2 * 8;
 constexpr int AT_ROWS = STORED + SETS * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_SHARES = AT_OPERAND + HALVES * HALF_BYTES;
-constexpr int AT_INPUTS = AT_SHARES + SETS * SHARES_BYTES;
+constexpr int AT_SHARES = AT_OPERAND + BUFFERS * HALVES * HALF_BYTES;
+constexpr int AT_INPUTS = AT_SHARES + 2 * SHARES_BYTES;  // of even and of odd turns
 constexpr int AT_WEIGHTS =
-    (AT_INPUTS + SETS * COMPUTE_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
-constexpr int SHARED_BYTES = AT_WEIGHTS + COMPUTE_WARPS * MATRIX_BYTES;
+    (AT_INPUTS + SETS * CELL_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
+constexpr int SHARED_BYTES = AT_WEIGHTS + PRODUCT_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
-static_assert(WARPS == COMPUTE_WARPS + 4, "two warpgroups that compute, and one more");
+static_assert(WARPS == PRODUCT_WARPS + CELL_WARPS + 4, "four warpgroups");
+static_assert(SETS > 1, "while one set's operand is on its way another one is computed");
+static_assert(CELL_WARPS % BLOCK_GROUPS == 0 || BLOCK_GROUPS % CELL_WARPS == 0,
+              "all warps have as many groups");
 static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS, "clusters share R evenly");
 static_assert(K % (K_PARTS * HALVES * K_TILE) == 0, "halves of K are whole tiles");
 static_assert(GROUPS % (BLOCK_GROUPS * HALVES * K_PARTS) == 0, "halves of K are of whole blocks");
 static_assert(BLOCKS % (CLUSTER * K_PARTS) == 0, "blocks of a cluster have the same part of K");
-static_assert(TILES % SLOTS == 0, "a warp has one group of units");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/multicast_config.py counts it otherwise");
 
 // A group of the block in a tile of a set: two cells a lane.
@@ -72,6 +87,7 @@ struct Place {
     int64 first_row;         // of the block
     int set = 0;             // of rows, where only one is meant
 
+    Place() = default;
     INLINE explicit Place(int64 first_row_of_launch) {
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
@@ -84,25 +100,27 @@ struct Place {
         first_row = first_row_of_launch + int64(blockIdx.x / BLOCKS) * ROWS;
     }
     INLINE int part_of_k() const { return block % K_PARTS; }
-    INLINE Slot slot(int s) const {  // of this warp
-        const int number = warp * SLOTS + s;
-        return {number / TILES, number % TILES, number < BLOCK_GROUPS * TILES};
+    INLINE Slot slot(int s) const {  // of this warp, which computes cells
+        const int number = warp - PRODUCT_WARPS;
+        const int group = number / WARPS_OF_GROUP * GROUPS_OF_WARP + s / TILES_OF_WARP;
+        const int tile = number % WARPS_OF_GROUP * TILES_OF_WARP + s % TILES_OF_WARP;
+        return {group, tile, tile < TILES};
     }
     INLINE int group(const Slot& slot) const { return first_group + slot.group; }
     INLINE int unit(const Slot& slot) const { return group(slot) * 8 + group_of_lane; }
 };
 
-// all warps that compute have arrived
-INLINE void compute_barrier() {
-    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTE_WARPS * 32) : "memory");
+// What registers do not hold of R is in shared memory, where wgmma reads it: all warps that
+// multiply have stored theirs.
+INLINE void share_weights() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("barrier.sync 1, %0;" ::"n"(PRODUCT_WARPS * 32) : "memory");
 }
 
-// The product of this warpgroup's half of K: its shares of sums in shared memory, [group, tile,
-// half of K, sum, unit, row].
-INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uint32 b, int set) {
+// This warpgroup's shares of the sums of a turn, over its half of K, to shared memory: [group,
+// tile, half of K, sum, unit, row].
+INLINE void store_shares(const Place& here, const Sums& sums, int turn) {
     const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
-    Sums sums = {};
-    product_of(sums, matrix, a, b);
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {
         const int number = m_warp * MMA_ROWS * 2 + half, group = number / SUMS;
@@ -110,17 +128,18 @@ INLINE void multiply_half(const Place& here, const Matrix& matrix, uint32 a, uin
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             const int share = ((group * TILES + n) * HALVES + half_of_k) * SUMS + number % SUMS;
-            *reinterpret_cast<float2*>(shared + AT_SHARES + set * SHARES_BYTES + share * 256 +
-                                       here.group_of_lane * 32 + here.thread_in_group * 8) =
+            *reinterpret_cast<float2*>(shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
+                                       share * 256 + here.group_of_lane * 32 +
+                                       here.thread_in_group * 8) =
                 make_float2(sums[half / 2][n][0][half % 2 * 2],
                             sums[half / 2][n][0][half % 2 * 2 + 1]);
         }
     }
 }
 
-// Where a lane's two cells of a group and tile have their shares of sums: multiply_half left them.
-INLINE const unsigned char* shares_of(const Place& here, int group, int tile, int set) {
-    return shared + AT_SHARES + set * SHARES_BYTES +
+// Where a lane's two cells of a group and tile have their shares of sums: store_shares left them.
+INLINE const unsigned char* shares_of(const Place& here, int group, int tile, int turn) {
+    return shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
            (group * TILES + tile) * (HALVES * SUMS * 256) + here.group_of_lane * 32 +
            here.thread_in_group * 8;
 }

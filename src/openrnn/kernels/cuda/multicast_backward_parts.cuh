@@ -15,8 +15,7 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
             args.weight + (unit * GATES + chunk / HALF_GROUPS) * UNITS +
             (first + chunk % HALF_GROUPS) * 8);
     });
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what is there
-    compute_barrier();
+    share_weights();
 }
 
 // Messages are sums in float32, without a flag beside them: the lowest bit of each word says
@@ -33,33 +32,38 @@ INLINE float2 untagged(const uint32* words) {
 // A lane's place in the messages of one sender to one block.
 INLINE unsigned char* message_place(const Place& here, unsigned char* messages, int sender) {
     return messages +
-           ((sender * COMPUTE_WARPS + here.warp) * 32 + here.lane) * (MESSAGE_WORDS * 4);
+           ((sender * CELL_WARPS + here.warp - PRODUCT_WARPS) * 32 + here.lane) *
+               (MESSAGE_WORDS * 4);
 }
 
 // The sums of this lane's cells in slot s of the owner, a block `away` blocks after this one.
-INLINE float2 sums_of(const Place& here, int away, int s, int set) {
+INLINE float2 sums_of(const Place& here, int away, int s, int turn) {
     const Slot slot = here.slot(s);
+    if (!slot.owned) return {};
     const int group = (here.part_of_k() + away) * BLOCK_GROUPS + slot.group;
-    const unsigned char* const shares = shares_of(here, group, slot.tile, set);
+    const unsigned char* const shares = shares_of(here, group, slot.tile, turn);
     const float2 one = *reinterpret_cast<const float2*>(shares);
     const float2 other = *reinterpret_cast<const float2*>(shares + 256);
     return make_float2(one.x + other.x, one.y + other.y);
 }
 
-// Sends the other blocks their cells' sums over this block's part of K.
-INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int step) {
-    if (!here.slot(0).owned) return;
+// A block's own cells' sums over its part of K.
+typedef float2 OwnSums[SLOTS];
+
+// Reads the sums of a turn: its own cells' stay here, those of the other blocks' cells are sent.
+INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int step, int turn,
+                      OwnSums& own) {
     const uint32 tag = message_tag(step);
     const int part = here.part_of_k();
     #pragma unroll
-    for (int turn = 1; turn < K_PARTS; ++turn) {
-        const int away = (part + turn) % K_PARTS - part;
+    for (int next = 1; next < K_PARTS; ++next) {
+        const int away = (part + next) % K_PARTS - part;
         unsigned char* const place = message_place(
             here, exchange.messages_of(set, step, away), away > 0 ? part : part - 1);
         uint32 words[MESSAGE_WORDS];
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const float2 sums = sums_of(here, away, s, set);
+            const float2 sums = sums_of(here, away, s, turn);
             words[2 * s] = (__float_as_uint(sums.x) & ~1u) | tag;
             words[2 * s + 1] = (__float_as_uint(sums.y) & ~1u) | tag;
         }
@@ -69,45 +73,58 @@ INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int 
                          ::"l"(place + s * 8), "r"(words[2 * s]), "r"(words[2 * s + 1])
                          : "memory");
     }
+    #pragma unroll
+    for (int s = 0; s < SLOTS; ++s) own[s] = sums_of(here, 0, s, turn);
+    arrive_warp(here, READ + (turn & 1) * 8);
 }
 
-// Polls for the messages of the other blocks and adds everything to dh, part by part of K.
-INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, Cells& cells) {
-    if (!here.slot(0).owned) return;
-    const uint32 tag = message_tag(step);
-    const int part = here.part_of_k(), set = here.set;
+// The messages of the other blocks, as they are read.
+struct Messages {
     uint32 words[K_PARTS][MESSAGE_WORDS];
-#if SPIN_LIMIT
-    for (int tries = 0;; ++tries) {
-        if (tries > SPIN_LIMIT) __trap();
-#else
-    while (true) {
-#endif
-        uint32 wrong = 0;
+
+    INLINE void read(const Place& here, const Exchange& exchange, int set, int step) {
         #pragma unroll
         for (int sender = 0; sender < K_PARTS - 1; ++sender) {
             const unsigned char* const place =
                 message_place(here, exchange.messages_of(set, step, 0), sender);
             #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) {
-                uint32 (&word)[MESSAGE_WORDS] = words[sender];
+            for (int s = 0; s < SLOTS; ++s)
                 asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-                             : "=r"(word[2 * s]), "=r"(word[2 * s + 1])
+                             : "=r"(words[sender][2 * s]), "=r"(words[sender][2 * s + 1])
                              : "l"(place + s * 8) : "memory");
-                wrong |= (word[2 * s] ^ tag) | (word[2 * s + 1] ^ tag);
-            }
         }
-        if (!(wrong & 1)) break;
+    }
+    INLINE bool are_of(int step) const {
+        uint32 wrong = 0;
+        #pragma unroll
+        for (int sender = 0; sender < K_PARTS - 1; ++sender)
+            #pragma unroll
+            for (int word = 0; word < MESSAGE_WORDS; ++word)
+                wrong |= words[sender][word] ^ message_tag(step);
+        return !(wrong & 1);
+    }
+};
+
+// Awaits the messages, which were read once, and adds everything to dh, part by part of K.
+INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, const OwnSums& own,
+                         Messages& messages, Cells& cells) {
+    const int part = here.part_of_k();
+#if SPIN_LIMIT
+    for (int tries = 0; !messages.are_of(step); ++tries) {
+        if (tries > SPIN_LIMIT) __trap();
+#else
+    while (!messages.are_of(step)) {
+#endif
+        messages.read(here, exchange, here.set, step);
     }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
-        const float2 own = sums_of(here, 0, s, set);
         float2 total = {};
         #pragma unroll
         for (int k = 0; k < K_PARTS; ++k) {
-            float2 sums = own;
-            if (k < part && k < K_PARTS - 1) sums = untagged(words[k] + 2 * s);
-            if (k > part) sums = untagged(words[max(k - 1, 0)] + 2 * s);
+            float2 sums = own[s];
+            if (k < part && k < K_PARTS - 1) sums = untagged(messages.words[k] + 2 * s);
+            if (k > part) sums = untagged(messages.words[max(k - 1, 0)] + 2 * s);
             total.x += sums.x, total.y += sums.y;
         }
         cells.d_state[s][0][0] += total.x, cells.d_state[s][1][0] += total.y;
@@ -116,32 +133,41 @@ INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, 
 
 // The cells of a warp in one set. What can be found again in each step holds no register.
 struct SetCells {
-    Place place;      // as if the set were the block's only one
-    const int* rows;  // of the set
+    int set;
     Cells cells;
     int length[SLOTS][2];  // LENGTHS: of a unit's two rows
     Resets resets[SLOTS];  // of the row that a lane stores
 
-    INLINE SetCells(const BackwardArgs& args, const Place& here, const Time& time,
-                    const int* block_rows, int set) : place(here) {
-        place.set = set, place.first_row += set * SET_ROWS;
-        rows = block_rows + set * SET_ROWS;
+    INLINE void begin(const BackwardArgs& args, const Place& block, const Time& time,
+                      const int* block_rows, int number) {
+        set = number;
+        const Place here = place(block);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot = place.slot(s);
-            cells.load(args, place, time, rows + slot.tile * 8, slot, s, length[s]);
-            const int b = row(slot);
+            const Slot slot = here.slot(s);
+            cells.load(args, here, time, rows(block_rows) + slot.tile * 8, slot, s, length[s]);
+            const int b = row(block, block_rows, slot);
             if (RESET)
                 resets[s].begin(args.reset, args.batch, b, time.first + !args.reverse,
                                 time.length(args, b));
         }
     }
-    INLINE int row(const Slot& slot) const {  // that this lane stores
-        return slot.owned ? rows[slot.tile * 8 + place.group_of_lane] : -1;
+    // As if the set were the block's only one.
+    INLINE Place place(const Place& block) const {
+        Place found = block;
+        found.set = set, found.first_row += set * SET_ROWS;
+        return found;
+    }
+    INLINE const int* rows(const int* block_rows) const { return block_rows + set * SET_ROWS; }
+    // The row that this lane stores.
+    INLINE int row(const Place& block, const int* block_rows, const Slot& slot) const {
+        return slot.owned ? rows(block_rows)[slot.tile * 8 + block.group_of_lane] : -1;
     }
     // Copies the inputs of step i.
-    INLINE void copy_inputs(const BackwardArgs& args, const Time& time,
-                            const SavedPlace& saved_place, int i) {
+    INLINE void copy_inputs(const BackwardArgs& args, const Place& block, const Time& time,
+                            const int* block_rows, const SavedPlace& saved_place, int i) {
+        const Place place = this->place(block);
+        const int* const rows = this->rows(block_rows);
         const bool exists = i < time.count;
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
@@ -176,11 +202,14 @@ struct SetCells {
 
 // Step i of a set's cells; in step `count` only what receive_sums adds. total: over all steps, sets
 // and slots.
-INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const Time& time,
-                     const SavedPlace& saved_place, const uint32 (&bits)[2], int fragment,
-                     SetCells& at, float (&total)[PLANES + VECTORS], int i) {
+INLINE void step_set(const BackwardArgs& args, const Place& block, const int* block_rows,
+                     const Exchange& exchange, const Time& time, const SavedPlace& saved_place,
+                     const uint32 (&bits)[2], int fragment, SetCells& at,
+                     float (&total)[GROUPS_OF_WARP][PLANES + VECTORS], const OwnSums& own,
+                     Messages& messages, int i) {
     const int t = time.first + time.direction * i;
-    const Place& here = at.place;
+    const Place here = at.place(block);
+    const int* const rows = at.rows(block_rows);
     float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
     uint32 reset_rows[SLOTS];
     if (i < time.count) {
@@ -189,9 +218,10 @@ INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const T
         load_slots(here, at.cells, saved_place, fragment, uint32(args.reset_step_bytes) * 8, i,
                    at.resets, d_out, factor, reset_rows);
         __syncwarp();  // all lanes have read the inputs
-        at.copy_inputs(args, time, saved_place, i + 1);
+        at.copy_inputs(args, block, time, block_rows, saved_place, i + 1);
     }
-    if (i > 0) receive_sums(here, exchange, i - 1, at.cells);
+    if (!DELAYED && i > 0) messages.read(here, exchange, here.set, i - 1);
+    if (i > 0) receive_sums(here, exchange, i - 1, own, messages, at.cells);
     if (i == time.count) return;
     Pair pairs[SLOTS][PLANES];
     #pragma unroll
@@ -201,11 +231,11 @@ INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const T
         int length[2];
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            const int b = at.rows[slot.tile * 8 + here.thread_in_group * 2 + c];
+            const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
             length[c] = LENGTHS ? at.length[s][c] : b >= 0 && here.unit(slot) < args.units;
         }
         float d_gate[2][PLANES] = {}, d_vector[2][VECTORS + 1];
-        step_slot(args, here, at.rows, slot, s, t, reset_rows[s], bits, length, d_out[s],
+        step_slot(args, here, rows, slot, s, t, reset_rows[s], bits, length, d_out[s],
                   factor[s], at.cells, d_gate, d_vector);
         const int group = here.group(slot), half = group / HALF_GROUPS;
         unsigned char* const operand = exchange.operand_of(here.set, i) + half * HALF_BYTES;
@@ -220,13 +250,13 @@ INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const T
         }
         #pragma unroll
         for (int c = 0; c < 2; ++c)
-            if (is_live(length, c, t)) add_up(total, d_gate[c], d_vector[c]);
+            if (is_live(length, c, t)) add_up(total[s / TILES_OF_WARP], d_gate[c], d_vector[c]);
     }
     signal_stored(here, here.set);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {  // nobody waits for it
         const Slot slot = here.slot(s);
-        const int row = at.row(slot);
+        const int row = at.row(block, block_rows, slot);
         if (row < 0) continue;
         storage_t* const d_gates =
             advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes) +
@@ -236,32 +266,60 @@ INLINE void step_set(const BackwardArgs& args, const Exchange& exchange, const T
     }
 }
 
-// The loop of the warps that compute.
+// The warps that multiply.
+INLINE void multiply(const BackwardArgs& args, const Place& here, const Time& time) {
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
+    load_weights(args, here, matrix, others);
+    multiply_turns(here, matrix, others, time.count * SETS);
+}
+
+// The warps that compute cells. Where blocks share K, they compute the cells of a turn when they
+// have sent the sums of the next one: the messages have had that long to come.
 INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange& exchange,
                     const Time& time, const int* rows) {
     const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};
     const SavedPlace saved_place(here.lane);
     const int fragment = pin_if_room(fragment_offset(here.lane));
-    SetCells sets[SETS] = {{args, here, time, rows, 0}, {args, here, time, rows, 1}};
-    float total[PLANES + VECTORS] = {};
+    SetCells sets[SETS];
     #pragma unroll
-    for (int set = 0; set < SETS; ++set) sets[set].copy_inputs(args, time, saved_place, 0);
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_weights(args, here, matrix, others);
-    const Turns turns(here, others);
-    uint32 turn = 0;
-    for (int i = 0; i <= time.count && time.count > 0; ++i)
-        #pragma unroll
-        for (int set = 0; set < SETS; ++set) {
-            if (i > 0) {
-                turns.multiply(here, matrix, set, turn++);
-                send_sums(here, exchange, set, i - 1);
-            }
-            step_set(args, exchange, time, saved_place, bits, fragment, sets[set], total, i);
+    for (int set = 0; set < SETS; ++set) sets[set].begin(args, here, time, rows, set);
+    float total[GROUPS_OF_WARP][PLANES + VECTORS] = {};
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set)
+        sets[set].copy_inputs(args, here, time, rows, saved_place, 0);
+    OwnSums own = {};
+    Messages messages;
+    auto step = [&](int i) {  // of the next set
+        step_set(args, here, rows, exchange, time, saved_place, bits, fragment, sets[0], total,
+                 own, messages, i);
+        rotate(sets);
+    };
+    #pragma unroll 1
+    for (int set = 0; set < SETS && time.count > 0; ++set) step(0);
+    int turn = 0;
+    for (int i = 1; i <= time.count; ++i)
+        #pragma unroll 1
+        for (int set = 0; set < SETS; ++set, ++turn) {
+            await_sums(here, turn);
+            OwnSums next;
+            const int before = set > 0 ? i : i - 1;  // the step of the turn before
+            if (DELAYED && turn > 0) messages.read(here, exchange, sets[0].set, before - 1);
+            send_sums(here, exchange, set, i - 1, turn, next);
+            if (DELAYED && turn > 0) step(before);
+            #pragma unroll
+            for (int s = 0; s < SLOTS; ++s) own[s] = next[s];
+            if (!DELAYED) step(i);
         }
+    if (DELAYED && time.count > 0) {
+        messages.read(here, exchange, sets[0].set, time.count - 1);
+        step(time.count);
+    }
     #pragma unroll
-    for (int p = 0; p < PLANES + VECTORS; ++p) sets[0].cells.total[0][p] = total[p];
+    for (int g = 0; g < GROUPS_OF_WARP; ++g)
+        #pragma unroll
+        for (int p = 0; p < PLANES + VECTORS; ++p)
+            sets[0].cells.total[g * TILES_OF_WARP][p] = total[g][p];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         const SetCells& at = sets[set];
@@ -270,8 +328,8 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = here.slot(s);
-            owned[s] = slot.owned, row[s] = at.row(slot);
+            owned[s] = slot.owned, row[s] = at.row(here, rows, slot);
         }
-        finish(args, at.place, time, at.rows, owned, row, at.cells);
+        finish(args, at.place(here), time, at.rows(rows), owned, row, at.cells);
     }
 }

@@ -1,103 +1,96 @@
 // How the operand (h, or gate gradients) travels between blocks of loops with multicast: the warps
-// that compute store it, the publishing warp sets flags, the copying warp brings it.
+// that compute cells store it, the publishing thread counts the block, copying threads bring it.
+//
+// A counter of each set and half of K says how often the blocks of that half have published. All
+// copying threads poll it. With a flag of each block, eight times as many sectors of L2, a step
+// took up to half as long again. No block publishes step i + 1 before all have published step i.
 //
 // Each set has two buffers, for even and odd steps. A block stores what step i + 1 multiplies over
-// what step i - 1 did. It may: it has the sums of step i over all of K, so every block's flag was
-// at i, and a block sets that flag only after it has multiplied in step i - 1.
+// what step i - 1 did. It may: it has the sums of step i over all of K, so every block had
+// published step i, and a block does that only after it has multiplied in step i - 1.
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
 // mbarriers: FULL awaits the bytes of a half of the operand; EMPTY all blocks of the cluster, which
-// have read it; STORED all warps that compute.
+// have multiplied it; SUMMED_UP the warps that multiply, which have stored their shares of sums;
+// READ and STORED the warps that compute cells, which have read those and stored the next operand.
 INLINE void begin_mbarriers() {
-    if (threadIdx.x < HALVES + 1 + SETS) {
-        const int count = int(threadIdx.x) < HALVES ? 1
-            : int(threadIdx.x) == HALVES ? CLUSTER : COMPUTE_WARPS;
+    const int offset = threadIdx.x * 8;
+    if (offset < STORED + SETS * 8) {
+        const int count = offset < EMPTY ? 1 : offset < SUMMED_UP ? CLUSTER
+            : offset < READ ? PRODUCT_WARPS : CELL_WARPS;
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                     ::"r"(mbarrier_at(threadIdx.x * 8)), "r"(count) : "memory");
+                     ::"r"(mbarrier_at(offset)), "r"(count) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
 }
 
+// Waits for an mbarrier of even and odd turns.
+INLINE void await_turn(int mbarriers, int turn) {
+    mbarrier_wait(mbarrier_at(mbarriers) + (turn & 1) * 8, turn / 2 & 1);
+}
+
 INLINE void arrive(uint32 mbarrier) {  // of any block of the cluster
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
+// Tells an mbarrier of this block that the whole warp has got so far.
+INLINE void arrive_warp(const Place& here, int mbarrier) {
+    __syncwarp();
+    if (here.lane == 0) arrive(mbarrier_at(mbarrier));
+}
 
 // Between a thread's stores to global memory and a copy by TMA: in the thread that stored, and
-// in the thread that copies, after it has seen the flag. PTX asks for such a fence on the way,
+// in the thread that copies, after it has seen the counter. PTX asks for such a fence on the way,
 // and does not say plainly at which end; the second cost no time that could be measured.
 INLINE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Waits until all flags of a half are at least `step`: what its blocks store is there.
-INLINE void await_flags(const Place& here, const int* flags, int step) {
+// Waits until all blocks of a half of K have published `times` times: what they stored is there.
+INLINE void await_published(const int* counter, int times) {
+    int found;
 #if SPIN_LIMIT
-    for (int tries = 0; tries < SPIN_LIMIT; ++tries) {
+    for (int tries = 0;; ++tries) {
+        if (tries > SPIN_LIMIT) __trap();
 #else
     while (true) {
 #endif
-        int least = step;
-        #pragma unroll
-        for (int i = 0; i < FLAGS_OF_LANE; ++i) {
-            const int number = i * 32 + here.lane;
-            int flag = step;
-            if (number < FLAGS_OF_HALF)
-                asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];"
-                             : "=r"(flag) : "l"(flags + number) : "memory");
-            least = min(least, flag);
-        }
-        if (__all_sync(~0u, least >= step)) {
-            asm volatile("fence.acq_rel.gpu;" ::: "memory");
-            __syncwarp();
-            return;
-        }
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+        if (found + 1 >= times * BLOCKS_OF_HALF) return;  // it begins with -1
     }
-#if SPIN_LIMIT
-    __trap();
-#endif
 }
 
-// The loop of the copying warp: the operand of one turn after the other, each in halves. A block
-// copies its part of a half into all blocks of the cluster.
-INLINE void copy_operand(const Place& here, const Exchange& exchange, int count) {
+// The thread that copies one half of all operands, turn by turn: the block's part of it, into all
+// blocks of the cluster.
+INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
     constexpr int PART = HALF_BYTES / CLUSTER;
-    const int part = cluster_rank() * PART;
-    const int first_half = blockIdx.x / (CLUSTER * K_PARTS) % HALVES;  // not the same in all blocks
-    const uint32 mbarriers = mbarrier_at(0), target = mbarrier_at(AT_OPERAND) + part;
+    const int part = cluster_rank() * PART, source = here.part_of_k() * HALVES + half;
     int turn = 0;
     for (int i = 0; i < count; ++i)
         #pragma unroll 1
-        for (int set = 0; set < SETS; ++set, ++turn)
-            #pragma unroll 1
-            for (int which = 0; which < HALVES; ++which) {
-                const int half = which ^ first_half;
-                const int source = here.part_of_k() * HALVES + half;
-                await_flags(here, exchange.flags + set * BLOCKS + source * FLAGS_OF_HALF, i);
-                if (here.lane == 0) {
-                    fence_copies();
-                    if (which == 0) mbarrier_wait(mbarriers + EMPTY, ~turn & 1);
-                    const uint32 full = mbarriers + FULL + half * 8;
-                    mbarrier_expect(full, HALF_BYTES);
-                    asm volatile(
-                        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                        ".multicast::cluster [%0], [%1], %2, [%3], %4;"
-                        ::"r"(target + half * HALF_BYTES),
-                        "l"(exchange.operand_of(set, i) + source * HALF_BYTES + part), "n"(PART),
-                        "r"(full), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
-                }
-                __syncwarp();
-            }
+        for (int set = 0; set < SETS; ++set, ++turn) {
+            await_published(exchange.counter(set, source), i + 1);
+            fence_copies();
+            if (turn >= BUFFERS) await_turn(EMPTY, turn - BUFFERS);
+            const int place = turn % BUFFERS * HALVES + half;
+            const uint32 full = mbarrier_at(FULL + place * 8);
+            mbarrier_expect(full, HALF_BYTES);
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                ".multicast::cluster [%0], [%1], %2, [%3], %4;"
+                ::"r"(mbarrier_at(AT_OPERAND + place * HALF_BYTES + part)),
+                "l"(exchange.operand_of(set, i) + source * HALF_BYTES + part), "n"(PART),
+                "r"(full), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+        }
 }
 
-// The loop of the publishing warp: once all warps have stored theirs, it sets the block's flag.
+// The thread that publishes: once all warps have stored theirs, it counts the block.
 INLINE void publish_operand(const Place& here, const Exchange& exchange, int count) {
-    if (here.lane) return;
     for (int i = 0; i < count; ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set) {
             mbarrier_wait(mbarrier_at(STORED + set * 8), i & 1);
-            asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.b32 [%0], %1;"
-                         ::"l"(exchange.flags + set * BLOCKS + here.block), "r"(i) : "memory");
+            asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;"
+                         ::"l"(exchange.counter(set, here.block / BLOCKS_OF_HALF)) : "memory");
         }
 }
 
@@ -111,37 +104,61 @@ INLINE int begin_block(const Args& args, const Place& here, int* rows) {
     return int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
 }
 
-// What a warp's products have in common.
-struct Turns {
-    uint32 full, their_empty;  // mbarriers: of its half of K, and a lane's, of one block each
-    uint32 a, b;               // lower halves of descriptors: of R, and of the operand
-
-    INLINE Turns(const Place& here, const unsigned char* others) {
-        const int half_of_k = here.warp / 4;
-        full = mbarrier_at(FULL + half_of_k * 8);
-        their_empty = remote(mbarrier_at(EMPTY), min(here.lane, CLUSTER - 1));
-        a = matrix_descriptor(others);
-        b = descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+// The loop of a warp that multiplies: its shares of the sums of one turn after the other.
+INLINE void multiply_turns(const Place& here, const Matrix& matrix, const unsigned char* others,
+                           int turns) {
+    const int half_of_k = here.warp / 4;
+    const uint32 a = matrix_descriptor(others);
+    const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
+    for (int turn = 0; turn < turns; ++turn) {
+        const int buffer = turn % BUFFERS;
+        Sums sums = {};
+        mbarrier_wait(mbarrier_at(FULL + (buffer * HALVES + half_of_k) * 8), turn / BUFFERS & 1);
+        product_of(sums, matrix, a, b + buffer * (HALVES * HALF_BYTES / 16));
+        if (turn >= 2) await_turn(READ, turn - 2);
+        store_shares(here, sums, turn);
+        arrive_warp(here, SUMMED_UP + (turn & 1) * 8);
     }
-    // One turn of a set, once its operand is there: then all shares of its sums are.
-    INLINE void multiply(const Place& here, const Matrix& matrix, int set, uint32 turn) const {
-        mbarrier_wait(full, turn & 1);
-        multiply_half(here, matrix, a, b, set);
-        compute_barrier();
-        if (here.warp == 0 && here.lane < CLUSTER) arrive(their_empty);  // it was read
-    }
-};
+}
 
-// The roles of warps: `compute` is the loop of those that multiply.
-template <class Compute>
-INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Compute compute) {
-    if (here.warp < COMPUTE_WARPS) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+// A turn of a warp that computes cells begins: all shares of its sums are there. All warps that
+// multiply have read the operand then, which one warp tells the cluster.
+INLINE void await_sums(const Place& here, int turn) {
+    await_turn(SUMMED_UP, turn);
+    if (here.warp == PRODUCT_WARPS && here.lane < CLUSTER)
+        arrive(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));
+}
+
+// Brings the next set's cells to where the loop has its own. With code for each set kernels of four
+// sets spilled.
+template <class SetCells>
+INLINE void rotate(SetCells (&cells)[SETS]) {
+    const SetCells first = cells[0];
+    #pragma unroll
+    for (int set = 1; set < SETS; ++set) cells[set - 1] = cells[set];
+    cells[SETS - 1] = first;
+}
+
+// The roles of warps. Each kind takes as many registers as it needs of the 128 that every thread
+// begins with.
+template <class Multiply, class Compute>
+INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Multiply multiply,
+                      Compute compute) {
+    if (here.warp < PRODUCT_WARPS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
+        multiply();
+    } else if (here.warp < PRODUCT_WARPS + CELL_WARPS) {
+        if (CELL_REGISTERS > 128)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CELL_REGISTERS));
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CELL_REGISTERS));
         compute();
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (here.warp == COMPUTE_WARPS) copy_operand(here, exchange, count);
-        if (here.warp == COMPUTE_WARPS + 1) publish_operand(here, exchange, count);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
+        const int role = here.warp - PRODUCT_WARPS - CELL_WARPS;
+        if (here.lane == 0 && role < HALVES) copy_operand(here, exchange, count, role);
+        if (here.lane == 0 && role == HALVES) publish_operand(here, exchange, count);
+        __syncwarp();
     }
     cluster_barrier();  // no block leaves while another may still write to it
 }
@@ -149,6 +166,5 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Co
 // Tells the publishing warp that this warp has stored all that it has of a set.
 INLINE void signal_stored(const Place& here, int set) {
     fence_copies();
-    __syncwarp();
-    if (here.lane == 0) arrive(mbarrier_at(STORED + set * 8));
+    arrive_warp(here, STORED + set * 8);
 }

@@ -13,8 +13,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
                         (half_of_k * K_TILES + k_tile) * K_TILE + here.thread_in_group * CHUNK_K,
                         args.units);
     });
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what is there
-    compute_barrier();
+    share_weights();
 }
 
 // Stores two units of a row of h where other blocks will copy it from.
@@ -34,7 +33,8 @@ struct SetCells {
     int set;
 
     INLINE int entry(const Place& here, int s) const {
-        return AT_INPUTS + ((set * COMPUTE_WARPS + here.warp) * SLOTS + s) * ENTRY_BYTES;
+        return AT_INPUTS + ((set * CELL_WARPS + here.warp - PRODUCT_WARPS) * SLOTS + s) *
+                                ENTRY_BYTES;
     }
     INLINE const int* rows_of(const int* rows, const Slot& slot) const {
         return rows + set * SET_ROWS + slot.tile * 8;
@@ -101,8 +101,10 @@ struct SetCells {
 
 // Step i of a set's cells, from their shares of sums.
 INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange& exchange,
-                     const Time& time, const int* rows, const UnitConstants& constants,
-                     const RowBits& bits, const SavedPlace& saved_place, SetCells& cells, int i) {
+                     const Time& time, const int* rows,
+                     const UnitConstants (&constants)[GROUPS_OF_WARP],
+                     const RowBits& bits, const SavedPlace& saved_place, SetCells& cells, int turn,
+                     int i) {
     const int t = time.first + time.direction * i;
     const int64 moved = time.moved + i;
     const uint32 own_bit = 1u << here.group_of_lane * 4;
@@ -122,10 +124,11 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         tile.read(t, cells.length[s], cells.resets[s],
                   entry + SLOT_BYTES + reset_offset(here.lane), uint32(args.reset_step_bytes) * 8);
         tile.vote();
-        start_sums(constants, given, sums);
-        const unsigned char* const shares = shares_of(here, slot.group, slot.tile, cells.set);
+        const UnitConstants& unit = constants[s / TILES_OF_WARP];
+        start_sums(unit, given, sums);
+        const unsigned char* const shares = shares_of(here, slot.group, slot.tile, turn);
         add_shares<HALVES>(reinterpret_cast<const float*>(shares), sums);
-        step_pair(args, constants, given, sums, bits, tile, cells.rows_of(rows, slot),
+        step_pair(args, unit, given, sums, bits, tile, cells.rows_of(rows, slot),
                   here.thread_in_group * 2, here.unit(slot), t, cells.state[s], hidden, values[s]);
         const Pair pair = transposed(hidden[0], hidden[1]);
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
@@ -136,8 +139,8 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         output[s] = !LENGTHS || tile.live & own_bit ? pair : Pair{};
         reset_rows[s] = tile.reset;
     }
+    arrive_warp(here, READ + (turn & 1) * 8);  // all lanes have read sums and inputs
     if (i + 1 < time.count) signal_stored(here, cells.set);
-    __syncwarp();  // all lanes have read the inputs
     cells.copy(args, here, time, i + 1);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {  // after h was stored: nobody waits for it
@@ -160,27 +163,36 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
     }
 }
 
-// The loop of the warps that compute.
-INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& exchange,
-                    const Time& time, const int* rows) {
+// The warps that multiply.
+INLINE void multiply(const ForwardArgs& args, const Place& here, const Time& time) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_weights(args, here, matrix, others);
-    UnitConstants constants;
-    const Slot first = here.slot(0);
-    constants.load(args, here.unit(first), first.owned && here.unit(first) < args.units);
+    multiply_turns(here, matrix, others, time.count * SETS);
+}
+
+// The warps that compute cells.
+INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& exchange,
+                    const Time& time, const int* rows) {
+    UnitConstants constants[GROUPS_OF_WARP];
+    #pragma unroll
+    for (int g = 0; g < GROUPS_OF_WARP; ++g) {
+        const Slot slot = here.slot(g * TILES_OF_WARP);
+        constants[g].load(args, here.unit(slot), here.unit(slot) < args.units);
+    }
     const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
     const SavedPlace saved_place(here.lane);
     SetCells cells[SETS];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) cells[set].begin(args, here, exchange, time, rows, set);
-    const Turns turns(here, others);
-    uint32 turn = 0;
+    int turn = 0;
     for (int i = 0; i < time.count; ++i)
-        #pragma unroll
+        #pragma unroll 1
         for (int set = 0; set < SETS; ++set, ++turn) {
-            turns.multiply(here, matrix, set, turn);
-            step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[set], i);
+            await_sums(here, turn);
+            step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[0],
+                     turn, i);
+            rotate(cells);
         }
     #pragma unroll
     for (int set = 0; set < SETS; ++set)
