@@ -433,7 +433,7 @@ WGMMA = {
 
 def wgmma_combinations():
     """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
-    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (2, 8), (4, 8)
+    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (3, 4), (2, 4)
     for i, (kind, some) in enumerate(zip(WGMMA, counts, strict=True)):
         for j, count in enumerate(some):
             dtypes = DTYPES[:2] if kind == "multicast-backward" else DTYPES

@@ -29,8 +29,8 @@ constexpr int SUM_GROUPS = BLOCK_GROUPS * K_PARTS;
 constexpr int BLOCKS = GROUPS / BLOCK_GROUPS;
 constexpr int HALVES = 2;  // of a block's K, each of a warpgroup
 constexpr int PRODUCT_WARPS = 4 * HALVES, CELL_WARPS = 4;
-// Registers of a thread, by its role: one warpgroup's four times 128 are two, one and one of these.
-// With fewer, ptxas has each wgmma wait for the one before.
+// Registers of a thread by its role; four warpgroups begin with 128. Where those that multiply have
+// fewer than they need, ptxas has each wgmma wait for the one before.
 constexpr int NEEDED = (8 * REGISTER_FRAGMENTS + 2 * TILES + 48 + 7) / 8 * 8;
 constexpr int OTHER_REGISTERS = 24, PRODUCT_REGISTERS = NEEDED > 136 ? NEEDED : 136;
 constexpr int CELL_REGISTERS = 4 * 128 - 2 * PRODUCT_REGISTERS - OTHER_REGISTERS;
@@ -50,10 +50,9 @@ constexpr int COUNTER_BYTES = HALVES * K_PARTS * 128;  // of a set
 constexpr int SHARES_BYTES = SUM_GROUPS * TILES * HALVES * SUMS * 256;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 
-// shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
-// registers do not hold of R
-// mbarriers: FULL for each buffer of the operand and half, STORED for each set; the others for even
-// and for odd turns
+// Shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
+// registers do not hold of R. Of mbarriers FULL is for each buffer of the operand and half, STORED
+// for each set; the others are for even and for odd turns.
 constexpr int FULL = 0, EMPTY = BUFFERS * HALVES * 8, SUMMED_UP = EMPTY + 2 * 8;
 constexpr int READ = SUMMED_UP + 2 * 8, STORED = READ + 2 * 8;
 constexpr int AT_ROWS = STORED + SETS * 8;

@@ -274,8 +274,7 @@ INLINE void multiply(const BackwardArgs& args, const Place& here, const Time& ti
     multiply_turns(here, matrix, others, time.count * SETS);
 }
 
-// The warps that compute cells. Where blocks share K, they compute the cells of a turn when they
-// have sent the sums of the next one: the messages have had that long to come.
+// The warps that compute cells. DELAYED: `step` is of the turn before the one whose sums were sent.
 INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange& exchange,
                     const Time& time, const int* rows) {
     const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};

@@ -33,8 +33,8 @@ struct SetCells {
     int set;
 
     INLINE int entry(const Place& here, int s) const {
-        return AT_INPUTS + ((set * CELL_WARPS + here.warp - PRODUCT_WARPS) * SLOTS + s) *
-                                ENTRY_BYTES;
+        return AT_INPUTS +
+               ((set * CELL_WARPS + here.warp - PRODUCT_WARPS) * SLOTS + s) * ENTRY_BYTES;
     }
     INLINE const int* rows_of(const int* rows, const Slot& slot) const {
         return rows + set * SET_ROWS + slot.tile * 8;
