@@ -618,7 +618,7 @@ def test_what_is_compiled_first(folder):
 
 
 def test_forward_whose_r_overflows_is_low_register_in_16_bits():
-    """Where nothing was measured; not with wgmma but with multicast, and not in grids."""
+    """Where nothing was measured; not with wgmma, and not in grids; multicast always is."""
     cell = trace(cells.lstm)
 
     def low_register(dtype, hidden):

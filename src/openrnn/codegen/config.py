@@ -89,7 +89,6 @@ class KernelConfig(ABC):
     delay = 0  # cycles before a grid's first poll
     half_operands = False  # forward multiplies float32 values as float16
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
-    most_spilled = 0  # bytes of registers that a kernel may spill and still be tried in its turn
 
     @property
     def as_compiled(self) -> "KernelConfig":
@@ -99,6 +98,11 @@ class KernelConfig(ABC):
     def delayed(self, delay: int) -> Self:
         """With so many cycles before the first poll, where the kernel has such a delay."""
         return self
+
+    @property
+    def most_spilled(self) -> int:
+        """Bytes of registers that a kernel may spill and still be tried in its turn."""
+        return 0
 
     @property
     def threads(self) -> int:

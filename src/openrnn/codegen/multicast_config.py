@@ -36,7 +36,6 @@ class MulticastConfig(KernelConfig):
 
     operand: ClassVar[str]  # what the product reads, in words
     y_flags = False
-    most_spilled = 16  # before the loop, by what is in the machine code
     k_parts = 1  # blocks that share K; more in backward
 
     @abstractmethod
@@ -46,6 +45,11 @@ class MulticastConfig(KernelConfig):
     @abstractmethod
     def _sums_of_unit(self, cell: Traced) -> int:
         """Sums that the product gives for a unit."""
+
+    @property
+    def most_spilled(self) -> int:
+        """Before the loop, where a float32 R is rounded in twice as many registers."""
+        return 224 if self.half_operands else 16
 
     @property
     def groups_of_block(self) -> int:
@@ -104,11 +108,6 @@ class MulticastForwardConfig(MulticastConfig, ForwardConfig):
 
     skeleton = "multicast_forward.cuh"
     operand = "h"
-
-    @property
-    def most_spilled(self) -> int:  # type: ignore[override]
-        """Before the loop: a float32 R is rounded in twice as many registers."""
-        return 224 if self.half_operands else super().most_spilled
 
     def _k_size(self, cell: Traced) -> int:
         return self.units

@@ -86,7 +86,6 @@ struct Place {
     int64 first_row;         // of the block
     int set = 0;             // of rows, where only one is meant
 
-    Place() = default;
     INLINE explicit Place(int64 first_row_of_launch) {
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;

@@ -266,14 +266,6 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
     }
 }
 
-// The warps that multiply.
-INLINE void multiply(const BackwardArgs& args, const Place& here, const Time& time) {
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_weights(args, here, matrix, others);
-    multiply_turns(here, matrix, others, time.count * SETS);
-}
-
 // The warps that compute cells. DELAYED: `step` is of the turn before the one whose sums were sent.
 INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange& exchange,
                     const Time& time, const int* rows) {

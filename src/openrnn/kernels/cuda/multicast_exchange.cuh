@@ -105,12 +105,15 @@ INLINE int begin_block(const Args& args, const Place& here, int* rows) {
 }
 
 // The loop of a warp that multiplies: its shares of the sums of one turn after the other.
-INLINE void multiply_turns(const Place& here, const Matrix& matrix, const unsigned char* others,
-                           int turns) {
+template <class Args, class Time>
+INLINE void multiply(const Args& args, const Place& here, const Time& time) {
+    Matrix matrix;
+    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
+    load_weights(args, here, matrix, others);
     const int half_of_k = here.warp / 4;
     const uint32 a = matrix_descriptor(others);
     const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int turn = 0; turn < time.count * SETS; ++turn) {
         const int buffer = turn % BUFFERS;
         Sums sums = {};
         mbarrier_wait(mbarrier_at(FULL + (buffer * HALVES + half_of_k) * 8), turn / BUFFERS & 1);

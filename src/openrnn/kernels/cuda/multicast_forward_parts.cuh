@@ -163,14 +163,6 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
     }
 }
 
-// The warps that multiply.
-INLINE void multiply(const ForwardArgs& args, const Place& here, const Time& time) {
-    Matrix matrix;
-    unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_weights(args, here, matrix, others);
-    multiply_turns(here, matrix, others, time.count * SETS);
-}
-
 // The warps that compute cells.
 INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& exchange,
                     const Time& time, const int* rows) {
