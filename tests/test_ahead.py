@@ -9,7 +9,7 @@ from openrnn import cells
 from openrnn.kernels.cpu import objects
 
 
-@pytest.mark.parametrize(("grad", "count"), [(True, 5), (False, 3)])
+@pytest.mark.parametrize(("grad", "count"), [(True, 6), (False, 4)])
 def test_a_call_then_asks_no_compiler(monkeypatch, grad, count):
     require("cpu")
     layer = openrnn.Recurrent(cells.mgu, 3, 5, num_layers=2, dtype=torch.float64)

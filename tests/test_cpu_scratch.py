@@ -68,7 +68,7 @@ def of(noting):
 
 def test_large_temporaries_are_memory_of_the_thread(monkeypatch):
     """Of the same pages in each run, whatever runs between; each begins at a cache line."""
-    monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
+    monkeypatch.setattr(program, "_THREADS", program._Threads())
     large, small = Noting(4 * 70_001, 4 * 9), Noting(4 * 50_000)
     runs = [of(large), of(small)]
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_large_temporaries_are_memory_of_the_thread(monkeypatch):
 
 
 def test_beyond_what_a_thread_keeps_they_are_fresh(monkeypatch):
-    monkeypatch.setattr(program, "_SCRATCH", program._Scratch())
+    monkeypatch.setattr(program, "_THREADS", program._Threads())
     monkeypatch.setattr(program, "SCRATCH", 4096)
     kept, fresh = Noting(4096), Noting(4096, 64)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_training_step_takes_only_its_results_anew():
     torch.manual_seed(0)
     module, x = openrnn.LSTM(400, 400), torch.randn(20, 6, 400, requires_grad=True)
     taken = []
-    scratch = program._SCRATCH
+    scratch = program._THREADS.scratch
     for _ in range(3):
         torch.autograd.grad(module(x)[0].sum(), [x, *module.parameters()])
         taken.append((scratch._address, scratch._size))

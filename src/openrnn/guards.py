@@ -7,13 +7,14 @@ where a tensor has no strides, so types and `nested` are asked first.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 TYPES = frozenset((Tensor, torch.nn.Parameter))
-nested: Any = Tensor.is_nested.__get__  # type: ignore[attr-defined]  # a property
+nested = attrgetter("is_nested")
 
 Sizes = list[list[int | None]]  # of each tensor; None: any
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from openrnn import op, request, tensors
 from openrnn.guards import TYPES, guard, nested
 
-_offset, _storage = Tensor.storage_offset, Tensor.untyped_storage
-_bytes: Any = torch.UntypedStorage.nbytes
+_storage = Tensor.untyped_storage
+_offset: Any = Tensor.storage_offset
 _tracing: Any = torch._C._get_tracing_state
 _forward_mode = torch.autograd.forward_ad
 _modes: Any = torch._C._len_torch_dispatch_stack
@@ -59,14 +59,14 @@ class Alike:
         self._extents = [*map(tensors.extent, every)]
         self._held: tuple[int, ...] = ()  # sizes of storages and offsets in them, last seen
 
-    def __call__(self, every: Sequence[Tensor]) -> bool:
-        """Whether they are, and the call records a gradient as that did; for `guardable` ones."""
-        if self._grad and torch.is_grad_enabled() != self._records:
-            return False
-        return self.same(every)
+    def __call__(self, every: Sequence[Tensor], backward: bool = False) -> bool:
+        """Whether they are, for `guardable` ones.
 
-    def same(self, every: Sequence[Tensor]) -> bool:
-        """Whether they are, whatever the call records."""
+        Args:
+            backward: whatever the call records; else it must record a gradient as that did.
+        """
+        if self._grad and not backward and torch.is_grad_enabled() != self._records:
+            return False
         if len(every) != self._count:
             return False
         once = every
@@ -74,13 +74,13 @@ class Alike:
             if any(every[one] is not every[other] for one, other in self._twins):
                 return False
             once = [every[place] for place in self._once]
-        return self._check(*once) and self._holds(every)
+        if not self._check(*once):
+            return False
+        held = (*map(len, map(_storage, every)), *map(_offset, every))
+        return held == self._held or self._holds(held)
 
-    def _holds(self, every: Sequence[Tensor]) -> bool:
+    def _holds(self, held: tuple[int, ...]) -> bool:
         """Whether storages have all elements: they may shrink, and no guard sees it."""
-        held = (*map(_bytes, map(_storage, every)), *map(_offset, every))
-        if held == self._held:
-            return True
         ends = map(add, self._extents, map(mul, held[self._count :], self._widths))
         if not all(map(ge, held, ends)):
             return False

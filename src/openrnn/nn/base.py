@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import functional, packed, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import Masks, is_kernel_mask, kernel_masks, of_step
+from openrnn.nn.repeats import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -58,15 +58,15 @@ class Layer(TorchNames):
         bare = reset_state is None and generator is None
         if not bare or return_states or padding_value or is_compiling():
             return self._forward(input, hx, *options)
-        masks = kernel_masks(input, lengths, reset, self.batch_first)
+        masked = lengths is not None or reset is not None
+        masks = kernel_masks(input, lengths, reset, self.batch_first) if masked else NO_MASKS
         if masks is None:
             return self._forward(input, hx, *options)
         found = self._repeats.run(self, "forward", input, hx, masks)
         if found is None:
             return self._forward(input, hx, *options, repeats=masks)
-        y, *finals = found
-        y = y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y
-        return y, self._give(tuple(finals))
+        y, finals = found[0], self._give(tuple(found[1:]))
+        return (y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y), finals
 
     def _forward(
         self,

@@ -72,7 +72,7 @@ class Recorded:
             or unseen()
             or not self._kept(outputs)
             or not guardable(every)
-            or not self.alike.same(seen)  # modes are seen, too
+            or not self.alike(seen, backward=True)  # modes are seen, too
             or not self.run.ready(every)
         ):
             return self._in_full(every, outputs, grads, needs)

@@ -33,17 +33,14 @@ class Again:
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
-        found = self._addresses(every)
-        return None if found is None else self._program.run([*self.strides, *found], self._memory)
-
-    def _addresses(self, every: Sequence[Tensor]) -> list[int] | None:
-        """None where one has no memory, or the program is for another number of threads."""
         found = [*map(address, every)]
-        return found if all(found) and launch.threads() == self.sizes.threads else None
+        if not all(found) or launch.threads() != self.sizes.threads:
+            return None
+        return self._program.run([*self.strides, *found], self._memory)
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and the program is for as many threads as there are now."""
-        return self._addresses(every) is not None
+        return all(map(address, every)) and launch.threads() == self.sizes.threads
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""

@@ -10,17 +10,18 @@ def compiled(problem: Problem) -> int:
     """Compiles the kernels of calls like this one, of any sizes; returns how many there are.
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
-    that pack matrices and, where it is permitted, the product with bfloat16 ones.
+    that pack matrices, what starts all of them and, where it is permitted, the product with
+    bfloat16 ones.
     """
-    from openrnn.kernels.cpu import matrices
+    from openrnn.kernels.cpu import launch, matrices
 
     cell = traced(problem.spec)
     dtype = str(compute_dtype(problem.dtype)).removeprefix("torch.")
-    matrices.digest()
+    launch.starters(), matrices.digest()
     found = {*build.forward(cell, dtype)}
     if problem.grad:
         found |= {*build.backward(cell, dtype)}
     rounds = problem.precision == "bf16"
     if rounds:
         matrices.bf16_product()
-    return len(found) + 1 + rounds
+    return len(found) + 2 + rounds

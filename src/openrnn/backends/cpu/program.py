@@ -82,6 +82,9 @@ class Launch:
     ) -> None:
         words = [(place, places[slot], offset) for place, (slot, offset) in placed(args, given)]
         self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
+        self._alone: launch.Alone | None = None
+        if tasks == 1 and not barriers:
+            self._alone = launch.Alone(kernel, bytes(args), words)
         self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
         self._template = bytes(args)
         self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
@@ -89,6 +92,9 @@ class Launch:
 
     def run(self, values: Sequence[int]) -> None:
         """Runs it and waits; several threads may do so at a time."""
+        if self._alone is not None:
+            self._alone.run(values)
+            return
         words = self._words.from_buffer_copy(self._template)
         for place, slot, offset in self._given:
             words[place] = values[slot] + offset
@@ -183,15 +189,16 @@ class Workspace:
         self._taken = mark
 
 
-class _Scratch(local):
+class _Scratch:
     """Memory of one thread, whose runs use it one after the other.
 
     Attributes:
         taken: a run uses it. One that begins then, in a finalizer or a signal handler, does not.
     """
 
+    __slots__ = ("_address", "_memory", "_size", "taken")
+
     def __init__(self) -> None:
-        super().__init__()
         self.taken, self._size = False, 0
         self._memory: Tensor | None = None
         self.hold(FIRST)
@@ -206,7 +213,15 @@ class _Scratch(local):
         return self._address
 
 
-_SCRATCH = _Scratch()
+class _Threads(local):
+    """Each thread's scratch memory: only this attribute is looked up by thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = _Scratch()
+
+
+_THREADS = _Threads()
 
 
 class Program:
@@ -233,23 +248,23 @@ class Program:
         Args:
             memory: of the module that calls, for panels.
         """
-        panels = [each.panels(values, memory) for each in self.kept]
-        if self._scratch > SCRATCH or _SCRATCH.taken:
-            made = [make() for make in self._makers]
-            self._run([*values, *map(_address, made)], panels)
-            return made[:-1]
+        kept = reversed(self.kept)
+        panels = [each.panels(values, memory) for each in kept] if self.kept else ()
+        scratch = _THREADS.scratch
+        if scratch.taken or self._scratch > SCRATCH:
+            *made, workspace = [make() for make in self._makers]
+            self._run([*values, *map(_address, (*made, *panels, workspace))])
+            return made
         made = [make() for make in self._results]
-        _SCRATCH.taken = True
+        scratch.taken = True
         try:
-            workspace = _SCRATCH.hold(self._scratch)
-            self._run([*values, *map(_address, made), workspace], panels)
+            at = scratch.hold(self._scratch)
+            self._run([*values, *map(_address, made), *map(_address, panels), at])
         finally:
-            _SCRATCH.taken = False
+            scratch.taken = False
         return made
 
-    def _run(self, values: list[int], panels: Sequence[Tensor]) -> None:
-        if panels:
-            values[-1:-1] = map(_address, reversed(panels))
+    def _run(self, values: Sequence[int]) -> None:
         for operation in self.operations:
             operation.run(values)
 

@@ -217,6 +217,18 @@ class RegionArgs(Args):
     thread_count: Annotated[int, "address of omp_get_num_threads"]
 
 
+@_table
+class TaskArgs(Args):
+    """Of `regions.run_alone`: a kernel of one task, which lacks some of its arguments."""
+
+    __slots__ = ()
+    kernel: Annotated[int, "address of f(args, task, running)"]
+    args: Annotated[int, "the kernel's arguments, but for those that are lacking"]
+    words: Annotated[int, "of 8 bytes in them"]
+    lacking: Annotated[int, "int64 [count, 2]: a word's place, and what is added to its value"]
+    count: Annotated[int, ""]
+
+
 def loop_args(states: int) -> type[LoopArgs]:
     """The table of the loops of a cell with this number of states: its array fields are as long."""
     array = ctypes.c_int64 * states

@@ -24,6 +24,7 @@ from openrnn.kernels.cpu.args import (
     PackArgs,
     RegionArgs,
     States,
+    TaskArgs,
 )
 
 INT = ir.IntType(64)
@@ -89,3 +90,4 @@ def _reader_of(table: type[Args]) -> Any:
 loop_args_at, pack_args_at = _reader_of(LoopArgs), _reader_of(PackArgs)
 digest_args_at = _reader_of(DigestArgs)
 collect_args_at, region_args_at = _reader_of(CollectArgs), _reader_of(RegionArgs)
+task_args_at = _reader_of(TaskArgs)

@@ -8,13 +8,17 @@ torch does not run on OpenMP.
 
 import ctypes
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from openrnn.kernels.cpu.args import Args, RegionArgs
+from openrnn.kernels.cpu.args import Args, RegionArgs, TaskArgs
 
 if TYPE_CHECKING:
     from openrnn.kernels.cpu.objects import CompiledFunction
@@ -62,11 +66,48 @@ def openmp() -> tuple[Any, Address, Address] | None:
 
 
 @lru_cache(maxsize=1)
-def _share() -> "CompiledFunction":
+def starters() -> "list[CompiledFunction]":
+    """`share` and `run_alone` of `regions`."""
     from openrnn.kernels.cpu import objects
 
-    source = "from openrnn.kernels.cpu.regions import share\n"
-    return objects.kernels(source, ["share"], "what threads share")[0]
+    names = ["share", "run_alone"]
+    source = f"from openrnn.kernels.cpu.regions import {', '.join(names)}\n"
+    return objects.kernels(source, names, "what starts kernels")
+
+
+@lru_cache(maxsize=1)
+def _run_alone() -> Any:
+    # bytes go as their address; an array of ctypes that Python fills takes a call 0.7 us more
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(starters()[1].address)
+
+
+class Alone:
+    """A kernel of one task, whose arguments lack some values.
+
+    Args:
+        args: its arguments as memory.
+        lacking: two or more: where each one goes, in units of 8 bytes, which value of a run it is,
+            and what is added to that.
+    """
+
+    def __init__(
+        self, kernel: "CompiledFunction", args: bytes, lacking: Sequence[tuple[int, int, int]]
+    ) -> None:
+        words, numbers = len(args) // 8, [(place, offset) for place, _, offset in lacking]
+        known = (ctypes.c_int64 * words).from_buffer_copy(args)
+        added = (ctypes.c_int64 * (2 * len(numbers)))(*chain.from_iterable(numbers))
+        task = TaskArgs(
+            kernel=kernel.address, args=ctypes.addressof(known), words=words,
+            lacking=ctypes.addressof(added), count=len(numbers),
+        )  # fmt: skip
+        self._memory = known, added, task
+        self._start, self._at = _run_alone(), ctypes.addressof(task)
+        self._chosen = itemgetter(*(chosen for _, chosen, _ in lacking))
+        self._pack = Struct(f"={len(numbers)}q").pack
+
+    def run(self, values: Sequence[int]) -> None:
+        """Runs it and waits; several threads may do so at a time."""
+        self._start(self._at, self._pack(*self._chosen(values)))
 
 
 def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
@@ -88,7 +129,7 @@ def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
     region = RegionArgs(
         kernel=kernel.address, args=at, tasks=tasks, thread_number=number, thread_count=count
     )
-    start(_share().address, ctypes.addressof(region), max(tasks, threads()), 0)
+    start(starters()[0].address, ctypes.addressof(region), max(tasks, threads()), 0)
 
 
 def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:

@@ -1,4 +1,4 @@
-"""A parallel region: the tasks of a kernel on the threads of an OpenMP library.
+"""How kernels are started: their tasks on the threads of an OpenMP library, or a single one.
 
 A kernel is a C function `kernel(args_at, task, running)` of three int64: the address of its
 arguments, which task this is, and how many tasks run at the same time.
@@ -12,7 +12,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from openrnn.kernels.cpu import cell_args
-from openrnn.kernels.cpu.args_type import region_args_at
+from openrnn.kernels.cpu.args_type import region_args_at, task_args_at
+from openrnn.kernels.cpu.memory import int64_at
 
 INT = ir.IntType(64)
 
@@ -42,6 +43,16 @@ def new_cell_args(_):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def _new_words(_, count):  # type: ignore[no-untyped-def]
+    """The address of room for so many int64, on the stack of the function that calls this."""
+
+    def emit(_: Any, builder: Any, __: Any, args: list[ir.Value]) -> ir.Value:
+        return builder.ptrtoint(builder.alloca(INT, size=args[0]), INT)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
 def _ask(_, function):  # type: ignore[no-untyped-def]
     """What a C function `int function(void)` at this address returns."""
 
@@ -59,3 +70,16 @@ def share(region):  # type: ignore[no-untyped-def]
     running = min(_ask(args.thread_count), args.tasks)  # type: ignore[call-arg]  # numba's
     for task in range(_ask(args.thread_number), args.tasks, running):
         call(args.kernel, (args.args, task, running))
+
+
+def run_alone(task, values):  # type: ignore[no-untyped-def]
+    """Runs the `TaskArgs` at an address, with the values at another for what is lacking."""
+    alone = task_args_at(task)
+    at: int = _new_words(alone.words)  # type: ignore[call-arg]  # numba's
+    args, known = int64_at(at), int64_at(alone.args)
+    for place in range(alone.words):
+        args[place] = known[place]
+    lacking, given = int64_at(alone.lacking), int64_at(values)
+    for k in range(alone.count):
+        args[lacking[2 * k]] = given[k] + lacking[2 * k + 1]
+    call(alone.kernel, (at, 0, 1))
