@@ -31,6 +31,9 @@ def cases() -> Iterator[Case]:
         yield {"cell": cell, "hidden": 64, "bidirectional": True, "steps": 120}
         yield {"cell": cell, "hidden": 64, "layers": 3, "wavefront": 3, "steps": 11}
         yield {"cell": cell, "hidden": 256, "layers": 3, "wavefront": 3, "masks": True}
+        for batch in (33, 70):  # all layers in one launch
+            stack = {"cell": cell, "hidden": 256, "layers": 3, "wavefront": 1, "batch": batch}
+            yield {**stack, "steps": 11}
         for hidden, batch in ((64, 3), (256, 33), (1024, 16), (128, 560)):
             for dtype in (BF16, TF32):
                 yield {

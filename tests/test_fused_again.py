@@ -253,6 +253,7 @@ def pretended(monkeypatch):
             lambda key, layer, on, *_: [*cuts] if on.kind in cut else [],
         )  # fmt: skip
         monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
+        monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
 
         def kernel(kind, *_):
             return Kernel(kind, hidden), configs[kind]

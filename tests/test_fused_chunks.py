@@ -67,7 +67,7 @@ def fresh_schedules():
     """Schedules are made anew, as the tests change what they are made by: not what was traced."""
 
     def forget():
-        for kept in (schedules.forward, schedules.backward, prepared.loop_for):
+        for kept in (schedules.forward, schedules.backward, prepared._prepared_loop):
             kept.cache_clear()
 
     forget()

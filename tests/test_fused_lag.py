@@ -19,7 +19,7 @@ import openrnn
 from openrnn import cells, store
 from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
-from openrnn.codegen.multicast_config import CELL_WARPS, PRODUCT_WARPS, MulticastConfig
+from openrnn.codegen.multicast_config import CELL_WARPS, MulticastConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.native import nvrtc
@@ -51,45 +51,53 @@ ONE_WARP = {
     "before_product": f"(threadIdx.x >> 5) == {WARP} && blockIdx.x == {BLOCK}",
     "after_messages": "false",
 }
-CELL_WARP = 9  # with multicast
+# with multicast, where four or eight warps multiply
+PRODUCT_WARP, CELL_WARP = 2, 9
+ONE_PRODUCT_WARP = ONE_WARP | {
+    "before_product": f"(threadIdx.x >> 5) == {PRODUCT_WARP} && blockIdx.x == {BLOCK}",
+}
 ONE_CELL_WARP = {
     "before_product": "false",
     "after_messages": f"(threadIdx.x >> 5) == {CELL_WARP} && blockIdx.x == {BLOCK}",
 }
 ONE_BLOCK = dict.fromkeys(ONE_WARP, f"blockIdx.x == {BLOCK}")
+LAST_BLOCK = dict.fromkeys(ONE_WARP, "blockIdx.x == gridDim.x - 1")  # of a stack's last layer
 PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
     "        if (here) return;\n": "        if (here) { LAG(AFTER_MESSAGES) return; }\n",
 }
 # With multicast: before the product, before cells read their sums, before they read their inputs,
-# before the operand is copied, before it is published. In the last two one lane of a warp is alone.
-PRODUCT = "        product_of(sums, matrix, a, b + buffer"
-SUMS = "    await_turn(SUMMED_UP, turn);\n"
+# before the operand is copied, before it may be written over, before it is published. In the last
+# three one lane of a warp is alone.
+PRODUCT = "        if (STACK && has_operand(here, first_half, turn, time.count))\n"
+SUMS = "            await_turn(SUMMED_UP, turn);\n"
 MULTICAST_PLACES = {
     PRODUCT: f"        LAG(BEFORE_PRODUCT)\n{PRODUCT}",
-    SUMS: f"{SUMS}    LAG(AFTER_MESSAGES)\n",
+    SUMS: f"{SUMS}            LAG(AFTER_MESSAGES)\n",
 } | {
     place: f"{lag}\n{place}"
     for place, lag in (
-        ("    await_copies<SETS - 1>();\n", "LAG(AFTER_MESSAGES)"),
+        ("    await_copies<OWN_SETS - 1>();\n", "LAG(AFTER_MESSAGES)"),
         ("if (turn >= BUFFERS) await_turn(EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
+        ("        arrive_remote(remote(mbarrier_at(EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
         ('asm volatile("fence.acq_rel.gpu;\\nred.relaxed', "LAG_OF_LANE(AFTER_MESSAGES)"),
     )
 }
 
 
 # A block says that the operand was read when it is all there: not too early for the next copy to
-# begin, but for what it overwrites. Instead of a warp that computes cells one that multiplies does.
-READ = """\
-    if (here.warp == PRODUCT_WARPS && here.lane < CLUSTER)
-        arrive(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));
-"""
+# begin, but for what it overwrites. Instead of the warp that awaits the sums one that multiplies
+# does.
+RELEASE = "arrive_remote(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));\n"
+RELEASED = f"        await_turn(SUMMED_UP, turn);\n        {RELEASE}"
 CAME = ", ".join(
     f"mbarrier_wait(mbarrier_at(FULL + (buffer * HALVES + {half}) * 8), turn / BUFFERS & 1)"
     for half in (0, 1)
 )
-EARLY = READ.replace("PRODUCT_WARPS", "0")
-TOO_EARLY = {READ: "", PRODUCT: f"    if (here.warp == 0) {CAME};\n{EARLY}{PRODUCT}"}
+EARLY = f"        if (here.warp == 0 && here.lane < CLUSTER) {RELEASE}"
+TOO_EARLY = {RELEASED: "", PRODUCT: f"        if (here.warp == 0) {CAME};\n{EARLY}{PRODUCT}"}
+# A layer of a stack does not ask how far the one that reads its values is.
+FOLLOWERS = {"            if (half == OWN) await_followers(here, exchange, set, i);\n": ""}
 SPIN_LIMITS = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
@@ -130,13 +138,13 @@ def lagging(monkeypatch, tmp_path):
     return make
 
 
-def outcome(folder, kind):
-    """How such a layer with a fault ends: an error's words, or whether its bits are others."""
-    case = given(cells.lstm, 1024, 256, torch.bfloat16)
+def outcome(folder, kind, sizes, when, fault):
+    """How a layer or stack with a fault ends: an error's words, or whether its bits are others."""
+    case = given(cells.lstm, *sizes)
     wanted = step(*case)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            found = lagged(patch, folder, case, ONE_WARP, TOO_EARLY, kind)
+            found = lagged(patch, folder, case, when, fault, kind)
         return "others" if not all(map(torch.equal, found, wanted)) else "the same"
     except RuntimeError as error:
         return str(error)
@@ -152,16 +160,20 @@ def keep_kernels(patch, case):
     about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
     capability, many, kept = (about.major, about.minor), about.multi_processor_count, {}
     for kind, flags in (("forward", ("save",)), ("backward", ())):
-        found = kernels.best(kind, *asked, tiles, flags, capability, processors=many)
+        found = kernels.best(
+            kind, *asked, tiles, flags, capability, processors=many, layers=net.num_layers
+        )
         kept[kind] = found[1]
         patch.setattr(type(found[1]), "most_spilled", 1 << 16)
     patch.setattr(plan, "holding", lambda kind, *_: iter([kept[kind]]))
 
 
-def given(cell, hidden, batch, dtype):
+def given(cell, hidden, batch, dtype=torch.bfloat16, layers=1):
+    """A layer, or a stack in one launch, with x and dy."""
     torch.manual_seed(hidden)
     where = {"device": "cuda", "dtype": dtype}
-    net = openrnn.Recurrent(cell, 16, hidden, backend="fused", **where)
+    stack = {"num_layers": layers, "wavefront": 1} if layers > 1 else {}
+    net = openrnn.Recurrent(cell, 16, hidden, backend="fused", **stack, **where)
     x = torch.randn(100, batch, 16, requires_grad=True, **where)
     return net, x, torch.randn(100, batch, hidden, **where)
 
@@ -194,7 +206,7 @@ def test_a_missing_barrier_is_seen(lagging):
 @with_multicast
 @pytest.mark.parametrize(
     "when",
-    [NOW_AND_THEN, ONE_WARP, ONE_CELL_WARP, ONE_BLOCK],
+    [NOW_AND_THEN, ONE_PRODUCT_WARP, ONE_CELL_WARP, ONE_BLOCK],
     ids=["many", "warp", "cells", "block"],
 )
 @pytest.mark.parametrize(
@@ -216,16 +228,56 @@ def test_with_multicast(request, lagging, cell, dtype, hidden, batch, when):
     assert all(map(torch.equal, lagging(case, when), wanted))
 
 
+@pytest.fixture
+def stacks():
+    """Only where one launch runs a stack."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.parametrize(
+    "when",
+    [NOW_AND_THEN, ONE_PRODUCT_WARP, ONE_CELL_WARP, ONE_BLOCK, LAST_BLOCK],
+    ids=["many", "warp", "cells", "block", "last block"],
+)
+@pytest.mark.parametrize(
+    ("cell", "hidden", "batch", "layers"),
+    [(cells.lstm, 256, 64, 3), (cells.lstm, 512, 100, 2), (cells.gru, 256, 40, 2)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_stack_in_one_launch(lagging, cell, hidden, batch, layers, when):
+    """The same, and layers that run ahead of the one that reads their values."""
+    case = given(cell, hidden, batch, layers=layers)
+    wanted = step(*case)
+    assert all(map(torch.equal, lagging(case, when), wanted))
+
+
+def apart(*asked):
+    """What `outcome` says in a process of its own: a trap that ends a wait takes it with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(outcome, *asked).result()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_an_operand_that_counts_as_read_too_early_is_seen(tmp_path, kind):
     """The next copy overwrites what a late warp still multiplies: these lags show such a fault.
 
-    A warp may also wait for ever then. The trap that ends it takes its process with it.
+    A warp may also wait for ever then.
     """
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = pool.submit(outcome, tmp_path, kind).result()
+    found = apart(tmp_path, kind, (1024, 256), ONE_PRODUCT_WARP, TOO_EARLY)
     assert found == "others" or "launch failure" in found
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.parametrize(("kind", "when"), [("forward", LAST_BLOCK), ("backward", ONE_BLOCK)])
+def test_a_layer_that_does_not_await_its_followers_is_seen(tmp_path, kind, when):
+    """It writes over what a late block of the layer above, in backward below, is yet to read."""
+    sizes = 256, 64, torch.bfloat16, 2
+    assert apart(tmp_path, kind, sizes, when, FOLLOWERS) == "others"
 
 
 def test_the_places_are_there():
@@ -242,27 +294,33 @@ def test_the_places_are_there():
                 assert config.cluster > BLOCK
 
 
-@pytest.mark.parametrize("batch", [128, 256])
+@pytest.mark.parametrize(
+    ("hidden", "batch", "layers"), [(1024, 128, 1), (1024, 256, 1), (256, 64, 3), (512, 100, 2)]
+)
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_the_places_of_multicast_are_there(tmp_path, monkeypatch, kind, batch):
+def test_the_places_of_multicast_are_there(tmp_path, monkeypatch, kind, hidden, batch, layers):
     """Each once; the warps that lag have rows of R or cells, in a cluster with another block."""
     cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
     # what runs there, which the planted faults take for granted
-    config = plan.ranked(kind, flags, cell, "bfloat16", 1024, batch, (9, 0), 132)[0]
+    asked = kind, flags, cell, "bfloat16", hidden, batch, (9, 0), 132
+    config = plan.ranked(*asked, layers=layers)[0]
     assert isinstance(config, MulticastConfig)
     text = cuda.source(cell, "bfloat16", config)
-    assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *TOO_EARLY))
+    assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *TOO_EARLY, *FOLLOWERS))
     assert config.cluster * config.clusters > BLOCK
-    assert WARP < PRODUCT_WARPS <= CELL_WARP < PRODUCT_WARPS + CELL_WARPS
+    product_warps, cell_warps = 4 * config.k_warps, CELL_WARPS * (3 - config.k_warps)
+    assert PRODUCT_WARP < product_warps <= CELL_WARP < product_warps + cell_warps
     sums = len(cell.gates) if kind == "forward" else config.k_parts
     assert config.groups // config.cluster * sums == 8  # rows of R of all warps
-    changed = late(cuda.source, NOW_AND_THEN, TOO_EARLY, None, cell, "bfloat16", config)
-    said = {"LAG(BEFORE_PRODUCT)": 1, "LAG(AFTER_MESSAGES)": 2, "LAG_OF_LANE(AFTER_MESSAGES)": 2}
+    changes = FOLLOWERS if layers > 1 else TOO_EARLY
+    changed = late(cuda.source, NOW_AND_THEN, changes, None, cell, "bfloat16", config)
+    said = {"LAG(BEFORE_PRODUCT)": 1, "LAG(AFTER_MESSAGES)": 2}
+    said["LAG_OF_LANE(AFTER_MESSAGES)"] = 3 if layers > 1 else 2  # the fault takes one away
     assert {word: changed.count(f"{word}\n") for word in said} == said
-    # the operand counts as read, then the warp lags, then it multiplies
-    order = [changed.index(word) for word in (EARLY, "LAG(BEFORE_PRODUCT)\n", PRODUCT)]
-    assert order == sorted(order)
-    assert READ not in changed
+    assert all(place not in changed for place in changes if place != PRODUCT)
+    if layers == 1:  # the operand counts as read, then the warp lags, then it multiplies
+        order = [changed.index(word) for word in (EARLY, "LAG(BEFORE_PRODUCT)\n", PRODUCT)]
+        assert order == sorted(order)
     if nvrtc.absent() is None:
         monkeypatch.setattr(store, "folder", lambda: tmp_path)
         text = f"#define SPIN_LIMIT {next(SPIN_LIMITS)}\n{changed}"

@@ -147,7 +147,7 @@ def launched(monkeypatch):
                     if configs[self.kind].clusters > 1:
                         step.unfilled.append(store(configs[self.kind], args))
 
-        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit, loops):
+        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit, loops, layers):
             step.asked.add((kind, flags))
             return Kernel(kind, loops), configs[kind]
 
@@ -181,6 +181,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     monkeypatch.setattr(schedules, "supported", lambda: False)
     monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
+    monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
     return step
 
 
@@ -237,7 +238,7 @@ def on_a_device(monkeypatch, kernel_of):
     """Kernels and their configurations by the number of loops, on an H200 that is not there."""
     about = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
-    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-1]))
+    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-2]))
     clear_caches()
 
 
@@ -302,9 +303,11 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 ):
     """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin_limit=0, loops=1):
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1):
         on = plan.deciding(kind, flags)
-        config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops)[0]
+        config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
+            0
+        ]
         return SimpleNamespace(max_clusters=Limits.of((9, 0), 132).clusters(config.cluster)), config
 
     on_a_device(monkeypatch, lambda loops: None)
@@ -400,6 +403,7 @@ def test_grids_that_run_at_once_find_their_flags_filled(
         return ((cut,),) * key.spec.num_layers
 
     monkeypatch.setattr(schedules, "in_wavefront", in_wavefront)
+    monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
     configs = GRIDS | {"forward": replace(GRIDS["forward"], half_operands=half_operands)}
     masks = {name: MASKS[name] for name in given}
     spec = cells.lstm.spec(64, 64, num_layers=3, bidirectional=at_once == "directions")

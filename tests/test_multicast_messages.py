@@ -2,93 +2,197 @@
 
 What it watches: gate gradients that are copied, sums that are received and a block's own sums
 belong to the set and step at hand, and the warps come to an end. Each word is written by itself, in
-any order. Clusters and mbarriers are left to test_multicast_protocol.py.
+any order. Clusters and mbarriers are left to test_multicast_protocol.py, which has the same `Loop`.
 """
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import pytest
-from test_multicast_protocol import HALVES, WAITS, WARPS, interleave
 
+import openrnn
+
+TEXT = (Path(openrnn.__file__).parent / "kernels/cuda/multicast.cuh").read_text()
+# buffers of a set's published steps: of a stack, and else
+DEPTH = dict(zip((True, False), map(int, re.findall(r"DEPTH = STACK \? (\d+) : (\d+);", TEXT)[0])))
+HALVES = OTHER, OWN = 0, 1  # of a block's K; in a stack, whose values each multiplies
+WARPS = 2  # of a warpgroup
 WORDS = 2  # of a warp that computes cells: in a message, and in its gate gradients
+END = "end"  # of a task
 
 
-@dataclass(eq=False)
-class Blocks:
-    """The roles of all blocks as tasks.
+def until(ready):
+    """The part of a task that waits until a function of nothing says True."""
+    while not ready():
+        yield ready
+
+
+def interleave(often, dice):
+    """Lets tasks take turns at random until all but the first, which has no end, have ended.
 
     Args:
-        blocks: that share R.
-        steps: products of each set.
+        often: the tasks, each a generator, and how often it runs. Where it yields another may run;
+            what it yields says when it can go on, None: at any time.
+    """
+    awake, asleep = dict(often), {}
+    while len(awake) + len(asleep) > 1:
+        for task in [task for task, ready in asleep.items() if ready()]:
+            awake[task] = often[task]
+            del asleep[task]
+        assert awake, "nobody gets on"
+        (task,) = dice.choices(list(awake), awake.values())
+        for _ in range(dice.choice((1, 5, 50))):
+            came = next(task, END)
+            if came is not None:
+                del awake[task]
+                if came != END:
+                    asleep[task] = came
+                break
+
+
+@dataclass(eq=False, kw_only=True)
+class Loop:
+    """What is multiplied, published and awaited, step by step.
+
+    Args:
+        layers: of a stack in one launch, each a step behind the one whose values it multiplies.
+        blocks: of a layer; k_parts: that share K.
         buffers: of the operand in shared memory.
-        message_buffers: of a set; tag_steps: in a row that have the same tag.
-        gate_buffers: of a set in global memory.
-        early: a block publishes gate gradients before it has read its messages.
-        published: how often a block has published a step's gate gradients once they are there.
-        kept: cells that are computed a turn later have their block's own sums in registers.
+        groups: warpgroups that multiply; of the others of three each has every other set's cells.
+        depth: buffers of a set's published steps in global memory; None: those of the kernel.
+        early: by half of K, a copy awaits so many published steps too few.
+        behind: await_followers asks for so many published steps too few.
+        unpublished: last steps that a layer keeps to itself.
     """
 
-    blocks: int
-    k_parts: int
-    steps: int
-    sets: int
-    buffers: int = 2
-    message_buffers: int = 2
-    tag_steps: int = 2
-    gate_buffers: int = 2
-    early: bool = False
-    published: int = 1
-    kept: bool = True
+    backward: bool = False
+    layers: int = 1
+    blocks: int = 4
+    k_parts: int = 1
+    sets: int = 2
+    buffers: int = 1
+    groups: int = 2
+    steps: int = 6
+    depth: int | None = None
+    early: tuple[int, int] = (0, 0)
+    behind: int = 0
+    unpublished: int = 0
 
     def __post_init__(self):
-        self.delayed = self.k_parts > 1 and self.sets > 3
-        self.turns = list(enumerate(product(range(self.steps), range(self.sets))))
-        self.halves = self.k_parts * HALVES
-        self.counters = dict.fromkeys(product(range(self.sets), range(self.halves)), -1)
+        self.stack, self.source = self.layers > 1, 1 if self.backward else -1
+        self.depth = self.depth or DEPTH[self.stack]
+        self.cell_groups = 3 - self.groups
+        one_more = self.stack and self.steps > 0
+        self.products = self.steps + (one_more and self.backward)
+        self.published = self.steps + (one_more and not self.backward) - self.unpublished
+        # the step that cells publish after the first product
+        self.first = 0 if self.stack and self.backward else 1
+        self.turns = list(enumerate(product(range(self.products), range(self.sets))))
+        self.splits = self.k_parts * (1 if self.stack else 2)
+        splits = product(range(self.layers), range(self.sets), range(self.splits))
+        self.counters = dict.fromkeys(splits, -1)
+
+    def operand(self, layer, half, i):
+        """The layer and step whose values product i multiplies in a half of K; None: no values."""
+        if not self.stack:
+            return layer, i
+        if half == OWN:
+            return (layer, i - self.backward) if i >= self.backward else None
+        exists = layer + self.source in range(self.layers) and (not self.backward or i < self.steps)
+        return (layer + self.source, i + (not self.backward)) if exists else None
+
+    def sources(self, number, half):
+        """The split of a half of a block's K, and the blocks whose units it has."""
+        part, count = number % self.k_parts, self.blocks // self.splits
+        split = part if self.stack else part * 2 + half
+        return split, range(split * count, (split + 1) * count)
+
+    def publish(self, layer, number, which):
+        self.counters[layer, which, number * self.splits // self.blocks] += 1
+
+    def await_published(self, layer, which, split, times):
+        count = self.blocks // self.splits
+        return until(lambda: self.counters[layer, which, split] + 1 >= times * count)
+
+    def await_operand(self, layer, number, half, i, which):
+        """What a thread that copies for product i waits for, in a stack also the layer after it."""
+        some, follower = self.depth // 2, layer - self.source
+        if self.stack and half == OWN and i % some == 0 and follower in range(self.layers):
+            for split in range(self.splits) if i >= some else ():
+                yield from self.await_published(follower, which, split, i - some + 1 - self.behind)
+        if operand := self.operand(layer, half, i):
+            times = operand[1] + 1 - self.early[half]
+            split, _ = self.sources(number, half)
+            yield from self.await_published(operand[0], which, split, times)
+
+    def halves_of(self, group):
+        """The halves of K that a warpgroup multiplies."""
+        return HALVES if self.groups == 1 else [group]
+
+    def turns_of(self, group):
+        """The turns whose cells a warpgroup computes."""
+        return [turn for turn in self.turns if turn[1][1] % self.cell_groups == group]
+
+
+@dataclass(eq=False, kw_only=True)
+class Blocks(Loop):
+    """The roles of all blocks of a backward loop as tasks; a block is (layer, number).
+
+    Args:
+        message_buffers: of a set; tag_steps: in a row that have the same tag.
+        stored_early: a block publishes gate gradients before it has read its messages.
+    """
+
+    message_buffers: int = 2
+    tag_steps: int = 2
+    stored_early: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
         self.memory = {}  # by place: what all blocks can read
         self.writes = {}  # by place: what is on its way there, the oldest first
-        self.shares = {}  # by block, even or odd turn, and half of its K: the turn
-        # turns that a half of a block, or a warp that computes cells, has behind it
-        self.copied, self.multiplied, self.read = Counter(), Counter(), Counter()
+        self.shares = {}  # by block, even or odd turn, and warpgroup: the turn
+        # turns that a half of a block's K, or a warpgroup of a block, has behind it
+        self.copied, self.multiplied = Counter(), Counter()
+        self.read = Counter()  # warps that have read a block's shares of a turn
         self.stored = Counter()  # warps that have stored gate gradients of a set, over all steps
 
-    def peers(self, block):
-        first = block // self.k_parts * self.k_parts
-        return [peer for peer in range(first, first + self.k_parts) if peer != block]
+    def peers(self, number):
+        first = number // self.k_parts * self.k_parts
+        return [peer for peer in range(first, first + self.k_parts) if peer != number]
 
-    def gates(self, which, step, block, warps=range(WARPS)):
-        at = "gates", which, step % self.gate_buffers, block
+    def gates(self, layer, which, step, number, warps=range(WARPS)):
+        at = "gates", layer, which, step % self.depth, number
         return [(*at, warp, word) for warp in warps for word in range(WORDS)]
 
-    def message(self, which, step, sender, receiver, warp):
-        at = "sums", which, step % self.message_buffers, sender, receiver, warp
+    def message(self, layer, which, i, sender, receiver, warp):
+        at = "sums", layer, which, i % self.message_buffers, sender, receiver, warp
         return [(*at, word) for word in range(WORDS)]
 
-    def messages(self, which, step, block, warp):
-        """What a warp receives: senders and places, in any order."""
-        peers = self.peers(block)
-        words = [
-            (peer, at) for peer in peers for at in self.message(which, step, peer, block, warp)
-        ]
-        return self.dice.sample(words, len(words))
+    def tag(self, i):
+        return i // self.tag_steps % 2
 
-    def tag(self, step):
-        return step // self.tag_steps % 2
+    def await_copied(self, block, group, turn):
+        return until(lambda: all(self.copied[block, half] > turn for half in self.halves_of(group)))
 
-    def all_multiplied(self, block):
-        return min(self.multiplied[block, half] for half in range(HALVES))
+    def await_multiplied(self, block, turn):
+        return until(lambda: all(self.multiplied[block, g] > turn for g in range(self.groups)))
 
-    def all_read(self, block):
-        return min(self.read[block, warp] for warp in range(WARPS))
+    def await_read(self, block, turn):
+        return until(lambda: turn < 0 or self.read[block, turn] == WARPS)
+
+    def await_stored(self, block, which, i):
+        places, warps = self.gates(block[0], which, i, block[1]), WARPS * (i + 1)
+        return until(lambda: self.stored[block, which] >= warps and not self.writes.keys() & places)
 
     def memory_system(self):
         """Carries out writes one by one, in any order but to the same place."""
         while True:
-            while not self.writes:
-                yield WAITS
+            yield from until(lambda: self.writes)
             place = self.dice.choice(list(self.writes))
             self.memory[place], *later = self.writes.pop(place)
             if later:
@@ -100,155 +204,165 @@ class Blocks:
             self.writes.setdefault(place, []).append(value)
 
     def copying(self, block, half):
-        number = block % self.k_parts * HALVES + half
-        count = self.blocks // self.halves
-        sources = range(number * count, (number + 1) * count)
-        for turn, (step, which) in self.turns:
-            while self.counters[which, number] + 1 < (step + self.published) * count:
-                yield WAITS
-            while self.all_multiplied(block) < turn + 1 - self.buffers:
-                yield WAITS
-            places = [place for source in sources for place in self.gates(which, step, source)]
-            for place in self.dice.sample(places, len(places)):
-                assert self.memory.get(place) == step, "gate gradients of another step"
-                yield
+        for turn, (i, which) in self.turns:
+            yield from self.await_operand(*block, half, i, which)
+            yield from self.await_multiplied(block, turn - self.buffers)
+            if operand := self.operand(block[0], half, i):
+                layer, step = operand
+                sources = self.sources(block[1], half)[1]
+                places = [at for source in sources for at in self.gates(layer, which, step, source)]
+                for place in self.dice.sample(places, len(places)):
+                    assert self.memory.get(place) == step, "gate gradients of another step"
+                    yield
             self.copied[block, half] += 1
             yield
 
-    def multiplying(self, block, half):
+    def multiplying(self, block, group):
         for turn, _ in self.turns:
-            while self.copied[block, half] <= turn or self.all_read(block) < turn - 1:
-                yield WAITS
-            self.shares[block, turn % 2, half] = turn
-            self.multiplied[block, half] += 1
+            yield from self.await_copied(block, group, turn)
+            yield from self.await_read(block, turn - 2)
+            self.shares[block, turn % 2, group] = turn
+            self.multiplied[block, group] += 1
             yield
 
     def publishing(self, block):
-        half = block * self.halves // self.blocks
-        for _, (step, which) in self.turns:
-            places = self.gates(which, step, block)
-            while self.stored[block, which] < WARPS * (step + 1) or self.writes.keys() & places:
-                yield WAITS
-            self.counters[which, half] += 1
+        for i, which in product(range(self.published), range(self.sets)):
+            yield from self.await_stored(block, which, i)
+            self.publish(*block, which)
             yield
 
-    def computing(self, block, warp):
-        for which in range(self.sets):
+    def computing(self, block, group, warp):
+        layer, number = block
+        for which in range(group, self.sets, self.cell_groups) if self.first else ():
             self.store(block, warp, which, 0)
             yield
-        before = own = asked = None
-        for turn, at in self.turns:
-            while self.all_multiplied(block) <= turn:
-                yield WAITS
-            if self.delayed and before:
-                asked = yield from self.ask(block, warp, *before)
-            now = self.own_sums(block, turn)
-            yield from self.send(block, warp, *at)
-            self.read[block, warp] += 1
+        for turn, (i, which) in self.turns_of(group):
+            yield from self.await_multiplied(block, turn)
+            own = {self.shares[block, turn % 2, product] for product in range(self.groups)}
+            assert own == {turn}, "own sums of another turn"
+            for peer in self.peers(number):
+                value = self.tag(i), i, number
+                self.write(self.message(layer, which, i, number, peer, warp), value)
+                yield
+            self.read[block, turn] += 1
             yield
-            if self.delayed:
-                if before:
-                    own = own if self.kept else self.own_sums(block, turn - 1)
-                    yield from self.cells(block, warp, *before, own, asked)
-                before, own = at, now
-            else:
-                asked = yield from self.ask(block, warp, *at)
-                yield from self.cells(block, warp, *at, now, asked)
-        if self.delayed and before:
-            asked = yield from self.ask(block, warp, *before)
-            yield from self.cells(block, warp, *before, own, asked)
-
-    def own_sums(self, block, turn):
-        """The sets and steps that the block's own sums of a turn are of."""
-        shares = {self.shares[block, turn % 2, half] for half in range(HALVES)}
-        return {self.turns[there][1] for there in shares}
-
-    def send(self, block, warp, step, which):
-        for peer in self.peers(block):
-            value = self.tag(step), step, block
-            self.write(self.message(which, step, block, peer, warp), value)
+            if self.stored_early:
+                self.store(block, warp, which, i + self.first)
+                yield
+            yield from self.receive(block, warp, i, which)
+            if not self.stored_early:
+                self.store(block, warp, which, i + self.first)
             yield
 
-    def ask(self, block, warp, step, which):
-        """Reads the messages once: those that are there, by place."""
-        found = {}
-        for _, place in self.messages(which, step, block, warp):
-            found[place] = self.memory.get(place, (1,))  # ones before the first use
+    def receive(self, block, warp, i, which):
+        """The kernel polls all words at once: what counts is the last time it reads each."""
+        layer, number = block
+        words = [
+            (peer, at)
+            for peer in self.peers(number)
+            for at in self.message(layer, which, i, peer, number, warp)
+        ]
+        for peer, place in self.dice.sample(words, len(words)):
+            yield from self.await_tag(place, self.tag(i))
+            assert self.memory[place] == (self.tag(i), i, peer), "a message of another step"
             yield
-        return found if all(value[0] == self.tag(step) for value in found.values()) else {}
 
-    def cells(self, block, warp, step, which, own, asked):
-        """Step `step` + 1 of a set's cells, from the sums of step `step`."""
-        if self.early:
-            self.store(block, warp, which, step + 1)
-            yield
-        # the kernel polls all words at once: what counts is the last time it reads each
-        for peer, place in self.messages(which, step, block, warp):
-            while not asked and self.memory.get(place, (1,))[0] != self.tag(step):
-                yield WAITS
-            found = asked[place] if asked else self.memory[place]
-            assert found == (self.tag(step), step, peer), "a message of another step"
-            yield
-        assert own == {(step, which)}, "own sums of another turn"
-        if not self.early:
-            self.store(block, warp, which, step + 1)
-        yield
+    def await_tag(self, place, tag):
+        return until(lambda: self.memory.get(place, (1,))[0] == tag)  # ones before the first use
 
     def store(self, block, warp, which, step):
-        if step < self.steps:
-            self.write(self.gates(which, step, block, [warp]), step)
+        if step < self.published:
+            self.write(self.gates(block[0], which, step, block[1], [warp]), step)
             self.stored[block, which] += 1
 
-    def run(self, seed, slow=None):
-        """Runs all tasks, those of block `slow` rarely."""
+    def run(self, seed):
+        """Runs all tasks, some rarely: in some runs those of one block, in others of one layer."""
         self.dice = random.Random(seed)
         often = {self.memory_system(): self.dice.choice((1, 10, 1000))}
-        for block in range(self.blocks):
+        blocks = list(product(range(self.layers), range(self.blocks)))
+        slow = self.dice.choice(blocks)
+        for block in blocks:
             tasks = [self.publishing(block)]
-            tasks += [self.computing(block, warp) for warp in range(WARPS)]
-            for half in range(HALVES):
-                tasks += [self.copying(block, half), self.multiplying(block, half)]
+            tasks += [self.copying(block, half) for half in HALVES]
+            tasks += [self.multiplying(block, group) for group in range(self.groups)]
+            for group, warp in product(range(self.cell_groups), range(WARPS)):
+                tasks.append(self.computing(block, group, warp))
+            is_slow = block == slow if seed % 4 < 3 else block[0] == slow[0]
             for task in tasks:
-                rate = self.dice.choice((1, 1, 10, 100)) if slow is None else 1000
-                often[task] = 1 if block == slow else rate
+                rate = self.dice.choice((1, 1, 10, 100)) if seed % 2 == 0 else 1000
+                often[task] = 1 if seed % 2 and is_slow else rate
         interleave(often, self.dice)
 
 
-def run(blocks, k_parts, steps, sets, seeds, **fault):
-    for seed in seeds:
-        slow = seed % blocks if seed % 2 else None
-        Blocks(blocks, k_parts, steps, sets, **fault).run(seed, slow)
+def run(steps, **given):
+    """Runs a loop once for each number of steps, in another order of events each time."""
+    for seed, number in enumerate(steps):
+        Blocks(backward=True, steps=number, **given).run(seed)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 6])
-@pytest.mark.parametrize("sets", [2, 3, 4])
+LOOPS = [
+    {"groups": 2, "sets": 2, "buffers": 1},
+    {"groups": 1, "sets": 2, "buffers": 1},
+    {"groups": 1, "sets": 4, "buffers": 2},
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
 @pytest.mark.parametrize(("blocks", "k_parts"), [(2, 1), (4, 1), (4, 2), (8, 2), (8, 4)])
-def test_every_step_reads_its_own(blocks, k_parts, sets, steps):
-    """Catches reads of another step and a standstill; every second run has one slow block."""
-    run(blocks, k_parts, steps, sets, range(6))
+def test_every_step_reads_its_own(blocks, k_parts, loop):
+    """Catches reads of another step and a standstill; every second run has slow blocks."""
+    run([0, 1, 2, 6, 1, 6, 6, 6], blocks=blocks, k_parts=k_parts, **loop)
 
 
-# One message buffer, with a tag that changes from step to step, is a fault of one set alone. Where
-# two take turns, a warp reads a set's messages before it sends the other's, and whoever writes
-# over the first has those.
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
 @pytest.mark.parametrize(
-    ("sets", "fault", "seen"),
-    [
-        (2, {"message_buffers": 1}, "a message of another step"),
-        (1, {"message_buffers": 1, "tag_steps": 1}, "nobody gets on"),
-        (2, {"tag_steps": 9}, "a message of another step"),
-        (2, {"early": True}, "gate gradients of another step"),
-        (2, {"gate_buffers": 1}, "gate gradients of another step"),
-        (2, {"published": 0}, "gate gradients of another step"),
-        (4, {"message_buffers": 1}, "a message of another step"),
-        (4, {"tag_steps": 9}, "a message of another step"),
-        (4, {"gate_buffers": 1}, "gate gradients of another step"),
-        (4, {"kept": False}, "own sums of another turn"),
-    ],
-    ids=str,
+    ("layers", "blocks", "k_parts"), [(2, 2, 1), (2, 4, 2), (3, 2, 2), (2, 4, 4), (4, 2, 2)]
 )
+def test_every_layer_of_a_stack_reads_its_own(layers, blocks, k_parts, loop):
+    """The same, with published steps that lie where older ones did."""
+    run([0, 1, 2, 19, 4, 9], layers=layers, blocks=blocks, k_parts=k_parts, **loop)
+
+
+GATES, MESSAGE = "gate gradients of another step", "a message of another step"
+FAULTS = [
+    ({"message_buffers": 1}, MESSAGE),
+    ({"tag_steps": 9}, MESSAGE),
+    ({"stored_early": True}, GATES),
+    ({"depth": 1}, GATES),
+    ({"early": (1, 1)}, GATES),
+]
+STACK_FAULTS = [
+    ({"message_buffers": 1}, MESSAGE),
+    ({"tag_steps": 9}, MESSAGE),
+    ({"behind": DEPTH[True] // 2}, GATES),
+    ({"behind": 99, "depth": 2}, GATES),
+    ({"early": (1, 0)}, GATES),
+    ({"early": (0, 1)}, GATES),
+]
+
+
+@pytest.mark.parametrize(("fault", "said"), FAULTS, ids=str)
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
 @pytest.mark.parametrize(("blocks", "k_parts"), [(4, 2), (8, 4)])
-def test_a_fault_of_the_protocol_is_seen(blocks, k_parts, sets, fault, seen):
+def test_a_fault_of_the_protocol_is_seen(blocks, k_parts, loop, fault, said):
     """Catches a model that would pass any protocol."""
-    with pytest.raises(AssertionError, match=seen):
-        run(blocks, k_parts, 8, sets, range(20), **fault)
+    with pytest.raises(AssertionError, match=said):
+        run([8] * 20, blocks=blocks, k_parts=k_parts, **loop, **fault)
+
+
+def test_a_single_buffer_of_messages_is_seen():
+    """With a tag that changes from step to step: a fault where a warp has one set alone.
+
+    Where two sets take turns, a warp reads the messages of one before it sends those of the other,
+    and whoever writes over the first has those.
+    """
+    with pytest.raises(AssertionError, match="nobody gets on"):
+        run([8] * 20, k_parts=2, message_buffers=1, tag_steps=1, **LOOPS[1])
+
+
+@pytest.mark.parametrize(("fault", "said"), STACK_FAULTS, ids=str)
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
+def test_a_fault_of_a_stack_is_seen(loop, fault, said):
+    """The same, with two layers in one launch."""
+    with pytest.raises(AssertionError, match=said):
+        run([18] * 20, layers=2, blocks=2, k_parts=2, **loop, **fault)

@@ -1,41 +1,18 @@
 """The order of events in `kernels/cuda/multicast_exchange.cuh` as a model, run in random order.
 
-What it watches: an operand that is multiplied belongs to the set and step at hand, shares of sums
-that cells read to the turn at hand, and all tasks come to an end. A real machine shows such a fault
-once in a million steps, a model at once.
+What it watches: an operand that is multiplied belongs to the layer, set and step at hand, shares of
+sums that cells read to the turn at hand, the parity of an mbarrier's phase tells it from any other
+at hand, and all tasks come to an end: in loops of one layer, and of a stack in one launch. A real
+machine shows such a fault once in a million steps, a model at once.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
 from cases import thinned
-
-HALVES, WARPS = 2, 2  # of K; that compute cells, or multiply one half of K
-WAITS = "waits"  # what a task yields where it needs another to do something first
-
-
-def interleave(often, dice):
-    """Lets tasks take turns at random until all but the first, which has no end, have ended.
-
-    Args:
-        often: the tasks, each a generator, and how often it runs. Where it yields another may run.
-    """
-    running, awake = dict(often), dict(often)
-    while len(running) > 1:
-        assert awake, "nobody gets on"
-        (task,) = dice.choices(list(awake), awake.values())
-        for _ in range(dice.choice((1, 5, 50))):
-            came = next(task, "end")
-            if came != WAITS:
-                awake = running.copy()
-            if came:
-                del awake[task]
-            if came == "end":
-                del running[task]
-            if came:
-                break
+from test_multicast_messages import DEPTH, HALVES, WARPS, Loop, interleave, until
 
 
 @dataclass
@@ -61,9 +38,13 @@ class Mbarrier:
             self.phase, self.arrivals = self.phase + 1, 0
 
     def wait(self, number):
-        """Waits for a phase. Like the machine it knows only whether the number is even or odd."""
-        while self.phase % 2 == number % 2:
-            yield WAITS
+        """Waits for the end of a phase. The machine knows only whether it is even or odd."""
+
+        def ended():
+            assert number <= self.phase <= number + 1, "a parity that stands for another phase"
+            return self.phase > number
+
+        return until(ended)
 
 
 @dataclass
@@ -82,213 +63,256 @@ class Turns:
         return self.mbarriers[turn % 2].wait(turn // 2)
 
 
-@dataclass
 class Block:
-    """A block's shared memory, each part marked with its set and step or its turn; mbarriers."""
+    """A block's shared memory, each part marked with what it is of; mbarriers."""
 
-    cluster: int
-    sets: int
-    operand: dict = field(default_factory=dict)  # (buffer, half, block and warp that it is of)
-    shares: dict = field(default_factory=dict)  # (area, half, warp that multiplies, for which warp)
-
-    def __post_init__(self):
-        self.full = {}  # by buffer and half
-        self.empty, self.summed_up = Turns(self.cluster), Turns(HALVES * WARPS)
-        self.read = Turns(WARPS)
-        self.stored = [Mbarrier(WARPS) for _ in range(self.sets)]
+    def __init__(self, layer, number, loop):
+        self.layer, self.number = layer, number
+        self.operand = {}  # by buffer, half and block that it is of
+        self.shares = {}  # by area, warpgroup, warp of it and reader
+        self.full = {at: Mbarrier(1) for at in product(range(loop.buffers), HALVES)}
+        self.empty, self.read = Turns(loop.cluster), Turns(loop.readers)
+        self.summed_up = Turns(loop.groups * WARPS)
+        self.stored = [Mbarrier(WARPS) for _ in range(loop.sets)]
 
 
-@dataclass(eq=False)
-class Blocks:
-    """The roles of all blocks as tasks.
+@dataclass(eq=False, kw_only=True)
+class Blocks(Loop):
+    """The roles of all blocks as tasks. Blocks that share K are in test_multicast_messages.py.
 
     Args:
+        cluster: blocks that get a copy at once.
         empty_behind: a copy awaits that so many turns before have been multiplied; None: as many
             as there are buffers.
         read_behind: a product's shares await that so many turns before have been read.
-        exchanged: buffers of a set's operand in global memory.
         areas: of shares.
-        published: how often a block has published a step's operand once it is there.
-        empty_early: a block says that it has multiplied before it has.
+        released_early: a block says that it has multiplied before it has.
+        unreleased: blocks of its cluster that it does not tell.
         read_early: cells say that they have read their shares before they have.
+        readers: warps for cells that have read a turn's shares when the next may come.
+        resident: layers whose blocks run.
     """
 
-    clusters: int
-    cluster: int
-    sets: int
-    buffers: int
-    steps: int
+    cluster: int = 2
     empty_behind: int | None = None
     read_behind: int = 2
-    exchanged: int = 2
     areas: int = 2
-    published: int = 1
-    empty_early: bool = False
+    released_early: bool = False
+    unreleased: int = 0
     read_early: bool = False
+    readers: int = WARPS
+    resident: int | None = None
 
     def __post_init__(self):
-        self.blocks = [Block(self.cluster, self.sets) for _ in range(self.clusters * self.cluster)]
-        self.turns = list(enumerate(product(range(self.steps), range(self.sets))))
-        for block, place in product(self.blocks, product(range(self.buffers), range(HALVES))):
-            block.full[place] = Mbarrier(1)
-        self.counters = dict.fromkeys(product(range(self.sets), range(HALVES)), -1)
-        self.exchange = {}  # (set, buffer, block, warp): the step of the operand that is there
+        super().__post_init__()
+        self.running, self.peers = [], {}
+        for layer in range(self.layers if self.resident is None else self.resident):
+            blocks = [Block(layer, number, self) for number in range(self.blocks)]
+            self.running += blocks
+            for block in blocks:
+                first = block.number // self.cluster * self.cluster
+                self.peers[block] = blocks[first : first + self.cluster]
+        self.exchange = {}  # by layer, set, buffer, block and warp: whose values are there
         self.copies = []  # on their way
 
-    def peers(self, number):
-        first = number // self.cluster * self.cluster
-        return [self.blocks[peer] for peer in range(first, first + self.cluster)]
-
-    def sources(self, half):
-        """The blocks and warps whose units are in a half of K."""
-        count = len(self.blocks) // HALVES
-        return list(product(range(half * count, (half + 1) * count), range(WARPS)))
-
-    def copying(self, number, half):
+    def copying(self, block, half):
         """The thread that copies a half of the operand: this block's part, into the cluster."""
-        block, sources = self.blocks[number], self.sources(half)
         behind = self.buffers if self.empty_behind is None else self.empty_behind
-        for turn, (step, which) in self.turns:
-            while (self.counters[which, half] + 1) * WARPS < (step + self.published) * len(sources):
-                yield WAITS
+        for turn, (i, which) in self.turns:
+            yield from self.await_operand(block.layer, block.number, half, i, which)
+            operand, sources = self.operand(block.layer, half, i), self.sources(0, half)[1]
             if turn >= behind:
                 yield from block.empty.wait(turn - behind)
             buffer = turn % self.buffers
-            block.full[buffer, half].arrive(len(sources))
-            for source in sources:
-                if source[0] % self.cluster == number % self.cluster:
-                    self.copies.append((number, buffer, half, which, step, source))
+            block.full[buffer, half].arrive(len(sources) if operand else 0)
+            for source in sources if operand else ():
+                if source % self.cluster == block.number % self.cluster:
+                    self.copies.append((block, buffer, half, source, which, *operand))
             yield
 
     def engine(self):
         """Carries out copies one by one, in any order."""
         while True:
-            while not self.copies:
-                yield WAITS
+            yield from until(lambda: self.copies)
             at = self.dice.randrange(len(self.copies))
-            number, buffer, half, which, step, source = self.copies.pop(at)
-            there = self.exchange.get((which, step % self.exchanged, *source))
-            for peer in self.peers(number):
-                peer.operand[buffer, half, source] = which, there
+            block, buffer, half, source, which, layer, step = self.copies.pop(at)
+            place = layer, which, step % self.depth, source
+            there = {self.exchange.get((*place, warp)) for warp in range(WARPS)}
+            for peer in self.peers[block]:
+                peer.operand[buffer, half, source] = there
                 peer.full[buffer, half].deliver()
             yield
 
-    def publishing(self, number):
-        half = number * HALVES // len(self.blocks)
-        for _, (step, which) in self.turns:
-            yield from self.blocks[number].stored[which].wait(step)
-            self.counters[which, half] += 1
+    def publishing(self, block):
+        for i, which in product(range(self.published), range(self.sets)):
+            yield from block.stored[which].wait(i)
+            self.publish(block.layer, block.number, which)
             yield
 
-    def multiplying(self, number, half, warp):
-        block, sources = self.blocks[number], self.sources(half)
-        for turn, (step, which) in self.turns:
+    def multiplying(self, block, group, warp):
+        for turn, (i, which) in self.turns:
             buffer = turn % self.buffers
-            yield from block.full[buffer, half].wait(turn // self.buffers)
-            for source in sources:
-                there = block.operand[buffer, half, source]
-                assert there == (which, step), "an operand of another turn"
-                yield
+            for half in self.halves_of(group):
+                yield from block.full[buffer, half].wait(turn // self.buffers)
+                operand = self.operand(block.layer, half, i)
+                for source in self.sources(0, half)[1] if operand else ():
+                    there = block.operand[buffer, half, source]
+                    assert there == {(*operand, which)}, "an operand of another turn"
+                    yield
             if turn >= self.read_behind:
                 yield from block.read.wait(turn - self.read_behind)
             for reader in range(WARPS):
-                block.shares[turn % self.areas, half, warp, reader] = turn
+                block.shares[turn % self.areas, group, warp, reader] = turn
                 yield
             block.summed_up.arrive(turn)
             yield
 
-    def computing(self, number, warp):
-        block = self.blocks[number]
-        for which in range(self.sets):
-            self.store(number, warp, which, 0)
-            yield
-            if self.steps > 0:
-                block.stored[which].arrive()
-        for turn, (step, which) in self.turns:
-            if self.empty_early:
-                yield from self.signal_empty(number, warp, turn)
+    def releasing(self, block):
+        """The warp that tells the cluster which turns this block has multiplied."""
+        for turn, _ in self.turns:
+            if not self.released_early:
+                yield from block.summed_up.wait(turn)
+            for peer in self.peers[block][self.unreleased :]:
+                peer.empty.arrive(turn)
+                yield
+            if self.released_early:
+                yield from block.summed_up.wait(turn)
+
+    def computing(self, block, group, warp):
+        for which in range(group, self.sets, self.cell_groups) if self.first else ():
+            yield from self.store(block, warp, which, 0)
+        for turn, (i, which) in self.turns_of(group):
             yield from block.summed_up.wait(turn)
-            if not self.empty_early:
-                yield from self.signal_empty(number, warp, turn)
             if self.read_early:
                 block.read.arrive(turn)
                 yield
-            for half, sender in product(range(HALVES), range(WARPS)):
-                there = block.shares[turn % self.areas, half, sender, warp]
+            for sender in product(range(self.groups), range(WARPS)):
+                there = block.shares[(turn % self.areas, *sender, warp)]
                 assert there == turn, "shares of another turn"
                 yield
-            self.store(number, warp, which, step + 1)
-            yield
             if not self.read_early:
                 block.read.arrive(turn)
                 yield
-            if step + 1 < self.steps:
-                block.stored[which].arrive()
-            yield
+            yield from self.store(block, warp, which, i + self.first)
 
-    def signal_empty(self, number, warp, turn):
-        for peer in self.peers(number) if warp == 0 else ():
-            peer.empty.arrive(turn)
+    def store(self, block, warp, which, step):
+        if step < self.published:
+            place = block.layer, which, step % self.depth, block.number, warp
+            self.exchange[place] = block.layer, step, which
             yield
-
-    def store(self, number, warp, which, step):
-        if step < self.steps:
-            self.exchange[which, step % self.exchanged, number, warp] = step
+            block.stored[which].arrive()
+            yield
 
     def run(self, seed):
-        """Runs all tasks, some of them rarely."""
+        """Runs all tasks, some of them rarely, or in some runs of a stack those of one layer."""
         self.dice = random.Random(seed)
-        tasks = [self.engine()]
-        for number in range(len(self.blocks)):
-            tasks += [self.publishing(number)]
-            tasks += [self.copying(number, half) for half in range(HALVES)]
-            tasks += [self.computing(number, warp) for warp in range(WARPS)]
-            tasks += [
-                self.multiplying(number, *which) for which in product(range(HALVES), range(WARPS))
-            ]
-        interleave({task: self.dice.choice((1, 1, 10, 100)) for task in tasks}, self.dice)
+        slow = seed // 2 % self.layers if self.stack and seed % 2 else None
+        often = {self.engine(): self.dice.choice((1, 10, 100))}
+        for block in self.running:
+            tasks = [self.publishing(block), self.releasing(block)]
+            tasks += [self.copying(block, half) for half in HALVES]
+            for warp in range(WARPS):
+                tasks += [self.multiplying(block, group, warp) for group in range(self.groups)]
+                tasks += [self.computing(block, group, warp) for group in range(self.cell_groups)]
+            for task in tasks:
+                rate = self.dice.choice((1, 1, 10, 100)) if slow is None else 1000
+                often[task] = 1 if block.layer == slow else rate
+        interleave(often, self.dice)
 
 
-def run(clusters, cluster, sets, buffers, **fault):
-    for seed in range(14):
-        steps = seed % 7 if not fault else 6
-        Blocks(clusters, cluster, sets, buffers, steps, **fault).run(seed)
+FORWARD = [{"sets": 2, "buffers": 1}, {"sets": 3, "buffers": 2}, {"sets": 4, "buffers": 2}]
+BACKWARD = [
+    {"backward": True, "sets": 2, "buffers": 1},
+    {"backward": True, "groups": 1, "sets": 2, "buffers": 1},
+    {"backward": True, "groups": 1, "sets": 4, "buffers": 2},
+]
 
 
-@pytest.mark.parametrize(("clusters", "cluster"), thinned([(2, 2), (3, 2), (2, 4)], 3))
-@pytest.mark.parametrize("buffers", [1, 2])
-@pytest.mark.parametrize("sets", [2, 3, 4])
-def test_every_turn_reads_its_own(clusters, cluster, sets, buffers):
+def run(steps, **given):
+    """Runs a loop once for each number of steps, in another order of events each time."""
+    for seed, number in enumerate(steps):
+        Blocks(steps=number, **given).run(seed)
+
+
+@pytest.mark.parametrize(("blocks", "cluster"), thinned([(4, 2), (6, 2), (8, 4)], 3))
+@pytest.mark.parametrize("other_buffers", [False, True])
+@pytest.mark.parametrize("loop", FORWARD + BACKWARD, ids=str)
+def test_every_turn_reads_its_own(blocks, cluster, loop, other_buffers):
     """Catches reads of another turn and a standstill, from no step on."""
-    run(clusters, cluster, sets, buffers)
+    buffers = 3 - loop["buffers"] if other_buffers else loop["buffers"]
+    run(range(7), **loop | {"buffers": buffers}, blocks=blocks, cluster=cluster)
 
 
-TOO_EARLY = "operand of another turn|arrival too many"
+@pytest.mark.parametrize(
+    ("layers", "blocks", "steps"),
+    [
+        (2, 2, (0, 1, 2, 4, 7, 8, 9, 13, 20, 20)), (3, 2, (1, 5, 11, 17)), (4, 2, (3, 20)),
+        (2, 4, (6, 18)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("loop", FORWARD + BACKWARD, ids=str)
+def test_every_layer_of_a_stack_reads_its_own(layers, blocks, steps, loop):
+    """The same, with layers that run ahead of the one that reads them, or wait for it.
+
+    What a task waits for stays true. So whether all of them end does not depend on their order.
+    """
+    run(steps, layers=layers, blocks=blocks, **loop)
+
+
+OPERAND, ARRIVALS, PARITY = "operand of another turn", "arrival too many", "parity that stands"
+SHARES, STANDSTILL = "shares of another turn", "nobody gets on"
+TOO_EARLY = f"{OPERAND}|{ARRIVALS}|{PARITY}"
 OPERAND_FAULTS = [
     ({"empty_behind": 99}, TOO_EARLY),
     ({"empty_behind": 3}, TOO_EARLY),
-    ({"empty_behind": 0}, "nobody gets on"),
-    ({"empty_early": True}, TOO_EARLY),
-    ({"exchanged": 1}, "operand of another turn"),
-    ({"published": 0}, "operand of another turn"),
+    ({"empty_behind": 0}, STANDSTILL),
+    ({"released_early": True}, TOO_EARLY),
+    ({"unreleased": 1}, STANDSTILL),
+    ({"depth": 1}, OPERAND),
+    ({"early": (1, 1)}, TOO_EARLY),
 ]
 SHARES_FAULTS = [
-    ({"read_behind": 99}, "shares of another turn"),
-    ({"read_behind": 3}, "shares of another turn|nobody gets on"),
-    ({"read_behind": 0}, "nobody gets on"),
-    ({"read_early": True}, "shares of another turn"),
-    ({"areas": 1}, "shares of another turn"),
+    ({"read_behind": 99}, SHARES),
+    ({"read_behind": 3}, f"{SHARES}|{PARITY}"),
+    ({"read_behind": 0}, STANDSTILL),
+    ({"read_early": True}, SHARES),
+    ({"readers": 2 * WARPS}, STANDSTILL),
+    ({"readers": 1}, f"{SHARES}|{PARITY}"),
+    ({"areas": 1}, SHARES),
+]
+# with one buffer EMPTY leaves little that READ could be too late for
+FAULTS = [(loop, *fault) for loop in FORWARD + BACKWARD for fault in OPERAND_FAULTS] + [
+    (loop, *fault) for loop in FORWARD + BACKWARD if loop["buffers"] == 2 for fault in SHARES_FAULTS
+]
+STACK_FAULTS = [
+    ({"behind": 2}, OPERAND),  # forward is wrong from 1 on
+    ({"behind": DEPTH[True] // 2}, OPERAND),
+    ({"behind": 99}, OPERAND),
+    ({"behind": 99, "depth": 2}, OPERAND),
+    ({"early": (1, 0)}, TOO_EARLY),
+    ({"early": (0, 1)}, TOO_EARLY),
+    ({"unpublished": 1}, STANDSTILL),
+    ({"resident": 1}, STANDSTILL),
 ]
 
 
-# with one buffer EMPTY leaves little that READ could be too late for
-@pytest.mark.parametrize(
-    ("sets", "buffers", "fault", "seen"),
-    [(*how, *fault) for how in ((2, 1), (3, 1), (4, 2)) for fault in OPERAND_FAULTS]
-    + [(sets, 2, *fault) for sets in (2, 3, 4) for fault in SHARES_FAULTS],
-    ids=str,
-)
-def test_a_fault_of_the_protocol_is_seen(sets, buffers, fault, seen):
+@pytest.mark.parametrize(("loop", "fault", "said"), FAULTS, ids=str)
+def test_a_fault_of_the_protocol_is_seen(loop, fault, said):
     """Catches a model that would pass any protocol."""
-    with pytest.raises(AssertionError, match=seen):
-        run(2, 2, sets, buffers, **fault)
+    with pytest.raises(AssertionError, match=said):
+        run([6] * 14, **loop, **fault)
+
+
+@pytest.mark.parametrize("sets", [3, 5])
+def test_an_odd_number_of_sets_with_two_groups_for_cells_is_seen(sets):
+    """Catches what the kernel asserts against: a warpgroup would have odd and even turns."""
+    with pytest.raises(AssertionError, match=PARITY):
+        run([6] * 14, backward=True, groups=1, sets=sets)
+
+
+@pytest.mark.parametrize(("fault", "said"), STACK_FAULTS, ids=str)
+@pytest.mark.parametrize("loop", FORWARD + BACKWARD, ids=str)
+def test_a_fault_of_a_stack_is_seen(loop, fault, said):
+    """The same, of what only layers in one launch have."""
+    with pytest.raises(AssertionError, match=said):
+        run([20] * 20, layers=2, blocks=2, **loop, **fault)

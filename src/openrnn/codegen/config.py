@@ -86,6 +86,7 @@ class KernelConfig(ABC):
     kind: ClassVar[str]
     skeleton: ClassVar[str]
     clusters = 1  # that share R; more in a grid
+    layers = 1  # that one launch runs; more in a stack
     delay = 0  # cycles before a grid's first poll
     half_operands = False  # forward multiplies float32 values as float16
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients

@@ -14,25 +14,32 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.trace import Traced
 
-PRODUCT_WARPS, CELL_WARPS = 8, 4  # of a block
+CELL_WARPS = 4  # of a set
+_DEPTH = {False: 2, True: 8}  # buffers of published steps, of one layer and in a stack
 
 
 @dataclass(frozen=True)
 class MulticastConfig(KernelConfig):
     """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
 
-    Two warpgroups of a block hold its rows of R, each half of its K, four warps compute cells; of
-    four more two copy the operand and one publishes it. `groups`: of a cluster, dealt out evenly to
-    its blocks, which own their cells; `tiles_in_flight`: sets of rows that take turns. Operands
-    have 16 bits.
+    Of a block's 16 warps some warpgroups multiply, each with a part of its K, others compute cells;
+    of four more warps two copy the operand and one publishes it. `groups`: of a cluster, dealt out
+    evenly to its blocks, which own their cells; `tiles_in_flight`: sets of rows that take turns.
+    Operands have 16 bits.
 
     Args:
-        clusters: that share R.
+        clusters: that share R; of a stack those of all layers.
+        k_warps: warpgroups that multiply, each with a part of K: 1 or 2. The others of three
+            compute cells: two of them have every other set each.
         buffers: of the operand, each for all of a set's.
+        layers: that one launch runs; of more than one K has two halves: the other layer's values
+            and the layer's own.
     """
 
     clusters: int = 1
     buffers: int = 1
+    layers: int = 1
+    k_warps: int = 2
 
     operand: ClassVar[str]  # what the product reads, in words
     y_flags = False
@@ -40,7 +47,11 @@ class MulticastConfig(KernelConfig):
 
     @abstractmethod
     def _k_size(self, cell: Traced) -> int:
-        """K: values of a row of R in forward, of R^T in backward."""
+        """Values of a row of R in forward, of R^T in backward."""
+
+    @abstractmethod
+    def _published(self, cell: Traced) -> int:
+        """Values of a unit, row and step that other blocks read."""
 
     @abstractmethod
     def _sums_of_unit(self, cell: Traced) -> int:
@@ -57,10 +68,10 @@ class MulticastConfig(KernelConfig):
 
     def k_of_block(self, cell: Traced) -> int:
         """Values of a row that a block holds."""
-        return self._k_size(cell) // self.k_parts
+        return self._k_size(cell) * min(self.layers, 2) // self.k_parts
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return self.k_of_block(cell) // self.k_tile_size(dtype) // 2
+        return self.k_of_block(cell) // self.k_tile_size(dtype) // self.k_warps
 
     def _block_sums(self, cell: Traced) -> int:
         """Sums that a block computes, of 8 units each."""
@@ -76,8 +87,9 @@ class MulticastConfig(KernelConfig):
         return ceil_div(groups, CELL_WARPS) * ceil_div(self.tiles, warps_of_group)
 
     def _exchange_bytes(self, cell: Traced, dtype: str) -> int:
-        operand = self.k_tiles(cell, dtype) * self.tiles * 1024
-        return self.buffers * operand + 2 * self._block_sums(cell) * self.tiles * 512
+        operand = self.k_of_block(cell) * self.tiles * 16
+        shares = self._block_sums(cell) * self.tiles * self.k_warps * 256
+        return self.buffers * operand + 2 * shares
 
     def shared(self, cell: Traced, dtype: str) -> int:
         sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
@@ -85,21 +97,22 @@ class MulticastConfig(KernelConfig):
         front = ceil_div(16 * (self.buffers + 3) + 8 * sets + 4 * self.rows, 128) * 128
         per_slot += RESET_BYTES if self.reset else 0
         inputs = ceil_div(sets * CELL_WARPS * self.slots() * per_slot, 128) * 128
-        matrix = PRODUCT_WARPS * 1024 * (self.fragments(cell, dtype) - self.register_fragments)
+        matrix = self.fragments(cell, dtype) - self.register_fragments
+        matrix *= 4 * self.k_warps * 1024
         return front + self._exchange_bytes(cell, dtype) + inputs + matrix
 
     def sum_parts(self, batch: int) -> int:
         return super().sum_parts(batch) * self.tiles_in_flight
 
-    def _flag_buffer(self, batch: int, messages: int, operand: int) -> FlagBuffer:
-        """Rows of 128 bytes: a counter of each set and half of K, then two steps of each set.
-
-        Args:
-            messages: bytes of a step, which are filled as counters are; operand: those after them.
-        """
-        sets = ceil_div(batch, self.rows) * self.tiles_in_flight
-        filled = sets * 2 * self.k_parts + 2 * sets * messages // 128
-        return FlagBuffer((1, filled + 2 * sets * operand // 128, 64), filled)
+    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
+        """Rows of 128 bytes: counters, messages, and what is published, see `Exchange`."""
+        sets = ceil_div(batch, self.rows) * self.tiles_in_flight * self.layers
+        splits = self.k_parts * (1 if self.layers > 1 else 2)
+        blocks = self.cluster * self.clusters // self.layers
+        sent = CELL_WARPS * self.slots() * 256  # bytes from a block to another in a step
+        filled = sets * splits + 2 * sets * blocks * (self.k_parts - 1) * sent // 128
+        step = self._published(cell) * self.units * 8 * self.tiles * 2 // 128
+        return FlagBuffer((1, filled + _DEPTH[self.layers > 1] * sets * step, 64), filled)
 
 
 @dataclass(frozen=True)
@@ -115,8 +128,8 @@ class MulticastForwardConfig(MulticastConfig, ForwardConfig):
     def _sums_of_unit(self, cell: Traced) -> int:
         return len(cell.gates)
 
-    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
-        return self._flag_buffer(batch, 0, self.units * 8 * self.tiles * 2)
+    def _published(self, cell: Traced) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,5 @@ class MulticastBackwardConfig(MulticastConfig, BackwardConfig):
     def _sums_of_unit(self, cell: Traced) -> int:
         return 1
 
-    def flag_buffer(self, cell: Traced, steps: int, batch: int) -> FlagBuffer:
-        sent = CELL_WARPS * self.slots() * 256  # bytes from a block to another in a step
-        messages = self.cluster * self.clusters * (self.k_parts - 1) * sent
-        return self._flag_buffer(batch, messages, self._k_size(cell) * 8 * self.tiles * 2)
+    def _published(self, cell: Traced) -> int:
+        return len(cell.gates) + (len(cell.apart) if self.layers > 1 else 0)

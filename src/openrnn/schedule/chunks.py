@@ -34,6 +34,7 @@ class Chunking:
             at_once both.
         at_once: the loops of both directions of the layer run at the same time.
         wavefront: its chunks run beside those of other layers.
+        stack: one launch runs the loops of all layers.
         step: it is a single step, which has kernels of its own.
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
@@ -45,6 +46,7 @@ class Chunking:
     overlap: bool = False
     at_once: bool = False
     wavefront: bool = False
+    stack: bool = False
     step: bool = False
     loops: int = 1
     fills: frozenset[str] = frozenset()

@@ -1,12 +1,12 @@
 """Layers one after the other; products of a chunk beside the loop of another.
 
-A stack whose chunkings say so runs as a wavefront, a layer in both directions at once or as a
-single step.
+A stack whose chunkings say so runs as a wavefront or in one launch, a layer in both directions at
+once or as a single step.
 """
 
 from collections.abc import Iterator, Sequence
 
-from openrnn.schedule import both_directions, single_step, wavefront
+from openrnn.schedule import both_directions, single_step, stack, wavefront
 from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
     MAIN,
@@ -39,6 +39,8 @@ def forward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
+    if chunkings[0][0].stack:
+        return tuple(stack.forward(len(chunkings), chunkings[0][0].whole))
     streams = both_directions.product_streams(backward=False)
     for layer, directions in enumerate(chunkings):
         if directions[0].at_once:
@@ -109,6 +111,8 @@ def backward(
     found: list[Operation] = []
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
+    if chunkings[0][0].stack:
+        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole))
     streams = both_directions.product_streams(backward=True)
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):

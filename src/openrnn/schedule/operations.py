@@ -82,6 +82,19 @@ class Loop(OfChunk):
 
 
 @dataclass(frozen=True)
+class StackLoop(Operation):
+    """The time loops of all layers of a stack, one launch.
+
+    Args:
+        kind: "forward" or "backward".
+    """
+
+    verb = "stack_loop"
+    chunk: Chunk
+    kind: str = "forward"
+
+
+@dataclass(frozen=True)
 class Step(OfChunk):
     """A single step, T = 1: in forward its products and the cell, in backward its gate gradients.
 
@@ -119,12 +132,14 @@ class BeginLayer(OfLayer):
 
     Args:
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
+        layers: that one launch runs.
         masked: forward: each chunk of what it reads gets its dropout mask, for which there is room.
     """
 
     verb = "begin_layer"
     loops: int = 1
     masked: bool = False
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -207,7 +222,7 @@ def show_call(forward: Schedule, backward: Schedule | None) -> list[str]:
 
 def _words(operation: Operation) -> str:
     words = [operation.verb]
-    if isinstance(operation, Loop | Step):
+    if isinstance(operation, Loop | StackLoop | Step):
         words.append(operation.kind)
     if isinstance(operation, Wait):
         words.append(f"for {stream_name(operation.other)}")
@@ -219,6 +234,9 @@ def _words(operation: Operation) -> str:
         words.append(f"layer {operation.layer}")
     if isinstance(operation, OfChunk | OfLayer):
         words.append("reverse direction" if operation.direction else "forward direction")
-    if isinstance(operation, OfChunk | CutMasks | Dropout) and operation.chunk is not None:
+    if isinstance(operation, StackLoop):
+        words.append("all layers")
+    timed = OfChunk | StackLoop | CutMasks | Dropout
+    if isinstance(operation, timed) and operation.chunk is not None:
         words.append(f"steps {operation.chunk.begin} to {operation.chunk.end}")
     return "  ".join(words)

@@ -1,6 +1,6 @@
 """Kernels to which TMA brings the product's operand: those that fit, and a model of their step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import TypeVar
@@ -18,75 +18,88 @@ Config = TypeVar("Config", bound=MulticastConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
 # sets of rows, which take turns; the better ones first, where the model sees no difference
-FORWARD_SETS, BACKWARD_SETS = (4, 3, 2), (2, 3, 4)
+SETS = 4, 3, 2
 TILES = (2, 3, 4)  # of 8 rows, in a set
 K_PARTS = (1, 2, 4)  # of backward's K
 WARPS = 16  # two warpgroups that multiply, one for cells, one that copies and publishes
 # fragments of R that a warp holds in registers; more where shared memory has too little room
-FORWARD_FRAGMENTS, BACKWARD_FRAGMENTS = (14, 16), (12, 14, 15, 16)
-MOST_FRAGMENTS = 15  # in backward with four tiles, whose cells need the registers
+# by the number of warpgroups that multiply
+FRAGMENTS: dict[str, dict[int, tuple[int, ...]]] = {
+    "forward": {2: (14, 16)}, "backward": {2: (12, 14, 15, 16), 1: (18, 20, 22, 24)},
+}  # fmt: skip
+MOST_FRAGMENTS = {2: 15, 1: 20}  # in backward with four tiles, whose cells need the registers
+_HELD = 14 * 64  # values of a row of R that registers hold: two warps have 14 fragments each
 MOST_SUMS = 8  # of 8 units each, that a block computes: the rows of a warpgroup's product
 # cycles of a step: fixed, for each tile of all sets, and for each value of a row of R in a block;
 # more where blocks share K. Fitted to 46 and 12 kernels of LSTMs, H 512 to 1536, timed alone on an
 # H100: standard deviations of 7 and 4%. Kernels that spill in their loop take up to twice as long
 _FORWARD = 1180.0, 430.0, 2.45
-_BACKWARD = 900.0, 690.0, 2.9
-_MESSAGES = 1200.0
+_BACKWARD = {1: (700.0, 500.0, 2.3), 2: (900.0, 690.0, 2.6)}  # by warpgroups that multiply
+_MESSAGES = 1240.0
+# where one launch runs several layers: forward likewise, the last for values that registers do not
+# hold, fitted to 12 stacks, H 256 to 768 (at most 11% off); backward as a factor, by warpgroups
+_FORWARD_STACK = 1690.0, 310.0, 2.0, 4.0
+_BACKWARD_STACK = {1: 1.15, 2: 0.95}
 
 
 def forwards(
-    cell: Traced, dtype: str, units: int, limits: Limits
+    cell: Traced, dtype: str, units: int, limits: Limits, layers: int = 1
 ) -> Iterator[MulticastForwardConfig]:
-    """Every such forward kernel that fits."""
+    """Every such forward kernel that fits, of so many layers at once."""
     groups = max(1, MOST_SUMS // len(cell.gates))  # of a block
     half = half_operands(cell, dtype)
-    if len(cell.gates) > MOST_SUMS or not (clusters := _clusters(units, groups, limits)):
+    if len(cell.gates) > MOST_SUMS or not (clusters := _clusters(units, groups, limits, layers)):
         return
-    for sets, tiles in product(FORWARD_SETS, TILES):
+    for sets, tiles in product(SETS, TILES):
         config = MulticastForwardConfig(
             units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True, low_register=True,
-            clusters=clusters, half_operands=half,
+            clusters=clusters, half_operands=half, layers=layers,
         )  # fmt: skip
-        yield from _filled(config, FORWARD_FRAGMENTS, cell, dtype, limits)
+        yield from _filled(config, cell, dtype, limits)
 
 
 def backwards(
-    cell: Traced, dtype: str, units: int, limits: Limits
+    cell: Traced, dtype: str, units: int, limits: Limits, layers: int = 1
 ) -> Iterator[MulticastBackwardConfig]:
-    """Every such backward kernel that fits."""
+    """Every such backward kernel that fits, of so many layers at once."""
+    halves = 2 if layers == 1 else 1  # of a part of K that are of the same gate gradients
     for k_parts in K_PARTS:
         groups = MOST_SUMS // k_parts  # of a block
-        # half a part of K is of whole blocks and of whole tiles of 4 groups of 8 units
-        uneven = units % (16 * k_parts * groups) or units * len(cell.gates) % (64 * k_parts)
-        if uneven or not (clusters := _clusters(units, groups, limits)) or clusters % k_parts:
+        # they are of whole blocks and of whole tiles of 4 groups of 8 units
+        splits = halves * k_parts
+        uneven = units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits)
+        clusters = 0 if uneven else _clusters(units, groups, limits, layers)
+        if not clusters or clusters // layers % k_parts:
             continue
-        for sets, tiles in product(BACKWARD_SETS, TILES):
+        for sets, tiles, k_warps in product(SETS, TILES, (1, 2)):
+            if sets % 2 and k_warps == 1:
+                continue  # two warpgroups for cells have as many sets
             config = MulticastBackwardConfig(
                 units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
-                low_register=True, clusters=clusters, k_parts=k_parts,
+                low_register=True, clusters=clusters, k_parts=k_parts, layers=layers,
+                k_warps=k_warps,
             )  # fmt: skip
-            most = [held for held in BACKWARD_FRAGMENTS if tiles < 4 or held <= MOST_FRAGMENTS]
-            yield from _filled(config, most, cell, dtype, limits)
+            yield from _filled(config, cell, dtype, limits)
 
 
-def _clusters(units: int, groups: int, limits: Limits) -> int:
-    """How many clusters share R, with so many groups of 8 units a block; 0: not such a kernel."""
+def _clusters(units: int, groups: int, limits: Limits, layers: int) -> int:
+    """How many clusters hold R, with so many groups of 8 units a block; 0: not such a kernel."""
     clusters, rest = divmod(units, 8 * groups * CLUSTER)
-    some = 1 < clusters <= limits.clusters(CLUSTER)
+    some = 1 < clusters * layers <= limits.clusters(CLUSTER)
     fits = limits.wgmma and not rest and units % 64 == 0 and some
-    return clusters if fits else 0
+    return clusters * layers if fits else 0
 
 
-def _filled(
-    config: Config, most: Sequence[int], cell: Traced, dtype: str, limits: Limits
-) -> Iterator[Config]:
+def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterator[Config]:
     """The kernel with as much of R in registers as they hold, where it fits.
 
     With two sets a second buffer of the operand would be waited for as long as the first one.
     """
     if config.operand_bytes(dtype) != 2:
         return
-    fragments = config.fragments(cell, dtype)
+    fragments, most = config.fragments(cell, dtype), FRAGMENTS[config.kind][config.k_warps]
+    if config.kind == "backward" and config.tiles == 4:
+        most = tuple(held for held in most if held <= MOST_FRAGMENTS[config.k_warps])
     buffers = (2, 1) if config.tiles_in_flight > 2 else (1,)
     for number, held in product(buffers, most):
         made = replace(config, buffers=number, register_fragments=min(fragments, held))
@@ -98,7 +111,14 @@ def _filled(
 def step_time(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     copies = limits.clusters(config.cluster) // config.clusters  # of R
-    step, tile, value = _FORWARD if config.kind == "forward" else _BACKWARD
-    once = step + tile * config.tiles * config.tiles_in_flight + value * config.k_of_block(cell)
-    once += _MESSAGES if config.k_parts > 1 else 0.0
+    tiles, values = config.tiles * config.tiles_in_flight, config.k_of_block(cell)
+    if config.kind == "forward" and config.layers > 1:
+        step, tile, held, other = _FORWARD_STACK
+        inside = min(values, _HELD)
+        once = step + tile * tiles + held * inside + other * (values - inside)
+    else:
+        step, tile, value = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warps]
+        once = step + tile * tiles + value * values
+        once += _MESSAGES if config.k_parts > 1 else 0.0
+        once *= _BACKWARD_STACK[config.k_warps] if config.layers > 1 else 1.0
     return once * -(-batch // (config.rows * copies))

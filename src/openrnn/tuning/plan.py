@@ -123,17 +123,32 @@ def backward(
 
 def ranked(
     kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None = None, loops: int = 1,
+    capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
 
     Args:
         loops: how many such loops the device is to hold at once.
+        layers: that one launch runs.
     """
+    if layers > 1:
+        return _of_stack(kind, cell, dtype, hidden, batch, capability, processors, layers)
     asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
     if kind == "forward":
         return forward(*asked, save="save" in flags, loops=loops)
     return backward(*asked, loops=loops)
+
+
+@memo(4096)
+def _of_stack(
+    kind: str, cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
+    processors: int | None, layers: int,
+) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
+    """The kernels that run so many layers in one launch, best first by the model."""
+    limits = Limits.of(capability, processors)
+    fitting = multicast.forwards if kind == "forward" else multicast.backwards
+    found = [*fitting(cell, dtype, hidden, limits, layers)]
+    return tuple(sorted(found, key=lambda one: multicast.step_time(cell, one, batch, limits)))
 
 
 def _mask(flags: Flags) -> str:
@@ -197,17 +212,18 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
 
 def holding(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: Flags,
-    capability: tuple[int, int], processors: int | None = None, loops: int = 1,
+    capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> Iterator[ForwardConfig | BackwardConfig]:  # fmt: skip
     """The ranked kernels as they are compiled first, where shared memory holds them.
 
     By values alone: nothing is compiled.
 
     Args:
-        loops: how many such loops the device is to hold at once.
+        loops, layers: see `ranked`.
     """
     shared, batch = Limits.of(capability, processors).shared, 8 * batch_tiles
-    for config in ranked(kind, flags, cell, dtype, hidden, batch, capability, processors, loops):
+    asked = kind, flags, cell, dtype, hidden, batch, capability, processors, loops, layers
+    for config in ranked(*asked):
         tried = first_try(hidden, config, flags)
         if replace(tried, stages=2).shared(cell, dtype) <= shared:
             yield tried

@@ -66,6 +66,23 @@ class Wavefront(NamedTuple):
     in_turn: float
 
 
+def request(stack: Stack, batch: int) -> plan.LoopRequest:
+    """The loop of one of its layers."""
+    return plan.LoopRequest(
+        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
+        stack.capability, stack.processors,
+    )  # fmt: skip
+
+
+def products(stack: Stack, steps: int, batch: int) -> tuple[float, float]:
+    """Microseconds of a layer's products of `columns` and of `after`."""
+    rows, size = len(stack.cell.gates) * stack.hidden, SIZES[stack.dtype]
+    return (
+        overlap.products_time(steps, batch, rows, stack.columns, size),
+        overlap.products_time(steps, batch, rows, stack.after, size),
+    )
+
+
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
     """The quickest wavefront; None where layer by layer is as quick, or the device holds one loop.
@@ -73,11 +90,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
-    limits = Limits.of(stack.capability, stack.processors)
-    asked = plan.LoopRequest(
-        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
-        stack.capability, stack.processors,
-    )  # fmt: skip
+    limits, asked = Limits.of(stack.capability, stack.processors), request(stack, batch)
     config, loops = plan.ranked(*asked)[0], 1
     # the constants were fitted to the model's times
     us = plan.us_of(stack.cell, stack.dtype, config, batch, limits)
@@ -89,11 +102,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     places = limits.clusters(config.cluster)
     # of the device, that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / places if places else 1.0
-    rows, size = len(stack.cell.gates) * stack.hidden, SIZES[stack.dtype]
-    product, after = (
-        overlap.products_time(steps, batch, rows, columns, size)
-        for columns in (stack.columns, stack.after)
-    )
+    product, after = products(stack, steps, batch)
     loop = steps * times.several
     alone = GRID_PRODUCTS * product if loops > 1 else product
     in_turn = stack.layers * (steps * times.alone + alone + after + CHUNK_COST)

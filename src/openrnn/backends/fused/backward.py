@@ -8,7 +8,7 @@ from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import Weights, address, fill_flags
+from openrnn.backends.fused.launches import address, fill_flags
 from openrnn.backends.fused.layer_gradients import InputGradient, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.single_step import launch_backward
@@ -21,6 +21,7 @@ from openrnn.schedule.operations import (
     GradientProducts,
     Loop,
     OfChunk,
+    StackLoop,
     Step,
 )
 
@@ -85,9 +86,9 @@ class Backward(ForwardLoops):
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
         if not chunking.step:
-            loop = prepared.loop_for(weights.layer, self.batch, self._flags, operation.loops)
+            loop = self.loop_of(operation, self._flags)
             self._backward_loops[layer, direction], parts = loop, loop.parts
-            if loop.own_flags:
+            if loop.own_flags and not (chunking.stack and layer):
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
                 # two where the next chunk's is filled beside a chunk's loop
                 ahead = chunking.overlap and not chunking.at_once and len(chunking.chunks) > 1
@@ -98,8 +99,10 @@ class Backward(ForwardLoops):
         tensors = LayerTensors(
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
         )
+        below, *of_params = weights.layer.wanted(self.needs)
+        below = below and not (chunking.stack and layer)  # else it stays in the loop
         at = self._current[layer, direction] = LayerGradients(
-            self, weights, chunking, parts, tensors, weights.layer.wanted(self.needs)
+            self, weights, chunking, parts, tensors, (below, *of_params)
         )  # fmt: skip
         self._dx[layer] = at.dx
 
@@ -146,8 +149,10 @@ class Backward(ForwardLoops):
             self._recompute_buffers = self.empty(steps, self.batch, width), saved
         return self._recompute_buffers
 
-    def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
-        return prepared.loop_for(weights.layer, self.batch, self.forward_flags(False, True), 1)
+    def forward_loop(self, layer: int, direction: int) -> prepared.PreparedLoop:
+        return prepared.loop_for(
+            self.weights(layer, direction).layer, self.batch, self.forward_flags(False, True), 1
+        )
 
     def fill_flags(self, operation: FillFlags) -> None:
         if not operation.backward:
@@ -177,23 +182,47 @@ class Backward(ForwardLoops):
         self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
+        chunk, place, buffers = operation.chunk, operation.place[:2], self._recompute_buffers
+        saved = buffers[1] if buffers else None
+        room = self.chunk_states() if chunk.number else None
+        words = self._words(operation, saved, self._flag_buffer(operation), room)
+        self._backward_loops[place].launch(words, self.launch_event(operation.signals))
+        self._left[place], self._recompute_buffers = room, None
+
+    def stack_loop(self, operation: StackLoop) -> None:
+        each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
+        flags, words = self._flag_buffer(each[0]), list[int]()
+        for one in each:
+            words += self._words(one, None, flags, None)
+        self._backward_loops[0, 0].launch(words)
+
+    def _words(
+        self, operation: OfChunk, saved: Tensor | None, flags: Tensor | None, room: Tensor | None
+    ) -> list[int]:
+        """The arguments of a chunk's loop.
+
+        Args:
+            saved: recomputed activations of the chunk; None: forward saved them.
+            flags: the flag buffer; room: for the gradients of states that the chunk leaves.
+        """
         at, chunk, place = self._at(operation), operation.chunk, operation.place[:2]
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
-        buffers = self._recompute_buffers
-        saved = buffers[1] if buffers else chunk.of(self.saved[layer.index])
-        room = self.chunk_states() if chunk.number else None
+        saved = chunk.of(self.saved[layer.index]) if saved is None else saved
         dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
         way = 1 if operation.direction else -1  # against that of the forward loop
         lengths, order, reset = self.mask_addresses(chunk)
-        loop = self._backward_loops[place]
-        words = loop.args.words(
+        loop, above = self._backward_loops[place], 0
+        if loop.config.layers > 1 and operation.layer + 1 < self.spec.num_layers:
+            above = self.weights(operation.layer + 1, 0).input_turned.data_ptr()
+        return loop.args.words(
             weight=at.weights.recurrent_by_planes.data_ptr(),
+            w_above=above,
             saved=saved.data_ptr(),
             dy=0 if dy is None else chunk.of(dy).data_ptr(),
             dy_step_bytes=way * dy_step * d_gates.element_size(),
             dy_row=dy_row,
             d_gates=d_gates.data_ptr(),
-            flag_buffer=address(self._flag_buffer(operation)),
+            flag_buffer=address(flags),
             sums=at.sums_of(chunk),
             vectors=address(at.weights.unit_vectors),
             lengths=lengths,
@@ -207,8 +236,6 @@ class Backward(ForwardLoops):
             d_initial=self.states(layer, self.d_initial),
             d_reset_state=self.states(layer, self.d_reset_states),
         )
-        loop.launch(words, self.launch_event(operation.signals))
-        self._left[place], self._recompute_buffers = room, None
 
     def step(self, operation: Step) -> None:
         at = self._at(operation)

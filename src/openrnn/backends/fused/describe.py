@@ -35,7 +35,9 @@ def describe(problem: Problem) -> list[str]:
     return lines
 
 
-def _of_loops(problem: Problem, head: str, kind: str, flags: plan.Flags, loops: int) -> list[str]:
+def _of_loops(
+    problem: Problem, head: str, kind: str, flags: plan.Flags, loops: int, layers: int = 1
+) -> list[str]:
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
     if problem.capability is None:
         return []
@@ -43,7 +45,7 @@ def _of_loops(problem: Problem, head: str, kind: str, flags: plan.Flags, loops: 
     batch = problem.batch or 1
     found = kernels.best(
         kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, flags, problem.capability,
-        processors=problem.processors, loops=loops,
+        processors=problem.processors, loops=loops, layers=layers,
     )  # fmt: skip
     if found is None:
         return []
@@ -81,7 +83,19 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         )
         return _of_loops(problem, head, kind, flags, 2)
     deciding = plan.deciding(kind, flags)
+    stack = wavefronts.stack_of(problem, kind, deciding, steps, batch, True)
+    if stack is not None:
+        head = (
+            f"{name} of {spec.num_layers} layers in one launch, each a step behind the one before"
+        )
+        lines = _of_loops(problem, f"{head}: ", kind, flags, 1, spec.num_layers)
+        times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
+        return [f"{line}; {times}" for line in lines]
     found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
+    refused: list[str] = []
+    if spec.wavefront == 1:
+        reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
+        refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
         line = (
@@ -91,12 +105,12 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         )
         head = f"{name} of the wavefront: "
         more = _of_loops(problem, head, kind, flags, found.loops) if found.loops > 1 else []
-        return [line, *more]
+        return [*refused, line, *more]
     if not spec.wavefront:
         return []
     why = wavefronts.refusal(problem, steps, batch)
     why = why or "its kernel takes the whole device, which holds two of no other"
-    return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
+    return [*refused, f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 
 def both_at_once(

@@ -1,15 +1,16 @@
 """The forward pass on the GPU."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import Weights
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.backends.fused.prepared import PreparedLoop, loop_for
+from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.single_step import launch_forward
-from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk, Step
+from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk, StackLoop, Step
 
 
 class Forward(ForwardLoops):
@@ -49,7 +50,7 @@ class Forward(ForwardLoops):
         self._left: dict[tuple[int, int], Tensor | None] = {}
 
     def begin_layer(self, operation: BeginLayer) -> None:
-        self._loops[operation.layer, operation.direction] = operation.loops
+        self._begun[operation.layer, operation.direction] = operation
         if operation.direction == 0:
             width = self.spec.directions * self.spec.hidden_size
             if operation.masked:
@@ -73,9 +74,8 @@ class Forward(ForwardLoops):
     def chunk_output(self, operation: OfChunk) -> Tensor:
         return operation.chunk.of(self.outputs[operation.layer])
 
-    def forward_loop(self, weights: Weights) -> PreparedLoop:
-        layer = weights.layer
-        return loop_for(layer, self.batch, self._flags, self.loops_of(layer))
+    def forward_loop(self, layer: int, direction: int) -> PreparedLoop:
+        return self.loop_of(self._begun[layer, direction], self._flags)
 
     def loop(self, operation: Loop) -> None:
         chunk, reverse, place = operation.chunk, operation.direction, operation.place[:2]
@@ -92,6 +92,18 @@ class Forward(ForwardLoops):
             (self._left.get(place), room), self.finals, self.all_states, operation.signals,
         )  # fmt: skip
         self._left[place] = room
+
+    def stack_loop(self, operation: StackLoop) -> None:
+        words: list[int] = []
+        first = self.inputs_of(OfChunk(0, 0, operation.chunk))
+        for layer, y in enumerate(self.outputs):
+            inputs = replace(first, weights=self.weights(layer, 0))
+            saved = self.saved[layer] if self.saved else None
+            words += self.forward_words(
+                OfChunk(layer, 0, operation.chunk), inputs, y, saved, (None, None), self.finals,
+                self.all_states,
+            )  # fmt: skip
+        first.loop.launch(words)
 
     def step(self, operation: Step) -> None:
         layer, direction = operation.layer, operation.direction

@@ -59,11 +59,11 @@ class ForwardLoops(Launches):
         """Where the chunk's y (T, B, D*H) is written."""
         raise NotImplementedError
 
-    def forward_loop(self, weights: Weights) -> prepared.PreparedLoop:
+    def forward_loop(self, layer: int, direction: int) -> prepared.PreparedLoop:
         """The loop of a layer and direction."""
         raise NotImplementedError
 
-    def _inputs_of(self, operation: OfChunk) -> Inputs:
+    def inputs_of(self, operation: OfChunk) -> Inputs:
         """What the chunk's loop will read, with memory for it."""
         found = self._inputs.get(operation.place)
         if found is None:
@@ -72,7 +72,8 @@ class ForwardLoops(Launches):
 
     def _new_inputs(self, operation: OfChunk) -> Inputs:
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
-        layer, loop, steps = weights.layer, self.forward_loop(weights), operation.chunk.steps
+        layer, steps = weights.layer, operation.chunk.steps
+        loop = self.forward_loop(operation.layer, operation.direction)
         room = self._rooms.get((operation.layer, operation.direction))
         if room is not None:
             flags = room.flags if room.flags is None else room.flags[:steps]
@@ -107,14 +108,16 @@ class ForwardLoops(Launches):
             layer, steps = weights.layer, operation.chunk.steps
             self._rooms[operation.layer, operation.direction] = Room(
                 self._x_gates(layer, steps),
-                self._flags_of(self.forward_loop(weights), layer, steps),
+                self._flags_of(
+                    self.forward_loop(operation.layer, operation.direction), layer, steps
+                ),
             )  # fmt: skip
             _ = weights.recurrent  # made here, on the main stream
         else:
-            self._inputs_of(operation)
+            self.inputs_of(operation)
 
     def input_product(self, operation: InputProduct) -> None:
-        inputs = self._inputs_of(operation)
+        inputs = self.inputs_of(operation)
         layer, w_ih = inputs.weights.layer, inputs.weights.w_ih
         if w_ih is None:
             return
@@ -126,7 +129,7 @@ class ForwardLoops(Launches):
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())
 
     def fill_flags(self, operation: FillFlags) -> None:
-        inputs = self._inputs_of(operation)
+        inputs = self.inputs_of(operation)
         flags = inputs.flags
         if flags is None:  # y is the flag buffer
             hidden = self.spec.hidden_size
@@ -146,23 +149,38 @@ class ForwardLoops(Launches):
         all_states: Sequence[Tensor],
         signals: bool = False,
     ) -> None:
-        """Launches the loop.
+        """Launches the loop; y to all_states: see `forward_words`."""
+        inputs = self._inputs.pop(operation.place)
+        self.keep(operation, inputs)
+        words = self.forward_words(operation, inputs, y, saved, chunk_states, finals, all_states)
+        inputs.loop.launch(words, self.launch_event(signals))
+
+    def forward_words(
+        self,
+        operation: OfChunk,
+        inputs: Inputs,
+        y: Tensor,
+        saved: Tensor | None,
+        chunk_states: tuple[Tensor | None, Tensor | None],
+        finals: Sequence[Tensor],
+        all_states: Sequence[Tensor],
+    ) -> list[int]:
+        """The arguments of a loop.
 
         Args:
             y, saved: of the steps of the chunk.
             chunk_states: what the previous chunk left, and memory for what this one leaves.
             finals, all_states: of all steps.
         """
-        direction, chunk, inputs = (
-            operation.direction, operation.chunk, self._inputs.pop(operation.place)
-        )  # fmt: skip
-        self.keep(operation, inputs)
+        direction, chunk = operation.direction, operation.chunk
+        stack = inputs.loop.config.layers > 1
         weights, size = inputs.weights, y.element_size()
         layer = weights.layer
         x_step, x_row, _ = inputs.x_gates.stride()
         (lengths, order, reset), (chunk_in, chunk_out) = self.mask_addresses(chunk), chunk_states
-        words = inputs.loop.args.words(
+        return inputs.loop.args.words(
             weight=weights.recurrent.data_ptr(),
+            w_ih=weights.input_aligned.data_ptr() if operation.layer and stack else 0,
             x=inputs.x_gates.data_ptr(),
             x_step_bytes=(-x_step if direction else x_step) * size,
             x_row=x_row,
@@ -183,4 +201,3 @@ class ForwardLoops(Launches):
             final=self.states(layer, finals),
             all_states=self.states(layer, all_states, chunk.begin),
         )
-        inputs.loop.launch(words, self.launch_event(signals))

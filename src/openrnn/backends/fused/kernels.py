@@ -123,7 +123,7 @@ def _compiling(
 def fitting(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
-    loops: int = 1,
+    loops: int = 1, layers: int = 1,
 ) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
     """Compiled kernels, best first: those without spills, then those with.
 
@@ -135,10 +135,11 @@ def fitting(
         kind: "forward" or "backward".
         batch_tiles: tiles of 8 rows in the batch.
         loops: how many such loops the device is to hold at once.
+        layers: that one launch runs.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     held = plan.holding(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
     )
     configs = list(islice(held, TRIES))
     spilling: list[LoopConfig] = []
@@ -156,31 +157,34 @@ def fitting(
 def best(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
-    loops: int = 1,
+    loops: int = 1, layers: int = 1,
 ) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
     """The first of `fitting`; None where no kernel fits."""
     found = fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops
-    )
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops,
+        layers,
+    )  # fmt: skip
     return next(found, None)
 
 
 @resource
 def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
-    device: int, spin_limit: int = 0, loops: int = 1,
+    device: int, spin_limit: int = 0, loops: int = 1, layers: int = 1,
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
         loops: of how many such loops at once the device is to hold the kernel.
+        layers: that one launch runs.
     """
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count
     for made, config in fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops
-    ):
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops,
+        layers,
+    ):  # fmt: skip
         shared, cooperative = config.shared(cell, dtype), config.clusters > 1
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
         if kernel.max_clusters >= config.clusters:

@@ -13,17 +13,26 @@ from openrnn.backends.fused import kernels
 from openrnn.backends.fused.copies import ALIGNMENT, dense, stacked
 from openrnn.backends.fused.layer import (
     BackwardFlags,
+    Flags,
     ForwardFlags,
     LayerKernels,
     layer_kernels,
 )
 from openrnn.backends.fused.lengths import SortedLengths, cut_lengths
+from openrnn.backends.fused.prepared import PreparedLoop, loop_for
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import memory_for
 from openrnn.native.recording import CURRENT, LaunchAwaited, Waited
 from openrnn.native.side_stream import Streams, streams
 from openrnn.schedule import Chunk
-from openrnn.schedule.operations import MAIN, CutMasks, Operation, Wait, WaitForLaunch
+from openrnn.schedule.operations import (
+    MAIN,
+    BeginLayer,
+    CutMasks,
+    Operation,
+    Wait,
+    WaitForLaunch,
+)
 
 
 def address(tensor: Tensor | None) -> int:
@@ -73,6 +82,8 @@ class Weights:
             self.unit_vectors = stacked([params[place] for place in places])
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
+        self._input_aligned: Tensor | None = None
+        self._input_turned: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
         self._recurrent_rows: Tensor | None = None
 
@@ -86,16 +97,35 @@ class Weights:
         return self._recurrent
 
     @property
+    def input_matrix(self) -> Tensor:
+        """W_ih (G*H, I) of a layer that has one."""
+        if self.w_ih is None:
+            raise ValueError("this layer has no input matrix")
+        return self.w_ih
+
+    @property
     def input_by_planes(self) -> Tensor:
         """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
         if self._input_by_planes is None:
-            layer, weight = self.layer, self.w_ih
-            if weight is None:
-                raise ValueError("this layer has no input matrix")
+            layer, weight = self.layer, self.input_matrix
             as_it_is = layer.exact and len(layer.left_spans) == 1
             made = weight if as_it_is else layer.permuted(weight, layer.left, False)
             self._input_by_planes = made
         return self._input_by_planes
+
+    @property
+    def input_aligned(self) -> Tensor:
+        """W_ih (G*H, H) as the forward loop of a stack reads it."""
+        if self._input_aligned is None:
+            self._input_aligned = dense(self.input_matrix)
+        return self._input_aligned
+
+    @property
+    def input_turned(self) -> Tensor:
+        """W_ih of a layer that reads h of the same size: (units, G, units), likewise transposed."""
+        if self._input_turned is None:
+            self._input_turned = self.layer.permuted(self.input_matrix, self.layer.left, True)
+        return self._input_turned
 
     @property
     def recurrent_by_planes(self) -> Tensor:
@@ -148,7 +178,7 @@ class Launches:
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
         self._sides: dict[int, list[object]] = {}  # side streams with work, and what that reads
-        self._loops: dict[tuple[int, int], int] = {}  # see `BeginLayer`, of layer and direction
+        self._begun: dict[tuple[int, int], BeginLayer] = {}  # by layer and direction
 
     def weights(self, layer: int, direction: int) -> Weights:
         """The parameters of a layer and direction."""
@@ -197,9 +227,10 @@ class Launches:
         """Memory for the states between two chunks: float32 (states, B, H)."""
         return self.empty_float32(len(self.spec.states), self.batch, self.spec.hidden_size)
 
-    def loops_of(self, layer: LayerKernels) -> int:
-        """Of how many loops at once the device holds the kernel of this one."""
-        return self._loops.get((layer.index // self.spec.directions, layer.direction), 1)
+    def loop_of(self, begun: BeginLayer, flags: Flags) -> PreparedLoop:
+        """The loop of a layer and direction that has begun."""
+        layer = self.weights(begun.layer, begun.direction).layer
+        return loop_for(layer, self.batch, flags, begun.loops, begun.layers)
 
     def states(
         self, layer: LayerKernels, group: Sequence[Tensor | None], begin: int = 0

@@ -173,12 +173,12 @@ class LayerKernels:
         return below, *of_params
 
     def kernel(
-        self, batch: int, flags: Flags, loops: int = 1
+        self, batch: int, flags: Flags, loops: int = 1, layers: int = 1
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
-        """The kernel of a loop, of so many that run at the same time, and its configuration."""
+        """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
             flags.kind, self.cell, self.name, self.hidden, (batch + 7) // 8, names_of(flags),
-            self.device, self.spin_limit, loops,
+            self.device, self.spin_limit, loops, layers,
         )  # fmt: skip
 
 

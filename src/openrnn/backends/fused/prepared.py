@@ -15,6 +15,7 @@ class PreparedLoop:
 
     Args:
         loops: how many such loops the device is to hold at once.
+        layers: that one launch runs, each with arguments of its own.
 
     Attributes:
         kernel, config: of the loop.
@@ -27,8 +28,11 @@ class PreparedLoop:
         filled: rows of that buffer's steps that are filled before a launch; None: all of them.
     """
 
-    def __init__(self, layer: LayerKernels, batch: int, flags: Flags, loops: int) -> None:
-        self.batch, (self.kernel, self.config) = batch, layer.kernel(batch, flags, loops)
+    def __init__(
+        self, layer: LayerKernels, batch: int, flags: Flags, loops: int, layers: int = 1
+    ) -> None:
+        self.batch = batch
+        self.kernel, self.config = layer.kernel(batch, flags, loops, layers)
         self.polls = self.config.clusters > 1
         masks = flags.lengths or flags.reset
         self.parts = self.config.sum_parts(batch)
@@ -45,7 +49,7 @@ class PreparedLoop:
         way = -1 if back_in_time else 1
         size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden
         shared = {
-            "batch": batch, "units": layer.hidden, "reverse": layer.direction,
+            "batch": batch, "units": layer.hidden, "layers": layers, "reverse": layer.direction,
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
             "reset_step_bytes": way * batch,
             "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
@@ -67,7 +71,14 @@ class PreparedLoop:
         kernels.launch(self.kernel, self.config, words, self.batch, launch_event)
 
 
-loop_for = memo(4096)(PreparedLoop)
+_prepared_loop = memo(4096)(PreparedLoop)
+
+
+def loop_for(
+    layer: LayerKernels, batch: int, flags: Flags, loops: int, layers: int = 1
+) -> PreparedLoop:
+    """The prepared loop, which is kept."""
+    return _prepared_loop(layer, batch, flags, loops, layers)
 
 
 @memo(1024)

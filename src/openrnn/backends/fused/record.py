@@ -213,6 +213,6 @@ def _operation(one: Recorded, places: _Places, spaces: Mapping[int, Value]) -> O
     if isinstance(one, Multiplied):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
         return Multiply(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
-    pointers = TABLES[one.kernel.made.name].pointers(len(one.words))
+    pointers = TABLES[one.kernel.made.name].pointers(one.words)
     given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
     return Launch(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)

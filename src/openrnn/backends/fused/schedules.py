@@ -21,7 +21,7 @@ from openrnn.backends.fused.layer import (
     layer_kernels,
     names_of,
 )
-from openrnn.backends.fused.wavefronts import wavefront_of
+from openrnn.backends.fused.wavefronts import stack_of, wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.params import module_slots
@@ -89,7 +89,7 @@ def forward(key: ScheduleKey) -> Schedule:
         fills = _fills("forward", prepared.loop_for(here, key.batch, on, 1))
         return _cut(key, here, "forward", flags, inner, fills)
 
-    found = in_wavefront(key, on, flags, False)
+    found = in_one_launch(key, on, flags, False) or in_wavefront(key, on, flags, False)
     if found is None:
         cut = _of_all(key.spec, chunking)
         inputs = key.spec.layer_input
@@ -130,7 +130,8 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         return _cut(key, here, "backward", key.masks, columns(layer, direction), fills)
 
     wanted = any(needs.params)
-    found = in_wavefront(key, on, key.masks, wanted)
+    found = in_one_launch(key, on, key.masks, wanted)
+    found = found or in_wavefront(key, on, key.masks, wanted)
     if found is None:
         cut = _of_all(key.spec, chunking)
         found = _at_once(key, cut, on, key.masks, columns, inputs, wanted)
@@ -162,6 +163,32 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
+def _placed(key: ScheduleKey) -> Problem:
+    """The problem, with its device."""
+    about = torch.cuda.get_device_properties(key.device)
+    return replace(
+        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
+    )
+
+
+def in_one_launch(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
+    """All steps of a stack whose layers one launch runs; None where it does not.
+
+    Args: see `in_wavefront`.
+    """
+    layers = key.spec.num_layers
+    if key.reset_states or layers == 1:
+        return None
+    if stack_of(_placed(key), on.kind, flags, key.steps, key.batch, wanted) is None:
+        return None
+    try:
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, on, 1, layers)
+    except kernels.NoKernelError:
+        return None
+    cut = Chunking((0, key.steps), stack=True, fills=_fills(on.kind, loop))
+    return ((cut,),) * layers
+
+
 def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
     """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
 
@@ -171,11 +198,7 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
     """
     if key.reset_states or key.spec.num_layers == 1:
         return None
-    about = torch.cuda.get_device_properties(key.device)
-    problem = replace(
-        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
-    )
-    found = wavefront_of(problem, on.kind, flags, key.steps, key.batch, wanted)
+    found = wavefront_of(_placed(key), on.kind, flags, key.steps, key.batch, wanted)
     if found is None:
         return None
     try:

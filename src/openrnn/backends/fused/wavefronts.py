@@ -1,9 +1,14 @@
-"""Which problems run as a wavefront, by values alone: see `tuning/wavefront.py` for the cut."""
+"""Which stacks run as a wavefront and which in one launch, by values alone.
+
+See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
+"""
+
+import torch
 
 from openrnn.backends.base import traced
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, measured, plan, wavefront
+from openrnn.tuning import chunks, measured, plan, stack, wavefront
 
 
 def refusal(problem: Problem, steps: int, batch: int) -> str | None:
@@ -29,6 +34,30 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     return None
 
 
+def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
+    """Why one launch does not run all layers; None where it may, if there is a kernel."""
+    if problem.dtype == torch.float32:
+        return "float32 products"
+    if problem.reset:
+        return "resets"
+    if problem.drops:
+        return "dropout between layers"
+    return refusal(problem, steps, batch)
+
+
+def stack_of(
+    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
+) -> stack.StackPlan | None:
+    """The launch that runs all layers of a problem whose device is known; None: no such launch.
+
+    Args: see `wavefront_of`.
+    """
+    if stack_refusal(problem, steps, batch) is not None or not steps:
+        return None
+    asked = _asked(problem, kind, flags, wanted)
+    return None if asked is None else stack.best(asked, steps, batch, problem.spec.wavefront)
+
+
 def wavefront_of(
     problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
 ) -> wavefront.Wavefront | None:
@@ -38,15 +67,19 @@ def wavefront_of(
         kind, flags: of the loops.
         wanted: gradients of weights are.
     """
+    if problem.spec.wavefront == 0 or not steps or refusal(problem, steps, batch) is not None:
+        return None
+    asked = _asked(problem, kind, flags, wanted)
+    return None if asked is None else wavefront.best(asked, steps, batch, problem.spec.wavefront)
+
+
+def _asked(problem: Problem, kind: str, flags: plan.Flags, wanted: bool) -> wavefront.Stack | None:
     spec = problem.spec
-    if spec.wavefront == 0 or not steps or problem.capability is None:
+    if problem.capability is None:
         return None
-    if refusal(problem, steps, batch) is not None:
-        return None
-    asked = wavefront.Stack(
+    return wavefront.Stack(
         kind, flags, traced(spec), str(problem.dtype).removeprefix("torch."), spec.hidden_size,
         spec.num_layers, spec.hidden_size,
         2 * spec.hidden_size if kind == "backward" and wanted else 0,
         problem.capability, problem.processors or measured.PROCESSORS,
     )  # fmt: skip
-    return wavefront.best(asked, steps, batch, spec.wavefront)

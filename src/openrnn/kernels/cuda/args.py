@@ -52,14 +52,16 @@ class Args:
         return [field.name for field in cls.fields].index(name)
 
     @classmethod
-    def pointers(cls, count: int) -> list[int]:
-        """Where pointers stand among so many words; arrays share what numbers leave."""
-        arrays = sum(field.array for field in cls.fields)
+    def pointers(cls, words: Sequence[int]) -> list[int]:
+        """Where pointers stand among the words of a launch; arrays share what numbers leave."""
+        names = [field.name for field in cls.fields]
+        structs = words[names.index("layers")] if "layers" in names else 1
+        arrays, count = sum(field.array for field in cls.fields), len(words) // structs
         entries = (count - len(cls.fields) + arrays) // arrays if arrays else 0
         points: list[bool] = []
         for field in cls.fields:
             points += ["*" in field.cuda] * (entries if field.array else 1)
-        return [place for place, one in enumerate(points) if one]
+        return [place for place, one in enumerate(points * structs) if one]
 
     @classmethod
     def struct(cls) -> str:
@@ -139,6 +141,7 @@ class ForwardArgs(Args):
     """
 
     weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
+    w_ih: Annotated[int, "const storage_t*", "in a stack: W_ih [GATES, units, units]"] = 0
     x: Annotated[int, "const storage_t*", "input side [T, B, GATES, UNITS], by strides"]
     x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
@@ -147,9 +150,7 @@ class ForwardArgs(Args):
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
-        int,
-        "operand_t*",
-        "grid only: [T, B, UNITS] of ones, or see multicast_forward.cuh; null: y",
+        int, "operand_t*", "grid only: [T, B, UNITS] of ones; or see multicast_exchange.cuh"
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
@@ -169,6 +170,7 @@ class ForwardArgs(Args):
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
     units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
@@ -186,6 +188,7 @@ class BackwardArgs(Args):
     """
 
     weight: Annotated[int, "const storage_t*", "R transposed [UNITS, GATES, UNITS], see PLANES"]
+    w_above: Annotated[int, "const storage_t*", "in a stack: W_ih of the layer above, likewise"] = 0
     saved: Annotated[int, "const storage_t*", "as forward wrote it"]
     saved_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     dy: Annotated[int, "const storage_t*", "[T, B, UNITS], by strides; or null"] = 0
@@ -193,7 +196,7 @@ class BackwardArgs(Args):
     dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
     d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid: of ones before"]
     d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
-    flag_buffer: Annotated[int, "operand_t*", "see multicast_backward.cuh; else null"] = 0
+    flag_buffer: Annotated[int, "operand_t*", "see multicast_exchange.cuh; else null"] = 0
     sums: Annotated[int, "float*", "out [parts by rows, PLANES + VECTORS, UNITS] over T and rows"]
     vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
     lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
@@ -207,6 +210,7 @@ class BackwardArgs(Args):
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
     units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0

@@ -7,11 +7,17 @@
 // of one set is in flight, the block computes another. K_PARTS blocks compute the sums of the
 // SUM_GROUPS groups that they own together, each over its part of K.
 //
-// Two warpgroups of a block hold its rows of R, each half of its K, most of it in registers. They
-// multiply one turn after the other and leave their shares of the sums in shared memory. Four warps
-// compute the cells of a turn from there, while the next one is multiplied. Of four more warps two
-// copy operands of the turns to come, each a half of K; one publishes what this block adds to the
-// operand of the next step, by a counter; and one does nothing.
+// With LAYERS > 1 one launch runs all layers of a stack: BLOCKS blocks for each, a step behind the
+// layer below (in backward, above). The first half of K is then that layer's: its h of the same
+// step times W_ih, or its gate gradients times the transposed W_ih. The second half is the layer's
+// own.
+//
+// K_WARPS warpgroups of a block hold its rows of R, two of them half of its K each, most of it in
+// registers. They multiply one turn after the other and leave their shares of the sums in shared
+// memory. CELL_GROUPS warpgroups compute the cells of a turn from there, while the next one is
+// multiplied; two of them have every other set. Of four more warps two copy operands of the turns
+// to come, each a half of K; one publishes what this block adds to the operand of the next step, by
+// a counter; and one tells the cluster which operands were multiplied.
 //
 // K: length of a row of R. SUMS: sums of a cell, each with a row of R.
 
@@ -27,14 +33,20 @@ constexpr int ROWS = SETS * SET_ROWS;
 constexpr int BLOCK_GROUPS = GROUPS_EACH / CLUSTER;
 constexpr int SUM_GROUPS = BLOCK_GROUPS * K_PARTS;
 constexpr int BLOCKS = GROUPS / BLOCK_GROUPS;
-constexpr int HALVES = 2;  // of a block's K, each of a warpgroup
-constexpr int PRODUCT_WARPS = 4 * HALVES, CELL_WARPS = 4;
+constexpr int HALVES = 2;  // of a block's K, each copied by a thread
+constexpr bool STACK = LAYERS > 1;
+constexpr int OTHER = 0, OWN = 1;  // STACK: whose operand a half of K multiplies
+constexpr int PRODUCT_WARPS = 4 * K_WARPS, CELL_GROUPS = 3 - K_WARPS;
+constexpr int CELL_WARPS = 4;                  // of a set
+constexpr int OWN_SETS = SETS / CELL_GROUPS;  // whose cells a warp computes
 // Registers of a thread by its role; four warpgroups begin with 128. Where those that multiply have
 // fewer than they need, ptxas has each wgmma wait for the one before.
 constexpr int NEEDED = (8 * REGISTER_FRAGMENTS + 2 * TILES + 48 + 7) / 8 * 8;
-constexpr int OTHER_REGISTERS = 24, PRODUCT_REGISTERS = NEEDED > 136 ? NEEDED : 136;
-constexpr int CELL_REGISTERS = 4 * 128 - 2 * PRODUCT_REGISTERS - OTHER_REGISTERS;
-constexpr int K_TILES = K / K_TILE / HALVES / K_PARTS;
+constexpr int OTHER_REGISTERS = STACK ? 40 : 24, PRODUCT_REGISTERS = NEEDED > 136 ? NEEDED : 136;
+constexpr int CELL_REGISTERS =
+    (4 * 128 - K_WARPS * PRODUCT_REGISTERS - OTHER_REGISTERS) / CELL_GROUPS / 8 * 8;
+constexpr int HALF_TILES = K / K_TILE / HALVES / K_PARTS;  // of K
+constexpr int K_TILES = HALF_TILES * HALVES / K_WARPS;
 constexpr int MMA_ROWS = (SUM_GROUPS * SUMS + 7) / 8;  // of a warp
 // slots of a warp for cells: some groups, of each some tiles
 constexpr int GROUPS_OF_WARP = (BLOCK_GROUPS + CELL_WARPS - 1) / CELL_WARPS;
@@ -43,11 +55,18 @@ constexpr int TILES_OF_WARP = (TILES + WARPS_OF_GROUP - 1) / WARPS_OF_GROUP;
 constexpr int SLOTS = GROUPS_OF_WARP * TILES_OF_WARP;
 #include "product.cuh"
 
-constexpr int HALF_BYTES = K_TILES * 4 * CHUNK_BYTES;  // the operand of a set, one half of K
-constexpr int STEP_BYTES = K_PARTS * HALVES * HALF_BYTES;  // the same, all of K
-constexpr int BLOCKS_OF_HALF = BLOCKS / HALVES / K_PARTS;
-constexpr int COUNTER_BYTES = HALVES * K_PARTS * 128;  // of a set
-constexpr int SHARES_BYTES = SUM_GROUPS * TILES * HALVES * SUMS * 256;
+constexpr int HALF_BYTES = HALF_TILES * 4 * CHUNK_BYTES;  // the operand of a set, one half of K
+// What a layer's blocks publish in a step of a set, in SPLITS that blocks copy: of the units of
+// BLOCKS_OF_SPLIT blocks each, and of each unit PUBLISHED values.
+constexpr int SPLITS = STACK ? K_PARTS : K_PARTS * HALVES;
+constexpr int BLOCKS_OF_SPLIT = BLOCKS / SPLITS;
+constexpr int SPLIT_BYTES = GROUPS / SPLITS * PUBLISHED * CHUNK_BYTES;
+constexpr int STEP_BYTES = SPLITS * SPLIT_BYTES;
+constexpr int COUNTER_BYTES = SPLITS * 128;  // of a set
+// Buffers of published steps. In a stack the other layer reads them too, and may be some steps
+// behind.
+constexpr int DEPTH = STACK ? 8 : 2;
+constexpr int SHARES_BYTES = SUM_GROUPS * TILES * K_WARPS * SUMS * 256;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 
 // Shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
@@ -63,13 +82,16 @@ constexpr int AT_WEIGHTS =
     (AT_INPUTS + SETS * CELL_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
 constexpr int SHARED_BYTES = AT_WEIGHTS + PRODUCT_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
-static_assert(WARPS == PRODUCT_WARPS + CELL_WARPS + 4, "four warpgroups");
+static_assert(WARPS == 16, "four warpgroups: of products, of cells, and one for the rest");
 static_assert(SETS > 1, "while one set's operand is on its way another one is computed");
+static_assert(BUFFERS <= 2, "EMPTY tells of even and of odd turns");
+static_assert(SETS % CELL_GROUPS == 0, "a warpgroup for cells has all even or all odd turns");
 static_assert(CELL_WARPS % BLOCK_GROUPS == 0 || BLOCK_GROUPS % CELL_WARPS == 0,
               "all warps have as many groups");
-static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS, "clusters share R evenly");
+static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS * LAYERS, "clusters share R evenly");
+static_assert(!STACK || !RESET, "layers of a stack read h, not what a reset leaves of it");
 static_assert(K % (K_PARTS * HALVES * K_TILE) == 0, "halves of K are whole tiles");
-static_assert(GROUPS % (BLOCK_GROUPS * HALVES * K_PARTS) == 0, "halves of K are of whole blocks");
+static_assert(BLOCKS % SPLITS == 0, "splits are of whole blocks");
 static_assert(BLOCKS % (CLUSTER * K_PARTS) == 0, "blocks of a cluster have the same part of K");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/multicast_config.py counts it otherwise");
 
@@ -82,6 +104,7 @@ struct Slot {
 // Where a thread stands.
 struct Place {
     int lane, warp, group_of_lane, thread_in_group;
+    int layer;
     int block, first_group;  // of those that share R; of the cells that it owns
     int64 first_row;         // of the block
     int set = 0;             // of rows, where only one is meant
@@ -92,14 +115,20 @@ struct Place {
         // K_PARTS blocks that follow each other have the same sums; those of a cluster are K_PARTS
         // apart, and so have the same part of K
         const int number = blockIdx.x % BLOCKS, cluster = number / CLUSTER;
+        layer = blockIdx.x / BLOCKS % LAYERS;
         block = cluster / K_PARTS * (CLUSTER * K_PARTS) + number % CLUSTER * K_PARTS +
                 cluster % K_PARTS;
         first_group = block * BLOCK_GROUPS;
-        first_row = first_row_of_launch + int64(blockIdx.x / BLOCKS) * ROWS;
+        first_row = first_row_of_launch + int64(blockIdx.x / (BLOCKS * LAYERS)) * ROWS;
     }
     INLINE int part_of_k() const { return block % K_PARTS; }
+    // of a warp that computes cells: which warpgroup, which warp of a set
+    INLINE int cell_group() const {
+        return CELL_GROUPS > 1 ? (warp - PRODUCT_WARPS) / CELL_WARPS : 0;
+    }
+    INLINE int cell_warp() const { return warp % CELL_WARPS; }
     INLINE Slot slot(int s) const {  // of this warp, which computes cells
-        const int number = warp - PRODUCT_WARPS;
+        const int number = cell_warp();
         const int group = number / WARPS_OF_GROUP * GROUPS_OF_WARP + s / TILES_OF_WARP;
         const int tile = number % WARPS_OF_GROUP * TILES_OF_WARP + s % TILES_OF_WARP;
         return {group, tile, tile < TILES};
@@ -115,17 +144,18 @@ INLINE void share_weights() {
     asm volatile("barrier.sync 1, %0;" ::"n"(PRODUCT_WARPS * 32) : "memory");
 }
 
-// This warpgroup's shares of the sums of a turn, over its half of K, to shared memory: [group,
-// tile, half of K, sum, unit, row].
+// This warpgroup's shares of the sums of a turn, over its part of K, to shared memory: [group,
+// tile, warpgroup, sum, unit, row].
 INLINE void store_shares(const Place& here, const Sums& sums, int turn) {
-    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
+    const int m_warp = here.warp % 4, warpgroup = here.warp / 4;
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {
         const int number = m_warp * MMA_ROWS * 2 + half, group = number / SUMS;
         if (group >= SUM_GROUPS) continue;
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            const int share = ((group * TILES + n) * HALVES + half_of_k) * SUMS + number % SUMS;
+            const int share =
+                ((group * TILES + n) * K_WARPS + warpgroup) * SUMS + number % SUMS;
             *reinterpret_cast<float2*>(shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
                                        share * 256 + here.group_of_lane * 32 +
                                        here.thread_in_group * 8) =
@@ -138,6 +168,6 @@ INLINE void store_shares(const Place& here, const Sums& sums, int turn) {
 // Where a lane's two cells of a group and tile have their shares of sums: store_shares left them.
 INLINE const unsigned char* shares_of(const Place& here, int group, int tile, int turn) {
     return shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
-           (group * TILES + tile) * (HALVES * SUMS * 256) + here.group_of_lane * 32 +
+           (group * TILES + tile) * (K_WARPS * SUMS * 256) + here.group_of_lane * 32 +
            here.thread_in_group * 8;
 }

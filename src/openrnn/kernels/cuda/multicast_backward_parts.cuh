@@ -1,19 +1,23 @@
 // The parts of the backward loop with multicast: R, messages between the blocks that share K, the
 // cells.
 
-// This warp's rows of R^T, half of the block's part of K: [GATES, HALF_GROUPS, 8 units].
+// This warp's rows of R^T, of the block's part of K: of each half [GATES, SPLIT_GROUPS, 8 units].
+// In a stack the first half is the transposed W_ih of the layer above.
 INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
-    const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
-    const int first = (here.part_of_k() * HALVES + half_of_k) * HALF_GROUPS;
+    const int m_warp = here.warp % 4, first_tile = here.warp / 4 * K_TILES;
     load_matrix(matrix, others, [&](int which, int k_tile) {
-        const int group = m_warp * MMA_ROWS * 2 + which;
-        if (group >= SUM_GROUPS) return make_uint4(0, 0, 0, 0);
-        const int chunk = k_tile * 4 + here.thread_in_group;
+        const int group = m_warp * MMA_ROWS * 2 + which, tile = first_tile + k_tile;
+        const int half = tile / HALF_TILES;
+        const bool other = STACK && half == OTHER;
+        if (group >= SUM_GROUPS || (other && !has_layer(here, SOURCE)))
+            return make_uint4(0, 0, 0, 0);
+        const int chunk = tile % HALF_TILES * 4 + here.thread_in_group, part = here.part_of_k();
+        const int first = (STACK ? part : part * HALVES + half) * SPLIT_GROUPS;
         const int64 unit = (here.block / K_PARTS * SUM_GROUPS + group) * 8 + here.group_of_lane;
         return *reinterpret_cast<const uint4*>(
-            args.weight + (unit * GATES + chunk / HALF_GROUPS) * UNITS +
-            (first + chunk % HALF_GROUPS) * 8);
+            (other ? args.w_above : args.weight) +
+            (unit * GATES + chunk / SPLIT_GROUPS) * UNITS + (first + chunk % SPLIT_GROUPS) * 8);
     });
     share_weights();
 }
@@ -32,7 +36,7 @@ INLINE float2 untagged(const uint32* words) {
 // A lane's place in the messages of one sender to one block.
 INLINE unsigned char* message_place(const Place& here, unsigned char* messages, int sender) {
     return messages +
-           ((sender * CELL_WARPS + here.warp - PRODUCT_WARPS) * 32 + here.lane) *
+           ((sender * CELL_WARPS + here.cell_warp()) * 32 + here.lane) *
                (MESSAGE_WORDS * 4);
 }
 
@@ -42,9 +46,12 @@ INLINE float2 sums_of(const Place& here, int away, int s, int turn) {
     if (!slot.owned) return {};
     const int group = (here.part_of_k() + away) * BLOCK_GROUPS + slot.group;
     const unsigned char* const shares = shares_of(here, group, slot.tile, turn);
-    const float2 one = *reinterpret_cast<const float2*>(shares);
-    const float2 other = *reinterpret_cast<const float2*>(shares + 256);
-    return make_float2(one.x + other.x, one.y + other.y);
+    float2 sums = *reinterpret_cast<const float2*>(shares);
+    if (K_WARPS > 1) {
+        const float2 other = *reinterpret_cast<const float2*>(shares + 256);
+        sums.x += other.x, sums.y += other.y;
+    }
+    return sums;
 }
 
 // A block's own cells' sums over its part of K.
@@ -106,8 +113,8 @@ struct Messages {
 };
 
 // Awaits the messages, which were read once, and adds everything to dh, part by part of K.
-INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, const OwnSums& own,
-                         Messages& messages, Cells& cells) {
+INLINE void receive_sums(const Place& here, const Exchange& exchange, int set, int step,
+                         const OwnSums& own, Messages& messages, Cells& cells) {
     const int part = here.part_of_k();
 #if SPIN_LIMIT
     for (int tries = 0; !messages.are_of(step); ++tries) {
@@ -115,7 +122,7 @@ INLINE void receive_sums(const Place& here, const Exchange& exchange, int step, 
 #else
     while (!messages.are_of(step)) {
 #endif
-        messages.read(here, exchange, here.set, step);
+        messages.read(here, exchange, set, step);
     }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -200,30 +207,48 @@ struct SetCells {
     }
 };
 
-// Step i of a set's cells; in step `count` only what receive_sums adds. total: over all steps, sets
-// and slots.
-INLINE void step_set(const BackwardArgs& args, const Place& block, const int* block_rows,
-                     const Exchange& exchange, const Time& time, const SavedPlace& saved_place,
-                     const uint32 (&bits)[2], int fragment, SetCells& at,
-                     float (&total)[GROUPS_OF_WARP][PLANES + VECTORS], const OwnSums& own,
-                     Messages& messages, int i) {
-    const int t = time.first + time.direction * i;
-    const Place here = at.place(block);
-    const int* const rows = at.rows(block_rows);
+// What a step needs before dh arrives, see load_slots.
+struct Given {
     float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
     uint32 reset_rows[SLOTS];
-    if (i < time.count) {
-        await_copies<SETS - 1>();
+
+    // Reads those of step i and has the next ones copied.
+    INLINE void read(const BackwardArgs& args, const Place& block, const Time& time,
+                     const int* block_rows, const SavedPlace& saved_place, int fragment,
+                     SetCells& at, int i) {
+        await_copies<OWN_SETS - 1>();
         __syncwarp();
-        load_slots(here, at.cells, saved_place, fragment, uint32(args.reset_step_bytes) * 8, i,
-                   at.resets, d_out, factor, reset_rows);
+        load_slots(at.place(block), at.cells, saved_place, fragment,
+                   uint32(args.reset_step_bytes) * 8, i, at.resets, d_out, factor, reset_rows);
         __syncwarp();  // all lanes have read the inputs
         at.copy_inputs(args, block, time, block_rows, saved_place, i + 1);
     }
-    if (!DELAYED && i > 0) messages.read(here, exchange, here.set, i - 1);
-    if (i > 0) receive_sums(here, exchange, i - 1, own, messages, at.cells);
-    if (i == time.count) return;
+};
+
+// Gate gradients of a turn, for the products after the loop. CELLS_WAIT: they are stored in the
+// next turn, as the publishing thread's fence waits for all stores of the multiprocessor.
+struct Results {
+    storage_t* d_gates[SLOTS] = {};  // null: none
     Pair pairs[SLOTS][PLANES];
+
+    INLINE void store_all() {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (!d_gates[s]) continue;
+            #pragma unroll
+            for (int p = 0; p < PLANES; ++p) store(d_gates[s] + p * UNITS, pairs[s][p]);
+        }
+    }
+};
+
+// Step i of a set's cells, after dh. total: over all steps, sets and slots.
+INLINE void step_set(const BackwardArgs& args, const Place& block, const int* block_rows,
+                     const Exchange& exchange, const Time& time, const uint32 (&bits)[2],
+                     const Given& given, SetCells& at,
+                     float (&total)[GROUPS_OF_WARP][PLANES + VECTORS], Results& results, int i) {
+    const int t = time.first + time.direction * i;
+    const Place here = at.place(block);
+    const int* const rows = at.rows(block_rows);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
@@ -235,18 +260,19 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
             length[c] = LENGTHS ? at.length[s][c] : b >= 0 && here.unit(slot) < args.units;
         }
         float d_gate[2][PLANES] = {}, d_vector[2][VECTORS + 1];
-        step_slot(args, here, rows, slot, s, t, reset_rows[s], bits, length, d_out[s],
-                  factor[s], at.cells, d_gate, d_vector);
-        const int group = here.group(slot), half = group / HALF_GROUPS;
-        unsigned char* const operand = exchange.operand_of(here.set, i) + half * HALF_BYTES;
+        step_slot(args, here, rows, slot, s, t, given.reset_rows[s], bits, length, given.d_out[s],
+                  given.factor[s], at.cells, d_gate, d_vector);
+        const int group = here.group(slot);
+        unsigned char* const operand =
+            exchange.operand_of(here.set, i) + group / SPLIT_GROUPS * SPLIT_BYTES;
         #pragma unroll
         for (int p = 0; p < PLANES; ++p) {
-            pairs[s][p] = transposed(d_gate[0][p], d_gate[1][p]);
-            if (p < RIGHT) continue;
-            const int chunk = (p - RIGHT) * HALF_GROUPS + group % HALF_GROUPS;
+            results.pairs[s][p] = transposed(d_gate[0][p], d_gate[1][p]);
+            if (p < FIRST_PLANE) continue;
+            const int chunk = (p - FIRST_PLANE) * SPLIT_GROUPS + group % SPLIT_GROUPS;
             *reinterpret_cast<uint32*>(operand + operand_offset(chunk, slot.tile,
                                                                 here.group_of_lane) +
-                                       here.thread_in_group * 4) = pairs[s][p].bits;
+                                       here.thread_in_group * 4) = results.pairs[s][p].bits;
         }
         #pragma unroll
         for (int c = 0; c < 2; ++c)
@@ -254,66 +280,70 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
     }
     signal_stored(here, here.set);
     #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {  // nobody waits for it
+    for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         const int row = at.row(block, block_rows, slot);
-        if (row < 0) continue;
-        storage_t* const d_gates =
-            advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes) +
-            row * GATES_ROW + here.group(slot) * 8 + here.thread_in_group * 2;
-        #pragma unroll
-        for (int p = 0; p < PLANES; ++p) store(d_gates + p * UNITS, pairs[s][p]);
+        results.d_gates[s] = row < 0 ? nullptr
+            : advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes) +
+                  row * GATES_ROW + here.group(slot) * 8 + here.thread_in_group * 2;
     }
+    if (!CELLS_WAIT) results.store_all();
 }
 
-// The warps that compute cells. DELAYED: `step` is of the turn before the one whose sums were sent.
+// The warps that compute cells.
 INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange& exchange,
                     const Time& time, const int* rows) {
     const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};
     const SavedPlace saved_place(here.lane);
     const int fragment = pin_if_room(fragment_offset(here.lane));
-    SetCells sets[SETS];
+    SetCells sets[OWN_SETS];  // every CELL_GROUPS-th
     #pragma unroll
-    for (int set = 0; set < SETS; ++set) sets[set].begin(args, here, time, rows, set);
+    for (int own = 0; own < OWN_SETS; ++own)
+        sets[own].begin(args, here, time, rows, own * CELL_GROUPS + here.cell_group());
     float total[GROUPS_OF_WARP][PLANES + VECTORS] = {};
     #pragma unroll
-    for (int set = 0; set < SETS; ++set)
-        sets[set].copy_inputs(args, here, time, rows, saved_place, 0);
-    OwnSums own = {};
-    Messages messages;
-    auto step = [&](int i) {  // of the next set
-        step_set(args, here, rows, exchange, time, saved_place, bits, fragment, sets[0], total,
-                 own, messages, i);
-        rotate(sets);
-    };
+    for (int own = 0; own < OWN_SETS; ++own)
+        sets[own].copy_inputs(args, here, time, rows, saved_place, 0);
+    Results results;
     #pragma unroll 1
-    for (int set = 0; set < SETS && time.count > 0; ++set) step(0);
-    int turn = 0;
-    for (int i = 1; i <= time.count; ++i)
-        #pragma unroll 1
-        for (int set = 0; set < SETS; ++set, ++turn) {
-            await_sums(here, turn);
-            OwnSums next;
-            const int before = set > 0 ? i : i - 1;  // the step of the turn before
-            if (DELAYED && turn > 0) messages.read(here, exchange, sets[0].set, before - 1);
-            send_sums(here, exchange, set, i - 1, turn, next);
-            if (DELAYED && turn > 0) step(before);
-            #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) own[s] = next[s];
-            if (!DELAYED) step(i);
-        }
-    if (DELAYED && time.count > 0) {
-        messages.read(here, exchange, sets[0].set, time.count - 1);
-        step(time.count);
+    for (int own = 0; FIRST_PRODUCT > 0 && own < OWN_SETS && time.count > 0; ++own) {
+        Given given;
+        given.read(args, here, time, rows, saved_place, fragment, sets[0], 0);
+        if (CELLS_WAIT) results.store_all();
+        step_set(args, here, rows, exchange, time, bits, given, sets[0], total, results, 0);
+        rotate(sets);
     }
+    for (int product = 0; product < steps_of_products(time.count); ++product)
+        #pragma unroll 1
+        for (int own = 0; own < OWN_SETS; ++own) {
+            const int i = product + FIRST_PRODUCT;
+            const int set = own * CELL_GROUPS + here.cell_group(), turn = product * SETS + set;
+            Given given;  // in each turn its own: else registers keep it from turn to turn
+            OwnSums sums;
+            Messages messages;
+            auto read_given = [&] {
+                if (i < time.count)
+                    given.read(args, here, time, rows, saved_place, fragment, sets[0], i);
+            };
+            if (CELLS_WAIT) read_given();
+            await_turn(SUMMED_UP, turn);
+            send_sums(here, exchange, set, product, turn, sums);
+            if (CELLS_WAIT) results.store_all();
+            if (!CELLS_WAIT) read_given();
+            messages.read(here, exchange, set, product);
+            receive_sums(here, exchange, set, product, sums, messages, sets[0].cells);
+            if (i < time.count)
+                step_set(args, here, rows, exchange, time, bits, given, sets[0], total, results, i);
+            rotate(sets);
+        }
     #pragma unroll
     for (int g = 0; g < GROUPS_OF_WARP; ++g)
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p)
             sets[0].cells.total[g * TILES_OF_WARP][p] = total[g][p];
     #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        const SetCells& at = sets[set];
+    for (int own = 0; own < OWN_SETS; ++own) {
+        const SetCells& at = sets[own];
         bool owned[SLOTS];
         int row[SLOTS];
         #pragma unroll

@@ -1,13 +1,67 @@
 // How the operand (h, or gate gradients) travels between blocks of loops with multicast: the warps
 // that compute cells store it, the publishing thread counts the block, copying threads bring it.
 //
-// A counter of each set and half of K says how often the blocks of that half have published. All
+// A counter of each set and split says how often the blocks of that split have published. All
 // copying threads poll it. With a flag of each block, eight times as many sectors of L2, a step
 // took up to half as long again. No block publishes step i + 1 before all have published step i.
 //
 // Each set has two buffers, for even and odd steps. A block stores what step i + 1 multiplies over
 // what step i - 1 did. It may: it has the sums of step i over all of K, so every block had
 // published step i, and a block does that only after it has multiplied in step i - 1.
+//
+// In a stack the layer that follows (above; in backward, below) multiplies the same values. There
+// are DEPTH buffers, and every DEPTH / 2 steps await_followers asks how far that layer is.
+
+// The flag buffer: counters [LAYERS, sets, SPLITS, 128 bytes], then backward's messages [LAYERS,
+// sets, 2 (of even and of odd steps), BLOCKS, MESSAGES_BYTES], then what is published [LAYERS,
+// sets, DEPTH, SPLITS, SPLIT_BYTES]. Counters and messages are filled with ones.
+struct Exchange {
+    unsigned char* counters;  // of the block's layer and first set
+    unsigned char* messages;  // to the block, in the same set
+    unsigned char* operand;   // of the layer and set
+    int64 sets;
+
+    template <class Args>
+    INLINE Exchange(const Args& args, const Place& here) {
+        sets = (args.batch + ROWS - 1) / ROWS * SETS;
+        const int64 set = here.layer * sets + here.first_row / SET_ROWS, all = LAYERS * sets;
+        unsigned char* const begin = reinterpret_cast<unsigned char*>(args.flag_buffer);
+        counters = begin + set * COUNTER_BYTES;
+        messages = begin + all * COUNTER_BYTES + (set * 2 * BLOCKS + here.block) * MESSAGES_BYTES;
+        operand = begin + all * (COUNTER_BYTES + 2 * BLOCKS * MESSAGES_BYTES) +
+                  set * (DEPTH * STEP_BYTES);
+    }
+    // Counters and published values of the layer before or after the block's own.
+    INLINE Exchange of_layer(int away) const {
+        Exchange found = *this;
+        found.counters += away * sets * COUNTER_BYTES;
+        found.operand += away * sets * (DEPTH * STEP_BYTES);
+        return found;
+    }
+    INLINE int* counter(int set, int split) const {  // how often blocks of a split have published
+        return reinterpret_cast<int*>(counters + set * COUNTER_BYTES + split * 128);
+    }
+    INLINE unsigned char* operand_of(int set, int step) const {
+        return operand + (set * DEPTH + (step & DEPTH - 1)) * STEP_BYTES;
+    }
+    // those to a block `away` blocks after this one
+    INLINE unsigned char* messages_of(int set, int step, int away) const {
+        return messages + ((set * 2 + (step & 1)) * BLOCKS + away) * MESSAGES_BYTES;
+    }
+};
+
+// STACK: the layer whose values this one multiplies, and the one that multiplies this one's.
+INLINE bool has_layer(const Place& here, int away) {
+    return here.layer + away >= 0 && here.layer + away < LAYERS;
+}
+// Whether a half of K has an operand in a turn; else its sums are zeros. In a stack the layer that
+// comes first has no other layer's. Backward's first step of a set has no own gate gradients yet,
+// and after the last one there are none of the other layer.
+INLINE bool has_operand(const Place& here, int half, int turn, int count) {
+    if (!STACK) return true;
+    if (half == OTHER) return has_layer(here, SOURCE) && (!BACKWARD || turn < count * SETS);
+    return !BACKWARD || turn >= SETS;
+}
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
@@ -31,7 +85,10 @@ INLINE void await_turn(int mbarriers, int turn) {
     mbarrier_wait(mbarrier_at(mbarriers) + (turn & 1) * 8, turn / 2 & 1);
 }
 
-INLINE void arrive(uint32 mbarrier) {  // of any block of the cluster
+INLINE void arrive(uint32 mbarrier) {  // of this block
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+INLINE void arrive_remote(uint32 mbarrier) {  // of any block of the cluster
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 // Tells an mbarrier of this block that the whole warp has got so far.
@@ -45,7 +102,7 @@ INLINE void arrive_warp(const Place& here, int mbarrier) {
 // and does not say plainly at which end; the second cost no time that could be measured.
 INLINE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Waits until all blocks of a half of K have published `times` times: what they stored is there.
+// Waits until all blocks of a split have published `times` times: what they stored is there.
 INLINE void await_published(const int* counter, int times) {
     int found;
 #if SPIN_LIMIT
@@ -55,42 +112,64 @@ INLINE void await_published(const int* counter, int times) {
     while (true) {
 #endif
         asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
-        if (found + 1 >= times * BLOCKS_OF_HALF) return;  // it begins with -1
+        if (found + 1 >= times * BLOCKS_OF_SPLIT) return;  // it begins with -1
     }
+}
+
+// Before step i of a set in a stack: the cells of this step and of DEPTH / 2 - 1 more may be
+// published over what is DEPTH steps older, as all blocks that multiplied it have published since.
+INLINE void await_followers(const Place& here, const Exchange& exchange, int set, int i) {
+    constexpr int SOME = DEPTH / 2;
+    if (!STACK || i % SOME || i < SOME || !has_layer(here, -SOURCE)) return;
+    for (int split = 0; split < SPLITS; ++split)
+        await_published(exchange.of_layer(-SOURCE).counter(set, split), i - SOME + 1);
 }
 
 // The thread that copies one half of all operands, turn by turn: the block's part of it, into all
 // blocks of the cluster.
 INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
     constexpr int PART = HALF_BYTES / CLUSTER;
-    const int part = cluster_rank() * PART, source = here.part_of_k() * HALVES + half;
+    const int split = STACK ? here.part_of_k() : here.part_of_k() * HALVES + half;
+    const int begin =
+        split * SPLIT_BYTES + (half == OWN ? FIRST_OWN : 0) + cluster_rank() * PART;
+    const Exchange source = STACK && half == OTHER ? exchange.of_layer(SOURCE) : exchange;
+    // from a step to that of the published values
+    const int ahead = !STACK ? 0 : half == OTHER ? !BACKWARD : -BACKWARD;
     int turn = 0;
-    for (int i = 0; i < count; ++i)
+    for (int i = 0; i < steps_of_products(count); ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set, ++turn) {
-            await_published(exchange.counter(set, source), i + 1);
-            fence_copies();
-            if (turn >= BUFFERS) await_turn(EMPTY, turn - BUFFERS);
             const int place = turn % BUFFERS * HALVES + half;
             const uint32 full = mbarrier_at(FULL + place * 8);
+            if (half == OWN) await_followers(here, exchange, set, i);
+            const bool exists = has_operand(here, half, turn, count);
+            if (exists) {
+                await_published(source.counter(set, split), i + ahead + 1);
+                fence_copies();
+            }
+            if (turn >= BUFFERS) await_turn(EMPTY, turn - BUFFERS);
+            if (!exists) {
+                arrive(full);
+                continue;
+            }
             mbarrier_expect(full, HALF_BYTES);
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                 ".multicast::cluster [%0], [%1], %2, [%3], %4;"
-                ::"r"(mbarrier_at(AT_OPERAND + place * HALF_BYTES + part)),
-                "l"(exchange.operand_of(set, i) + source * HALF_BYTES + part), "n"(PART),
-                "r"(full), "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+                ::"r"(mbarrier_at(AT_OPERAND + place * HALF_BYTES + cluster_rank() * PART)),
+                "l"(source.operand_of(set, i + ahead) + begin), "n"(PART), "r"(full),
+                "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
         }
 }
 
 // The thread that publishes: once all warps have stored theirs, it counts the block.
 INLINE void publish_operand(const Place& here, const Exchange& exchange, int count) {
-    for (int i = 0; i < count; ++i)
+    for (int i = 0; i < steps_published(count); ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set) {
             mbarrier_wait(mbarrier_at(STORED + set * 8), i & 1);
             asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;"
-                         ::"l"(exchange.counter(set, here.block / BLOCKS_OF_HALF)) : "memory");
+                         ::"l"(exchange.counter(set, here.block / BLOCKS_OF_SPLIT)) : "memory");
         }
 }
 
@@ -110,36 +189,46 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_weights(args, here, matrix, others);
-    const int half_of_k = here.warp / 4;
+    const int first_half = K_WARPS > 1 ? here.warp / 4 : 0;
     const uint32 a = matrix_descriptor(others);
-    const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + half_of_k * HALF_BYTES, CHUNK_BYTES);
-    for (int turn = 0; turn < time.count * SETS; ++turn) {
+    const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + first_half * HALF_BYTES, CHUNK_BYTES);
+    for (int turn = 0; turn < steps_of_products(time.count) * SETS; ++turn) {
         const int buffer = turn % BUFFERS;
+        const uint32 operand = b + buffer * (HALVES * HALF_BYTES / 16);
+        const uint32 full = mbarrier_at(FULL + (buffer * HALVES + first_half) * 8);
         Sums sums = {};
-        mbarrier_wait(mbarrier_at(FULL + (buffer * HALVES + half_of_k) * 8), turn / BUFFERS & 1);
-        product_of(sums, matrix, a, b + buffer * (HALVES * HALF_BYTES / 16));
+        mbarrier_wait(full, turn / BUFFERS & 1);
+        // the other layer's values are multiplied while those of its own are awaited
+        if (STACK && has_operand(here, first_half, turn, time.count))
+            product_of<0, HALF_TILES>(sums, matrix, a, operand);
+        if (K_WARPS == 1) mbarrier_wait(full + 8, turn / BUFFERS & 1);
+        if (!STACK)
+            product_of<0, K_TILES>(sums, matrix, a, operand);
+        else if (K_WARPS == 1 && has_operand(here, OWN, turn, time.count))
+            product_of<K_TILES - HALF_TILES, K_TILES>(sums, matrix, a, operand);
         if (turn >= 2) await_turn(READ, turn - 2);
         store_shares(here, sums, turn);
         arrive_warp(here, SUMMED_UP + (turn & 1) * 8);
     }
 }
 
-// A turn of a warp that computes cells begins: all shares of its sums are there. All warps that
-// multiply have read the operand then, which one warp tells the cluster.
-INLINE void await_sums(const Place& here, int turn) {
-    await_turn(SUMMED_UP, turn);
-    if (here.warp == PRODUCT_WARPS && here.lane < CLUSTER)
-        arrive(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));
+// The warp that tells the cluster which turns this block has multiplied: their operands may be
+// overwritten.
+INLINE void release_operands(const Place& here, int count) {
+    for (int turn = 0; turn < steps_of_products(count) * SETS; ++turn) {
+        await_turn(SUMMED_UP, turn);
+        arrive_remote(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));
+    }
 }
 
 // Brings the next set's cells to where the loop has its own. With code for each set kernels of four
 // sets spilled.
 template <class SetCells>
-INLINE void rotate(SetCells (&cells)[SETS]) {
+INLINE void rotate(SetCells (&cells)[OWN_SETS]) {
     const SetCells first = cells[0];
     #pragma unroll
-    for (int set = 1; set < SETS; ++set) cells[set - 1] = cells[set];
-    cells[SETS - 1] = first;
+    for (int set = 1; set < OWN_SETS; ++set) cells[set - 1] = cells[set];
+    cells[OWN_SETS - 1] = first;
 }
 
 // The roles of warps. Each kind takes as many registers as it needs of the 128 that every thread
@@ -150,17 +239,18 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Mu
     if (here.warp < PRODUCT_WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
         multiply();
-    } else if (here.warp < PRODUCT_WARPS + CELL_WARPS) {
+    } else if (here.warp < PRODUCT_WARPS + CELL_GROUPS * CELL_WARPS) {
         if (CELL_REGISTERS > 128)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CELL_REGISTERS));
-        else
+        else if (CELL_REGISTERS < 128)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CELL_REGISTERS));
         compute();
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
-        const int role = here.warp - PRODUCT_WARPS - CELL_WARPS;
+        const int role = here.warp - PRODUCT_WARPS - CELL_GROUPS * CELL_WARPS;
         if (here.lane == 0 && role < HALVES) copy_operand(here, exchange, count, role);
         if (here.lane == 0 && role == HALVES) publish_operand(here, exchange, count);
+        if (here.lane < CLUSTER && role > HALVES) release_operands(here, count);
         __syncwarp();
     }
     cluster_barrier();  // no block leaves while another may still write to it

@@ -1,8 +1,10 @@
-// The forward time loop of one layer and direction for large batches: what blocks multiply is h.
+// The forward time loop of one layer and direction, or of a stack, for large batches: what blocks
+// multiply is h.
 
-#define K UNITS
+#define K (UNITS * (LAYERS > 1 ? 2 : 1))
 #define SUMS GATES
 #define K_PARTS 1
+#define PUBLISHED 1
 #include "multicast.cuh"
 #include "forward_cell.cuh"
 
@@ -10,37 +12,32 @@ constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 constexpr int GATE_BYTES = 64 * SIZE;
 static_assert(SCALED == 0, "sums are halved in the step");
 
-// The flag buffer: counters [sets, HALVES, 128 bytes], filled with ones, then h [sets, 2 (of even
-// and of odd steps), UNITS / 8, TILES, 8 rows, 8 units].
-struct Exchange {
-    unsigned char* counters;  // of the block's first set
-    unsigned char* operand;   // of the same
+constexpr bool BACKWARD = false;
+constexpr int SOURCE = -1;  // STACK: the layer below gives the input
+// Cells are computed sooner than the next sums come: a warp reads ahead and stores late.
+constexpr bool CELLS_WAIT = OWN_SETS * SLOTS <= 4;
+constexpr int MESSAGES_BYTES = 0, FIRST_OWN = 0;
 
-    INLINE Exchange(const ForwardArgs& args, const Place& here) {
-        const int64 sets = (args.batch + ROWS - 1) / ROWS * SETS, set = here.first_row / SET_ROWS;
-        unsigned char* const begin = reinterpret_cast<unsigned char*>(args.flag_buffer);
-        counters = begin + set * COUNTER_BYTES;
-        operand = begin + sets * COUNTER_BYTES + set * (2 * STEP_BYTES);
-    }
-    INLINE int* counter(int set, int half) const {  // how often blocks of a half have published
-        return reinterpret_cast<int*>(counters + set * COUNTER_BYTES + half * 128);
-    }
-    INLINE unsigned char* operand_of(int set, int step) const {
-        return operand + (set * 2 + (step & 1)) * STEP_BYTES;
-    }
-};
+INLINE int steps_of_products(int count) { return count; }
+// What a step multiplies; in a stack the layer above also multiplies h of the last one.
+INLINE int steps_published(int count) { return count + (STACK && count > 0); }
 
 #include "multicast_exchange.cuh"
 #include "multicast_forward_parts.cuh"
 
+struct ForwardLayers {
+    ForwardArgs layers[LAYERS];
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const __grid_constant__ ForwardArgs given_args) {
+forward(const __grid_constant__ ForwardLayers given) {
+    const Place here(given.layers[0].first_row);
 #if LOW_REGISTER
-    const ForwardArgs& args = given_args;
+    const ForwardArgs& args = given.layers[STACK ? here.layer : 0];
 #else
-    const ForwardArgs args = given_args;  // read once: loads at each use cost the loop more
+    // read once: loads at each use cost the loop more
+    const ForwardArgs args = given.layers[STACK ? here.layer : 0];
 #endif
-    const Place here(args.first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const int count = begin_block(args, here, rows);
     const Exchange exchange(args, here);

@@ -1,16 +1,19 @@
 // The parts of the forward loop with multicast: R, the product, the cells.
 
-// This warp's rows of R, half of K.
+// This warp's rows of R, half of K; in a stack one half is W_ih, the other R.
 INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
     const int m_warp = here.warp % 4, half_of_k = here.warp / 4;
     load_matrix(matrix, others, [&](int which, int k_tile) {
         const int number = m_warp * MMA_ROWS * 2 + which;
         const int group = number / GATES, gate = number % GATES;
-        if (group >= BLOCK_GROUPS) return make_uint4(0, 0, 0, 0);
-        return chunk_of(args.weight, gate,
+        const bool other = STACK && half_of_k == OTHER;
+        if (group >= BLOCK_GROUPS || (other && !has_layer(here, SOURCE)))
+            return make_uint4(0, 0, 0, 0);
+        return chunk_of(other ? args.w_ih : args.weight, gate,
                         (here.block * BLOCK_GROUPS + group) * 8 + here.group_of_lane,
-                        (half_of_k * K_TILES + k_tile) * K_TILE + here.thread_in_group * CHUNK_K,
+                        ((STACK ? 0 : half_of_k * K_TILES) + k_tile) * K_TILE +
+                            here.thread_in_group * CHUNK_K,
                         args.units);
     });
     share_weights();
@@ -34,7 +37,7 @@ struct SetCells {
 
     INLINE int entry(const Place& here, int s) const {
         return AT_INPUTS +
-               ((set * CELL_WARPS + here.warp - PRODUCT_WARPS) * SLOTS + s) * ENTRY_BYTES;
+               ((set * CELL_WARPS + here.cell_warp()) * SLOTS + s) * ENTRY_BYTES;
     }
     INLINE const int* rows_of(const int* rows, const Slot& slot) const {
         return rows + set * SET_ROWS + slot.tile * 8;
@@ -67,8 +70,9 @@ struct SetCells {
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
                 const int place = copy * 32 + here.lane, gate = place / (GATE_BYTES / 16);
-                const int b =
-                    slot.owned && gate < GATES ? tile_rows[place * CHUNK / 8 % 8] : -1;
+                const bool given = !STACK || here.layer == 0;  // else the layer below gives it
+                const int b = slot.owned && gate < GATES && given
+                    ? tile_rows[place * CHUNK / 8 % 8] : -1;
                 source[s][copy] = b < 0 ? -1
                     : b * args.x_row + gate * args.x_gate + here.group(slot) * 8 +
                           place * CHUNK % 8;
@@ -99,65 +103,93 @@ struct SetCells {
     }
 };
 
+// What a step's cells read besides sums: their inputs, and the rows of their tiles.
+struct Given {
+    float inputs[SLOTS][GATES][2];
+    TileRows tiles[SLOTS];
+
+    // Reads those of step i and has the next ones copied.
+    INLINE void read(const ForwardArgs& args, const Place& here, const Time& time, SetCells& cells,
+                     int i) {
+        await_copies<OWN_SETS - 1>();
+        __syncwarp();
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            if (!here.slot(s).owned) continue;
+            const unsigned char* const entry = shared + cells.entry(here, s);
+            load_fragments<GATES>(entry + fragment_offset(here.lane), inputs[s]);
+            tiles[s].read(time.first + time.direction * i, cells.length[s], cells.resets[s],
+                          entry + SLOT_BYTES + reset_offset(here.lane),
+                          uint32(args.reset_step_bytes) * 8);
+            tiles[s].vote();
+        }
+        __syncwarp();  // all lanes have read them
+        cells.copy(args, here, time, i + 1);
+    }
+};
+
+// y and saved activations of a turn. CELLS_WAIT: they are stored before the next one, as the
+// publishing thread's fence waits for all stores that the multiprocessor began before it.
+struct Results {
+    storage_t *y[SLOTS] = {}, *saved[SLOTS] = {};  // null: none
+    Pair output[SLOTS];
+    float values[SLOTS][2][ACTIVATIONS + 4];
+
+    INLINE void store(const ForwardArgs& args, const Place& here, const SavedPlace& saved_place) {
+        #pragma unroll
+        for (int s = 0; s < SLOTS; ++s) {
+            const int first = here.group(here.slot(s)) * 8 + here.thread_in_group * 2;
+            if (y[s]) store_inside(y[s], output[s], first, args.units);
+            if (SAVE && saved[s]) store_saved(saved[s], saved_place.rest, values[s]);
+        }
+    }
+};
+
 // Step i of a set's cells, from their shares of sums.
 INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange& exchange,
                      const Time& time, const int* rows,
-                     const UnitConstants (&constants)[GROUPS_OF_WARP],
-                     const RowBits& bits, const SavedPlace& saved_place, SetCells& cells, int turn,
-                     int i) {
+                     const UnitConstants (&constants)[GROUPS_OF_WARP], const RowBits& bits,
+                     Given& given, SetCells& cells, Results& results, int turn, int i) {
     const int t = time.first + time.direction * i;
     const int64 moved = time.moved + i;
-    const uint32 own_bit = 1u << here.group_of_lane * 4;
-    float values[SLOTS][2][ACTIVATIONS + 4] = {};
-    Pair output[SLOTS];
-    uint32 reset_rows[SLOTS];
-    await_copies<SETS - 1>();
-    __syncwarp();
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         if (!slot.owned) continue;
-        const unsigned char* const entry = shared + cells.entry(here, s);
-        float given[GATES][2], sums[GATES][2], hidden[2];
-        load_fragments<GATES>(entry + fragment_offset(here.lane), given);
-        TileRows tile;
-        tile.read(t, cells.length[s], cells.resets[s],
-                  entry + SLOT_BYTES + reset_offset(here.lane), uint32(args.reset_step_bytes) * 8);
-        tile.vote();
+        const TileRows& tile = given.tiles[s];
         const UnitConstants& unit = constants[s / TILES_OF_WARP];
-        start_sums(unit, given, sums);
-        const unsigned char* const shares = shares_of(here, slot.group, slot.tile, turn);
-        add_shares<HALVES>(reinterpret_cast<const float*>(shares), sums);
-        step_pair(args, unit, given, sums, bits, tile, cells.rows_of(rows, slot),
-                  here.thread_in_group * 2, here.unit(slot), t, cells.state[s], hidden, values[s]);
+        const float* const shares =
+            reinterpret_cast<const float*>(shares_of(here, slot.group, slot.tile, turn));
+        float sums[GATES][2], hidden[2];
+        if (STACK) add_shares<1>(shares, given.inputs[s]);  // those of W_ih
+        start_sums(unit, given.inputs[s], sums);
+        add_shares<STACK ? 1 : K_WARPS>(shares + (STACK ? GATES * 64 : 0), sums);
+        step_pair(args, unit, given.inputs[s], sums, bits, tile, cells.rows_of(rows, slot),
+                  here.thread_in_group * 2, here.unit(slot), t, cells.state[s], hidden,
+                  results.values[s]);
         const Pair pair = transposed(hidden[0], hidden[1]);
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
         const Message message = next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
                                             cells.row[s], first);
-        if (i + 1 < time.count)
+        if (i + 1 < steps_published(time.count))
             store_hidden(here, slot, exchange.operand_of(cells.set, i + 1), message);
-        output[s] = !LENGTHS || tile.live & own_bit ? pair : Pair{};
-        reset_rows[s] = tile.reset;
+        results.output[s] = !LENGTHS || tile.live & 1u << here.group_of_lane * 4 ? pair : Pair{};
     }
-    arrive_warp(here, READ + (turn & 1) * 8);  // all lanes have read sums and inputs
-    if (i + 1 < time.count) signal_stored(here, cells.set);
-    cells.copy(args, here, time, i + 1);
+    arrive_warp(here, READ + (turn & 1) * 8);  // all lanes have read sums
+    if (i + 1 < steps_published(time.count)) signal_stored(here, cells.set);
     #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {  // after h was stored: nobody waits for it
+    for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
         if (!slot.owned) continue;
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
-        if (cells.row[s] >= 0)
-            store_inside(advanced(args.y, moved * args.y_step_bytes) + cells.row[s] * args.y_row +
-                             first, output[s], first, args.units);
+        results.y[s] = cells.row[s] < 0 ? nullptr
+            : advanced(args.y, moved * args.y_step_bytes) + cells.row[s] * args.y_row + first;
         const int64 tile = (here.first_row + cells.set * SET_ROWS) / 8 + slot.tile;
-        if (SAVE && tile * 8 < args.batch)
-            store_saved(advanced(args.saved, moved * args.saved_step_bytes) +
-                            (tile * GROUPS + here.group(slot)) * (64 * SAVED) +
-                            saved_offset(here.lane),
-                        saved_place.rest, values[s]);
+        results.saved[s] = !SAVE || tile * 8 >= args.batch ? nullptr
+            : advanced(args.saved, moved * args.saved_step_bytes) +
+                  (tile * GROUPS + here.group(slot)) * (64 * SAVED) + saved_offset(here.lane);
         if (RESET)
-            reset_cells(cells.state[s], reset_rows[s], bits.pair, args.reset_state,
+            reset_cells(cells.state[s], given.tiles[s].reset, bits.pair, args.reset_state,
                         cells.rows_of(rows, slot) + here.thread_in_group * 2, here.unit(slot),
                         args.units);
     }
@@ -174,18 +206,25 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     }
     const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
     const SavedPlace saved_place(here.lane);
-    SetCells cells[SETS];
+    SetCells cells[OWN_SETS];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) cells[set].begin(args, here, exchange, time, rows, set);
+    Results results;
     int turn = 0;
     for (int i = 0; i < time.count; ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set, ++turn) {
-            await_sums(here, turn);
-            step_set(args, here, exchange, time, rows, constants, bits, saved_place, cells[0],
+            Given given;
+            if (CELLS_WAIT) given.read(args, here, time, cells[0], i);
+            if (CELLS_WAIT) results.store(args, here, saved_place);
+            await_turn(SUMMED_UP, turn);
+            if (!CELLS_WAIT) given.read(args, here, time, cells[0], i);
+            step_set(args, here, exchange, time, rows, constants, bits, given, cells[0], results,
                      turn, i);
+            if (!CELLS_WAIT) results.store(args, here, saved_place);
             rotate(cells);
         }
+    if (CELLS_WAIT) results.store(args, here, saved_place);
     #pragma unroll
     for (int set = 0; set < SETS; ++set)
         #pragma unroll

@@ -175,12 +175,14 @@ INLINE void settle(Sums& sums) {
         asm volatile("" : WGMMA_BOUND(sums[m])::"memory");
 }
 
-// sums += matrix x operand, from the descriptors of the fragments in shared memory and the operand
+// sums += matrix x operand over some tiles of K, from the descriptors of the fragments in shared
+// memory and the operand
+template <int BEGIN, int END>
 INLINE void product_of(Sums& sums, const Matrix& matrix, uint32 a, uint32 b) {
     settle(sums);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     #pragma unroll
-    for (int s = 0; s < K_TILES; ++s)
+    for (int s = BEGIN; s < END; ++s)
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned long long rows =
@@ -210,7 +212,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
     const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
     // the asynchronous proxy is to see what threads and other blocks stored
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    product_of(sums, matrix, a, b);
+    product_of<0, K_TILES>(sums, matrix, a, b);
 }
 #else
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,

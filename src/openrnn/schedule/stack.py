@@ -1,0 +1,33 @@
+"""A stack in one launch: the loops of all layers, each a step behind the layer before."""
+
+from collections.abc import Iterator
+
+from openrnn.schedule.chunks import Chunk
+from openrnn.schedule.operations import (
+    BeginLayer,
+    FillFlags,
+    FinishWeights,
+    GradientProducts,
+    Operation,
+    StackLoop,
+    loop_inputs,
+)
+
+
+def forward(layers: int, whole: Chunk) -> Iterator[Operation]:
+    """The forward pass: layer 0 alone has an input product before its loop."""
+    for layer in range(layers):
+        yield BeginLayer(layer, 0, layers=layers)
+    yield from loop_inputs(0, 0, whole, fills=True)
+    yield StackLoop(whole)
+
+
+def backward(layers: int, whole: Chunk) -> Iterator[Operation]:
+    """The backward pass: the loop gives gradients to the layers below, which need no dx."""
+    for layer in reversed(range(layers)):
+        yield BeginLayer(layer, 0, layers=layers)
+    yield FillFlags(0, 0, whole, backward=True)
+    yield StackLoop(whole, "backward")
+    for layer in reversed(range(layers)):
+        yield GradientProducts(layer, 0, whole)
+        yield FinishWeights(layer, 0)

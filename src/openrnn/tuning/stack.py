@@ -1,0 +1,70 @@
+"""Whether one launch runs the loops of all layers of a stack, each a step behind the one before.
+
+So a stack takes T + L - 1 steps, but longer ones: K has the values of two layers. The kernels are
+those of large batches, `tuning/multicast.py`.
+"""
+
+from typing import NamedTuple
+
+from openrnn.codegen.config import KernelConfig
+from openrnn.memo import memo
+from openrnn.tuning import measured, plan, wavefront
+from openrnn.tuning.limits import Limits
+
+LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
+TURNED = 4.0  # us: a matrix that backward reads transposed
+# What would run else took 0.82 to 1.19 of its model's time (H100, 13 stacks): from H 512 on mostly
+# longer, which this makes up for.
+OTHERWISE = 1.1
+# Beyond these one launch was as quick at most (2 x 768, 8 x 256 at B 16, backward of 8 x 256), or
+# was not measured.
+LEAST_BATCH, MOST_HIDDEN = 32, 640
+LEAST_HIDDEN = {"forward": 256, "backward": 384}
+
+
+class StackPlan(NamedTuple):
+    """How a stack runs in one launch.
+
+    Attributes:
+        config: of the kernel that is tried first.
+        us: of all layers by the model; otherwise: the same, as a wavefront or layer by layer.
+    """
+
+    config: KernelConfig
+    us: float
+    otherwise: float
+
+
+@memo(1024)
+def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> StackPlan | None:
+    """The quickest such launch; None where there is none, or another way is as quick.
+
+    Args:
+        chunk: see `Spec.wavefront`; 1: the launch is asked for.
+    """
+    asked = wavefront.request(stack, batch)
+    configs = plan.ranked(*asked, layers=stack.layers)
+    if chunk not in (None, 1) or not configs:
+        return None
+    sizes = batch >= LEAST_BATCH and LEAST_HIDDEN[stack.kind] <= stack.hidden <= MOST_HIDDEN
+    if chunk is None and not sizes:
+        return None
+    limits = Limits.of(stack.capability, stack.processors)
+    product, after = wavefront.products(stack, steps, batch)
+    step = plan.us_of(stack.cell, stack.dtype, configs[0], batch, limits)
+    us = (steps + stack.layers - 1) * step + product + stack.layers * after + LAUNCH
+    if stack.kind == "backward":
+        us += (stack.layers - 1) * TURNED  # beside those of R, which any way has
+    other = wavefront.best(stack, steps, batch, None)
+    if other is not None:
+        otherwise = other.us
+    else:
+        times = plan.step_times(asked, 1)
+        alone = times.alone if times is not None else 0.0
+        loops = steps * alone + product + after + wavefront.CHUNK_COST
+        otherwise = stack.layers * loops
+    found = StackPlan(configs[0], us, OTHERWISE * otherwise)
+    if chunk == 1:
+        return found
+    known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
+    return found if known and us <= found.otherwise else None
