@@ -206,10 +206,12 @@ def no_compiler(monkeypatch):
     """The first kernel of each ranking, as if it were compiled; which were asked for."""
     made, asked = nvrtc.Binary("", "", b"", nvrtc.Resources(64, 0)), []
 
-    def best(kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops=1):
+    def best(
+        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops=1, layers=1
+    ):
         asked.append((kind, loops))
         tiles = kind, flags, cell, dtype, hidden, 8 * batch_tiles, capability, processors
-        return made, plan.ranked(*tiles, loops)[0]
+        return made, plan.ranked(*tiles, loops, layers)[0]
 
     monkeypatch.setattr(kernels, "best", best)
     return asked

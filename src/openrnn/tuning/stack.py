@@ -63,8 +63,8 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         alone = times.alone if times is not None else 0.0
         loops = steps * alone + product + after + wavefront.CHUNK_COST
         otherwise = stack.layers * loops
-    found = StackPlan(configs[0], us, OTHERWISE * otherwise)
+    found = StackPlan(configs[0], us, otherwise)
     if chunk == 1:
         return found
     known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
-    return found if known and us <= found.otherwise else None
+    return found if known and us <= OTHERWISE * otherwise else None

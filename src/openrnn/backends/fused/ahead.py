@@ -6,7 +6,7 @@ from dataclasses import replace
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.describe import both_at_once
-from openrnn.backends.fused.wavefronts import wavefront_of
+from openrnn.backends.fused.wavefronts import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -38,10 +38,13 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     )
     for batch in batches:
         for kind, on in kinds:
-            for loops in (1, 2) if _several(problem, kind, on, batch) else (1,):
+            wanted = [(1, 1)]  # loops at once, layers of a launch
+            wanted += [(2, 1)] if _several(problem, kind, on, batch) else []
+            wanted += [(1, spec.num_layers)] if _one_launch(problem, kind, on, batch) else []
+            for loops, layers in wanted:
                 kernel = kernels.best(
                     kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
-                    processors=problem.processors, loops=loops,
+                    processors=problem.processors, loops=loops, layers=layers,
                 )  # fmt: skip
                 if kernel is not None:
                     made.add(kernel[0])
@@ -67,6 +70,13 @@ def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool
     asked = replace(problem, spec=spec.with_(wavefront=spec.wavefront or LONG))
     found = wavefront_of(asked, kind, plan.deciding(kind, flags), LONG, batch, True)
     return found is not None and found.loops > 1
+
+
+def _one_launch(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
+    """Whether one launch runs all layers of long calls."""
+    deciding = plan.deciding(kind, flags)
+    every = (stack_of(problem, kind, deciding, steps, batch, True) for steps in (LONG, *OTHERS))
+    return any(found is not None for found in every)
 
 
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:

@@ -73,15 +73,19 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
     if not steps or problem.capability is None:
         return []
+    refused: list[str] = []
+    if spec.wavefront == 1:
+        reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
+        refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     if spec.bidirectional:
         ways = both_at_once(problem, kind, flags, steps, batch)
         if 2 not in ways:
-            return []
+            return refused
         some = " in some layers" if len(ways) > 1 else ""
         head = (
             f"{name} of both directions at once{some}, unless products beside one loop gain more: "
         )
-        return _of_loops(problem, head, kind, flags, 2)
+        return [*_of_loops(problem, head, kind, flags, 2), *refused]
     deciding = plan.deciding(kind, flags)
     stack = wavefronts.stack_of(problem, kind, deciding, steps, batch, True)
     if stack is not None:
@@ -92,10 +96,6 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
         return [f"{line}; {times}" for line in lines]
     found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
-    refused: list[str] = []
-    if spec.wavefront == 1:
-        reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
-        refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
         line = (
@@ -106,11 +106,11 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         head = f"{name} of the wavefront: "
         more = _of_loops(problem, head, kind, flags, found.loops) if found.loops > 1 else []
         return [*refused, line, *more]
-    if not spec.wavefront:
-        return []
+    if spec.wavefront in (None, 0, 1):
+        return refused
     why = wavefronts.refusal(problem, steps, batch)
     why = why or "its kernel takes the whole device, which holds two of no other"
-    return [*refused, f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
+    return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 
 def both_at_once(

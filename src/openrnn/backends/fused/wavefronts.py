@@ -70,7 +70,9 @@ def wavefront_of(
     if problem.spec.wavefront == 0 or not steps or refusal(problem, steps, batch) is not None:
         return None
     asked = _asked(problem, kind, flags, wanted)
-    return None if asked is None else wavefront.best(asked, steps, batch, problem.spec.wavefront)
+    # 1 asks for one launch: where there is none the model chooses
+    chunk = None if problem.spec.wavefront == 1 else problem.spec.wavefront
+    return None if asked is None else wavefront.best(asked, steps, batch, chunk)
 
 
 def _asked(problem: Problem, kind: str, flags: plan.Flags, wanted: bool) -> wavefront.Stack | None:

@@ -1,0 +1,603 @@
+"""A stack in one launch, without a device: when it is taken, what runs then, and its arguments."""
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_fused_again import (
+    BATCH,
+    Kernel,
+    backward,
+    forward,
+    named,
+    others,
+    pretended,  # noqa: F401
+    shapes_of,
+)
+from test_fused_launches import clear_caches, on_a_device
+from test_fused_products import at, permute_weights
+
+from openrnn import cells, schedule, store
+from openrnn.backends.fused import describe, kernels, program, schedules, wavefronts
+from openrnn.backends.fused.launches import Weights
+from openrnn.backends.fused.layer import BackwardFlags, ForwardFlags, LayerKernels
+from openrnn.codegen.cuda import planes
+from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
+from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
+from openrnn.kernels.cuda.args import LOOPS, PLAIN
+from openrnn.native import nvrtc
+from openrnn.params import module_slots
+from openrnn.schedule import Chunking
+from openrnn.schedule.operations import BeginLayer, Loop, StackLoop
+from openrnn.spec import Problem
+from openrnn.tuning import multicast, plan
+from openrnn.tuning import stack as stack_model
+from openrnn.tuning.limits import Limits
+
+ABSENT = nvrtc.absent()
+HOPPER, PROCESSORS = (9, 0), 132
+LIMITS = Limits.of(HOPPER, PROCESSORS)
+UNITS = 16
+KINDS = {"forward": ("save",), "backward": ()}
+in_one_launch = schedules.in_one_launch  # which `pretended` replaces
+
+
+def told(changed):
+    """What differs, cells by their names: an id is the same in every process."""
+    return str({name: getattr(value, "name", value) for name, value in changed.items()})
+
+
+def problem(hidden=512, layers=4, dtype=torch.bfloat16, cell=cells.lstm, place=None, **more):
+    """Training of a stack, on a Hopper; `place`: another capability and number of processors."""
+    names = (
+        "wavefront", "bidirectional", "input_mode", "recompute", "dropout", "input_size",
+    )  # fmt: skip
+    options = {name: more.pop(name) for name in names if name in more}
+    spec = cell.spec(options.pop("input_size", hidden), hidden, num_layers=layers, **options)
+    capability, processors = place or (HOPPER, PROCESSORS)
+    known = {"capability": capability, "processors": processors}
+    return Problem(spec, dtype, "cuda", **({"grad": True, **known} | more))
+
+
+def cut_of(*fills, steps=11):
+    return Chunking((0, steps), stack=True, fills=frozenset(fills))
+
+
+# what runs, in which order
+
+
+def test_forward_has_one_product_and_one_loop():
+    chunkings = ((cut_of("forward"),),) * 3
+    found = schedule.forward(chunkings)
+    assert schedule.show(found) == [
+        "main  begin_layer  layer 0  forward direction",
+        "main  begin_layer  layer 1  forward direction",
+        "main  begin_layer  layer 2  forward direction",
+        "main  input_product  layer 0  forward direction  steps 0 to 11",
+        "main  fill_flags  layer 0  forward direction  steps 0 to 11",
+        "main  stack_loop  forward  all layers  steps 0 to 11",
+    ]
+    assert {one.layers for one in found if isinstance(one, BeginLayer)} == {3}
+
+
+def test_backward_has_products_of_all_layers_after_its_loop():
+    """None of them is of dx but layer 0's, so their order is free; weights follow their layer."""
+    found = schedule.backward(((cut_of("backward"),),) * 3)
+    each = [
+        line
+        for layer in (2, 1, 0)
+        for line in (
+            f"main  gradient_products  layer {layer}  forward direction  steps 0 to 11",
+            f"main  finish_weights  layer {layer}  forward direction",
+        )
+    ]
+    assert schedule.show(found) == [
+        "main  begin_layer  layer 2  forward direction",
+        "main  begin_layer  layer 1  forward direction",
+        "main  begin_layer  layer 0  forward direction",
+        "main  fill_flags  layer 0  forward direction  steps 0 to 11",
+        "main  stack_loop  backward  all layers  steps 0 to 11",
+        *each,
+    ]
+    assert {one.layers for one in found if isinstance(one, BeginLayer)} == {3}
+    assert not any(isinstance(one, Loop) for one in found)
+
+
+# when it is taken
+
+MASKED = {"lengths": True, "return_states": True}
+REFUSED = [
+    ("float32 products", {"dtype": torch.float32}),
+    ("resets", {"reset": True}),
+    ("dropout between layers", {"dropout": 0.1, "training": True}),
+    ("there is one layer", {"layers": 1}),
+    ("a layer of two directions needs all steps of the one below", {"bidirectional": True}),
+    ("hidden_size 500, needs a multiple of 8", {"hidden": 500}),
+    ("input_mode 'skip' has no product of layer 0 to cut", {"input_mode": "skip"}),
+    (
+        "input_mode 'gates' has no product of layer 0 to cut",
+        {"input_mode": "gates", "input_size": 2048},
+    ),
+    ("recompute='gates' has time chunks of its own", {"recompute": "gates"}),
+]
+TAKEN = [
+    {}, MASKED, {"dtype": torch.float16}, {"cell": cells.gru, "hidden": 256}, {"dropout": 0.1},
+    {"input_size": 24}, {"recompute": "gates", "grad": False}, {"grad": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "changed"), REFUSED)
+def test_refusals(reason, changed):
+    """None of them has such a launch, though it is asked for."""
+    asked = problem(wavefront=1, **changed)
+    assert wavefronts.stack_refusal(asked, 128, 64) == reason
+    for kind, flags in KINDS.items():
+        assert wavefronts.stack_of(asked, kind, flags, 128, 64, True) is None
+
+
+@pytest.mark.parametrize("changed", TAKEN, ids=told)
+def test_no_refusals(changed):
+    asked = problem(wavefront=1, **changed)
+    assert wavefronts.stack_refusal(asked, 128, 64) is None
+    for kind, flags in KINDS.items():
+        assert wavefronts.stack_of(asked, kind, flags, 128, 64, True) is not None
+
+
+def test_gate_gradients_of_all_layers_are_kept_at_once():
+    """4 layers of 64 rows with 4 gates of 512 units in 2 bytes: a MiB each step."""
+    reason = "its gate gradients would take 5000 MiB at once, at most "
+    asked = problem(wavefront=1)
+    assert wavefronts.stack_refusal(asked, 5000, 64).startswith(reason)
+    assert wavefronts.stack_refusal(replace(asked, grad=False), 5000, 64) is None
+
+
+def best(steps=128, batch=64, kind="forward", **changed):
+    return wavefronts.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_takes_a_stack(kind):
+    found = best(kind=kind)
+    assert (found.config.kind, found.config.layers, found.config.units) == (kind, 4, 512)
+    assert 0 < found.us <= stack.OTHERWISE * found.otherwise
+    assert best(kind=kind, wavefront=1) == found
+    # T + L - 1 steps, and what does not depend on T
+    apart = best(steps=256, kind=kind).us - found.us
+    step = plan.us_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
+    assert 128 * step < apart < 1.6 * 128 * step
+    assert best(steps=1, kind=kind, wavefront=1).us > 4 * step + stack_model.LAUNCH
+
+
+BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, {"backward"}
+
+
+@pytest.mark.parametrize(
+    ("by_itself", "asked", "changed"),
+    [(BOTH, BOTH, {}), (BOTH, BOTH, {"batch": 32, "steps": 32}),
+     (NEITHER, BOTH, {"batch": 31, "steps": 32}), (BOTH, BOTH, {"hidden": 640, "layers": 2}),
+     (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (NEITHER, FORWARD, {"hidden": 192}),
+     (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
+     (FORWARD, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
+     (NEITHER, NEITHER, {"place": ((8, 0), 108)}), (NEITHER, NEITHER, {"place": ((10, 0), 132)}),
+     (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
+     (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BACKWARD, {"layers": 5}),
+     (NEITHER, NEITHER, {"hidden": 520})],
+    ids=str,
+)  # fmt: skip
+def test_what_it_takes_by_itself_and_what_where_it_is_asked_for(by_itself, asked, changed):
+    """The model knows devices of 132 multiprocessors alone; by itself none is taken elsewhere.
+
+    Kernels decide what can be asked for: all clusters are resident. In backward an H of 128s, and
+    fewer clusters may hold a layer.
+    """
+    for wavefront, kinds in ((None, by_itself), (1, asked)):
+        assert {kind for kind in KINDS if best(kind=kind, wavefront=wavefront, **changed)} == kinds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wavefront", [0, 2, 5, 128])
+def test_another_wavefront_is_no_such_launch(kind, wavefront):
+    assert best(kind=kind, wavefront=wavefront) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [(True, {}), (False, {"absent": True}), (False, {"reset_states": True}),
+     (False, {"layers": 1}), (False, {"hidden": 1024})],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
+    """Where the device loads a kernel; else None, and a wavefront or layers in turn follow."""
+    changed, loaded = dict(changed), []
+    absent, reset_states = changed.pop("absent", False), changed.pop("reset_states", False)
+    asked = problem(wavefront=1, **changed)
+    on = (
+        ForwardFlags(False, False, False, False, True)
+        if kind == "forward"
+        else BackwardFlags(False, False, False, False)
+    )
+
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
+        loaded.append((kind, loops, layers))
+        if absent:
+            raise kernels.NoKernelError("no kernel")
+        config = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)[0]
+        return SimpleNamespace(max_clusters=66), config
+
+    on_a_device(monkeypatch, lambda loops: None)
+    monkeypatch.setattr(kernels, "kernel", kernel)
+    key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
+    found = in_one_launch(key, on, KINDS[kind], True)
+    clear_caches()
+    assert found == (((cut_of(kind, steps=128),),) * 4 if wanted else None)
+    assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
+
+
+# kernels
+
+SIZES = [
+    (cells.lstm, 512, 4), (cells.lstm, 128, 3), (cells.lstm, 640, 2), (cells.gru, 256, 3),
+    (cells.gru, 512, 2), (cells.peephole_lstm, 256, 2), (cells.rnn_tanh, 512, 3),
+]  # fmt: skip
+
+
+def configs_of(kind, cell, hidden, layers, limits=LIMITS):
+    fitting = {"forward": multicast.forwards, "backward": multicast.backwards}[kind]
+    return [*fitting(trace(cell), "bfloat16", hidden, limits, layers)]
+
+
+def each_size(kind):
+    return [
+        (cell, layers, config)
+        for cell, hidden, layers in SIZES
+        for config in configs_of(kind, cell, hidden, layers)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clusters_are_those_of_all_layers(kind):
+    """They are all resident, and those of a layer own its units, each once."""
+    assert {layers for _, layers, _ in each_size(kind)} == {2, 3, 4}
+    for cell, layers, config in each_size(kind):
+        assert config.layers == layers
+        assert config.clusters <= 66
+        assert config.clusters // layers * layers == config.clusters
+        assert config.clusters // layers * config.groups * 8 == config.units
+        assert config.shared(trace(cell), "bfloat16") <= 227 << 10
+        # half of what a block multiplies is the other layer's
+        gates = len(cell.gates) if kind == "backward" else 1
+        assert config.k_of_block(trace(cell)) * config.k_parts == 2 * config.units * gates
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kinds", "hidden", "layers"),
+    [(BOTH, 1024, 2), (FORWARD, 704, 3), (NEITHER, 704, 4), (BOTH, 256, 8), (BACKWARD, 256, 9),
+     (BACKWARD, 512, 8), (NEITHER, 512, 9), (NEITHER, 96, 2), (NEITHER, 500, 2)],
+    ids=str,
+)  # fmt: skip
+def test_how_many_layers_a_device_holds(kind, kinds, hidden, layers):
+    """66 clusters of 32 units of an LSTM in forward: L * H is 2,112 at most."""
+    assert (configs_of(kind, cells.lstm, hidden, layers) != []) == (kind in kinds)
+    assert ("forward" in kinds) == (layers * hidden <= 2112 and hidden % 64 == 0)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 130])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_flag_buffer_is_what_the_kernel_counts(kind, batch):
+    """`Exchange` of multicast_exchange.cuh: counters, messages, what is published; 8 steps of it.
+
+    A counter is 128 bytes, of each layer, set of rows and part of K; messages, of even and of odd
+    steps, are float32 sums of a block's cells from each other block with the same units.
+    """
+    for cell, layers, config in each_size(kind):
+        (one, rows, values), filled = config.flag_buffer(trace(cell), 40, batch)
+        k_parts, set_rows = config.k_parts, 8 * config.tiles
+        sets = -(-batch // (set_rows * config.tiles_in_flight)) * config.tiles_in_flight
+        blocks, own_groups = 2 * config.clusters // layers, config.groups // 2
+        warps_of_group = max(1, 4 // own_groups)  # which share the tiles of a set evenly
+        tiles = -(-config.tiles // warps_of_group) * warps_of_group
+        cells_of_block = own_groups * tiles * 64
+        gradients = {"lstm": 4, "peephole_lstm": 4, "gru": 4, "rnn_tanh": 1}[cell.name]
+        counters = layers * sets * k_parts * 128
+        messages = layers * sets * 2 * blocks * (k_parts - 1) * cells_of_block * 4
+        published = 1 if kind == "forward" else gradients
+        steps = layers * sets * 8 * config.units * published * set_rows * 2
+        assert (one, values) == (1, 64)  # of 2 bytes
+        assert 128 * filled == counters + messages
+        assert 128 * (rows - filled) == steps
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("cell", "hidden", "layers"), [(cells.lstm, 512, 4), (cells.gru, 256, 3)])
+def test_kernels_compile_without_spills(monkeypatch, tmp_path, cell, hidden, layers, kind):
+    """The first of the ranking; the skeletons assert their own sizes, shared memory for one."""
+    monkeypatch.setattr(store, "folder", lambda: tmp_path)
+    asked = trace(cell), "bfloat16"
+    held = plan.holding(kind, *asked, hidden, 8, KINDS[kind], HOPPER, PROCESSORS, layers=layers)
+    kernels.binary.cache_clear()
+    made = kernels.binary(*asked, next(held), "sm_90a")
+    kernels.binary.cache_clear()
+    # setmaxnreg shares out 512 * 128
+    assert (made.resources.registers, made.resources.spilled) == (128, 0)
+
+
+# arguments
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("states", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pointers_of_all_structs(kind, states, layers):
+    """Found by their values: odd numbers are pointers, and `layers` says how many structs."""
+    words, wanted = [], []
+    for _ in range(layers):
+        for field in LOOPS[kind].fields:
+            for _ in range(states if field.array else 1):
+                pointer = field.cuda.endswith("*")
+                if pointer:
+                    wanted.append(len(words))
+                words.append(layers if field.name == "layers" else 1000)
+    assert LOOPS[kind].pointers(words) == wanted
+    assert len(wanted) % layers == 0
+    assert len(wanted) > 10 * layers
+
+
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
+def test_backward_multiplies_by_the_matrix_above_in_the_order_of_planes(monkeypatch, cell):
+    """What a layer publishes begins with the input side of each gate: of a GRU n, r, z."""
+    spec, gates = cell.spec(UNITS, UNITS, num_layers=2), len(cell.gates)
+    layer = LayerKernels(spec, 1, torch.float32, 0)
+
+    class Permute:
+        def launch(self, blocks, words):
+            permute_weights(named(PLAIN["permute_weights"], words))
+
+    monkeypatch.setattr(kernels, "plain", lambda *_: Permute())
+    params = [torch.randn(slot.shape) for slot in module_slots(spec)]
+    weights = Weights(SimpleNamespace(params=params), layer)
+    d_gates = {gate: torch.randn(5, UNITS) for gate in cell.gates}
+    above = dict(zip(cell.gates, weights.w_ih.unflatten(0, (gates, UNITS))))
+    # of planes named dx_GATE or, where both sides have the same, da_GATE
+    published = torch.stack([d_gates[plane[3:]] for plane in planes(trace(cell))[:gates]], 1)
+    found = published.flatten(1) @ weights.input_turned.flatten(1).T
+    wanted = sum(d_gates[gate] @ above[gate] for gate in cell.gates)
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+# launches
+
+
+STACKS = {
+    "forward": MulticastForwardConfig(UNITS, 2, 16, 2, 2, 2, 0, 2, True, low_register=True),
+    "backward": MulticastBackwardConfig(
+        UNITS, 2, 16, 2, 2, 2, 0, 2, True, low_register=True, k_parts=1, k_warps=1
+    ),
+}
+
+
+class StackKernel(Kernel):
+    """A kernel of all layers whose launches are done here."""
+
+    def __init__(self, kind, config):
+        super().__init__(kind, UNITS)
+        self.config = config
+
+    def launch_at(self, parameter, clusters, stream, launch_event=0):
+        kind, layers = self.made.name, self.config.layers
+        # one copy of R holds 5 rows
+        assert clusters == self.config.clusters
+        count = sum(2 if field.array else 1 for field in LOOPS[kind].fields)
+        start = ctypes.c_void_p.from_address(parameter).value
+        words = [*(ctypes.c_int64 * (layers * count)).from_address(start)]
+        each = [
+            named(LOOPS[kind], words[layer * count : (layer + 1) * count])
+            for layer in range(layers)
+        ]
+        assert {args.layers for args in each} == {layers}
+        (buffer,) = {args.flag_buffer for args in each}
+        self.read(buffer)
+        if kind == "forward":
+            self.forward(each)
+        else:
+            self.backward(each)
+
+    def read(self, buffer):
+        """Flags are filled when the launch begins, and others when it ends."""
+        (_, rows, values), filled = self.config.flag_buffer(trace(cells.lstm), 1, BATCH)
+        size = 4 * values  # of float32 here
+        flags = (ctypes.c_int32 * (rows * values)).from_address(buffer)
+        assert set(flags[: filled * values]) == {-1}
+        ctypes.memset(buffer, 0, rows * size)
+
+    def forward(self, each):
+        below = None
+        for layer, args in enumerate(each):
+            assert (args.w_ih != 0) == (layer > 0)
+            if layer:
+                rows = args.steps * BATCH, UNITS
+                weight = at(args.w_ih, (4 * UNITS, UNITS))
+                x = at(below.y, rows, below.y_row) @ weight.T
+                args.x, args.x_row = x.data_ptr(), 4 * UNITS
+                args.x_step_bytes = BATCH * 4 * UNITS * 4
+            forward(args, UNITS, UNITS)
+            below = args
+
+    def backward(self, each):
+        above = None
+        for layer, args in reversed([*enumerate(each)]):
+            last = layer == len(each) - 1
+            assert (args.w_above != 0) == (not last)
+            if not last:
+                assert args.dy == 0
+                weight = at(args.w_above, (UNITS, 4 * UNITS))
+                dy = at(above.d_gates, (args.steps * BATCH, 4 * UNITS)) @ weight.T
+                args.dy, args.dy_row = dy.data_ptr(), UNITS
+                args.dy_step_bytes = -BATCH * UNITS * 4
+            parts = self.config.sum_parts(BATCH)
+            at(args.sums, (parts, 4 * UNITS)).zero_()
+            backward(args, UNITS, UNITS)
+            above = args
+
+
+@pytest.fixture
+def stack(monkeypatch, pretended):  # noqa: F811
+    """A call of a stack; in one launch, or in turn: how results are compared."""
+
+    def call(layers, in_turn, **options):
+        torch.manual_seed(0)
+        made = pretended(UNITS, num_layers=layers, **options)
+        made.params[:] = [0.3 * param for param in made.params]
+        clusters = kernels.kernel
+        configs = {
+            kind: replace(config, layers=layers, clusters=layers) for kind, config in STACKS.items()
+        }
+
+        def kernel(kind, *asked):
+            if asked[-1] == 1:
+                return clusters(kind, *asked)
+            assert asked[-1] == layers
+            return StackKernel(kind, configs[kind]), configs[kind]
+
+        monkeypatch.setattr(kernels, "kernel", kernel)
+        if not in_turn:
+            monkeypatch.setattr(schedules, "in_one_launch", in_one_launch)
+            monkeypatch.setattr(schedules, "_placed", lambda key: key.problem)
+            monkeypatch.setattr(schedules, "stack_of", lambda *_: "there is such a kernel")
+        clear_caches()
+        return made
+
+    return call
+
+
+def loops_of(operations):
+    return [one for one in operations if isinstance(one, StackLoop | Loop)]
+
+
+def launches_of(run, kind):
+    """Launches of loops in a program."""
+    return [
+        one
+        for one in run.operations
+        if isinstance(one, program.Launch) and one.kernel.made.name == kind
+    ]
+
+
+MASKS = {"plain": {}, "lengths": {"lengths": torch.tensor([0, 3, 1, 2, 3])}}
+
+
+def close(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other.view_as(one), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+def test_one_launch_computes_what_layers_in_turn_do(stack, layers, states, masks):
+    """Then as a program of other tensors: it has the addresses of all layers' arguments."""
+    fused, found = BACKENDS["fused"], []
+    for in_turn in (True, False):
+        call = stack(layers, in_turn, states=states, grad=False, **masks)
+        out = fused.forward(call)
+        found.append([out.y, *out.finals])
+        run = fused.repeat(call, shapes_of(call))
+        number = len(launches_of(run.program, "forward"))
+        assert number == (layers if in_turn else 1)
+        torch.manual_seed(1)
+        again = [0.3 * one for one in others([call.x, *call.params, *call.states])]
+        found.append(run([*again, *masks.values()]))
+    close(found[2], found[0])
+    close(found[3], found[1])
+    assert not torch.allclose(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("needs", ["all", "params", "x"])
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+def test_so_does_its_backward(stack, layers, states, needs, masks):
+    """The second time as a program, of other tensors, with the addresses of all layers."""
+    fused, found = BACKENDS["fused"], []
+    for in_turn in (True, False):
+        call = stack(layers, in_turn, states=states, **masks)
+        shapes, count = shapes_of(call), len(call.params)
+        inner = [call.x.shape, *(state.shape for state in call.states)]
+        run = fused.repeat_recorded(call, shapes, inner)
+        left = len(call.states)
+        wanted = {
+            "all": (True,) * (1 + count + left),
+            "params": (False, *(True,) * count, *(False,) * left),
+            "x": (True, *(False,) * (count + left)),
+        }[needs]
+        for number in range(2):
+            torch.manual_seed(number)
+            every = [0.3 * one for one in others([call.x, *call.params, *call.states])]
+            every += masks.values()
+            made = run.forward(every)
+            grads = [torch.randn(shape) for shape in shapes]
+            asked = (*wanted, *(False,) * len(masks))
+            back = run.backward(every, [made[0], *made[3:]], grads, asked)[: len(wanted)]
+            assert [grad is not None for grad in back] == [*wanted]
+            found.append([*made[:3], *back])
+        programs = [one for one in run._known.values() if one is not None]
+        launched = [len(launches_of(one.program, "backward")) for one in programs]
+        assert launched == [layers if in_turn else 1]
+    for one, other in zip(found[2:], found[:2]):
+        close(one, other)
+
+
+# what is said
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """The first kernel of each ranking, as if it were compiled."""
+    made = nvrtc.Binary("", "", b"", nvrtc.Resources(128, 0))
+
+    def best(kind, cell, dtype, hidden, tiles, flags, capability, processors, loops=1, layers=1):
+        asked = kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors, loops, layers
+        return made, plan.ranked(*asked)[0]
+
+    monkeypatch.setattr(kernels, "best", best)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_explain_has_a_line_for_the_launch():
+    asked = problem(steps=128, batch=64)
+    lines = describe.describe(asked)
+    for kind, flags in KINDS.items():
+        plans = wavefronts.stack_of(asked, kind, flags, 128, 64, True)
+        head = f"{kind} of 4 layers in one launch, each a step behind the one before: "
+        (line,) = [line for line in lines if line.startswith(head)]
+        operand = "h" if kind == "forward" else "gate gradients"
+        assert "1 x grid of 64 x cluster of 2 blocks of 512 threads" in line
+        assert f"{operand} by TMA" in line
+        times = f"; {plans.us:,.0f} us by the model, else {plans.otherwise:,.0f}"
+        assert line.endswith(f"us a step by the model{times}")
+    assert not any("wavefront" in line for line in lines)
+    layer_by_layer = describe.describe(replace(asked, spec=asked.spec.with_(wavefront=0)))
+    assert not any("layers" in line for line in layer_by_layer)
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    ("reason", "changed"),
+    [one for one in REFUSED if "bidirectional" not in one[1]]
+    + [("no kernel holds all layers", {"layers": 9})],
+)
+def test_explain_says_why_it_is_refused(reason, changed):
+    lines = describe.describe(problem(wavefront=1, steps=128, batch=64, **changed))
+    said = f"not in one launch, in spite of wavefront=1: {reason}"
+    again = ["forward again"] if "recompute" in changed else []
+    for kind in ("forward", *again, "backward"):
+        assert f"{kind} {said}" in lines
+    assert not any("in one launch, each" in line for line in lines)
+    unasked = describe.describe(problem(steps=128, batch=64, **changed))
+    assert not any("in spite of" in line for line in unasked)

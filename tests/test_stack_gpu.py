@@ -1,0 +1,433 @@
+"""Stacks in one launch on the GPU, in all that a call may ask.
+
+`test_fused_lag.py` has their order of events. Layers run at once, each a step behind another, and
+read what that publishes: a launch fills flags for all of them, and each has arguments of its own.
+"""
+
+import threading
+
+import pytest
+import torch
+from test_fused_gpu import FAIR, step
+from test_multicast_gpu import (
+    WIDTH,
+    agree,
+    close,
+    drawn,
+    exactly,
+    flat,
+    masks_of,
+    named,
+    net_of,
+    packed,
+    run,
+    states_of,
+)
+
+import openrnn
+from openrnn import cells, memo
+from openrnn.backends.fused import kernels
+from openrnn.nn.repeats import Repeats
+from openrnn.tuning import measured, single_step
+
+pytestmark = pytest.mark.gpu
+BF16, FP16, TF32 = torch.bfloat16, torch.float16, torch.float32
+# the tests' own doing: x is a leaf of one stream and differentiated on another
+other_streams = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+
+
+@pytest.fixture(autouse=True)
+def loops(monkeypatch):
+    """The kind of each loop that is launched, and how many layers it runs."""
+    about = torch.cuda.get_device_properties()
+    if (about.major, about.minor) != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+    if about.multi_processor_count < measured.PROCESSORS:
+        pytest.skip("a slice of a device holds fewer layers")
+    found, launch = [], kernels.launch
+
+    def noted(kernel, config, *given):
+        found.append((config.kind, getattr(config, "layers", 1)))
+        launch(kernel, config, *given)
+
+    monkeypatch.setattr(kernels, "launch", noted)
+    return found
+
+
+@pytest.fixture
+def one_launch(loops):
+    """All loops of the test run several layers, forward and backward."""
+    yield
+    assert {kind for kind, _ in loops} == {"forward", "backward"}
+    assert all(layers > 1 for _, layers in loops)
+
+
+@pytest.fixture
+def loops_of_single_steps(monkeypatch):
+    """T = 1 is a loop like others, else it has kernels of its own."""
+    monkeypatch.setattr(single_step, "takes", lambda *_: False)
+    memo.clear()
+    yield
+    monkeypatch.undo()
+    memo.clear()
+
+
+in_one_launch = pytest.mark.usefixtures("one_launch")
+any_steps = pytest.mark.usefixtures("loops_of_single_steps", "one_launch")
+
+
+def stack_of(cell=cells.lstm, hidden=128, layers=3, dtype=BF16, **options):
+    return net_of(cell, hidden, dtype, num_layers=layers, **{"wavefront": 1, **options})
+
+
+def slack_of(layers):
+    """By how much gradients may be further off: those of a layer are made of those above."""
+    return max(1, layers / 2)
+
+
+@any_steps
+@pytest.mark.parametrize(
+    ("cell", "hidden", "layers", "dtype", "batches"),
+    [(cells.lstm, 128, 3, BF16, (1, 17, 130)), (cells.lstm, 128, 3, FP16, (64,)),
+     (cells.lstm, 256, 2, BF16, (17, 130)), (cells.lstm, 512, 4, BF16, (64, 130)),
+     (cells.gru, 256, 3, BF16, (1, 64, 130)), (cells.peephole_lstm, 128, 3, BF16, (17,))],
+    ids=named,
+)  # fmt: skip
+def test_sizes(cell, hidden, layers, dtype, batches):
+    """Steps around the buffers of published values, of which there are 8; states are given or not.
+
+    Of 4 x 512 the device holds one copy, so that a batch of 130 is several launches.
+    """
+    net = stack_of(cell, hidden, layers, dtype)
+    for batch in batches:
+        for steps in (1, 2, 3, 20, 37):
+            x = drawn(steps, batch, WIDTH, dtype=dtype)
+            states = states_of(net, batch, dtype) if steps % 2 else ()
+            agree(net, x, states, slack=slack_of(layers))
+
+
+def lengths_of(steps, batch):
+    """In no order, the shortest and the longest among them."""
+    found = masks_of(("lengths",), steps, batch)["lengths"].clamp_(min=1)
+    found[2:5] = 1
+    return found
+
+
+@in_one_launch
+@pytest.mark.parametrize("empty", [False, True], ids=["some", "empty"])
+@pytest.mark.parametrize(
+    ("cell", "hidden", "layers", "batch"),
+    [(cells.lstm, 128, 3, 130), (cells.gru, 256, 3, 17)],
+    ids=named,
+)
+def test_lengths(cell, hidden, layers, batch, empty):
+    """Rows end after a step or, `empty`, before the first: these hand on their states."""
+    net = stack_of(cell, hidden, layers)
+    lengths = lengths_of(20, batch)
+    if empty:
+        lengths[5:9] = 0
+    for states in ((), states_of(net, batch)):
+        x = drawn(20, batch, WIDTH)
+        agree(net, x, states, lengths=lengths, slack=slack_of(layers))
+        y, final = net(x, packed(states), lengths=lengths)
+        assert not y[torch.arange(20, device="cuda")[:, None] >= lengths].any()
+        if states and empty:
+            for left, state in zip(flat(final), states, strict=True):
+                assert torch.equal(left[:, 5:9], state[:, 5:9])
+
+
+@in_one_launch
+def test_all_rows_end_early():
+    """The launch runs as many steps as the longest row has: as if T were that."""
+    net, x = stack_of(), drawn(20, 17, WIDTH)
+    lengths = torch.full((17,), 3, device="cuda")
+    agree(net, x, lengths=lengths, slack=slack_of(3))
+    (short, *finals), _ = run(net, x[:3])
+    (long, *others), (dx, *_) = run(net, x, lengths=lengths)
+    close([long[:3], *others], [short, *finals], FAIR[BF16])
+    assert not long[3:].any()
+    assert not dx[3:].any()
+
+
+@in_one_launch
+@pytest.mark.parametrize("masks", [(), ("lengths",)], ids=str)
+def test_states_of_all_steps(masks):
+    net = stack_of()
+    x, states = drawn(20, 17, WIDTH), states_of(net, 17)
+    given = {name: lengths_of(20, 17) for name in masks}
+    agree(net, x, states, return_states=True, slack=slack_of(3), **given)
+
+
+@in_one_launch
+@pytest.mark.parametrize(
+    ("cell", "hidden", "width", "options"),
+    [(cells.lstm, 128, WIDTH, {"reverse": True}), (cells.lstm, 128, WIDTH, {"bias_mode": "none"}),
+     (cells.lstm, 128, WIDTH, {"bias_mode": "recurrent"}), (cells.lstm, 128, 128, {}),
+     (cells.lstm, 128, 7, {"batch_first": False}), (cells.gru, 256, WIDTH, {"bias_mode": "none"}),
+     (cells.gru, 256, 512, {"bias_mode": "input"})],
+    ids=named,
+)  # fmt: skip
+def test_options(cell, hidden, width, options):
+    """Kernels are those of other tests; what differs are arguments."""
+    net = stack_of(cell, hidden, width=width, **options)
+    agree(net, drawn(20, 17, width), states_of(net, 17), slack=slack_of(3))
+
+
+@in_one_launch
+def test_only_some_gradients_are_wanted():
+    """Of parameters, of x, of one layer's parameters and x: the bits of all."""
+    net, x, dy = stack_of(), drawn(20, 17, WIDTH), drawn(20, 17, 128)
+    names = [name for name, _ in net.named_parameters()]
+    wide = x.clone().requires_grad_()
+    all_of_them = dict(zip(["x", *names], step(net, wide, dy)[1:], strict=True))
+    of_layer = [name for name in names if name.endswith("_l1")]
+    assert len(of_layer) == 4
+    for wanted in (names, ["x"], ["x", *of_layer]):
+        for name, param in net.named_parameters():
+            param.requires_grad_(name in wanted)
+        leaves = {"x": wide, **dict(net.named_parameters())}
+        y, _ = net(wide if "x" in wanted else x)
+        found = torch.autograd.grad(y, [leaves[name] for name in wanted], dy)
+        for name, grad in zip(wanted, found, strict=True):
+            assert torch.equal(grad, all_of_them[name]), name
+
+
+@in_one_launch
+@other_streams
+@pytest.mark.parametrize(
+    ("hidden", "layers", "batch"), [(128, 3, 17), (512, 4, 130)], ids=["one", "several"]
+)
+def test_a_graph_replays_with_other_inputs(hidden, layers, batch):
+    """Were flags left from the replay before, blocks would multiply h of the inputs before."""
+    net, steps = stack_of(hidden=hidden, layers=layers), 20
+    inputs = [drawn(steps, batch, WIDTH) for _ in range(3)]
+    dy = drawn(steps, batch, hidden)
+    x = inputs[0].clone().requires_grad_()
+    step(net, x, dy)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(net, x, dy)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = step(net, x, dy)
+    for other in (*inputs, inputs[0]):
+        with torch.no_grad():
+            x.copy_(other)
+        for value in made:
+            value.zero_()
+        graph.replay()
+        found = [value.clone() for value in made]
+        assert all(map(torch.equal, found, step(net, x, dy)))
+
+
+@in_one_launch
+@other_streams
+def test_all_of_a_call_runs_on_the_callers_stream():
+    """A launch, or the filling of flags, on the default stream would not wait for x."""
+    net, steps, batch = stack_of(), 20, 130
+    inputs = [drawn(steps, batch, WIDTH) for _ in range(2)]
+    dy = drawn(steps, batch, 128)
+    wanted = [step(net, x.clone().requires_grad_(), dy) for x in inputs]
+    x = torch.zeros_like(inputs[0]).requires_grad_()
+    net._repeats = Repeats()
+    torch.cuda.synchronize()
+    found = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for number in range(6):  # from the third on the call is remembered
+            torch.cuda._sleep(10**7)
+            with torch.no_grad():
+                x.copy_(inputs[number % 2])
+            found.append(step(net, x, dy))
+        torch.cuda.current_stream().synchronize()
+    for number, results in enumerate(found):
+        assert all(map(torch.equal, results, wanted[number % 2])), number
+
+
+@in_one_launch
+def test_two_streams_at_once():
+    """Two launches of 128 blocks do not fit together: with half of each there, both would hang."""
+    nets = [stack_of(hidden=512, layers=4), stack_of(cells.gru, 256)]
+    inputs = [drawn(20, 64, WIDTH).requires_grad_() for _ in nets]
+    dys = [drawn(20, 64, net.hidden_size) for net in nets]
+    wanted = [step(*given) for given in zip(nets, inputs, dys)]
+    streams = [torch.cuda.Stream() for _ in nets]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        found = [[], []]
+        for stream in streams:  # so that launches of both wait there, and begin together
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10**7)
+        for number in range(6):
+            place = number % 2
+            with torch.cuda.stream(streams[place]):
+                found[place].append(step(nets[place], inputs[place], dys[place]))
+        torch.cuda.synchronize()
+        for place, many in enumerate(found):
+            for results in many:
+                assert all(map(torch.equal, results, wanted[place]))
+
+
+@in_one_launch
+def test_two_threads():
+    """A thread has memory of its own for arguments; weights and programs are those of both."""
+    net, dy = stack_of(), drawn(20, 17, 128)
+    inputs = [drawn(20, 17, WIDTH).requires_grad_() for _ in range(2)]
+    wanted = [step(net, x, dy) for x in inputs]
+    found, errors = [[], []], []
+
+    def work(place):
+        try:
+            for _ in range(20):
+                found[place].append(step(net, inputs[place], dy))
+            torch.cuda.synchronize()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for place, many in enumerate(found):
+        assert len(many) == 20
+        for results in many:
+            assert all(map(torch.equal, results, wanted[place]))
+
+
+@in_one_launch
+@pytest.mark.parametrize(
+    ("hidden", "layers", "batch", "masked"),
+    [(128, 3, 17, False), (128, 3, 17, True), (512, 4, 130, False)],
+)
+def test_a_call_that_is_remembered(loops, hidden, layers, batch, masked):
+    """Its launches were written down: with the addresses of all layers, and flags to be filled."""
+    net, steps = stack_of(hidden=hidden, layers=layers), 20
+    inputs = [drawn(steps, batch, WIDTH).requires_grad_() for _ in range(4)]
+    dy = drawn(steps, batch, hidden)
+    given = {"lengths": lengths_of(steps, batch)} if masked else {}
+
+    def call(x):
+        y, final = net(x, **given)
+        made = [y, *flat(final)]
+        weights = [dy, *(torch.ones_like(one) for one in made[1:])]
+        grads = torch.autograd.grad(made, [x, *net.parameters()], weights)
+        with torch.no_grad():
+            return [*(one.detach() for one in made), *grads, *flat(net(x, **given))]
+
+    wanted = []
+    for x in inputs:
+        net._repeats = Repeats()
+        wanted.append(call(x))
+    net._repeats = Repeats()
+    for _ in range(4):  # backward is written down one call later than forward
+        call(inputs[0])
+    before = len(loops)
+    found = [call(x) for x in inputs]
+    assert len(loops) == before  # none was launched in another way
+    for have, want in zip(found, wanted):
+        assert all(map(torch.equal, have, want))
+
+
+@in_one_launch
+def test_memory_goes_round():
+    """What other calls leave in fresh memory is read by none."""
+    net, dy = stack_of(), drawn(20, 17, 128)
+    inputs = [drawn(20, 17, WIDTH).requires_grad_() for _ in range(3)]
+    wanted = [step(net, x, dy) for x in inputs]
+    for number in range(30):
+        noise = [torch.full_like(dy, float("nan")) for _ in range(3)]
+        del noise
+        found = step(net, inputs[number % 3], dy)
+        assert all(map(torch.equal, found, wanted[number % 3])), number
+
+
+def test_memory_is_not_more_than_that_of_a_wavefront(loops):
+    """Both hold the gate gradients of all layers at once, and saved activations of all."""
+    steps, batch, hidden = 100, 64, 256
+    x, dy, peaks = drawn(steps, batch, WIDTH).requires_grad_(), drawn(steps, batch, hidden), {}
+    for wavefront in (1, 8):
+        net = stack_of(hidden=hidden, layers=2, wavefront=wavefront)
+        peaks[wavefront] = []
+        for _ in range(6):  # the last ones are remembered
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            step(net, x, dy)
+            torch.cuda.synchronize()
+            peaks[wavefront].append(torch.cuda.max_memory_allocated() - before)
+    assert {layers for _, layers in loops} == {1, 2}
+    for one in (0, -1):
+        assert peaks[1][one] < 1.3 * peaks[8][one]
+        assert peaks[1][one] > 2 * 2 * steps * batch * 4 * hidden * 2  # 2 bytes a value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "masks"),
+    [(TF32, {}, ()), (BF16, {}, ("reset",)), (BF16, {}, ("lengths", "reset")),
+     (BF16, {"recompute": "gates"}, ()), (BF16, {"hidden": 120}, ())],
+    ids=str,
+)  # fmt: skip
+def test_what_it_does_not_take_runs_another_way(loops, dtype, options, masks):
+    """Asked for by `wavefront=1` as elsewhere."""
+    net = stack_of(**{"dtype": dtype, **options})
+    x, states = drawn(9, 17, WIDTH, dtype=dtype), states_of(net, 17, dtype)
+    agree(net, x, states, slack=slack_of(3), **masks_of(masks, 9, 17))
+    # inference has nothing to compute again
+    some = {layers for kind, layers in loops if kind == "backward"}
+    assert some == {1}
+    if "recompute" not in options:
+        assert {layers for _, layers in loops} == {1}
+
+
+def test_dropout_between_layers_runs_another_way(loops):
+    """The masks of layer by layer; without masks, in evaluation, one launch runs all layers."""
+    x, dy, found = drawn(9, 17, WIDTH).requires_grad_(), drawn(9, 17, 128), []
+    for wavefront in (0, 1):
+        net = stack_of(dropout=0.5, wavefront=wavefront)
+        torch.manual_seed(1)
+        found.append(step(net, x, dy))
+    assert {layers for _, layers in loops} == {1}
+    close(found[1], found[0], FAIR[BF16])
+    loops.clear()
+    net.eval()
+    agree(net, x.detach(), slack=slack_of(3))
+    assert {layers for _, layers in loops} == {3}
+
+
+@in_one_launch
+def test_layers_of_torch():
+    """Modules with torch's parameters against torch's own in float64."""
+    torch.manual_seed(0)
+    for kind in ("LSTM", "GRU"):
+        hidden = 128 if kind == "LSTM" else 256
+        where = {"device": "cuda", "dtype": BF16}
+        net = getattr(openrnn, kind)(WIDTH, hidden, 3, backend="fused", wavefront=1, **where)
+        exact = getattr(torch.nn, kind)(WIDTH, hidden, 3, device="cuda", dtype=torch.float64)
+        exact.load_state_dict(net.state_dict())
+        x = drawn(20, 17, WIDTH).requires_grad_()
+        wide, dy = x.detach().double().requires_grad_(), drawn(20, 17, hidden)
+        found, wanted = step(net, x, dy), step(exact, wide, dy.double())
+        close(found, wanted, slack_of(3) * FAIR[BF16])
+
+
+def test_explain_shows_it(loops):
+    """Lines of `describe`, and the operations of a schedule."""
+    net, x = stack_of(hidden=512, layers=4, wavefront=None), drawn(128, 64, WIDTH)
+    for asked in (net, stack_of(hidden=512, layers=4)):
+        lines = [
+            line
+            for row in openrnn.explain(asked, x, schedule=True, quiet=True).rows
+            for line in row.details
+        ]
+        for kind in ("forward", "backward"):
+            assert sum(f"{kind} of 4 layers in one launch" in line for line in lines) == 1
+            assert sum(f"stack_loop  {kind}  all layers" in line for line in lines) == 1
+        assert not any("  loop  " in line for line in lines)
+    other = stack_of(hidden=512, layers=4, wavefront=0)
+    assert "stack_loop" not in str(openrnn.explain(other, x, schedule=True, quiet=True))
+    # what is explained is what runs
+    step(net, x.requires_grad_(), drawn(128, 64, 512))
+    assert {layers for _, layers in loops} == {4}
+    assert exactly(net).backend == "reference"
