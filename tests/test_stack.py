@@ -162,7 +162,7 @@ def best(steps=128, batch=64, kind="forward", **changed):
 def test_the_model_takes_a_stack(kind):
     found = best(kind=kind)
     assert (found.config.kind, found.config.layers, found.config.units) == (kind, 4, 512)
-    assert 0 < found.us <= stack.OTHERWISE * found.otherwise
+    assert 0 < found.us <= stack_model.OTHERWISE * found.otherwise
     assert best(kind=kind, wavefront=1) == found
     # T + L - 1 steps, and what does not depend on T
     apart = best(steps=256, kind=kind).us - found.us
