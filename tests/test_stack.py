@@ -45,9 +45,13 @@ KINDS = {"forward": ("save",), "backward": ()}
 in_one_launch = schedules.in_one_launch  # which `pretended` replaces
 
 
-def told(changed):
-    """What differs, cells by their names: an id is the same in every process."""
-    return str({name: getattr(value, "name", value) for name, value in changed.items()})
+def told(value):
+    """An id that is the same in every process: sets in order, cells by their names."""
+    if isinstance(value, set):
+        return "+".join(sorted(value)) or "none"
+    if isinstance(value, dict):
+        return str({name: getattr(one, "name", one) for name, one in value.items()})
+    return str(value)
 
 
 def problem(hidden=512, layers=4, dtype=torch.bfloat16, cell=cells.lstm, place=None, **more):
@@ -185,7 +189,7 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BACKWARD, {"layers": 5}),
      (NEITHER, NEITHER, {"hidden": 520})],
-    ids=str,
+    ids=told,
 )  # fmt: skip
 def test_what_it_takes_by_itself_and_what_where_it_is_asked_for(by_itself, asked, changed):
     """The model knows devices of 132 multiprocessors alone; by itself none is taken elsewhere.
@@ -207,7 +211,7 @@ def test_another_wavefront_is_no_such_launch(kind, wavefront):
     ("wanted", "changed"),
     [(True, {}), (False, {"absent": True}), (False, {"reset_states": True}),
      (False, {"layers": 1}), (False, {"hidden": 1024})],
-    ids=str,
+    ids=told,
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
@@ -278,7 +282,7 @@ def test_clusters_are_those_of_all_layers(kind):
     ("kinds", "hidden", "layers"),
     [(BOTH, 1024, 2), (FORWARD, 704, 3), (NEITHER, 704, 4), (BOTH, 256, 8), (BACKWARD, 256, 9),
      (BACKWARD, 512, 8), (NEITHER, 512, 9), (NEITHER, 96, 2), (NEITHER, 500, 2)],
-    ids=str,
+    ids=told,
 )  # fmt: skip
 def test_how_many_layers_a_device_holds(kind, kinds, hidden, layers):
     """66 clusters of 32 units of an LSTM in forward: L * H is 2,112 at most."""

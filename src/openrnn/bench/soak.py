@@ -153,7 +153,7 @@ def problem(dice: random.Random, device: str, backend: str) -> Call:
         dtype = dice.choice(sizes.dtypes[:2] if hidden > 512 else sizes.dtypes)
     layer = Recurrent(
         dice.choice(sizes.cells), inputs, hidden, dice.choice((1, 1, 2, 3)),
-        bidirectional=dice.random() < 0.3, wavefront=dice.choice((None, None, 0, 5, 16)),
+        bidirectional=dice.random() < 0.3, wavefront=dice.choice((None, None, 0, 1, 5, 16)),
         backend=backend, device=device, dtype=dtype,
     )  # fmt: skip
     x = torch.randn(steps, batch, inputs, device=device, dtype=dtype, requires_grad=True)

@@ -10,6 +10,7 @@
 
 constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 constexpr int GATE_BYTES = 64 * SIZE;
+static_assert(K_WARPS == 2, "two warpgroups multiply, each a half of K");
 static_assert(SCALED == 0, "sums are halved in the step");
 
 constexpr bool BACKWARD = false;
