@@ -294,12 +294,8 @@ def test_any_number_of_steps(hidden, share):
         check_gradients(net, [*made, torch.ones_like(made[1])], **given)
 
 
-@pytest.mark.parametrize("hidden", [96, 1024])
-def test_a_captured_graph_replays_the_same_bits(hidden):
-    net = layer(cells.gru, hidden, torch.bfloat16)
-    x = torch.randn(20, 12, 24, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    dy = torch.randn(20, 12, hidden, device="cuda", dtype=torch.bfloat16)
-    wanted = step(net, x, dy)
+def captured(net, x, dy):
+    """A graph of `step`, and what it writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -307,7 +303,17 @@ def test_a_captured_graph_replays_the_same_bits(hidden):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step(net, x, dy)
+        made = step(net, x, dy)
+    return graph, made
+
+
+@pytest.mark.parametrize("hidden", [96, 1024])
+def test_a_captured_graph_replays_the_same_bits(hidden):
+    net = layer(cells.gru, hidden, torch.bfloat16)
+    x = torch.randn(20, 12, 24, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(20, 12, hidden, device="cuda", dtype=torch.bfloat16)
+    wanted = step(net, x, dy)
+    graph, found = captured(net, x, dy)
     for value in found:
         value.zero_()
     graph.replay()

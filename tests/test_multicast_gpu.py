@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from test_fused_gpu import FAIR, MULTICAST, family, step  # noqa: F401
+from test_fused_gpu import FAIR, MULTICAST, captured, family, step  # noqa: F401
 
 import openrnn
 from openrnn import cells, memo
@@ -141,6 +141,39 @@ def masks_of(names, steps, batch):
     return {name: every[name] for name in names}
 
 
+def check_replays(net, inputs, dy):
+    """A graph of a training step gives each input what a call gives it."""
+    x = inputs[0].clone().requires_grad_()
+    step(net, x, dy)
+    graph, made = captured(net, x, dy)
+    for other in (*inputs, inputs[0]):
+        with torch.no_grad():
+            x.copy_(other)
+        for value in made:
+            value.zero_()
+        graph.replay()
+        found = [value.clone() for value in made]
+        assert all(map(torch.equal, found, step(net, x, dy)))
+
+
+def check_callers_stream(net, inputs, dy):
+    """Calls on another stream read what that stream wrote before them."""
+    wanted = [step(net, x.clone().requires_grad_(), dy) for x in inputs]
+    x = torch.zeros_like(inputs[0]).requires_grad_()
+    net._repeats = Repeats()
+    torch.cuda.synchronize()
+    found = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for number in range(6):  # from the third on the call is remembered
+            torch.cuda._sleep(10**7)
+            with torch.no_grad():
+                x.copy_(inputs[number % 2])
+            found.append(step(net, x, dy))
+        torch.cuda.current_stream().synchronize()
+    for number, results in enumerate(found):
+        assert all(map(torch.equal, results, wanted[number % 2])), number
+
+
 @both
 @other_streams
 @pytest.mark.parametrize(
@@ -157,24 +190,7 @@ def test_a_graph_replays_with_other_inputs(cell, hidden, batch):
     net, steps = net_of(cell, hidden), 6
     inputs = [drawn(steps, batch, WIDTH) for _ in range(3)]
     dy = drawn(steps, batch, hidden)
-    x = inputs[0].clone().requires_grad_()
-    step(net, x, dy)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(net, x, dy)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made = step(net, x, dy)
-    for other in (*inputs, inputs[0]):
-        with torch.no_grad():
-            x.copy_(other)
-        for value in made:
-            value.zero_()
-        graph.replay()
-        found = [value.clone() for value in made]
-        assert all(map(torch.equal, found, step(net, x, dy)))
+    check_replays(net, inputs, dy)
 
 
 @both
@@ -185,20 +201,7 @@ def test_all_of_a_call_runs_on_the_callers_stream(batch):
     net, steps = net_of(cells.lstm, 1024), 6
     inputs = [drawn(steps, batch, WIDTH) for _ in range(2)]
     dy = drawn(steps, batch, 1024)
-    wanted = [step(net, x.clone().requires_grad_(), dy) for x in inputs]
-    x = torch.zeros_like(inputs[0]).requires_grad_()
-    net._repeats = Repeats()
-    torch.cuda.synchronize()
-    found = []
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for number in range(6):  # from the third on the call is remembered
-            torch.cuda._sleep(10**7)
-            with torch.no_grad():
-                x.copy_(inputs[number % 2])
-            found.append(step(net, x, dy))
-        torch.cuda.current_stream().synchronize()
-    for number, results in enumerate(found):
-        assert all(map(torch.equal, results, wanted[number % 2])), number
+    check_callers_stream(net, inputs, dy)
 
 
 @both

@@ -12,6 +12,8 @@ from test_fused_gpu import FAIR, step
 from test_multicast_gpu import (
     WIDTH,
     agree,
+    check_callers_stream,
+    check_replays,
     close,
     drawn,
     exactly,
@@ -202,24 +204,7 @@ def test_a_graph_replays_with_other_inputs(hidden, layers, batch):
     net, steps = stack_of(hidden=hidden, layers=layers), 20
     inputs = [drawn(steps, batch, WIDTH) for _ in range(3)]
     dy = drawn(steps, batch, hidden)
-    x = inputs[0].clone().requires_grad_()
-    step(net, x, dy)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(net, x, dy)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made = step(net, x, dy)
-    for other in (*inputs, inputs[0]):
-        with torch.no_grad():
-            x.copy_(other)
-        for value in made:
-            value.zero_()
-        graph.replay()
-        found = [value.clone() for value in made]
-        assert all(map(torch.equal, found, step(net, x, dy)))
+    check_replays(net, inputs, dy)
 
 
 @in_one_launch
@@ -229,20 +214,7 @@ def test_all_of_a_call_runs_on_the_callers_stream():
     net, steps, batch = stack_of(), 20, 130
     inputs = [drawn(steps, batch, WIDTH) for _ in range(2)]
     dy = drawn(steps, batch, 128)
-    wanted = [step(net, x.clone().requires_grad_(), dy) for x in inputs]
-    x = torch.zeros_like(inputs[0]).requires_grad_()
-    net._repeats = Repeats()
-    torch.cuda.synchronize()
-    found = []
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for number in range(6):  # from the third on the call is remembered
-            torch.cuda._sleep(10**7)
-            with torch.no_grad():
-                x.copy_(inputs[number % 2])
-            found.append(step(net, x, dy))
-        torch.cuda.current_stream().synchronize()
-    for number, results in enumerate(found):
-        assert all(map(torch.equal, results, wanted[number % 2])), number
+    check_callers_stream(net, inputs, dy)
 
 
 @in_one_launch

@@ -21,23 +21,25 @@ CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all mul
 SETS = 4, 3, 2
 TILES = (2, 3, 4)  # of 8 rows, in a set
 K_PARTS = (1, 2, 4)  # of backward's K
-WARPS = 16  # two warpgroups that multiply, one for cells, one that copies and publishes
-# fragments of R that a warp holds in registers; more where shared memory has too little room
+WARPS = 16  # three warpgroups that multiply or compute cells, one that copies and publishes
+# fragments of R that a warp holds in registers; more where shared memory has too little room;
 # by the number of warpgroups that multiply
 FRAGMENTS: dict[str, dict[int, tuple[int, ...]]] = {
     "forward": {2: (14, 16)}, "backward": {2: (12, 14, 15, 16), 1: (18, 20, 22, 24)},
 }  # fmt: skip
 MOST_FRAGMENTS = {2: 15, 1: 20}  # in backward with four tiles, whose cells need the registers
-_HELD = 14 * 64  # values of a row of R that registers hold: two warps have 14 fragments each
+_HELD = 14 * 64  # values of a row in registers: 14 fragments of 32 in each of two warpgroups
 MOST_SUMS = 8  # of 8 units each, that a block computes: the rows of a warpgroup's product
 # cycles of a step: fixed, for each tile of all sets, and for each value of a row of R in a block;
-# more where blocks share K. Fitted to 46 and 12 kernels of LSTMs, H 512 to 1536, timed alone on an
-# H100: standard deviations of 7 and 4%. Kernels that spill in their loop take up to twice as long
+# more where blocks share K. Of LSTMs, timed alone on an H100: forward fitted to 46 kernels, H 512
+# to 1536 (standard deviation 7%), backward by hand to a dozen, H 512 to 1280. Kernels that spill in
+# their loop take up to twice as long
 _FORWARD = 1180.0, 430.0, 2.45
 _BACKWARD = {1: (700.0, 500.0, 2.3), 2: (900.0, 690.0, 2.6)}  # by warpgroups that multiply
 _MESSAGES = 1240.0
-# where one launch runs several layers: forward likewise, the last for values that registers do not
-# hold, fitted to 12 stacks, H 256 to 768 (at most 11% off); backward as a factor, by warpgroups
+# where one launch runs several layers: of forward fixed, for each tile, for each value in registers
+# and for each in shared memory, fitted to 12 stacks, H 256 to 768 (at most 11% off); of backward a
+# factor on the above, by warpgroups that multiply
 _FORWARD_STACK = 1690.0, 310.0, 2.0, 4.0
 _BACKWARD_STACK = {1: 1.15, 2: 0.95}
 

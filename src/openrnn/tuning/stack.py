@@ -37,7 +37,9 @@ class StackPlan(NamedTuple):
 
 @memo(1024)
 def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> StackPlan | None:
-    """The quickest such launch; None where there is none, or another way is as quick.
+    """The quickest such launch; None where there is none, or by the models another way is quicker.
+
+    The time of the other way counts `OTHERWISE` times.
 
     Args:
         chunk: see `Spec.wavefront`; 1: the launch is asked for.

@@ -67,7 +67,8 @@ def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool
     if spec.wavefront == 0 or not (spec.wavefront or known):
         return False
     # whether it pays by the model depends on T, so one that is asked for
-    asked = replace(problem, spec=spec.with_(wavefront=spec.wavefront or LONG))
+    chunk = LONG if spec.wavefront in (None, 1) else spec.wavefront
+    asked = replace(problem, spec=spec.with_(wavefront=chunk))
     found = wavefront_of(asked, kind, plan.deciding(kind, flags), LONG, batch, True)
     return found is not None and found.loops > 1
 

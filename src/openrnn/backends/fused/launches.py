@@ -122,7 +122,10 @@ class Weights:
 
     @property
     def input_turned(self) -> Tensor:
-        """W_ih of a layer that reads h of the same size: (units, G, units), likewise transposed."""
+        """W_ih (units, G, units) transposed, its gates in the order of the first planes.
+
+        Backward of a stack reads it for the layer below.
+        """
         if self._input_turned is None:
             self._input_turned = self.layer.permuted(self.input_matrix, self.layer.left, True)
         return self._input_turned

@@ -19,7 +19,7 @@
 // to come, each a half of K; one publishes what this block adds to the operand of the next step, by
 // a counter; and one tells the cluster which operands were multiplied.
 //
-// K: length of a row of R. SUMS: sums of a cell, each with a row of R.
+// K: values of a row: of R, in a stack of W_ih and R. SUMS: sums of a cell, each with a row of R.
 
 #include "device.cuh"
 #include "saved.cuh"
