@@ -45,6 +45,23 @@ def test_a_run_gives_what_the_arguments_lack(kernel):
     assert out[2:].tolist() == [20, 30, 40, 50, out.data_ptr() - 16]
 
 
+@pytest.mark.parametrize(
+    "lacking", [[], [(2, 0, 8)], [(2, -1, 0)], [(2, 0, 8), (5, 1, -1)]], ids=len
+)
+def test_any_number_of_values_may_be_lacking(kernel, lacking):
+    """No value and one value, too."""
+    out = torch.zeros(len(KNOWN), dtype=torch.int64)
+    known = [out.data_ptr(), *KNOWN[1:]]
+    run = launch.Alone(kernel, bytes((ctypes.c_int64 * len(known))(*known)), lacking).run
+    for values in ([100, 200], (-(2**40), 2**47)):
+        run(values)
+        wanted = [*known]
+        for place, chosen, offset in lacking:
+            wanted[place] = values[chosen] + offset
+        assert out[2:].tolist() == wanted[2:]
+        out.zero_()
+
+
 def test_threads_that_run_it_at_once_share_no_arguments(kernel):
     run = alone(kernel, [(0, 0, 0), (4, 1, 0)]).run
     met, found, wrong = threading.Barrier(4), [], []

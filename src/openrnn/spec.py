@@ -73,8 +73,9 @@ class Spec:
         gates, states, unit_params: the cell's names; the first state is the one emitted.
         bias_mode: which bias vectors exist: "double" (both), "input", "recurrent", "none".
         wavefront: steps of a chunk of a stack whose layers run beside each other, each a chunk
-            behind the one below, where a backend can; 0: layer by layer; None: it chooses; 1: in
-            one launch, where there is none as None.
+            behind the one below, where a backend can; 0: layer by layer; None: the backend
+            chooses; 1: one launch runs all layers, and where no such launch exists the backend
+            chooses as for None.
         reverse: each layer runs from the end of a sequence to its start, in this direction alone.
         input_mode: what layer 0 makes of x: "linear", a product with its input matrix; "skip": x
             (I = H) is added to every gate, without a matrix; "gates": x (I = G*H) has what is added

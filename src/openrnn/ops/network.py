@@ -71,8 +71,8 @@ def spec(
         reset_dropout_state: cuDNN's dropout starts anew from the seed of each call.
         recompute: "none", or "gates": backward computes gates again, to save memory.
         wavefront: steps of a chunk of layers that run at the same time, each a chunk behind the one
-            below; 0: one layer after the other; None: by a model of their time; 1: in one launch,
-            where there is none as None.
+            below; 0: one layer after the other; None: a model of their time chooses; 1: one launch
+            runs all layers, and where no such launch exists the choice is made as for None.
 
     Raises:
         ValueError: a word is unknown or a size impossible.

@@ -64,10 +64,12 @@ def backwards(
     cell: Traced, dtype: str, units: int, limits: Limits, layers: int = 1
 ) -> Iterator[MulticastBackwardConfig]:
     """Every such backward kernel that fits, of so many layers at once."""
-    halves = 2 if layers == 1 else 1  # of a part of K that are of the same gate gradients
+    # A block copies its part of K in two halves. Of one layer both are its own gate gradients, so
+    # these are cut into as many splits; in a stack one half is another layer's.
+    halves = 2 if layers == 1 else 1
     for k_parts in K_PARTS:
         groups = MOST_SUMS // k_parts  # of a block
-        # they are of whole blocks and of whole tiles of 4 groups of 8 units
+        # a split has the units of whole blocks, and whole tiles of K, of 32 values each
         splits = halves * k_parts
         uneven = units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits)
         clusters = 0 if uneven else _clusters(units, groups, limits, layers)

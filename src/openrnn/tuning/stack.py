@@ -13,8 +13,8 @@ from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
 TURNED = 4.0  # us: a matrix that backward reads transposed
-# What would run else took 0.82 to 1.19 of its model's time (H100, 13 stacks): from H 512 on mostly
-# longer, which this makes up for.
+# What would run else took 0.82 to 1.19 of the time by its model (H100, 13 stacks), from H 512 on
+# mostly longer than that. So the model's time is multiplied by this factor, for every H.
 OTHERWISE = 1.1
 # Beyond these one launch was as quick at most (2 x 768, 8 x 256 at B 16, backward of 8 x 256), or
 # was not measured.
@@ -27,7 +27,9 @@ class StackPlan(NamedTuple):
 
     Attributes:
         config: of the kernel that is tried first.
-        us: of all layers by the model; otherwise: the same, as a wavefront or layer by layer.
+        us: of all layers by the model.
+        otherwise: the same as a wavefront or layer by layer, `OTHERWISE` times that way's model.
+            The launch is chosen where `us` is at most this.
     """
 
     config: KernelConfig
@@ -39,10 +41,8 @@ class StackPlan(NamedTuple):
 def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> StackPlan | None:
     """The quickest such launch; None where there is none, or by the models another way is quicker.
 
-    The time of the other way counts `OTHERWISE` times.
-
     Args:
-        chunk: see `Spec.wavefront`; 1: the launch is asked for.
+        chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
     """
     asked = wavefront.request(stack, batch)
     configs = plan.ranked(*asked, layers=stack.layers)
@@ -59,14 +59,14 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         us += (stack.layers - 1) * TURNED  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None)
     if other is not None:
-        otherwise = other.us
+        modelled = other.us
     else:
         times = plan.step_times(asked, 1)
         alone = times.alone if times is not None else 0.0
         loops = steps * alone + product + after + wavefront.CHUNK_COST
-        otherwise = stack.layers * loops
-    found = StackPlan(configs[0], us, otherwise)
+        modelled = stack.layers * loops
+    found = StackPlan(configs[0], us, OTHERWISE * modelled)
     if chunk == 1:
         return found
     known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
-    return found if known and us <= OTHERWISE * otherwise else None
+    return found if known and us <= found.otherwise else None

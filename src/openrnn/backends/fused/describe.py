@@ -94,7 +94,8 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         )
         lines = _of_loops(problem, f"{head}: ", kind, flags, 1, spec.num_layers)
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
-        return [f"{line}; {times}" for line in lines]
+        if lines:  # else none of its kernels compiles, and a call goes on as below
+            return [f"{line}; {times}" for line in lines]
     found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""

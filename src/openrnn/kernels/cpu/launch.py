@@ -8,7 +8,7 @@ torch does not run on OpenMP.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import chain
@@ -81,13 +81,21 @@ def _run_alone() -> Any:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(starters()[1].address)
 
 
+def _choosing(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """A function that returns the values at these places, all of them as one sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    # itemgetter would return one value without a sequence around it, and takes no empty list
+    return lambda values: [values[place] for place in places]
+
+
 class Alone:
     """A kernel of one task, whose arguments lack some values.
 
     Args:
         args: its arguments as memory.
-        lacking: two or more: where each one goes, in units of 8 bytes, which value of a run it is,
-            and what is added to that.
+        lacking: where each one goes, in units of 8 bytes, which value of a run it is, and what is
+            added to that.
     """
 
     def __init__(
@@ -102,7 +110,7 @@ class Alone:
         )  # fmt: skip
         self._memory = known, added, task
         self._start, self._at = _run_alone(), ctypes.addressof(task)
-        self._chosen = itemgetter(*(chosen for _, chosen, _ in lacking))
+        self._chosen = _choosing([chosen for _, chosen, _ in lacking])
         self._pack = Struct(f"={len(numbers)}q").pack
 
     def run(self, values: Sequence[int]) -> None:

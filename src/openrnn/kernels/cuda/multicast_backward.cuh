@@ -26,8 +26,11 @@ constexpr int MESSAGES_BYTES = (K_PARTS - 1) * CELL_WARPS * 32 * MESSAGE_WORDS *
 
 constexpr bool BACKWARD = true;
 constexpr int SOURCE = 1;  // STACK: the layer above gives the gradient of y
-// planes that are published; STACK: where the recurrent side's, which are the last, begin
+// Planes from this one on are published. One layer publishes those of the recurrent side, which R^T
+// multiplies: the last GATES. A stack publishes all: W_ih^T of the layer below multiplies the first
+// GATES, those of the input side.
 constexpr int FIRST_PLANE = STACK ? 0 : RIGHT;
+// STACK: where the planes of the recurrent side begin in what is published, in bytes of a split.
 constexpr int FIRST_OWN = STACK ? RIGHT * SPLIT_GROUPS * CHUNK_BYTES : 0;
 // The first step whose product is needed: in a stack that of the other layer's gate gradients.
 constexpr int FIRST_PRODUCT = STACK ? 0 : 1;

@@ -5,12 +5,14 @@
 // copying threads poll it. With a flag of each block, eight times as many sectors of L2, a step
 // took up to half as long again. No block publishes step i + 1 before all have published step i.
 //
-// Each set has two buffers, for even and odd steps. A block stores what step i + 1 multiplies over
-// what step i - 1 did. It may: it has the sums of step i over all of K, so every block had
-// published step i, and a block does that only after it has multiplied in step i - 1.
+// Each set has a ring of DEPTH buffers. One layer has two, for even and odd steps. A block stores
+// what step i + 1 multiplies over what step i - 1 did. It may: it has the sums of step i over all
+// of K, so every block had published step i, and a block does that only after it has multiplied in
+// step i - 1.
 //
-// In a stack the layer that follows (above; in backward, below) multiplies the same values. There
-// are DEPTH buffers, and every DEPTH / 2 steps await_followers asks how far that layer is.
+// In a stack the layer that follows (above; in backward, below) multiplies the same values, and may
+// be some steps late. So each layer has more buffers, and every DEPTH / 2 steps await_followers
+// waits until the layer that follows has multiplied what is overwritten next.
 
 // The flag buffer: counters [LAYERS, sets, SPLITS, 128 bytes], then backward's messages [LAYERS,
 // sets, 2 (of even and of odd steps), BLOCKS, MESSAGES_BYTES], then what is published [LAYERS,
@@ -116,8 +118,10 @@ INLINE void await_published(const int* counter, int times) {
     }
 }
 
-// Before step i of a set in a stack: the cells of this step and of DEPTH / 2 - 1 more may be
-// published over what is DEPTH steps older, as all blocks that multiplied it have published since.
+// STACK: before step i of a set, where i is a multiple of SOME, waits until all blocks of the layer
+// that follows have multiplied this layer's values of step i - SOME - 1, as the counters of that
+// layer tell. No block reads the values of steps i - DEPTH to i - SOME - 1 any more then, and those
+// of steps i to i + SOME - 1 may be stored over them.
 INLINE void await_followers(const Place& here, const Exchange& exchange, int set, int i) {
     constexpr int SOME = DEPTH / 2;
     if (!STACK || i % SOME || i < SOME || !has_layer(here, -SOURCE)) return;
@@ -126,7 +130,7 @@ INLINE void await_followers(const Place& here, const Exchange& exchange, int set
 }
 
 // The thread that copies one half of all operands, turn by turn: the block's part of it, into all
-// blocks of the cluster.
+// blocks of the cluster. FIRST_OWN: where in a split the values begin that its layer multiplies.
 INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
     constexpr int PART = HALF_BYTES / CLUSTER;
     const int split = STACK ? here.part_of_k() : here.part_of_k() * HALVES + half;

@@ -17,7 +17,8 @@ constexpr bool BACKWARD = false;
 constexpr int SOURCE = -1;  // STACK: the layer below gives the input
 // Cells are computed sooner than the next sums come: a warp reads ahead and stores late.
 constexpr bool CELLS_WAIT = OWN_SETS * SLOTS <= 4;
-constexpr int MESSAGES_BYTES = 0, FIRST_OWN = 0;
+constexpr int MESSAGES_BYTES = 0;  // no block sends sums to another
+constexpr int FIRST_OWN = 0;       // a layer and the one above multiply the same h
 
 INLINE int steps_of_products(int count) { return count; }
 // What a step multiplies; in a stack the layer above also multiplies h of the last one.

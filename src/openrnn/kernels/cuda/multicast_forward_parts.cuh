@@ -133,6 +133,8 @@ struct Given {
 struct Results {
     storage_t *y[SLOTS] = {}, *saved[SLOTS] = {};  // null: none
     Pair output[SLOTS];
+    // Where ACTIVATIONS % 4 is 3 a fourth value is stored beside the last three. Nothing sets it:
+    // backward loads it, and no derivative reads it.
     float values[SLOTS][2][ACTIVATIONS + 4];
 
     INLINE void store(const ForwardArgs& args, const Place& here, const SavedPlace& saved_place) {
