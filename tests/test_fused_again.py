@@ -170,8 +170,9 @@ class Kernel:
     threads, max_clusters = 256, 64
     launch, arguments = nvrtc.CudaKernel.launch, {}
 
-    def __init__(self, name, hidden):
+    def __init__(self, name, hidden, structs=1):
         self.made, self.hidden, self.units = SimpleNamespace(name=name), hidden, -(-hidden // 8) * 8
+        self.structs = structs
         self.device, self._parameter = 0, threading.local()
 
     def enter(self):
@@ -184,7 +185,12 @@ class Kernel:
         table = {**LOOPS, **PLAIN}[name]
         count = sum(2 if field.array else 1 for field in table.fields)  # of two states
         start = ctypes.c_void_p.from_address(parameter).value
-        args = named(table, (ctypes.c_int64 * count).from_address(start))
+        assert clusters % self.structs == 0
+        for struct in range(self.structs):
+            words = (ctypes.c_int64 * count).from_address(start + 8 * count * struct)
+            self.run(name, named(table, words))
+
+    def run(self, name, args):
         if name in LOOPS:
             {"forward": forward, "backward": backward}[name](args, self.hidden, self.units)
         elif name == "fill_flags":
@@ -259,7 +265,9 @@ def pretended(monkeypatch):
             return Kernel(kind, hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
-        monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, hidden))
+        monkeypatch.setattr(
+            kernels, "plain", lambda name, _, __, structs=1: Kernel(name, hidden, structs)
+        )
         clear_caches()
         spec = cells.lstm.spec(width, hidden, **options)
         masked = {"lengths": lengths is not None, "reset": reset is not None}

@@ -47,8 +47,10 @@ def test_nibbles_come_back_from_64_bits():
 @pytest.mark.parametrize(("name", "dtype"), thinned(itertools.product(PLAIN, cuda.SIZES), 4))
 def test_small_kernels_spill_nothing(name, dtype):
     for arch in ("sm_80", "sm_90", "sm_120"):
-        made = nvrtc.binary(nvrtc.KernelSource(cuda.plain_source(name, dtype), name, arch, name))
-        assert made.resources.spilled == 0
+        for structs in (1, 7):
+            source = cuda.plain_source(name, dtype, structs)
+            made = nvrtc.binary(nvrtc.KernelSource(source, name, arch, name))
+            assert made.resources.spilled == 0
 
 
 def test_no_shipped_cell_has_more_gates_than_a_word_names():
@@ -245,19 +247,32 @@ def test_a_thread_without_a_context_may_launch_first():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hidden", [1, 31, 40, 97])
+@pytest.mark.parametrize("hidden", [1, 12, 31, 40, 97, 192])
+@pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_weights_are_permuted(hidden, dtype):
-    """Gates in any order, rows up to a multiple of 8 of units, turned or not."""
+def test_weights_are_permuted(hidden, offset, dtype):
+    """Gates in any order, rows up to a multiple of 8 of units, turned or not; at any address.
+
+    The last matrices are permuted by one launch.
+    """
     one = layer_kernels(cells.gru.spec(11, hidden), 0, dtype, torch.cuda.current_device())
-    units, order = one.units, (2, 0, 1)
-    for columns, turned in ((11, False), (hidden, True)):
-        matrix = torch.randn(3 * hidden, columns, device="cuda", dtype=dtype)
+    units, order, jobs, wanted = one.units, (2, 0, 1), [], []
+    for columns, turned in ((11, False), (72, False), *[(hidden, True)] * 3):
+        values = torch.randn(offset + 3 * hidden * columns, device="cuda", dtype=dtype)
+        matrix = values[offset:].view(3 * hidden, columns)
         rows = matrix.unflatten(0, (3, hidden))[list(order)]
         across = units if turned else columns
         want = pad(rows, (0, across - columns, 0, units - hidden))
         want = want.permute(2, 0, 1) if turned else want
         assert torch.equal(one.permuted(matrix, order, turned), want)
+        jobs.append(one.permutation(matrix, order, turned))
+        wanted.append(want)
+    for out, _, _ in jobs:
+        out.fill_(math.nan)
+    words, blocks = [words for _, words, _ in jobs[2:]], jobs[2][2]
+    kernels.launch_several("permute_weights", one.name, one.device, words, blocks)
+    for (out, _, _), want in zip(jobs[2:], wanted[2:]):
+        assert torch.equal(out, want)
 
 
 @pytest.mark.gpu

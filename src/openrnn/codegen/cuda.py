@@ -195,9 +195,13 @@ def _wgmma(dtype: str, config: KernelConfig) -> list[str]:
     ]
 
 
-def plain_source(name: str, dtype: str) -> str:
-    """A kernel that no cell changes, such as "dropout"."""
-    constants = {**_numbers(dtype), **_ANY_SIZE, "TILE": PERMUTE_TILE}
+def plain_source(name: str, dtype: str, structs: int = 1) -> str:
+    """A kernel that no cell changes, such as "dropout".
+
+    Args:
+        structs: of arguments, with blocks for each; not all kernels take several.
+    """
+    constants = {**_numbers(dtype), **_ANY_SIZE, "TILE": PERMUTE_TILE, "STRUCTS": structs}
     return "\n".join([*_defined(constants), _expanded(f"{name}.cuh", PLAIN[name])])
 
 

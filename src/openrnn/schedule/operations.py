@@ -119,6 +119,14 @@ class GradientProducts(OfChunk):
 
 
 @dataclass(frozen=True)
+class StackGradients(Operation):
+    """The gradients of the weights and biases of all layers of a stack that one launch ran."""
+
+    verb = "stack_gradients"
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
 class OfLayer(Operation):
     """An operation on all steps of a layer and direction."""
 
@@ -234,9 +242,9 @@ def _words(operation: Operation) -> str:
         words.append(f"layer {operation.layer}")
     if isinstance(operation, OfChunk | OfLayer):
         words.append("reverse direction" if operation.direction else "forward direction")
-    if isinstance(operation, StackLoop):
+    if isinstance(operation, StackLoop | StackGradients):
         words.append("all layers")
-    timed = OfChunk | StackLoop | CutMasks | Dropout
+    timed = OfChunk | StackLoop | StackGradients | CutMasks | Dropout
     if isinstance(operation, timed) and operation.chunk is not None:
         words.append(f"steps {operation.chunk.begin} to {operation.chunk.end}")
     return "  ".join(words)

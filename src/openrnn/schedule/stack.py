@@ -9,6 +9,7 @@ from openrnn.schedule.operations import (
     FinishWeights,
     GradientProducts,
     Operation,
+    StackGradients,
     StackLoop,
     loop_inputs,
 )
@@ -28,6 +29,7 @@ def backward(layers: int, whole: Chunk) -> Iterator[Operation]:
         yield BeginLayer(layer, 0, layers=layers)
     yield FillFlags(0, 0, whole, backward=True)
     yield StackLoop(whole, "backward")
+    yield GradientProducts(0, 0, whole, "x")
+    yield StackGradients(whole)
     for layer in reversed(range(layers)):
-        yield GradientProducts(layer, 0, whole)
         yield FinishWeights(layer, 0)

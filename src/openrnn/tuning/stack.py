@@ -12,7 +12,9 @@ from openrnn.tuning import measured, plan, wavefront
 from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
-TURNED = 4.0  # us: a matrix that backward reads transposed
+TURNED = 1.5  # us: a matrix that backward reads transposed
+# of the time of a layer's products of weights, where those of several layers are one call
+TOGETHER = 0.7
 # What would run else took 0.82 to 1.19 of the time by its model (H100, 13 stacks), from H 512 on
 # mostly longer than that. So the model's time is multiplied by this factor, for every H.
 OTHERWISE = 1.1
@@ -54,8 +56,10 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
     step = plan.us_of(stack.cell, stack.dtype, configs[0], batch, limits)
-    us = (steps + stack.layers - 1) * step + product + stack.layers * after + LAUNCH
+    us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
+        # the first and the last layer have a product of their own each
+        us += (1 + TOGETHER * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TURNED  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None)
     if other is not None:

@@ -25,6 +25,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
+    several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
     if problem.grad:
         plain |= {("permute_weights", name), ("reduce_bias_gradients", name)}
         if problem.dtype.itemsize == 2:  # the gradients of several chunks are summed in float32
@@ -33,6 +34,9 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     if problem.lengths:
         plain |= {("sort_lengths", "float32"), ("cut_lengths", "float32")}
     made |= {kernels.plain_binary(*kernel, arch) for kernel in plain}
+    layers = spec.num_layers
+    of_stack = {("permute_weights", 2 * layers - 1), ("reduce_bias_gradients", layers)}
+    of_stack |= {("copy_rows", 2 * layers - 2)} if layers > 2 else set()
     kinds = plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states, reset_state
     )
@@ -40,15 +44,18 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
         for kind, on in kinds:
             wanted = [(1, 1)]  # loops at once, layers of a launch
             wanted += [(2, 1)] if _several(problem, kind, on, batch) else []
-            wanted += [(1, spec.num_layers)] if _one_launch(problem, kind, on, batch) else []
-            for loops, layers in wanted:
+            if _one_launch(problem, kind, on, batch):
+                wanted.append((1, layers))
+                several |= of_stack if kind == "backward" else set()
+            for loops, at_once in wanted:
                 kernel = kernels.best(
                     kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
-                    processors=problem.processors, loops=loops, layers=layers,
+                    processors=problem.processors, loops=loops, layers=at_once,
                 )  # fmt: skip
                 if kernel is not None:
                     made.add(kernel[0])
         made.update(_of_steps(problem, batch))
+    made |= {kernels.plain_binary(kernel, name, arch, structs) for kernel, structs in several}
     return made
 
 

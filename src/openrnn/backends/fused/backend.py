@@ -121,7 +121,7 @@ class Fused(Backend):
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """The saved activations of each layer and direction; with recompute states between chunks.
 
-        Then y of all layers but the last, and with lengths the order of the rows.
+        Then y of all layers but the last, one after the other, and with lengths the order of rows.
         """
         spec, dtype = problem.spec, problem.dtype
         one = layer_kernels(spec, 0, dtype, 0)  # its sizes are those of all
@@ -130,8 +130,10 @@ class Fused(Backend):
             row = one.width * dtype.itemsize
             number = chunks.for_recompute(steps, batch, row)
             saved = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
-        output = (steps, batch, spec.directions * spec.hidden_size), dtype
-        shapes = [saved] * spec.chains + [output] * (spec.num_layers - 1)
+        shapes = [saved] * spec.chains
+        if spec.num_layers > 1:
+            width = spec.directions * spec.hidden_size
+            shapes.append(((spec.num_layers - 1, steps, batch, width), dtype))
         return [*shapes, ((batch,), torch.int64)] if problem.lengths else shapes
 
     def forward(self, call: Call) -> Outputs:
@@ -145,24 +147,25 @@ class Fused(Backend):
             # kernels write nothing past the end of a sequence
             new = x.new_empty if call.lengths is None else x.new_zeros
             all_states = [new((spec.chains, steps, batch, width)) for width in spec.state_sizes]
+        made: list[Tensor] = []
         saved: list[Tensor] = []
+        lower: Tensor | None = None  # y of all layers but the last
         order: Tensor | None = None
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            kinds = kinds[: spec.chains]
-            saved = [memory_for(kind, x.device).empty(*shape) for shape, kind in kinds]
+            made = [memory_for(kind, x.device).empty(*shape) for shape, kind in kinds]
+            saved, rest = made[: spec.chains], made[spec.chains :]
             if call.lengths is not None:
-                order = torch.empty_like(call.lengths)
+                order = rest.pop()
+            lower = rest[0] if rest else None
         with On(x.device.index):
             schedule = schedules.forward(
                 schedules.ScheduleKey.of(call, bool(all_states), self.spin_limit)
             )
             lengths = None if call.lengths is None else sort_lengths(call.lengths, order)
-            run = Forward(call, lengths, saved, all_states, self.spin_limit)
+            run = Forward(call, lengths, saved, lower, all_states, self.spin_limit)
             execute(schedule, run)
-        *lower, y = run.outputs
-        reserve = [] if not problem.grad else [*saved, *lower, *([] if order is None else [order])]
-        return Outputs(y, run.finals, all_states, reserve)
+        return Outputs(run.outputs[-1], run.finals, all_states, made)
 
     def repeat(
         self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
@@ -187,10 +190,11 @@ class Fused(Backend):
         if x.shape[0] == 0 or x.shape[1] == 0:
             return nothing_back(call, grads, needs)
         call = _laid_out(call)
-        saved, outputs = reserve[: spec.chains], reserve[spec.chains :]
+        saved, rest = reserve[: spec.chains], reserve[spec.chains :]
         lengths: SortedLengths | None = None
         if call.lengths is not None:
-            lengths = SortedLengths(call.lengths.contiguous(), outputs.pop())
+            lengths = SortedLengths(call.lengths.contiguous(), rest.pop())
+        outputs = [rest[0][layer] for layer in range(spec.num_layers - 1)]
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
             cut, schedule = schedules.backward(

@@ -8,10 +8,11 @@ from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import address, fill_flags
+from openrnn.backends.fused.launches import address, fill_flags, turn_all
 from openrnn.backends.fused.layer_gradients import InputGradient, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.single_step import launch_backward
+from openrnn.backends.fused.stack_gradients import weights_of_stack
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
@@ -21,6 +22,7 @@ from openrnn.schedule.operations import (
     GradientProducts,
     Loop,
     OfChunk,
+    StackGradients,
     StackLoop,
     Step,
 )
@@ -72,6 +74,7 @@ class Backward(ForwardLoops):
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction
         self._backward_loops: dict[tuple[int, int], prepared.PreparedLoop] = {}
         self._flag_buffers: dict[tuple[int, int], list[Tensor]] = {}  # of loops with their own
+        self._all_d_gates: Tensor | None = None  # of a stack
         # gradients of states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
@@ -100,11 +103,21 @@ class Backward(ForwardLoops):
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
         )
         below, *of_params = weights.layer.wanted(self.needs)
-        below = below and not (chunking.stack and layer)  # else it stays in the loop
+        d_gates: Tensor | None = None
+        if chunking.stack:
+            below = below and layer == 0  # else it stays in the loop
+            d_gates = self._stack_d_gates(weights.layer.width)[layer]
         at = self._current[layer, direction] = LayerGradients(
-            self, weights, chunking, parts, tensors, (below, *of_params)
-        )  # fmt: skip
+            self, weights, chunking, parts, tensors, (below, *of_params), d_gates
+        )
         self._dx[layer] = at.dx
+
+    def _stack_d_gates(self, width: int) -> Tensor:
+        """Memory for the gate gradients of all layers of a stack (L, T, B, width)."""
+        if self._all_d_gates is None:
+            layers = self.spec.num_layers
+            self._all_d_gates = self.empty(layers, self.steps, self.batch, width)
+        return self._all_d_gates
 
     def _input_of(self, layer: int) -> Tensor:
         """What a layer read: x, or the output of the layer below, with its mask."""
@@ -191,6 +204,7 @@ class Backward(ForwardLoops):
 
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
+        turn_all([self.weights(one.layer, 0) for one in each])
         flags, words = self._flag_buffer(each[0]), list[int]()
         for one in each:
             words += self._words(one, None, flags, None)
@@ -213,7 +227,7 @@ class Backward(ForwardLoops):
         lengths, order, reset = self.mask_addresses(chunk)
         loop, above = self._backward_loops[place], 0
         if loop.config.layers > 1 and operation.layer + 1 < self.spec.num_layers:
-            above = self.weights(operation.layer + 1, 0).input_turned.data_ptr()
+            above = address(self.weights(operation.layer + 1, 0).input_turned)
         return loop.args.words(
             weight=at.weights.recurrent_by_planes.data_ptr(),
             w_above=above,
@@ -244,6 +258,10 @@ class Backward(ForwardLoops):
 
     def gradient_products(self, operation: GradientProducts) -> None:
         self._at(operation).products(self, operation.chunk, operation.of)
+
+    def stack_gradients(self, operation: StackGradients) -> None:
+        each = [self._current[layer, 0] for layer in range(self.spec.num_layers)]
+        weights_of_stack(self, each, operation.chunk)
 
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self._current.pop((operation.layer, operation.direction))

@@ -78,6 +78,25 @@ def copied(
     return out
 
 
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copies the first tensor of each pair to the second, by one launch.
+
+    All are dense, of one size, and in pieces of 16 bytes.
+    """
+    first, _ = pairs[0]
+    count, pieces = first.numel(), first.nbytes // ALIGNMENT
+    words = [
+        CopyRowsArgs(
+            x=x.data_ptr(), x_step=0, x_row=0, out=out.data_ptr(), steps=1, batch=1, width=count,
+            out_width=count, pieces=pieces,
+        ).words()
+        for x, out in pairs
+    ]  # fmt: skip
+    name, device = str(first.dtype).removeprefix("torch."), first.device.index or 0
+    threads = kernels.plain("copy_rows", name, device, len(pairs)).threads
+    kernels.launch_several("copy_rows", name, device, words, -(-pieces // threads))
+
+
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
     """`torch.stack` of vectors of one size, by launches, which programs may have."""
     first = vectors[0]

@@ -19,6 +19,7 @@ class Forward(ForwardLoops):
     Args:
         saved: memory of each layer and direction for saved activations (T, ...), or with recompute
             for the states between chunks; empty in inference.
+        lower: memory for y of all layers but the last (L - 1, T, B, D*H); None: each gets its own.
         all_states: memory for the states of all steps, in the order of the cell's states, or empty.
 
     Attributes:
@@ -32,11 +33,12 @@ class Forward(ForwardLoops):
         call: Call,
         lengths: SortedLengths | None,
         saved: list[Tensor],
+        lower: Tensor | None,
         all_states: list[Tensor],
         spin_limit: int = 0,
     ) -> None:
         super().__init__(call, lengths, spin_limit)
-        self.saved, self.all_states = saved, all_states
+        self.saved, self.lower, self.all_states = saved, lower, all_states
         chains, batch = self.spec.chains, self.batch
         self.finals = call.results[1:] or [
             self.empty(chains, batch, width) for width in self.spec.state_sizes
@@ -58,8 +60,13 @@ class Forward(ForwardLoops):
             elif len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
             last = operation.layer == self.spec.num_layers - 1
-            given = self.call.results[:1] if last else []
-            self.outputs += given or [self.empty(self.steps, self.batch, width)]
+            if last and self.call.results:
+                y = self.call.results[0]
+            elif last or self.lower is None:
+                y = self.empty(self.steps, self.batch, width)
+            else:
+                y = self.lower[operation.layer]
+            self.outputs.append(y)
 
     def dropout(self, operation: Dropout) -> None:
         layer, chunk, y = operation.layer, operation.chunk, self.outputs[operation.layer]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice, product, zip_longest
+from itertools import chain, islice, product, zip_longest
 from typing import TypeVar
 
 import torch
@@ -240,14 +240,32 @@ def best_step(
 
 
 @memo(256)
-def plain_binary(name: str, dtype: str, arch: str) -> nvrtc.Binary:
-    """A compiled kernel that no cell changes; `name` is that of its file in `kernels/cuda/`."""
-    source = cuda.plain_source(name, dtype)
+def plain_binary(name: str, dtype: str, arch: str, structs: int = 1) -> nvrtc.Binary:
+    """A compiled kernel that no cell changes.
+
+    Args:
+        name: of the kernel and of its file in `kernels/cuda/`.
+        structs: see `cuda.plain_source`.
+    """
+    source = cuda.plain_source(name, dtype, structs)
     return nvrtc.binary(nvrtc.KernelSource(source, name, arch, f"{name} for {dtype}, CUDA"))
 
 
 @resource
-def plain(name: str, dtype: str, device: int) -> nvrtc.CudaKernel:
+def plain(name: str, dtype: str, device: int, structs: int = 1) -> nvrtc.CudaKernel:
     """The same, loaded; its blocks have 256 threads."""
     arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
-    return nvrtc.loaded(plain_binary(name, dtype, arch), 1, 256, 0, device)
+    return nvrtc.loaded(plain_binary(name, dtype, arch, structs), 1, 256, 0, device)
+
+
+def launch_several(
+    name: str, dtype: str, device: int, every: Sequence[list[int]], blocks: int
+) -> None:
+    """One launch of a plain kernel for several structs of arguments.
+
+    Args:
+        every: the words of each struct.
+        blocks: for each of them.
+    """
+    words = [*chain.from_iterable(every)]
+    plain(name, dtype, device, len(every)).launch(blocks * len(every), words)

@@ -66,6 +66,8 @@ class Weights:
     Attributes:
         w_ih (G*H, I), None without one; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
+        input_turned: W_ih (units, G, units) transposed, its gates in the order of the first planes,
+            which backward of a stack reads for the layer below; `turn_all` makes it.
     """
 
     def __init__(self, call: Call, layer: LayerKernels) -> None:
@@ -83,7 +85,7 @@ class Weights:
         self._recurrent: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._input_aligned: Tensor | None = None
-        self._input_turned: Tensor | None = None
+        self.input_turned: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
         self._recurrent_rows: Tensor | None = None
 
@@ -121,16 +123,6 @@ class Weights:
         return self._input_aligned
 
     @property
-    def input_turned(self) -> Tensor:
-        """W_ih (units, G, units) transposed, its gates in the order of the first planes.
-
-        Backward of a stack reads it for the layer below.
-        """
-        if self._input_turned is None:
-            self._input_turned = self.layer.permuted(self.input_matrix, self.layer.left, True)
-        return self._input_turned
-
-    @property
     def recurrent_by_planes(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
         if self._recurrent_by_planes is None:
@@ -150,6 +142,20 @@ class Weights:
                 self.w_hh if as_it_is else layer.permuted(self.w_hh, layer.right, False)
             )
         return self._recurrent_rows
+
+
+def turn_all(stack: Sequence[Weights]) -> None:
+    """Transposes all matrices that backward of a stack reads, by one launch."""
+    jobs = [one.layer.permutation(one.w_hh, one.layer.right, True) for one in stack]
+    jobs += [one.layer.permutation(one.input_matrix, one.layer.left, True) for one in stack[1:]]
+    layer, blocks = stack[0].layer, jobs[0][2]  # all matrices have one shape
+    words = [words for _, words, _ in jobs]
+    kernels.launch_several("permute_weights", layer.name, layer.device, words, blocks)
+    turned = [made for made, _, _ in jobs]
+    for one, made in zip(stack, turned):
+        one._recurrent_by_planes = made
+    for one, made in zip(stack[1:], turned[len(stack) :]):
+        one.input_turned = made
 
 
 class Masks(NamedTuple):

@@ -148,11 +148,25 @@ class LayerKernels:
             units=self.units, hidden=self.hidden, left=self.left_word, right=self.right_word,
         )  # fmt: skip
 
+    @cached_property
+    def bias_blocks(self) -> int:
+        """The blocks of its launch."""
+        rows = (2 * self.gates + self.vectors) * self.hidden
+        return -(-rows // self.reduce_bias_gradients.threads)
+
     def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
         """A matrix (G*H, N) as (G, units, N), its gates in another order, padded with zeros.
 
         transposed: as (units, G, units), for a matrix whose columns are units, too.
         """
+        out, words, blocks = self.permutation(matrix, order, transposed)
+        self.permute_weights.launch(blocks, words)
+        return out
+
+    def permutation(
+        self, matrix: Tensor, order: tuple[int, ...], transposed: bool
+    ) -> tuple[Tensor, list[int], int]:
+        """Memory for what `permuted` returns, and the arguments and blocks of its launch."""
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = units if transposed else columns
         tile = cuda.PERMUTE_TILE
@@ -162,9 +176,7 @@ class LayerKernels:
             matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
             across=across, columns=columns, gates=gates, order=nibbles(order), turned=transposed,
         )  # fmt: skip
-        blocks = gates * (-(-units // tile) * -(-across // tile))
-        self.permute_weights.launch(blocks, args.words())
-        return out
+        return out, args.words(), gates * (-(-units // tile) * -(-across // tile))
 
     def wanted(self, needs: Needs) -> tuple[bool, ...]:
         """Which of its gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors."""

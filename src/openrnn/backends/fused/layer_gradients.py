@@ -84,15 +84,18 @@ class LayerGradients:
         launches: the pass.
         parts: of the sums over rows that the launch for a chunk leaves; 0: the launch adds them up.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
+        d_gates: memory for the gate gradients of all steps; None: it takes its own.
 
     Attributes:
         dx: None where not wanted.
         dy: this direction's part as the loop reads it.
+        input, recurrent: the gradients of w_ih and w_hh, None where not wanted.
+        all_d_gates: the memory for gate gradients: of all steps, or of the longest chunk.
     """
 
     def __init__(
         self, launches: Launches, weights: Weights, chunking: Chunking, parts: int,
-        tensors: LayerTensors, wanted: tuple[bool, ...],
+        tensors: LayerTensors, wanted: tuple[bool, ...], d_gates: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.weights, self._parts = weights, parts
         self.layer: LayerKernels = weights.layer
@@ -102,8 +105,10 @@ class LayerGradients:
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
         self._whole = chunking.overlap or chunking.wavefront or len(chunks) == 1
-        steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
-        self._d_gates = launches.empty(steps, launches.batch, layer.width)
+        if d_gates is None:
+            steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
+            d_gates = launches.empty(steps, launches.batch, layer.width)
+        self.all_d_gates = d_gates
         rows = len(chunks) * parts
         self._sums: Tensor | None = None
         if parts:
@@ -113,13 +118,13 @@ class LayerGradients:
         self.dx = tensors.dx
         if wanted[0] and self.dx is None:
             self.dx = InputGradient(launches.empty(*x.shape))
-        self._input = self._recurrent = None
+        self.input = self.recurrent = None
         # products of each chunk add to the weights
         several = len(chunks) > 1 and not (chunking.wavefront or chunking.at_once)
         if weights.w_ih is not None and wanted[1]:
-            self._input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
+            self.input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
-            self._recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
+            self.recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
         # made here, on the main stream: what products of both streams read, and what a side stream
         # writes for the caller
         if chunking.wavefront or chunking.at_once:
@@ -129,7 +134,7 @@ class LayerGradients:
 
     def d_gates(self, chunk: Chunk) -> Tensor:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""
-        return chunk.of(self._d_gates) if self._whole else self._d_gates[: chunk.steps]
+        return chunk.of(self.all_d_gates) if self._whole else self.all_d_gates[: chunk.steps]
 
     def sums_of(self, chunk: Chunk) -> int:
         """Where a chunk's sums over steps and rows go, which give bias gradients."""
@@ -149,18 +154,18 @@ class LayerGradients:
                 input_gradient(self.weights, part.of(self.dx.tensor), here, add)
         if of == "x":
             return
-        if self._input is not None:
-            add_input(self.weights, chunk.of(self.x), d_gates, self._input)
-        if self._recurrent is not None:
-            add_recurrent(launches, self.weights, chunk, self.y, d_gates, self._recurrent)
+        if self.input is not None:
+            add_input(self.weights, chunk.of(self.x), d_gates, self.input)
+        if self.recurrent is not None:
+            add_recurrent(launches, self.weights, chunk, self.y, d_gates, self.recurrent)
         if of == "weights":  # of all steps
             self._reduce_biases()
 
     def finished(self) -> Found:
         """The gradients of the parameters, after the products of all chunks."""
         found: Found = [None] * (5 + self.layer.vectors)
-        found[0] = None if self._input is None else self._input.finished()
-        found[1] = None if self._recurrent is None else self._recurrent.finished()
+        found[0] = None if self.input is None else self.input.finished()
+        found[1] = None if self.recurrent is None else self.recurrent.finished()
         if not self._reduced:
             self._reduce_biases()
         found[2], found[3], vectors = self.biases()
@@ -186,17 +191,23 @@ class LayerGradients:
 
     def _reduce_biases(self) -> None:
         """The gradients of biases and unit vectors, from the sums of all chunks."""
+        words, layer = self.bias_words(), self.layer
+        if words is not None:
+            layer.reduce_bias_gradients.launch(layer.bias_blocks, words)
+
+    def bias_words(self) -> list[int] | None:
+        """The arguments of the launch that gives these gradients; None where none is needed.
+
+        From now on they count as reduced.
+        """
         self._reduced = True
-        layer, biases, sums = self.layer, self.biases(), self._sums
+        biases, sums = self.biases(), self._sums
         if sums is None or biases == (None, None, None):
-            return
-        rows = (2 * layer.gates + layer.vectors) * layer.hidden
-        words = layer.reduce_bias_args.words(
+            return None
+        return self.layer.reduce_bias_args.words(
             sums=sums.data_ptr(), parts=sums.shape[0], input_bias=address(biases.input),
             recurrent_bias=address(biases.recurrent), unit_vectors=address(biases.unit_vectors),
         )  # fmt: skip
-        kernel = layer.reduce_bias_gradients
-        kernel.launch(-(-rows // kernel.threads), words)
 
 
 def _laid_out(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:

@@ -110,7 +110,7 @@ def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
 @memo(1024)
 def weight_gradient(
     layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
-    full: bool,
+    full: bool, apart: tuple[int, int], layers: int,
 ) -> Product:  # fmt: skip
     """A matrix's gradient (gates of a span * units, columns): gate gradients^T times what it read.
 
@@ -119,10 +119,13 @@ def weight_gradient(
         rows: T*B of the chunk.
         strides: from row to row of the gate gradients and of what the matrix read.
         full: the gradient is float32.
+        apart: from layer to layer of the same two, where several are multiplied at once.
+        layers: that are; their gradients (G * units, columns) follow each other.
     """
     begin, end = span
-    gradients, other = strides
+    gradients, other = (Layout(stride, apart=far) for stride, far in zip(strides, apart))
+    matrix = layer.gates * layer.units * columns
     return product_for(
         layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
-        Layout(gradients, True), Layout(other), Layout(columns), full,
+        gradients._replace(transposed=True), other, Layout(columns, apart=matrix), full, layers,
     )  # fmt: skip

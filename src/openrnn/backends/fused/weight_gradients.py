@@ -14,14 +14,19 @@ from openrnn.schedule import Chunk
 
 
 class Rows(NamedTuple):
-    """A matrix in memory: where it begins, and elements from one row to the next."""
+    """A matrix in memory: where it begins, and elements from one row to the next.
+
+    Attributes:
+        apart: elements to the same matrix of the next layer.
+    """
 
     address: int
     stride: int
+    apart: int = 0
 
 
 class WeightGradient:
-    """The gradient (G*H, N) of a matrix, to which the products of each chunk add.
+    """The gradient (G*H, N) of a matrix, or of several layers, to which products of chunks add.
 
     Until it is finished it is padded to all units and to the columns of `widened`. The sum over
     several chunks is float32.
@@ -30,32 +35,43 @@ class WeightGradient:
         spans: the gates in the order of the planes, as ranges of consecutive gates.
         columns: N.
         several: there is more than one chunk.
+        layers: their gradients follow each other in `sum`.
     """
 
     def __init__(
-        self, weights: Weights, spans: list[tuple[int, int]], columns: int, several: bool
-    ) -> None:
-        self.layer, self.columns, self.spans = weights.layer, columns, spans
+        self, weights: Weights, spans: list[tuple[int, int]], columns: int, several: bool,
+        layers: int = 1,
+    ) -> None:  # fmt: skip
+        self.weights, self.layer = weights, weights.layer
+        self.columns, self.spans = columns, spans
         self.full = several
         layer = self.layer
         width = whole_pieces(columns, layer.dtype.itemsize)
         self.padded = width > columns
         dtype = torch.float32 if several else layer.dtype
-        self.sum = memory_for(dtype, weights.w_hh.device).empty(layer.gates * layer.units, width)
-        self.written = False
+        rows = layers * layer.gates * layer.units
+        self.sum = memory_for(dtype, weights.w_hh.device).empty(rows, width)
+        self.layers, self.written = layers, False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `widened`."""
         layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
         done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
-        strides = gradients.stride, other.stride
+        strides, apart = (gradients.stride, other.stride), (gradients.apart, other.apart)
         for span in self.spans:
             first, end = span
-            product = prepared.weight_gradient(layer, span, columns, rows, strides, self.full)
+            product = prepared.weight_gradient(
+                layer, span, columns, rows, strides, self.full, apart, self.layers
+            )
             at = gradients.address + done * layer.units * size
             product.run(at, other.address, start + first * gate, self.written)
             done += end - first
         self.written = True
+
+    def of_layers(self) -> list[Tensor]:
+        """That of each layer, padded."""
+        rows = self.sum.shape[0] // self.layers
+        return [self.sum[begin : begin + rows] for begin in range(0, rows * self.layers, rows)]
 
     def finished(self) -> Tensor:
         """The gradient in the shape and dtype of its matrix."""

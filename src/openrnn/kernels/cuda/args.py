@@ -53,11 +53,12 @@ class Args:
 
     @classmethod
     def pointers(cls, words: Sequence[int]) -> list[int]:
-        """Where pointers stand among the words of a launch; arrays share what numbers leave."""
+        """Where pointers stand among the words of all structs; arrays share what numbers leave."""
         names = [field.name for field in cls.fields]
-        structs = words[names.index("layers")] if "layers" in names else 1
-        arrays, count = sum(field.array for field in cls.fields), len(words) // structs
-        entries = (count - len(cls.fields) + arrays) // arrays if arrays else 0
+        arrays = sum(field.array for field in cls.fields)
+        one = len(words) if arrays else len(names)
+        structs = words[names.index("layers")] if "layers" in names else len(words) // one
+        entries = (len(words) // structs - len(names) + arrays) // arrays if arrays else 0
         points: list[bool] = []
         for field in cls.fields:
             points += ["*" in field.cuda] * (entries if field.array else 1)

@@ -14,10 +14,16 @@ __device__ void copy_piece(storage_t* out, const storage_t* x, bool live) {
     *reinterpret_cast<Piece*>(out) = live ? *reinterpret_cast<const Piece*>(x) : Piece{};
 }
 
+// Of STRUCTS copies each has every STRUCTS-th block.
+struct CopyRowsStructs {
+    CopyRowsArgs each[STRUCTS];
+};
+
 // A thread copies a piece of a row. Its bytes are the largest power of two, up to 16, that divides
 // addresses, widths and strides.
-extern "C" __global__ void copy_rows(const __grid_constant__ CopyRowsArgs args) {
-    const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+extern "C" __global__ void copy_rows(const __grid_constant__ CopyRowsStructs given) {
+    const CopyRowsArgs& args = given.each[blockIdx.x % STRUCTS];
+    const int64 number = int64(blockIdx.x / STRUCTS) * blockDim.x + threadIdx.x;
     const int64 piece = args.out_width / args.pieces;  // values
     if (number >= args.steps * args.batch * args.pieces) return;
     const int64 line = quotient(number, args.pieces), t = quotient(line, args.batch);

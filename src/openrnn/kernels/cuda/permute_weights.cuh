@@ -2,38 +2,103 @@
 
 #include "device.cuh"
 
-constexpr int LINES = 256 / TILE;  // of TILE values that 256 threads move at a time
+constexpr int LINES = 256 / TILE;  // of TILE values that 256 threads move at a time, one each
 static_assert(256 % TILE == 0 && TILE % LINES == 0, "a block moves whole rows, and all of them");
+constexpr int PIECE = 16 / SIZE, PIECES = TILE / PIECE;  // values of 16 bytes, of those in a line
+constexpr int LINES_OF_PIECES = 256 / PIECES;            // that 256 threads move, 16 bytes each
+static_assert(TILE % LINES_OF_PIECES == 0 && TILE / PIECES == PIECE, "all lines; whole pieces");
+
+// What a block moves: a tile of one gate.
+struct Part {
+    int64 unit, column;  // the first of the tile
+    int64 gate, from;    // of out, of matrix
+};
+
+// Where a piece of a line lies in shared memory: pieces of one column meet no bank twice.
+INLINE int place_of(int line, int piece) {
+    return line * TILE + (piece ^ line / PIECE % PIECES) * PIECE;
+}
+
+// 16 bytes at a time: rows of matrix are multiples of that.
+INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storage_t* tile) {
+    const int first_line = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    #pragma unroll
+    for (int line = first_line; line < TILE; line += LINES_OF_PIECES) {
+        const int64 unit = part.unit + line, column = part.column + piece * PIECE;
+        const bool inside = unit < args.hidden && column < args.columns;
+        const uint4 values = inside
+            ? *reinterpret_cast<const uint4*>(
+                  args.matrix + (part.from * args.hidden + unit) * args.columns + column)
+            : make_uint4(0, 0, 0, 0);
+        if (args.turned)
+            *reinterpret_cast<uint4*>(tile + place_of(line, piece)) = values;
+        else if (unit < args.units && column < args.across)
+            *reinterpret_cast<uint4*>(
+                args.out + (part.gate * args.units + unit) * args.columns + column) = values;
+    }
+    if (!args.turned) return;
+    __syncthreads();
+    #pragma unroll
+    for (int line = first_line; line < TILE; line += LINES_OF_PIECES) {
+        const int64 unit = part.unit + piece * PIECE, column = part.column + line;
+        if (unit >= args.units || column >= args.across) continue;
+        alignas(16) storage_t values[PIECE];
+        #pragma unroll
+        for (int i = 0; i < PIECE; ++i)
+            values[i] = tile[place_of(piece * PIECE + i, line / PIECE) + line % PIECE];
+        *reinterpret_cast<uint4*>(
+            args.out + (column * args.gates + part.gate) * args.units + unit) =
+            *reinterpret_cast<const uint4*>(values);
+    }
+}
+
+// One value at a time, whatever the sizes and addresses.
+INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storage_t* tile) {
+    constexpr int PITCH = TILE + 4 / SIZE;  // values of one column meet no bank twice
+    const int x = threadIdx.x % TILE, first_line = threadIdx.x / TILE;
+    #pragma unroll 8
+    for (int line = first_line; line < TILE; line += LINES) {
+        const int64 unit = part.unit + line, column = part.column + x;
+        const bool inside = unit < args.hidden && column < args.columns;
+        tile[line * PITCH + x] = inside
+            ? args.matrix[(part.from * args.hidden + unit) * args.columns + column]
+            : storage_t(0);
+    }
+    __syncthreads();
+    #pragma unroll 8
+    for (int line = first_line; line < TILE; line += LINES) {
+        const int64 unit = part.unit + (args.turned ? x : line);
+        const int64 column = part.column + (args.turned ? line : x);
+        if (unit >= args.units || column >= args.across) continue;
+        if (args.turned)
+            args.out[(column * args.gates + part.gate) * args.units + unit] =
+                tile[x * PITCH + line];
+        else
+            args.out[(part.gate * args.units + unit) * args.columns + column] =
+                tile[line * PITCH + x];
+    }
+}
+
+// Of STRUCTS matrices each has every STRUCTS-th block.
+struct PermuteWeightsStructs {
+    PermuteWeightsArgs each[STRUCTS];
+};
 
 // From matrix [gates, hidden, columns] to out [gates, units, columns] or, transposed, [across,
 // gates, units]. A block moves one tile of one gate through shared memory; `order` has 4 bits for
 // each place in out: the gate of matrix that belongs there.
-extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeightsArgs args) {
-    __shared__ storage_t tile[TILE][TILE + 4 / SIZE];  // padded: a column meets no bank twice
+extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeightsStructs given) {
+    __shared__ alignas(16) storage_t tile[TILE * (TILE + 4 / SIZE)];
+    const PermuteWeightsArgs& args = given.each[blockIdx.x % STRUCTS];
+    const uint32 block = blockIdx.x / STRUCTS;
     const uint32 side = uint32((args.across + TILE - 1) / TILE);  // tiles of a gate
     const uint32 down = uint32((args.units + TILE - 1) / TILE);
-    const int64 first_column = blockIdx.x % side * TILE;
-    const int64 first_unit = blockIdx.x / side % down * TILE;
-    const int64 gate = blockIdx.x / side / down, from = args.order >> (4 * gate) & 15;
-    const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
-    #pragma unroll 8
-    for (int i = 0; i < TILE / LINES; ++i) {
-        const int line = i * LINES + y;
-        const int64 unit = first_unit + line, column = first_column + x;
-        const bool inside = unit < args.hidden && column < args.columns;
-        tile[line][x] = inside ? args.matrix[(from * args.hidden + unit) * args.columns + column]
-                               : storage_t(0);
-    }
-    __syncthreads();
-    #pragma unroll 8
-    for (int i = 0; i < TILE / LINES; ++i) {
-        const int line = i * LINES + y;
-        const int64 unit = first_unit + (args.turned ? x : line);
-        const int64 column = first_column + (args.turned ? line : x);
-        if (unit >= args.units || column >= args.across) continue;
-        if (args.turned)
-            args.out[(column * args.gates + gate) * args.units + unit] = tile[x][line];
-        else
-            args.out[(gate * args.units + unit) * args.columns + column] = tile[line][x];
-    }
+    const int64 gate = block / side / down;
+    const Part part{block / side % down * TILE, block % side * TILE, gate,
+                    args.order >> (4 * gate) & 15};
+    const int64 address = reinterpret_cast<int64>(args.matrix);
+    if ((address | args.columns * SIZE) % 16 == 0 && args.units % PIECE == 0)
+        move_pieces(args, part, tile);
+    else
+        move_values(args, part, tile);
 }

@@ -2,12 +2,18 @@
 
 #include "device.cuh"
 
+// Of STRUCTS layers each has every STRUCTS-th block.
+struct ReduceBiasGradientsStructs {
+    ReduceBiasGradientsArgs each[STRUCTS];
+};
+
 // A thread adds up one unit of a gate's bias, of its recurrent bias, or of a per-unit vector,
 // always in the same order. `left` and `right` have 4 bits for each gate: its plane on that side.
 extern "C" __global__ void reduce_bias_gradients(
-    const __grid_constant__ ReduceBiasGradientsArgs args
+    const __grid_constant__ ReduceBiasGradientsStructs given
 ) {
-    const int64 number = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const ReduceBiasGradientsArgs& args = given.each[blockIdx.x % STRUCTS];
+    const int64 number = int64(blockIdx.x / STRUCTS) * blockDim.x + threadIdx.x;
     const int64 row = number / args.hidden, unit = number % args.hidden;
     if (row >= 2 * args.gates + args.vectors) return;
     storage_t* out = args.unit_vectors + (row - 2 * args.gates) * args.hidden;
