@@ -256,7 +256,7 @@ def test_weights_are_permuted(hidden, offset, dtype):
     The last matrices are permuted by one launch.
     """
     one = layer_kernels(cells.gru.spec(11, hidden), 0, dtype, torch.cuda.current_device())
-    units, order, jobs, wanted = one.units, (2, 0, 1), [], []
+    units, order, jobs = one.units, (2, 0, 1), []
     for columns, turned in ((11, False), (72, False), *[(hidden, True)] * 3):
         values = torch.randn(offset + 3 * hidden * columns, device="cuda", dtype=dtype)
         matrix = values[offset:].view(3 * hidden, columns)
@@ -265,13 +265,12 @@ def test_weights_are_permuted(hidden, offset, dtype):
         want = pad(rows, (0, across - columns, 0, units - hidden))
         want = want.permute(2, 0, 1) if turned else want
         assert torch.equal(one.permuted(matrix, order, turned), want)
-        jobs.append(one.permutation(matrix, order, turned))
-        wanted.append(want)
-    for out, _, _ in jobs:
+        jobs.append((matrix, want, *one.permutation(matrix, order, turned)))
+    _, _, _, every, (blocks, *_) = zip(*jobs[2:])
+    for _, _, out, _, _ in jobs[2:]:
         out.fill_(math.nan)
-    words, blocks = [words for _, words, _ in jobs[2:]], jobs[2][2]
-    kernels.launch_several("permute_weights", one.name, one.device, words, blocks)
-    for (out, _, _), want in zip(jobs[2:], wanted[2:]):
+    kernels.launch_several("permute_weights", one.name, one.device, every, blocks)
+    for _, want, out, _, _ in jobs[2:]:
         assert torch.equal(out, want)
 
 

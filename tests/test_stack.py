@@ -177,7 +177,7 @@ def test_the_model_takes_a_stack(kind):
 def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
     """And by nothing else, from `LEAST_BATCH` and `LEAST_HIDDEN` to `MOST_HIDDEN`.
 
-    The other way's time is a tenth more than by its model.
+    From H 512 on the other way's time is a twentieth more than by its model.
     """
     chosen, flags = [], KINDS[kind]
     for hidden, layers, batch in product((384, 512, 640), (2, 3), (32, 64, 128, 256)):
@@ -187,7 +187,8 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
         other = wavefronts.wavefront_of(problem(**size), kind, flags, 128, batch, True)
-        assert other is None or asked.otherwise == pytest.approx(1.1 * other.us)
+        factor = 1.05 if hidden >= 512 else 1
+        assert other is None or asked.otherwise == pytest.approx(factor * other.us)
     assert {*chosen} == {True, False}
 
 
@@ -200,7 +201,8 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
      (NEITHER, BOTH, {"batch": 31, "steps": 32}), (BOTH, BOTH, {"hidden": 640, "layers": 2}),
      (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (NEITHER, FORWARD, {"hidden": 192}),
      (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
-     (FORWARD, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
+     (BOTH, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
+     (FORWARD, BOTH, {"hidden": 384}), (NEITHER, BOTH, {"hidden": 256}),
      (NEITHER, NEITHER, {"place": ((8, 0), 108)}), (NEITHER, NEITHER, {"place": ((10, 0), 132)}),
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BACKWARD, {"layers": 5}),

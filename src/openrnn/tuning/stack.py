@@ -15,13 +15,11 @@ LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
 TURNED = 1.5  # us: a matrix that backward reads transposed
 # of the time of a layer's products of weights, where those of several layers are one call
 TOGETHER = 0.7
-# What would run else took 0.82 to 1.19 of the time by its model (H100, 13 stacks), from H 512 on
-# mostly longer than that. So the model's time is multiplied by this factor, for every H.
-OTHERWISE = 1.1
-# Beyond these one launch was as quick at most (2 x 768, 8 x 256 at B 16, backward of 8 x 256), or
-# was not measured.
-LEAST_BATCH, MOST_HIDDEN = 32, 640
-LEAST_HIDDEN = {"forward": 256, "backward": 384}
+# What would run else took 0.82 to 1.19 of the time by its model (H100, 13 stacks), mostly longer
+# from H 512 on. There the model's time is multiplied by this factor.
+OTHERWISE, LARGE = 1.05, 512
+# Beyond these one launch was as quick at most (2 x 768, 8 x 256 at B 16), or was not measured.
+LEAST_BATCH, LEAST_HIDDEN, MOST_HIDDEN = 32, 256, 640
 
 
 class StackPlan(NamedTuple):
@@ -30,8 +28,8 @@ class StackPlan(NamedTuple):
     Attributes:
         config: of the kernel that is tried first.
         us: of all layers by the model.
-        otherwise: the same as a wavefront or layer by layer, `OTHERWISE` times that way's model.
-            The launch is chosen where `us` is at most this.
+        otherwise: the same as a wavefront or layer by layer, from H `LARGE` on `OTHERWISE` times
+            that way's model. The launch is chosen where `us` is at most this.
     """
 
     config: KernelConfig
@@ -50,7 +48,7 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
     configs = plan.ranked(*asked, layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
-    sizes = batch >= LEAST_BATCH and LEAST_HIDDEN[stack.kind] <= stack.hidden <= MOST_HIDDEN
+    sizes = batch >= LEAST_BATCH and LEAST_HIDDEN <= stack.hidden <= MOST_HIDDEN
     if chunk is None and not sizes:
         return None
     limits = Limits.of(stack.capability, stack.processors)
@@ -69,7 +67,8 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         alone = times.alone if times is not None else 0.0
         loops = steps * alone + product + after + wavefront.CHUNK_COST
         modelled = stack.layers * loops
-    found = StackPlan(configs[0], us, OTHERWISE * modelled)
+    factor = OTHERWISE if stack.hidden >= LARGE else 1.0
+    found = StackPlan(configs[0], us, factor * modelled)
     if chunk == 1:
         return found
     known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
