@@ -166,27 +166,156 @@ def test_autocast_and_modes_are_seen(hits):
             with torch.autocast("cpu", torch.bfloat16):
                 assert module(x, hx)[0].dtype == torch.bfloat16
         remembered(module, x, hx)
+        assert hits == [1]  # under autocast
         with torch.autocast("cpu", torch.bfloat16):
             assert module(x, hx)[0].dtype == torch.bfloat16
-        assert hits == [0]
+        assert hits == [2]
         with Watch() as watch:
             for _ in range(3):
                 module(x, hx)
         assert watch.calls == 3
-        assert hits == [0]
+        assert hits == [2]
         _, tangent = torch.func.jvp(lambda x: module(x, hx)[0], (x,), (torch.ones_like(x),))
         assert tangent.abs().sum() > 0
         many = torch.vmap(lambda x: module(x, hx)[0])(torch.stack([x, x]))
         assert torch.allclose(many[1], module(x, hx)[0], atol=1e-5)
-    assert hits == [1]
+    assert hits == [3]
     with torch.inference_mode():
         assert module(x, hx)[0].is_inference()
+
+
+NARROW = [torch.bfloat16, torch.float16]
+
+
+def calls_of(kind):
+    """A module, a call of it as a function, and its inputs."""
+    torch.manual_seed(0)
+    if kind == "cell":
+        module, shape = openrnn.LSTMCell(WIDTH, H), (B, H)
+        return module, module, torch.randn(B, WIDTH), (torch.randn(shape), torch.randn(shape))
+    if kind == "step":
+        module, shape = openrnn.LSTM(WIDTH, H, 2), (2, B, H)
+        return module, module.step, torch.randn(B, WIDTH), (torch.randn(shape), torch.randn(shape))
+    module = layer()
+    return module, module, *inputs(module)
+
+
+def every_tensor(found):
+    return [found[0], *(found[1] if isinstance(found[1], tuple) else (found[1],))]
+
+
+@pytest.mark.parametrize("kind", ["layer", "step", "cell"])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_autocast_without_gradients_repeats(hits, kind, dtype):
+    """In each dtype for itself, and after calls without it; parameters are read anew."""
+    module, call, x, hx = calls_of(kind)
+    (other,) = {*NARROW} - {dtype}
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype):
+            first = every_tensor(call(x, hx))
+            call(x, hx)
+            assert hits == [0]
+            assert all(map(torch.equal, every_tensor(call(x, hx)), first))
+            assert hits == [1]
+        assert {one.dtype for one in first} == {dtype}
+        plain = every_tensor(call(x, hx))
+        assert {one.dtype for one in plain} == {torch.float32}
+        with torch.autocast("cpu", other):
+            assert {one.dtype for one in every_tensor(call(x, hx))} == {other}
+        assert hits == [1]
+        for param in module.parameters():
+            param.mul_(0.5)
+        with torch.autocast("cpu", dtype):
+            changed = every_tensor(call(x, hx))
+        assert hits == [2]
+        assert not torch.equal(changed[0], first[0])
+        fresh, again, *_ = calls_of(kind)
+        fresh.load_state_dict(module.state_dict())
+        with torch.autocast("cpu", dtype):
+            assert all(map(torch.equal, changed, every_tensor(again(x, hx))))
+
+
+@pytest.mark.parametrize("kind", ["layer", "step", "cell"])
+def test_autocast_with_gradients_records_casts(kind):
+    """A call that was remembered without gradients is not taken for one that records some."""
+    module, call, x, hx = calls_of(kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            for _ in range(3):
+                wanted = every_tensor(call(x, hx))
+        for _ in range(3):
+            found = every_tensor(call(x, hx))
+            assert all(map(torch.equal, found, wanted))
+            grads = torch.autograd.grad(found[0].float().sum(), [*module.parameters()])
+            assert {grad.dtype for grad in grads} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["layer", "step", "cell"])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("grad", [False, True])
+def test_narrow_calls_repeat(hits, kind, dtype, grad):
+    """In float16 and bfloat16 between conversions, with the bits of the first call."""
+    module, call, x, hx = calls_of(kind)
+    module.to(dtype)
+    x, hx = x.to(dtype), tuple(state.to(dtype) for state in hx)
+    results = []
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            found = every_tensor(call(x, hx))
+            if grad:
+                loss = sum(one.float().square().sum() for one in found)
+                found += torch.autograd.grad(loss, [*module.parameters()])
+            results.append(found)
+    assert hits == [2]
+    assert {one.dtype for one in results[0]} == {dtype}
+    for found in results[1:]:
+        assert all(map(torch.equal, found, results[0]))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("steps", [1, 40])
+@pytest.mark.parametrize(("kind", "hidden"), [(openrnn.LSTM, 128), (openrnn.RNN, 257)], ids=str)
+def test_large_narrow_parameters_are_read_anew(hits, kind, hidden, steps, dtype):
+    """They are kept in float32 until their elements change, whatever changes them.
+
+    257 x 257 elements are no whole words, and kept by none.
+    """
+    torch.manual_seed(0)
+    made, other = (kind(hidden, hidden).to(dtype) for _ in range(2))
+    x = torch.randn(steps, B, hidden).to(dtype)
+    with torch.no_grad():
+        for number in range(6):
+            if number == 4:
+                for param, new in zip(made.parameters(), other.parameters()):
+                    param.data.copy_(new)  # which leaves the version as it is
+            if number == 5:
+                made.weight_hh_l0.view(torch.int16)[-1, -1] += 1  # the least change there is
+                other.weight_hh_l0.view(torch.int16)[-1, -1] += 1
+            found, wanted = made(x)[0], kind(hidden, hidden).to(dtype)
+            wanted.load_state_dict(made.state_dict())
+            assert torch.equal(found, wanted(x)[0]), number
+            assert torch.equal(found, other(x)[0]) == (number > 3)
+    assert hits == [4 + 4]
+
+
+@pytest.mark.parametrize("steps", [15, 40])
+def test_bfloat16_matrices_are_read_as_such(steps):
+    """From 16 steps on panels have bfloat16 numbers: nothing is rounded."""
+    torch.manual_seed(0)
+    narrow = openrnn.LSTM(WIDTH, 40).bfloat16()
+    wide = openrnn.LSTM(WIDTH, 40)
+    wide.load_state_dict(narrow.state_dict())
+    x = torch.randn(steps, B, WIDTH).bfloat16()
+    with torch.no_grad():
+        for _ in range(3):
+            found, wanted = narrow(x)[0], wide(x.float())[0]
+            assert torch.allclose(found.float(), wanted, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_calls_under_autocast_repeat(hits, masked, grad):
-    """Of float64, which autocast leaves alone: on a CPU other dtypes of it do not repeat."""
+    """Of float64, which autocast leaves alone."""
     module = openrnn.GRU(WIDTH, H, 2, dtype=torch.float64)
     x = torch.randn(T, B, WIDTH, dtype=torch.float64)
     given = {"reset": torch.rand(T, B) < 0.5} if masked else {}

@@ -25,9 +25,9 @@ def unseen() -> bool:
     return _tracing() is not None or _forward_mode._current_level >= 0 or _modes() > 0
 
 
-def ordinary(x: Tensor) -> bool:
-    """Whether nothing is active that watches or changes a call of x."""
-    if torch._C._is_any_autocast_enabled() or op.watched(x):
+def ordinary(x: Tensor, casts: bool = False) -> bool:
+    """Whether nothing is active that watches or changes a call of x; `casts`: but autocast."""
+    if (not casts and torch._C._is_any_autocast_enabled()) or op.watched(x):
         return False
     return not (unseen() or request.transformed())
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+CHANGED = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
 
 def wanted(device: torch.device) -> torch.dtype | None:
     """The dtype that autocast asks for, if on; some kinds of device, such as meta, know none."""
@@ -22,7 +24,7 @@ def wanted(device: torch.device) -> torch.dtype | None:
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The same tensors in the dtype that autocast asks for."""
-    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+    return [tensor.to(dtype) if tensor.dtype in CHANGED else tensor for tensor in tensors]
 
 
 def applied(x: Tensor, weights: Sequence[Tensor], *states: list[Tensor] | None) -> tuple[Any, ...]:

@@ -315,31 +315,11 @@ class Layer(TorchNames):
                 reset_states=reset_states, return_states=return_states, training=self.training,
                 generator=generator, backend=self.backend,
             )  # fmt: skip
-        return *self._cast(x, weights, states, masks), ()
-
-    def _cast(
-        self, x: Tensor, weights: Sequence[Tensor], states: list[Tensor] | None, masks: Masks
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """y and the final states of tensors that autocast has cast.
-
-        A call is remembered as one without autocast, as its backward pass has none.
-        """
-        hx = None if states is None else tuple(states)
-        with torch.autocast(x.device.type, enabled=False):
-            found = self._repeats.run(self, "cast", x, hx, masks, weights)
-        if found is not None:
-            return found[0], tuple(found[1:])
         call = functional.Plain(
             self.spec, x, weights, states or (), self.training, self.backend,
             lengths=masks.lengths, reset=masks.reset,
         )  # fmt: skip
-        y, finals, _ = functional.recurrent(
-            call.spec, x, weights, states, lengths=masks.lengths, reset=masks.reset,
-            training=call.training, backend=call.backend,
-        )  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
-            self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
-        return y, finals
+        return *self._cast(call, masks), ()
 
     def _check_input(self, input: Tensor) -> None:
         first = self._parameters.get(self._names[0])

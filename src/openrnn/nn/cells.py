@@ -114,12 +114,17 @@ class CellModule(RepeatingModule):
             states = [tensors.unsqueezed("hx", state, *places) for state in hx]
         x = tensors.unsqueezed("input", input, *places)
         given = [getattr(self, name) for name in self._names]
+        compiling, casts = torch.compiler.is_compiling(), autocast.wanted(x.device) is not None
         x, weights, states = autocast.applied(x, given, states)
-        y, finals, _ = functional.recurrent(
-            self._spec, x, weights, states, training=self.training, backend=self.backend
-        )
+        if casts and not compiling:
+            plain = functional.Plain(self._spec, x, weights, states or (), False, self.backend)
+            y, finals = self._cast(plain, NO_MASKS)
+        else:
+            y, finals, _ = functional.recurrent(
+                self._spec, x, weights, states, training=self.training, backend=self.backend
+            )
         after = tuple(state[0] if batched else state[0, 0] for state in finals)
-        if not torch.compiler.is_compiling():
+        if not compiling:
             call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
             asked = hx[0] if hx is not None and len(hx) == 1 else hx  # as the caller has it
             self._repeats.remember(self, "step", (input, asked, NO_MASKS), call, (y, *after))

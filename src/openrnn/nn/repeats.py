@@ -13,6 +13,7 @@ from torch import Tensor
 
 from openrnn import functional, philox, tensors
 from openrnn.backends.base import Memory, Repeat
+from openrnn.nn import autocast
 from openrnn.nn.alike import Alike, guardable, ordinary, unseen
 from openrnn.nn.asked import Asked
 from openrnn.nn.recorded import Recorded
@@ -124,7 +125,8 @@ class Repeats:
         """Remembers a call that came to a good end.
 
         Only from the second of a kind on, as sizes that come once are not worth it, and only one
-        that no mode watched or changed.
+        that no mode watched or changed, but autocast, where it records no gradient: casts would
+        have to be recorded, too.
 
         Args:
             given: x and hx as the module got them, and masks; call: as `functional` got it.
@@ -132,7 +134,10 @@ class Repeats:
             batch_first: x is (B, T, I).
         """
         x, hx, masks = given
-        if not ordinary(x) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        dtype = autocast.wanted(x.device)
+        if not ordinary(x, dtype is not None) or (dtype and results[0].requires_grad):
+            return
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # memory of a rehearsal would stay in the pool of the graph
         key = _key(module, kind, x, type(hx), masks)
         before = self._known.get(key)
@@ -145,23 +150,28 @@ class Repeats:
         if len(before) >= CALLS or not guardable(every) or not tensors.plain(*every):
             return
         if not any(one.run is None and one.alike(every) for one in before):
-            self._known[key] = (self._again(every, call, results, batch_first), *before)
+            found = self._again(every, call, results, batch_first, dtype)
+            self._known[key] = (found, *before)
 
     def _again(
         self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
-        batch_first: bool,
+        batch_first: bool, dtype: torch.dtype | None,
     ) -> _Known:  # fmt: skip
-        """A call to be made again."""
+        """A call to be made again; `dtype`: what autocast asks for, if on."""
         records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
         alike, drops = Alike(every, records), call.spec.drops(call.training)
         if not records:
-            return _Known(alike, functional.repeat(call, shapes, self.memory), drops)
+            if dtype is not None:
+                x, params, states = autocast.applied(call.x, call.params, list(call.states))
+                call = call._replace(x=x, params=params, states=states)
+            run = functional.repeat(call, shapes, self.memory)
+            return _Known(alike, run if run is None or dtype is None else Cast(run, dtype), drops)
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = functional.repeat_recorded(call, shapes, given)
-        run = None if found is None else Recorded(alike, call, batch_first, *found)
-        return _Known(alike, run, drops)
+        recorded = None if found is None else Recorded(alike, call, batch_first, *found)
+        return _Known(alike, recorded, drops)
 
 
 def of_step(reset: Tensor | None) -> Masks:
@@ -201,9 +211,26 @@ def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks |
     return Masks(lengths, reset)
 
 
+class Cast(NamedTuple):
+    """Makes a call again that autocast changes: a `Repeat` of tensors as the caller has them."""
+
+    run: Repeat
+    dtype: torch.dtype
+
+    def ready(self, every: Sequence[Tensor]) -> bool:
+        """Whether they have memory."""
+        return self.run.ready(every)
+
+    def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """Y and the final states, in autocast's dtype."""
+        dtype, changed = self.dtype, autocast.CHANGED  # masks and seeds stay as they are
+        return self.run([one.to(dtype) if one.dtype in changed else one for one in every])
+
+
 def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:
     """What a call is beyond its tensors; of x the sizes, by which calls differ most."""
-    return kind, x.shape, hx, masks.lengths is None, masks.reset is None, _settings(module)
+    casts = autocast.wanted(x.device) if torch._C._is_any_autocast_enabled() else None
+    return kind, x.shape, hx, masks.lengths is None, masks.reset is None, casts, _settings(module)
 
 
 def _every(x: Any, params: Sequence[Any], hx: Any, masks: Masks) -> tuple[Any, ...]:
@@ -224,6 +251,24 @@ class RepeatingModule(Asked):
     def _reads(self) -> Stored:
         """The tensors that a call reads beside x and states, by name, and these names in order."""
         return self._parameters, self._names
+
+    def _cast(self: Any, call: functional.Plain, masks: Masks) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """y and the final states of a call whose tensors autocast has cast.
+
+        It is remembered as one without autocast, as its backward pass has none.
+        """
+        x, hx = call.x, tuple(call.states) or None
+        with torch.autocast(x.device.type, enabled=False):
+            found = self._repeats.run(self, "cast", x, hx, masks, call.params)
+        if found is not None:
+            return found[0], tuple(found[1:])
+        y, finals, _ = functional.recurrent(
+            call.spec, x, call.params, call.states or None, lengths=masks.lengths,
+            reset=masks.reset, training=call.training, backend=call.backend,
+        )  # fmt: skip
+        with torch.autocast(x.device.type, enabled=False):
+            self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
+        return y, finals
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_repeats"}

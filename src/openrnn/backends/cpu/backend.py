@@ -29,6 +29,7 @@ from openrnn.backends.cpu import backward, describe, forward, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
 from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
+from openrnn.backends.cpu.narrow import Narrow, NarrowRecorded
 from openrnn.backends.cpu.recorder import sizes_of, values
 from openrnn.errors import CellError
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
@@ -106,12 +107,16 @@ class Cpu(Backend):
     def repeat(
         self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
     ) -> Repeat | None:
-        return Again(call, shapes, memory) if tensors.is_readable(call) else None
+        if not tensors.is_laid_out(call):
+            return None
+        return (Again if tensors.is_readable(call) else Narrow)(call, shapes, memory)
 
     def repeat_recorded(
         self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
-        return AgainRecorded(call, shapes, given) if tensors.is_readable(call) else None
+        if not tensors.is_laid_out(call):
+            return None
+        return (AgainRecorded if tensors.is_readable(call) else NarrowRecorded)(call, shapes, given)
 
     def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
         return forward.bound(call, results) if tensors.is_readable(call) else None

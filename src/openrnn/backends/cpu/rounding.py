@@ -1,4 +1,4 @@
-"""Which calls read gate matrices rounded to bfloat16: what `precision="bf16"` permits."""
+"""Which calls read gate matrices as bfloat16: of that dtype, or as `precision="bf16"` permits."""
 
 import torch
 
@@ -7,7 +7,9 @@ from openrnn.spec import Problem
 
 
 def reads_bf16(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether a call of these sizes does."""
+    """Whether a call of these sizes does; of bfloat16 matrices that rounds nothing."""
+    if problem.dtype == torch.bfloat16:
+        return not problem.grad and launch.packs_bf16(steps, batch)
     return problem.precision == "bf16" and why_not(problem, steps, batch) is None
 
 

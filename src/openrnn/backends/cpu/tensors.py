@@ -38,10 +38,12 @@ def readable(call: Call, dtype: torch.dtype) -> Call:
 
 def is_readable(call: Call) -> bool:
     """Whether the kernels read these tensors as they are, and there is something to do."""
-    dtype = call.x.dtype
-    if dtype is not compute_dtype(dtype) or 0 in call.x.shape:
-        return False
-    return readable(call, dtype) is call
+    return call.x.dtype is compute_dtype(call.x.dtype) and is_laid_out(call)
+
+
+def is_laid_out(call: Call) -> bool:
+    """Whether they would in the dtype that the kernels compute in, and there is something to do."""
+    return 0 not in call.x.shape and readable(call, call.x.dtype) is call
 
 
 def contiguous_rows(tensor: Tensor) -> Tensor:
