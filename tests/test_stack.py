@@ -22,7 +22,7 @@ from test_fused_launches import clear_caches, on_a_device
 from test_fused_products import at, permute_weights
 
 from openrnn import cells, schedule, store
-from openrnn.backends.fused import describe, kernels, program, schedules, wavefronts
+from openrnn.backends.fused import ahead, describe, kernels, program, schedules, wavefronts
 from openrnn.backends.fused.launches import Weights, turn_all
 from openrnn.backends.fused.layer import BackwardFlags, ForwardFlags, LayerKernels
 from openrnn.codegen.cuda import planes
@@ -594,6 +594,26 @@ def no_compiler(monkeypatch):
         return made, plan.ranked(*asked)[0]
 
     monkeypatch.setattr(kernels, "best", best)
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    ("hidden", "layers", "wanted"),
+    [(512, 4, {("permute_weights", 7), ("reduce_bias_gradients", 4), ("copy_rows", 6)}),
+     (640, 2, {("permute_weights", 3), ("reduce_bias_gradients", 2)}), (512, 1, set())],
+    ids=["4", "2", "1"],
+)  # fmt: skip
+def test_plain_kernels_of_stacks_are_compiled_ahead(monkeypatch, hidden, layers, wanted):
+    """Those that take the arguments of several layers."""
+    asked = set()
+
+    def plain_binary(name, dtype, arch, structs=1):
+        asked.add((name, structs))
+        return name
+
+    monkeypatch.setattr(kernels, "plain_binary", plain_binary)
+    ahead.compiled(problem(hidden, layers), [64], False)
+    assert {one for one in asked if one[1] > 1} == wanted
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -40,9 +40,10 @@ _MESSAGES = 1240.0
 # the same where one launch runs several layers, fitted to 186 kernels of 21 stacks of LSTMs and
 # GRUs, H 256 to 640, B 32 to 128 (standard deviation 6%; where the kernel of the first rank was not
 # the quickest, it took at most 5% longer). Forward: fixed, for each tile, for each set, for each
-# value in registers and for each in shared memory. Backward, by warpgroups that multiply: fixed,
-# for each tile, set and value, where four blocks share K, and for each set and slot of a warp
-# beyond two: its cells' registers spill
+# value in registers and for each in shared memory. Backward, by warpgroups that multiply, where two
+# blocks share K: fixed, with their messages; for each tile, each set and each value; what four
+# blocks add, as fitted; and for each set, each slot of a warp beyond two, whose cells spill. One
+# block has no messages
 _FORWARD_STACK = 1830.0, 270.0, 130.0, 1.9, 4.6
 _BACKWARD_STACK = {
     1: (1750.0, 534.0, 244.0, 2.66, 291.0, 758.0),

@@ -13,12 +13,13 @@ from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
 TURNED = 1.5  # us: a matrix that backward reads transposed
-# of the time of a layer's products of weights, where those of several layers are one call
+# products of weights of several layers in one call take this part of their time one by one
 TOGETHER = 0.7
-# What would run else took 0.82 to 1.19 of the time by its model (H100, 13 stacks), mostly longer
-# from H 512 on. There the model's time is multiplied by this factor.
+# The other way, a wavefront or layer by layer, took 0.82 to 1.19 of the time by its model (H100, 13
+# stacks), from H 512 on mostly more. There its model's time is multiplied by this factor.
 OTHERWISE, LARGE = 1.05, 512
-# Beyond these one launch was as quick at most (2 x 768, 8 x 256 at B 16), or was not measured.
+# Beyond these forward was as quick at most (2 x 768, 8 x 256 at B 16), or nothing was measured;
+# backward of 2 x 768 took 0.86 of the time, and is not taken.
 LEAST_BATCH, LEAST_HIDDEN, MOST_HIDDEN = 32, 256, 640
 
 
@@ -28,8 +29,8 @@ class StackPlan(NamedTuple):
     Attributes:
         config: of the kernel that is tried first.
         us: of all layers by the model.
-        otherwise: the same as a wavefront or layer by layer, from H `LARGE` on `OTHERWISE` times
-            that way's model. The launch is chosen where `us` is at most this.
+        otherwise: that of the other way, a wavefront or layer by layer, by its model, from H
+            `LARGE` on times `OTHERWISE`. The launch is chosen where `us` is at most this.
     """
 
     config: KernelConfig
@@ -56,8 +57,9 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
     step = plan.us_of(stack.cell, stack.dtype, configs[0], batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
-        # the first and the last layer have a product of their own each
-        us += (1 + TOGETHER * (stack.layers - 1)) * after
+        # of three layers and more all but the first W_ih and the last R are multiplied together
+        together = TOGETHER if stack.layers > 2 else 1.0
+        us += (1 + together * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TURNED  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None)
     if other is not None:

@@ -81,7 +81,7 @@ def copied(
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copies the first tensor of each pair to the second, by one launch.
 
-    All are dense, of one size, and in pieces of 16 bytes.
+    All are dense, of one size and dtype; addresses and bytes are multiples of 16.
     """
     first, _ = pairs[0]
     count, pieces = first.numel(), first.nbytes // ALIGNMENT

@@ -191,22 +191,27 @@ class LayerGradients:
 
     def _reduce_biases(self) -> None:
         """The gradients of biases and unit vectors, from the sums of all chunks."""
-        words, layer = self.bias_words(), self.layer
-        if words is not None:
-            layer.reduce_bias_gradients.launch(layer.bias_blocks, words)
+        if self.has_biases:
+            layer = self.layer
+            layer.reduce_bias_gradients.launch(layer.bias_blocks, self.begin_reduction())
+        self._reduced = True
 
-    def bias_words(self) -> list[int] | None:
-        """The arguments of the launch that gives these gradients; None where none is needed.
+    @property
+    def has_biases(self) -> bool:
+        """Whether there are sums, and gradients that they give."""
+        return self._sums is not None and self.biases() != (None, None, None)
 
-        From now on they count as reduced.
+    def begin_reduction(self) -> list[int]:
+        """The arguments of the launch that gives these gradients, which count as reduced then.
+
+        Of those that are not wanted it writes nothing.
         """
         self._reduced = True
         biases, sums = self.biases(), self._sums
-        if sums is None or biases == (None, None, None):
-            return None
         return self.layer.reduce_bias_args.words(
-            sums=sums.data_ptr(), parts=sums.shape[0], input_bias=address(biases.input),
-            recurrent_bias=address(biases.recurrent), unit_vectors=address(biases.unit_vectors),
+            sums=address(sums), parts=0 if sums is None else sums.shape[0],
+            input_bias=address(biases.input), recurrent_bias=address(biases.recurrent),
+            unit_vectors=address(biases.unit_vectors),
         )  # fmt: skip
 
 

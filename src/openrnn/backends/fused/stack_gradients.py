@@ -23,12 +23,12 @@ from openrnn.schedule import Chunk
 
 
 def weights_of_stack(launches: Launches, each: Sequence[LayerGradients], chunk: Chunk) -> None:
-    """The gradients of weights, biases and unit vectors of all layers, the first layer first.
+    """The gradients of weights, biases and unit vectors of all layers.
 
-    The sums are the same as layer by layer, but tiles, and so their order, may differ.
+    Sums over rows may be added in another order than layer by layer.
 
     Args:
-        chunk: all steps.
+        each: of all layers, layer 0 first; chunk: all steps.
     """
     upper, lower = each[1:], each[:-1]
     inputs = [one.input for one in upper if one.input is not None]
@@ -38,11 +38,9 @@ def weights_of_stack(launches: Launches, each: Sequence[LayerGradients], chunk: 
         _add_inputs(upper, of_inputs)
         _add_recurrent(launches, lower, of_recurrent)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for together, some in ((of_inputs, inputs), (of_recurrent, recurrent)):
+        for together, alone in ((of_inputs, inputs), (of_recurrent, recurrent)):
             if together.written:
-                pairs += zip(together.of_layers(), [one.sum for one in some])
-                for one in some:
-                    one.written = True
+                pairs += zip(together.of_layers(), [one.overwritten() for one in alone])
         copy_all(pairs)
     for layer in each:  # what no product of several layers gave
         d_gates = layer.d_gates(chunk)
@@ -62,8 +60,8 @@ def _of_all(gradients: Sequence[WeightGradient]) -> WeightGradient:
 def _add_inputs(layers: Sequence[LayerGradients], found: WeightGradient) -> None:
     """dW_ih of several layers: each read the output of the one before."""
     steps, batch, _ = layers[0].x.shape
-    d_gates, x = (_rows([getattr(one, name) for one in layers]) for name in ("all_d_gates", "x"))
-    found.add(d_gates, x, steps * batch)
+    d_gates = _rows_of_layers([one.all_d_gates for one in layers])
+    found.add(d_gates, _rows_of_layers([one.x for one in layers]), steps * batch)
 
 
 def _add_recurrent(
@@ -72,33 +70,34 @@ def _add_recurrent(
     """dW_hh of several layers: each step read h of the one before, the first an initial state."""
     steps, batch, size = launches.steps, launches.batch, layers[0].y.element_size()
     offset = (layers[0].layer.width - layers[0].layer.gates * layers[0].layer.units) * size
-    d_gates, h = _rows([one.all_d_gates for one in layers]), _rows([one.y for one in layers])
+    d_gates = _rows_of_layers([one.all_d_gates for one in layers])
+    h = _rows_of_layers([one.y for one in layers])
     if steps > 1:
         later = d_gates._replace(address=d_gates.address + batch * d_gates.stride * size + offset)
         found.add(later, h, (steps - 1) * batch)
     if launches.call.states:
         first = d_gates._replace(address=d_gates.address + offset)
-        initial = launches.call.states[0]
-        found.add(first, Rows(initial.data_ptr(), initial.stride(1), initial.stride(0)), batch)
+        initial = launches.call.states[0]  # (L, B, H), dense; of one row the strides may be any
+        hidden = initial.shape[2]
+        found.add(first, Rows(initial.data_ptr(), hidden, batch * hidden), batch)
 
 
-def _rows(tensors: Sequence[Tensor]) -> Rows:
+def _rows_of_layers(tensors: Sequence[Tensor]) -> Rows:
     """The rows of tensors (T, B, columns), dense and as far apart from layer to layer.
 
     Raises:
         ValueError: they are not.
     """
     places = [tensor.data_ptr() for tensor in tensors]
-    far = places[1] - places[0]
-    if any(after - before != far for before, after in pairwise(places)):
+    distance = places[1] - places[0]
+    if any(after - before != distance for before, after in pairwise(places)):
         raise ValueError(f"tensors at {places}, need the same distance from layer to layer")
-    return Rows(places[0], tensors[0].stride(1), far // tensors[0].element_size())
+    return Rows(places[0], tensors[0].shape[2], distance // tensors[0].element_size())
 
 
 def _reduce_biases(each: Sequence[LayerGradients]) -> None:
     """The gradients of biases and unit vectors of all layers, by one launch."""
-    words = [words for one in each if (words := one.bias_words()) is not None]
-    if words:
-        layer = each[0].layer
+    if any(one.has_biases for one in each):
+        words, layer = [one.begin_reduction() for one in each], each[0].layer
         name, blocks = "reduce_bias_gradients", layer.bias_blocks
         kernels.launch_several(name, layer.name, layer.device, words, blocks)

@@ -34,21 +34,21 @@ class WeightGradient:
     Args:
         spans: the gates in the order of the planes, as ranges of consecutive gates.
         columns: N.
-        several: there is more than one chunk.
+        chunked: there is more than one chunk.
         layers: their gradients follow each other in `sum`.
     """
 
     def __init__(
-        self, weights: Weights, spans: list[tuple[int, int]], columns: int, several: bool,
+        self, weights: Weights, spans: list[tuple[int, int]], columns: int, chunked: bool,
         layers: int = 1,
     ) -> None:  # fmt: skip
         self.weights, self.layer = weights, weights.layer
         self.columns, self.spans = columns, spans
-        self.full = several
+        self.full = chunked
         layer = self.layer
         width = whole_pieces(columns, layer.dtype.itemsize)
         self.padded = width > columns
-        dtype = torch.float32 if several else layer.dtype
+        dtype = torch.float32 if chunked else layer.dtype
         rows = layers * layer.gates * layer.units
         self.sum = memory_for(dtype, weights.w_hh.device).empty(rows, width)
         self.layers, self.written = layers, False
@@ -67,6 +67,11 @@ class WeightGradient:
             product.run(at, other.address, start + first * gate, self.written)
             done += end - first
         self.written = True
+
+    def overwritten(self) -> Tensor:
+        """Memory for all of it, padded, which the caller writes."""
+        self.written = True
+        return self.sum
 
     def of_layers(self) -> list[Tensor]:
         """That of each layer, padded."""

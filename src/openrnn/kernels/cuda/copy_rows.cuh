@@ -14,7 +14,7 @@ __device__ void copy_piece(storage_t* out, const storage_t* x, bool live) {
     *reinterpret_cast<Piece*>(out) = live ? *reinterpret_cast<const Piece*>(x) : Piece{};
 }
 
-// Of STRUCTS copies each has every STRUCTS-th block.
+// Block b is block b / STRUCTS of those that work for struct b % STRUCTS.
 struct CopyRowsStructs {
     CopyRowsArgs each[STRUCTS];
 };

@@ -6,7 +6,8 @@ constexpr int LINES = 256 / TILE;  // of TILE values that 256 threads move at a 
 static_assert(256 % TILE == 0 && TILE % LINES == 0, "a block moves whole rows, and all of them");
 constexpr int PIECE = 16 / SIZE, PIECES = TILE / PIECE;  // values of 16 bytes, of those in a line
 constexpr int LINES_OF_PIECES = 256 / PIECES;            // that 256 threads move, 16 bytes each
-static_assert(TILE % LINES_OF_PIECES == 0 && TILE / PIECES == PIECE, "all lines; whole pieces");
+static_assert(TILE % LINES_OF_PIECES == 0, "a block moves all lines of a tile");
+static_assert((PIECES & PIECES - 1) == 0, "place_of swaps pieces by bits of their numbers");
 
 // What a block moves: a tile of one gate.
 struct Part {
@@ -14,7 +15,8 @@ struct Part {
     int64 gate, from;    // of out, of matrix
 };
 
-// Where a piece of a line lies in shared memory: pieces of one column meet no bank twice.
+// Where a piece of a line lies in shared memory. Pieces of one column meet no bank twice, but in
+// float32, where lines are twice as wide as all banks, each bank twice.
 INLINE int place_of(int line, int piece) {
     return line * TILE + (piece ^ line / PIECE % PIECES) * PIECE;
 }
@@ -79,7 +81,7 @@ INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storag
     }
 }
 
-// Of STRUCTS matrices each has every STRUCTS-th block.
+// Block b is block b / STRUCTS of those that move the matrix of struct b % STRUCTS.
 struct PermuteWeightsStructs {
     PermuteWeightsArgs each[STRUCTS];
 };
@@ -97,7 +99,7 @@ extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeight
     const Part part{block / side % down * TILE, block % side * TILE, gate,
                     args.order >> (4 * gate) & 15};
     const int64 address = reinterpret_cast<int64>(args.matrix);
-    if ((address | args.columns * SIZE) % 16 == 0 && args.units % PIECE == 0)
+    if ((address | args.columns * SIZE) % 16 == 0)
         move_pieces(args, part, tile);
     else
         move_values(args, part, tile);

@@ -2,7 +2,7 @@
 
 #include "device.cuh"
 
-// Of STRUCTS layers each has every STRUCTS-th block.
+// Block b is block b / STRUCTS of those that work for struct b % STRUCTS.
 struct ReduceBiasGradientsStructs {
     ReduceBiasGradientsArgs each[STRUCTS];
 };
