@@ -236,18 +236,25 @@ def test_autocast_without_gradients_repeats(hits, kind, dtype):
 
 
 @pytest.mark.parametrize("kind", ["layer", "step", "cell"])
-def test_autocast_with_gradients_records_casts(kind):
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_autocast_with_gradients_records_casts(hits, kind, dtype):
     """A call that was remembered without gradients is not taken for one that records some."""
     module, call, x, hx = calls_of(kind)
-    with torch.autocast("cpu", torch.bfloat16):
+    leaves, made = [x.requires_grad_(), *module.parameters()], []
+    with torch.autocast("cpu", dtype):
         with torch.no_grad():
             for _ in range(3):
                 wanted = every_tensor(call(x, hx))
-        for _ in range(3):
+        assert hits == [1]
+        for _ in range(4):
             found = every_tensor(call(x, hx))
             assert all(map(torch.equal, found, wanted))
-            grads = torch.autograd.grad(found[0].float().sum(), [*module.parameters()])
+            grads = torch.autograd.grad(sum(one.float().square().sum() for one in found), leaves)
             assert {grad.dtype for grad in grads} == {torch.float32}
+            made.append(grads)
+    assert hits[0] >= 1 + 2
+    for grads in made[1:]:
+        assert all(map(torch.equal, grads, made[0]))
 
 
 @pytest.mark.parametrize("kind", ["layer", "step", "cell"])

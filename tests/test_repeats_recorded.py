@@ -91,6 +91,23 @@ def test_gradients_are_the_same(hits, kind, of, given):
     same(first, third)
 
 
+@pytest.mark.parametrize("kind", ["layer", "batch first", "cell", "cell unbatched"])
+def test_backward_of_calls_under_autocast_runs_from_memory(hits, kind):
+    """Outside of autocast, as torch wants it, with the gradients of a call that is made in full."""
+    make, shape, states = KINDS[kind]
+    module = make().float()
+    x, hx = torch.randn(shape), tuple(torch.randn(states) for _ in range(2))
+    made = []
+    for _ in range(5):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = flat(module(x, hx))
+        loss = sum(one.float().square().sum() for one in found)
+        made.append(torch.autograd.grad(loss, [*module.parameters()]))
+    assert hits == {"memory": 3, "full": 0}
+    for grads in made[1:]:
+        assert all(map(torch.equal, grads, made[0]))
+
+
 @pytest.mark.parametrize("kind", ["layer", "batch first", "step"])
 @pytest.mark.parametrize("given", [True, False])
 def test_gradients_with_resets_are_the_same(hits, kind, given):

@@ -5,6 +5,7 @@ the second of a kind on.
 """
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -125,8 +126,8 @@ class Repeats:
         """Remembers a call that came to a good end.
 
         Only from the second of a kind on, as sizes that come once are not worth it, and only one
-        that no mode watched or changed, but autocast, where it records no gradient: casts would
-        have to be recorded, too.
+        that no mode watched or changed, but autocast. On a GPU those under autocast are remembered
+        without their casts (`_cast`): the whole was not tried there.
 
         Args:
             given: x and hx as the module got them, and masks; call: as `functional` got it.
@@ -135,7 +136,7 @@ class Repeats:
         """
         x, hx, masks = given
         dtype = autocast.wanted(x.device)
-        if not ordinary(x, dtype is not None) or (dtype and results[0].requires_grad):
+        if not ordinary(x, dtype is not None) or (x.is_cuda and dtype is not None):
             return
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # memory of a rehearsal would stay in the pool of the graph
@@ -150,28 +151,41 @@ class Repeats:
         if len(before) >= CALLS or not guardable(every) or not tensors.plain(*every):
             return
         if not any(one.run is None and one.alike(every) for one in before):
-            found = self._again(every, call, results, batch_first, dtype)
-            self._known[key] = (found, *before)
+            again = self._again if dtype is None else partial(self._cast_again, dtype)
+            self._known[key] = (again(every, call, results, batch_first), *before)
+
+    def _cast_again(
+        self, dtype: torch.dtype, every: Sequence[Tensor], call: functional.Plain,
+        results: Sequence[Tensor], batch_first: bool,
+    ) -> _Known:  # fmt: skip
+        """A call to be made again whose tensors autocast casts."""
+        alike = Alike(every, _records(results))
+        x, params, states = autocast.applied(call.x, call.params, list(call.states))
+        call = call._replace(x=x, params=params, states=states)
+        with torch.autocast(x.device.type, enabled=False):
+            cast = self._again(autocast.cast(every, dtype), call, results, batch_first)
+        return cast._replace(alike=alike, run=None if cast.run is None else Cast(cast, dtype))
 
     def _again(
         self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
-        batch_first: bool, dtype: torch.dtype | None,
+        batch_first: bool,
     ) -> _Known:  # fmt: skip
-        """A call to be made again; `dtype`: what autocast asks for, if on."""
-        records, shapes = results[0].requires_grad, [tuple(result.shape) for result in results]
+        """A call to be made again."""
+        records, shapes = _records(results), [tuple(result.shape) for result in results]
         alike, drops = Alike(every, records), call.spec.drops(call.training)
         if not records:
-            if dtype is not None:
-                x, params, states = autocast.applied(call.x, call.params, list(call.states))
-                call = call._replace(x=x, params=params, states=states)
-            run = functional.repeat(call, shapes, self.memory)
-            return _Known(alike, run if run is None or dtype is None else Cast(run, dtype), drops)
+            return _Known(alike, functional.repeat(call, shapes, self.memory), drops)
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = functional.repeat_recorded(call, shapes, given)
-        recorded = None if found is None else Recorded(alike, call, batch_first, *found)
-        return _Known(alike, recorded, drops)
+        run = None if found is None else Recorded(alike, call, batch_first, *found)
+        return _Known(alike, run, drops)
+
+
+def _records(results: Sequence[Tensor]) -> bool:
+    """Whether a call recorded a gradient."""
+    return results[0].requires_grad
 
 
 def of_step(reset: Tensor | None) -> Masks:
@@ -211,20 +225,30 @@ def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks |
     return Masks(lengths, reset)
 
 
-class Cast(NamedTuple):
-    """Makes a call again that autocast changes: a `Repeat` of tensors as the caller has them."""
+class Cast:
+    """Makes a call again that autocast changes: a `Repeat` of tensors as the caller has them.
 
-    run: Repeat
-    dtype: torch.dtype
+    Args:
+        known: the call of cast tensors, without autocast; dtype: which they are cast to.
+    """
+
+    def __init__(self, known: _Known, dtype: torch.dtype) -> None:
+        if known.run is None:
+            raise ValueError("a call that cannot be made again")
+        self._alike, self._run, self._dtype = known.alike, known.run, dtype
+        self._count = -1 if known.drops else None  # the seed comes last
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory."""
-        return self.run.ready(every)
+        return self._run.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, in autocast's dtype."""
-        dtype, changed = self.dtype, autocast.CHANGED  # masks and seeds stay as they are
-        return self.run([one.to(dtype) if one.dtype in changed else one for one in every])
+        """Y and the final states, in autocast's dtype; casts are recorded as any."""
+        cast = autocast.cast(every, self._dtype)
+        if not torch.is_grad_enabled():  # nothing that backward would look at
+            return self._run(cast)
+        with torch.autocast(cast[0].device.type, enabled=False):
+            return self._run(cast) if self._alike(cast[: self._count]) else None
 
 
 def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:
