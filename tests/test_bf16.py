@@ -299,10 +299,26 @@ def test_explain_says_how_weights_are_read(capsys):
             assert words in told
 
 
+def test_explain_says_what_16_bits_are_computed_in(capsys):
+    """From 16 steps on, without gradients, bfloat16 matrices are read as they are."""
+    head, read = "computed in float32, between conversions of all tensors", "read as bfloat16"
+    for dtype, steps, grad, as_is in (
+        (torch.bfloat16, 40, False, True), (torch.bfloat16, 40, True, False),
+        (torch.bfloat16, 3, False, False), (torch.float16, 40, False, False),
+        (torch.float32, 40, False, None),
+    ):  # fmt: skip
+        layer = openrnn.GRU(8, 8).to(dtype)
+        openrnn.explain(layer, torch.zeros(steps, 2, 8, dtype=dtype), grad=grad)
+        said = capsys.readouterr().out
+        assert (head in said) == (as_is is not None)
+        assert (read in said) == bool(as_is)
+
+
 def test_it_is_compiled_ahead():
     layer, other = openrnn.GRU(3, 4, precision="bf16"), openrnn.GRU(3, 4)
     count = openrnn.compile_kernels(layer, torch.float32, device="cpu")
     assert count == openrnn.compile_kernels(other, torch.float32, device="cpu") + 1
+    assert count == openrnn.compile_kernels(other, torch.bfloat16, device="cpu")
 
 
 def test_the_product_adds_to_what_is_there():

@@ -1,5 +1,7 @@
 """The CPU kernels of a network, compiled before the first call needs them."""
 
+import torch
+
 from openrnn.backends.base import traced
 from openrnn.backends.cpu.layer import compute_dtype
 from openrnn.codegen import build
@@ -10,8 +12,8 @@ def compiled(problem: Problem) -> int:
     """Compiles the kernels of calls like this one, of any sizes; returns how many there are.
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
-    that pack matrices, what starts all of them and, where it is permitted, the product with
-    bfloat16 ones.
+    that pack matrices, what starts all of them and, where it is permitted or they are such, the
+    product with bfloat16 ones.
     """
     from openrnn.kernels.cpu import launch, matrices
 
@@ -21,7 +23,7 @@ def compiled(problem: Problem) -> int:
     found = {*build.forward(cell, dtype)}
     if problem.grad:
         found |= {*build.backward(cell, dtype)}
-    rounds = problem.precision == "bf16"
-    if rounds:
+    reads = problem.precision == "bf16" or problem.dtype == torch.bfloat16
+    if reads:
         matrices.bf16_product()
-    return len(found) + 2 + rounds
+    return len(found) + 2 + reads

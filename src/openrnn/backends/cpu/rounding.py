@@ -29,7 +29,20 @@ def _whatever_sizes(problem: Problem) -> str | None:
 
 
 def described(problem: Problem) -> list[str]:
-    """A line for a person, where it is permitted."""
+    """Lines for a person: of 16 bits, and where rounding is permitted."""
+    return _narrow(problem) + _rounded(problem)
+
+
+def _narrow(problem: Problem) -> list[str]:
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return []
+    known = problem.steps is not None and problem.batch is not None
+    as_is = known and reads_bf16(problem, problem.steps or 0, problem.batch or 0)
+    but = ", but matrices are read as bfloat16" if as_is else ""
+    return [f"computed in float32, between conversions of all tensors{but}"]
+
+
+def _rounded(problem: Problem) -> list[str]:
     if problem.spec.precision != "bf16" or problem.precision == "int8":
         return []
     if problem.steps is None or problem.batch is None:
