@@ -114,6 +114,26 @@ def test_parameters_are_read_as_they_are_now():
     assert torch.allclose(stepper(x[0]), by_hand(layer, x[:1])[0][0], atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("units", [UNITS, 128])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_16_bits_have_the_bits_of_steps(dtype, units, batch):
+    """With large parameters, which are kept in float32, and small ones; both may change."""
+    layer = openrnn.LSTM(INPUTS, units, 2).to(dtype)
+    stepper, state = layer.stepper(batch), None
+    x = torch.randn(6, INPUTS) if batch is None else torch.randn(6, batch, INPUTS)
+    with torch.no_grad():
+        for number, x_t in enumerate(x.to(dtype)):
+            if number == 4:
+                assert is_bound(stepper)
+                for param in layer.parameters():
+                    param.data.copy_(param * 0.5)
+            y, state = layer.step(x_t, state)
+            assert torch.equal(stepper(x_t), y)
+            assert all(map(torch.equal, stepper.state, state))
+    assert is_bound(stepper)
+
+
 def test_settings_are_read_as_they_are_now():
     layer = openrnn.LSTM(INPUTS, UNITS, 2, dropout=0.5).eval()
     stepper, x = layer.stepper(8), torch.randn(8, INPUTS)

@@ -25,11 +25,10 @@ from openrnn.backends.base import (
     nothing_back,
     traced,
 )
-from openrnn.backends.cpu import backward, describe, forward, schedules, tensors
+from openrnn.backends.cpu import backward, describe, forward, narrow, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
 from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
-from openrnn.backends.cpu.narrow import Narrow, NarrowRecorded
 from openrnn.backends.cpu.recorder import sizes_of, values
 from openrnn.errors import CellError
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
@@ -67,11 +66,11 @@ class Cpu(Backend):
         reasons = super().refusals(problem)
         if not reasons:
             try:
-                narrow = traced(problem.spec).narrow
+                why = traced(problem.spec).narrow
             except CellError as error:
                 reasons.append(str(error))
             else:
-                reasons += [narrow] if narrow and problem.dtype == torch.float64 else []
+                reasons += [why] if why and problem.dtype == torch.float64 else []
         return reasons
 
     def describe(self, problem: Problem) -> list[str]:
@@ -109,17 +108,20 @@ class Cpu(Backend):
     ) -> Repeat | None:
         if not tensors.is_laid_out(call):
             return None
-        return (Again if tensors.is_readable(call) else Narrow)(call, shapes, memory)
+        return (Again if tensors.is_readable(call) else narrow.Narrow)(call, shapes, memory)
 
     def repeat_recorded(
         self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
         if not tensors.is_laid_out(call):
             return None
-        return (AgainRecorded if tensors.is_readable(call) else NarrowRecorded)(call, shapes, given)
+        kind = AgainRecorded if tensors.is_readable(call) else narrow.NarrowRecorded
+        return kind(call, shapes, given)
 
     def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
-        return forward.bound(call, results) if tensors.is_readable(call) else None
+        if not tensors.is_laid_out(call):
+            return None
+        return (forward.bound if tensors.is_readable(call) else narrow.bound)(call, results)
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

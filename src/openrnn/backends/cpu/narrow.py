@@ -4,7 +4,7 @@ Without gradients large parameters are converted once, as panels are packed once
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,14 +37,33 @@ class Narrow:
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
-        if not self.ready(every):
-            return None
+        found = self.wide(every) if self.ready(every) else None
+        return None if found is None else [one.to(self._dtype) for one in found]
+
+    def wide(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+        """The same in float32, of tensors that are ready."""
         wide = list(every)
         if self._memory is not None:
             for place, kept in self._kept.items():
                 wide[place] = kept.wide(every[place], self._memory)
-        found = self._wide(_widened(wide))
-        return None if found is None else [one.to(self._dtype) for one in found]
+        return self._wide(_widened(wide))
+
+
+def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+    """As `forward.bound`, for tensors of 16 bits."""
+    run = Narrow(call, [tuple(one.shape) for one in results], {})
+    given = [*call.params, *call.states]
+    if not run.ready((call.x, *given, *results)):
+        return None
+
+    def step(x: Tensor) -> None:
+        found = run.wide((x, *given))
+        if found is None:
+            raise ValueError("x or a parameter has no memory")
+        for result, new in zip(results, found):
+            result.copy_(new)
+
+    return step
 
 
 LEAST_ELEMENTS = 1 << 16  # below, converting takes no longer than the call of a digest
