@@ -305,6 +305,28 @@ def test_large_narrow_parameters_are_read_anew(hits, kind, hidden, steps, dtype)
     assert hits == [4 + 4]
 
 
+@pytest.mark.parametrize("casts", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_expanded_inputs_of_16_bits(casts, grad, batch_first, axis):
+    """A conversion may lay out such an x in another order than that of its dimensions."""
+    module = openrnn.GRU(WIDTH, H, batch_first=batch_first)
+    x = torch.randn(*((1, T) if axis == 0 else (T, 1)), WIDTH).expand(
+        *((4, T) if axis == 0 else (T, 4)), WIDTH
+    )
+    if not casts:
+        module, x = module.bfloat16(), x.bfloat16()
+    results = []
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        for _ in range(5):
+            y = module(x)[0]
+            grads = torch.autograd.grad(y.sum(), [*module.parameters()]) if grad else ()
+            results.append([y, *grads])
+    for found in results[1:]:
+        assert all(map(torch.equal, found, results[0]))
+
+
 @pytest.mark.parametrize("steps", [15, 40])
 def test_bfloat16_matrices_are_read_as_such(steps):
     """From 16 steps on panels have bfloat16 numbers: nothing is rounded."""

@@ -160,6 +160,9 @@ class Repeats:
     ) -> _Known:  # fmt: skip
         """A call to be made again whose tensors autocast casts."""
         alike = Alike(every, _records(results))
+        strides = [stride for size, stride in zip(call.x.shape, call.x.stride()) if size > 1]
+        if 0 in strides or len({*strides}) < len(strides):  # the layout of a cast is not known
+            return _Known(alike, None, False)
         x, params, states = autocast.applied(call.x, call.params, list(call.states))
         call = call._replace(x=x, params=params, states=states)
         with torch.autocast(x.device.type, enabled=False):

@@ -106,22 +106,21 @@ class Cpu(Backend):
     def repeat(
         self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
     ) -> Repeat | None:
-        if not tensors.is_laid_out(call):
-            return None
-        return (Again if tensors.is_readable(call) else narrow.Narrow)(call, shapes, memory)
+        if tensors.is_readable(call):
+            return Again(call, shapes, memory)
+        return narrow.Narrow(call, shapes, memory) if tensors.is_convertible(call) else None
 
     def repeat_recorded(
         self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
-        if not tensors.is_laid_out(call):
-            return None
-        kind = AgainRecorded if tensors.is_readable(call) else narrow.NarrowRecorded
-        return kind(call, shapes, given)
+        if tensors.is_readable(call):
+            return AgainRecorded(call, shapes, given)
+        return narrow.NarrowRecorded(call, shapes, given) if tensors.is_convertible(call) else None
 
     def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
-        if not tensors.is_laid_out(call):
-            return None
-        return (forward.bound if tensors.is_readable(call) else narrow.bound)(call, results)
+        if tensors.is_readable(call):
+            return forward.bound(call, results)
+        return narrow.bound(call, results) if tensors.is_convertible(call) else None
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs

@@ -52,7 +52,7 @@ class Narrow:
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
     """As `forward.bound`, for tensors of 16 bits."""
     run = Narrow(call, [tuple(one.shape) for one in results], {})
-    given = [*call.params, *call.states]
+    given = [one.detach() for one in (*call.params, *call.states)]
     if not run.ready((call.x, *given, *results)):
         return None
 

@@ -46,6 +46,15 @@ def is_laid_out(call: Call) -> bool:
     return 0 not in call.x.shape and readable(call, call.x.dtype) is call
 
 
+def is_convertible(call: Call) -> bool:
+    """Whether calls alike are laid out alike once they are converted.
+
+    Strides of x that are 0 or equal do not say in which order a conversion lays dimensions out.
+    """
+    strides = [stride for size, stride in zip(call.x.shape, call.x.stride()) if size > 1]
+    return is_laid_out(call) and 0 not in strides and len({*strides}) == len(strides)
+
+
 def contiguous_rows(tensor: Tensor) -> Tensor:
     """The tensor, copied where its last dimension is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
