@@ -134,6 +134,16 @@ def holds(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= end
 
 
+def is_ordered(x: Tensor) -> bool:
+    """Whether its strides order its dimensions.
+
+    Strides that are 0 or equal do not: a conversion may lay out such an x in another order than
+    that of one of its views.
+    """
+    strides = [stride for size, stride in zip(x.shape, x.stride()) if size > 1]
+    return 0 not in strides and len({*strides}) == len(strides)
+
+
 def extent(tensor: Tensor) -> int:
     """Bytes from the first element of a plain tensor to the end of the last."""
     size: int = tensor.nbytes

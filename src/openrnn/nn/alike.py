@@ -26,7 +26,7 @@ def unseen() -> bool:
 
 
 def ordinary(x: Tensor, casts: bool = False) -> bool:
-    """Whether nothing is active that watches or changes a call of x; `casts`: but autocast."""
+    """Whether nothing is active that watches or changes a call of x; `casts`: autocast may."""
     if (not casts and torch._C._is_any_autocast_enabled()) or op.watched(x):
         return False
     return not (unseen() or request.transformed())

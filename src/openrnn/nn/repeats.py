@@ -126,8 +126,8 @@ class Repeats:
         """Remembers a call that came to a good end.
 
         Only from the second of a kind on, as sizes that come once are not worth it, and only one
-        that no mode watched or changed, but autocast. On a GPU those under autocast are remembered
-        without their casts (`_cast`): the whole was not tried there.
+        that no mode but autocast watched or changed. On a GPU those under autocast are remembered
+        without their casts (`_cast`): with them they were not tried there.
 
         Args:
             given: x and hx as the module got them, and masks; call: as `functional` got it.
@@ -160,8 +160,7 @@ class Repeats:
     ) -> _Known:  # fmt: skip
         """A call to be made again whose tensors autocast casts."""
         alike = Alike(every, _records(results))
-        strides = [stride for size, stride in zip(call.x.shape, call.x.stride()) if size > 1]
-        if 0 in strides or len({*strides}) < len(strides):  # the layout of a cast is not known
+        if not tensors.is_ordered(call.x):  # the layout of a cast is not known
             return _Known(alike, None, False)
         x, params, states = autocast.applied(call.x, call.params, list(call.states))
         call = call._replace(x=x, params=params, states=states)
@@ -239,19 +238,18 @@ class Cast:
         if known.run is None:
             raise ValueError("a call that cannot be made again")
         self._alike, self._run, self._dtype = known.alike, known.run, dtype
-        self._count = -1 if known.drops else None  # the seed comes last
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory."""
         return self._run.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states, in autocast's dtype; casts are recorded as any."""
+        """Y and the final states, in autocast's dtype; autograd records the casts as any others."""
         cast = autocast.cast(every, self._dtype)
-        if not torch.is_grad_enabled():  # nothing that backward would look at
+        if not torch.is_grad_enabled():  # no backward pass looks at the casts
             return self._run(cast)
         with torch.autocast(cast[0].device.type, enabled=False):
-            return self._run(cast) if self._alike(cast[: self._count]) else None
+            return self._run(cast) if self._alike(cast) else None
 
 
 def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:

@@ -25,7 +25,8 @@ class Stepper:
     always the same tensor, which the next step overwrites. One thread at a time may call it.
 
     Where the cpu backend runs the layer in float32 or float64, a step allocates nothing: its
-    kernels are bound to the memory of the parameters, the states and the result. On a GPU the third
+    kernels are bound to the memory of the parameters, the states and the result. In 16 bits it
+    converts its tensors, and copies the results to that memory. On a GPU the third
     step with the same parameters records a CUDA graph of it, which later steps replay; a change of
     parameters discards it. Elsewhere each step is a call of `Layer.step` whose results are copied
     into that memory. A stepper cannot be captured in a CUDA graph of the caller's: capture

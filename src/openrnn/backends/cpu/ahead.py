@@ -12,8 +12,8 @@ def compiled(problem: Problem) -> int:
     """Compiles the kernels of calls like this one, of any sizes; returns how many there are.
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
-    that pack matrices, what starts all of them and, where it is permitted or they are such, the
-    product with bfloat16 ones.
+    that pack matrices, what starts all of them and, where bfloat16 is permitted or is the dtype of
+    the call, the product with such matrices.
     """
     from openrnn.kernels.cpu import launch, matrices
 

@@ -17,6 +17,8 @@ from openrnn.backends.cpu.tensors import converted, readable
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
 
+LEAST_KEPT = 1 << 16  # below, converting takes no longer than the call of a digest
+
 
 class Narrow:
     """A forward pass of tensors that lie as the kernels read them: a `Repeat`."""
@@ -28,7 +30,7 @@ class Narrow:
         self._kept = {
             place: KeptParameter(place, param)
             for place, param in large.items()
-            if param.numel() >= LEAST_ELEMENTS and param.nbytes % 4 == 0
+            if param.numel() >= LEAST_KEPT and param.nbytes % 4 == 0
         }
 
     def ready(self, every: Sequence[Tensor]) -> bool:
@@ -41,12 +43,12 @@ class Narrow:
         return None if found is None else [one.to(self._dtype) for one in found]
 
     def wide(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """The same in float32, of tensors that are ready."""
-        wide = list(every)
+        """What a call returns, in float32; None where there are other threads, or no memory."""
+        given = list(every)
         if self._memory is not None:
             for place, kept in self._kept.items():
-                wide[place] = kept.wide(every[place], self._memory)
-        return self._wide(_widened(wide))
+                given[place] = kept.read(every[place], self._memory)
+        return self._wide(_widened(given))
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -59,14 +61,11 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
     def step(x: Tensor) -> None:
         found = run.wide((x, *given))
         if found is None:
-            raise ValueError("x or a parameter has no memory")
+            raise ValueError("x or a parameter has no memory, or the number of threads has changed")
         for result, new in zip(results, found):
             result.copy_(new)
 
     return step
-
-
-LEAST_ELEMENTS = 1 << 16  # below, converting takes no longer than the call of a digest
 
 
 class KeptParameter:
@@ -79,14 +78,14 @@ class KeptParameter:
     def __init__(self, place: int, param: Tensor) -> None:
         from openrnn.kernels.cpu import matrices
 
-        words = param.nbytes // 4  # which a digest is made of
+        words = param.nbytes // 4  # of 32 bits, as a digest reads it
         args = matrices.digest_args(words, "float32", launch.threads())
         given = {"matrix": Value("matrix"), "out": Value(OUT)}
         self._digest = Launch(matrices.digest(), args, args.tasks, given, {"matrix": 0, OUT: 1})
         self._words = ctypes.c_int32 * (args.parts * DIGEST_WORDS)
         self._key = "wide", place, param.dtype
 
-    def wide(self, param: Tensor, memory: Memory) -> Tensor:
+    def read(self, param: Tensor, memory: Memory) -> Tensor:
         """The parameter in float32: what is in memory while it is right, else a new copy.
 
         Copies are never overwritten: another thread may read them.

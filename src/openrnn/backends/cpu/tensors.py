@@ -9,6 +9,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Gradients
 from openrnn.backends.cpu.layer import compute_dtype
+from openrnn.tensors import is_ordered
 
 
 def readable(call: Call, dtype: torch.dtype) -> Call:
@@ -42,17 +43,13 @@ def is_readable(call: Call) -> bool:
 
 
 def is_laid_out(call: Call) -> bool:
-    """Whether they would in the dtype that the kernels compute in, and there is something to do."""
+    """The same of their places alone: in 16 bits they are yet to be converted."""
     return 0 not in call.x.shape and readable(call, call.x.dtype) is call
 
 
 def is_convertible(call: Call) -> bool:
-    """Whether calls alike are laid out alike once they are converted.
-
-    Strides of x that are 0 or equal do not say in which order a conversion lays dimensions out.
-    """
-    strides = [stride for size, stride in zip(call.x.shape, call.x.stride()) if size > 1]
-    return is_laid_out(call) and 0 not in strides and len({*strides}) == len(strides)
+    """Whether they could read calls alike once those are converted to that dtype."""
+    return is_laid_out(call) and is_ordered(call.x)
 
 
 def contiguous_rows(tensor: Tensor) -> Tensor:
