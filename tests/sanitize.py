@@ -24,6 +24,7 @@ from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import Traced
+from openrnn.tuning import plan
 
 BF16, TF32 = torch.bfloat16, torch.float32
 Case = dict[str, object]
@@ -57,6 +58,12 @@ def cases() -> Iterator[Case]:
         yield {"cell": cell, "hidden": 64, "steps": 11, "cut": True}
         yield {"cell": cell, "hidden": 1024, "batch": 16, "steps": 11, "cut": True, "masks": True}
         yield {"cell": cell, "hidden": 64, "bidirectional": True, "steps": 120, "cut": True}
+        for hidden in (40, 45):  # of no other case: each step a GEMM and a launch
+            for dtype in (BF16, TF32):
+                stepwise = {"cell": cell, "hidden": hidden, "dtype": dtype, "stepwise": True}
+                yield {**stepwise, "batch": 70, "bidirectional": True}
+                yield {**stepwise, "masks": True}
+                yield {**stepwise, "resets": True}
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
@@ -68,12 +75,14 @@ def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
     masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
+    stepwise: bool = False,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
     Args:
         masks: lengths and resets; resets: resets to states that are given.
         cut: in three chunks of time.
+        stepwise: as if no kernel held R.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -96,9 +105,14 @@ def run(
     if resets:
         given["reset_state"] = single
     wanted = [x, *states, *layer.parameters()] if grad else []
+
+    def none(*_: object, **__: object) -> tuple[()]:
+        return ()
+
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
         patch.object(schedules, "edges_at_once", lambda *_: edges) if cut else nullcontext(),
+        patch.multiple(plan, forward=none, backward=none) if stepwise else nullcontext(),
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)

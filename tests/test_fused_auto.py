@@ -10,6 +10,7 @@ import torch
 from openrnn import cells, dispatch
 from openrnn.backends.fused import ahead, kernels
 from openrnn.backends.fused import describe as described
+from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -90,7 +91,7 @@ def test_the_largest_lstm_is_the_one_in_the_documentation(grad):
     """docs/kernels.md, "Limits": by steps of 8 units, with loops with multicast for 2048 alone."""
     sizes = [*range(1984, 2136, 8)]
     asked = (problem("lstm", torch.bfloat16, h, grad=grad, processors=132) for h in sizes)
-    fits = [h for h, one in zip(sizes, asked) if not dispatch.BACKENDS["fused"].refusals(one)]
+    fits = [h for h, one in zip(sizes, asked) if not stepwise_kinds(one)]
     assert fits == [h for h in sizes if h <= (2016 if grad else 2112) or h == 2048]
 
 
@@ -140,12 +141,27 @@ def test_nothing_is_said_of_what_was_not_measured(other):
 
 
 def test_fewer_multiprocessors_hold_less():
-    """Of what a whole device takes, a slice refuses some, so that auto goes on."""
+    """Of what a whole device holds, a slice does not, and its steps by GEMMs were not compared."""
     whole = problem("lstm", torch.bfloat16, hidden=2048)
     assert dispatch.select(replace(whole, processors=132)) == "fused"
     slice_ = replace(whole, processors=60)
     assert dispatch.select(slice_) == "cudnn"
-    assert "with 60 multiprocessors" in str(dispatch.explain(slice_))
+    assert "not compared: no kernel holds hidden_size 2048 in forward" in str(
+        dispatch.explain(slice_)
+    )
+    assert dispatch.select(replace(slice_, reset=True)) == "fused"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_sizes_that_no_kernel_holds_are_cudnns_where_they_were_not_measured(dtype):
+    """Ours on an H100 and H200; elsewhere, of a cell or a call that cuDNN does not take."""
+    whole = problem("lstm", dtype, 4096, grad=True, processors=132)
+    assert dispatch.select(whole) == "fused"
+    other = replace(whole, capability=(8, 9), processors=128)
+    assert dispatch.select(other) == "cudnn"
+    assert "in forward and backward" in str(dispatch.explain(other))
+    assert dispatch.select(replace(other, reset=True)) == "fused"
+    assert dispatch.select(replace(other, spec=cells.peephole_lstm.spec(8, 4096))) == "fused"
 
 
 def test_what_is_described_is_planned_for_the_multiprocessors_there(monkeypatch):

@@ -18,7 +18,7 @@ from openrnn.backends.fused import (
     forward_loop,
     kernels,
     launches,
-    prepared,
+    products,
     program,
     schedules,
 )
@@ -417,24 +417,24 @@ def test_grids_that_run_at_once_find_their_flags_filled(
 @pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
 def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapped, given):
     """Each but the first of a grid's loops, forward and backward, waits for the side stream."""
-    (sizes, joined), filled, products = overlapped, [], []
+    (sizes, joined), filled, multiplied = overlapped, [], []
     number = len(sizes)
     fill = launches.fill_flags
     for module in (forward_loop, backward):
         monkeypatch.setattr(
             module, "fill_flags", lambda box: filled.append(len(launched.events)) or fill(box)
         )
-    product = prepared.input_product
+    product = products.input_product
     monkeypatch.setattr(
-        prepared,
+        products,
         "input_product",
-        lambda *sizes: products.append(len(launched.events)) or product(*sizes),
+        lambda *sizes: multiplied.append(len(launched.events)) or product(*sizes),
     )
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
     assert launched.unfilled == [0] * 2 * number
     assert launched.events == [7] * (number - 1) + [0] + [7] * number
     assert filled == list(range(2 * number))
-    assert products == list(range(number))
+    assert multiplied == list(range(number))
     assert joined == [*range(1, number), *range(number + 1, 2 * number + 1)]
 
 

@@ -11,9 +11,9 @@ from openrnn.kernels.cuda.args import (
     STEPS,
     CopyRowsArgs,
     ForwardArgs,
-    PreparedArgs,
     SortLengthsArgs,
 )
+from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.native import nvrtc
 
 ABSENT = nvrtc.absent()

@@ -88,6 +88,7 @@ class KernelConfig(ABC):
     clusters = 1  # that share R; more in a grid
     layers = 1  # that one launch runs; more in a stack
     delay = 0  # cycles before a grid's first poll
+    stepwise = False  # steps are launches of their own, on products of GEMMs
     half_operands = False  # forward multiplies float32 values as float16
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
 
@@ -311,6 +312,40 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 
     def _k_size(self, cell: Traced) -> int:
         return len(cell.gates) * self.units
+
+
+@dataclass(frozen=True)
+class _StepwiseConfig(KernelConfig):
+    """A loop of which no kernel holds R: each step is a GEMM and a launch of this kernel.
+
+    A warp takes 8 units in a tile of 8 rows, and a block such tiles of the same units.
+    """
+
+    stepwise = True
+
+    def shared(self, cell: Traced, dtype: str) -> int:
+        return 0
+
+    def sum_parts(self, batch: int) -> int:
+        return ceil_div(batch, 8 * self.warps)
+
+    def blocks(self, batch: int) -> int:
+        """The blocks of a launch."""
+        return self.units // 8 * self.sum_parts(batch)
+
+
+@dataclass(frozen=True)
+class StepwiseForwardConfig(_StepwiseConfig, ForwardConfig):
+    """Forward, on products of h."""
+
+    skeleton = "stepwise_forward.cuh"
+
+
+@dataclass(frozen=True)
+class StepwiseBackwardConfig(_StepwiseConfig, BackwardConfig):
+    """Backward, on products of the gate gradients of the step before."""
+
+    skeleton = "stepwise_backward.cuh"
 
 
 @dataclass(frozen=True)

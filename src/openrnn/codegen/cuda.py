@@ -21,7 +21,8 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
 from openrnn.codegen.trace import Traced
-from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS, Args
+from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
+from openrnn.kernels.cuda.table import Args
 from openrnn.memo import memo
 
 PERMUTE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
@@ -78,9 +79,10 @@ def _accumulated_halved(cell: Traced, dtype: str, config: KernelConfig) -> froze
     """Gates of which a forward kernel halves R, inputs and biases, instead of the pre-activation.
 
     None in a grid, whose step is bound by the way through L2, and none with wgmma, whose step is
-    bound by shared memory: there it saves no time and takes more registers.
+    bound by shared memory: there it saves no time and takes more registers. None where a GEMM
+    multiplies R.
     """
-    plain = config.kind == "backward" or config.clusters > 1 or config.wgmma
+    plain = config.kind == "backward" or config.clusters > 1 or config.wgmma or config.stepwise
     return frozenset() if plain else halved_gates(cell, dtype)
 
 

@@ -68,20 +68,27 @@ def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | 
     if spec.proj_size:
         return "the network has a projection"
     try:
-        tangent = spec_of(spec)
+        asked = tangent_problem(problem, place, grad)
     except CellError as error:
         return str(error)
-    problem = wide.problem_of(problem)
+    why = next(iter(BACKENDS[backend].refusals(asked)), None)
+    name, gates = lookup(spec.cell).name, len(asked.spec.gates)
+    return why and f"for the derivative of {name}, a cell of {gates} gates, {why}"
+
+
+def tangent_problem(problem: Problem, place: Place, grad: bool) -> Problem:
+    """The loop of the tangent cell; `grad`: it also runs backward.
+
+    Raises:
+        CellError: there is no such cell.
+    """
+    tangent, problem = spec_of(problem.spec), wide.problem_of(problem)
     asked = request.for_backend(
         tangent, problem.dtype, problem.device, grad=grad, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
-    # the tangent cell has more gates, so its recurrent matrix may not fit where the cell's does
     capability, processors = place
-    asked = replace(asked, capability=capability, processors=processors)
-    why = next(iter(BACKENDS[backend].refusals(asked)), None)
-    name, gates = lookup(spec.cell).name, len(tangent.gates)
-    return why and f"for the derivative of {name}, a cell of {gates} gates, {why}"
+    return replace(asked, capability=capability, processors=processors)
 
 
 def differentiated(

@@ -18,7 +18,7 @@ def held_twice(loop: plan.LoopRequest) -> bool:
     A multiprocessor that runs blocks of two grids was not measured, so each has its own.
     """
     config = _first(loop)
-    if config is None:
+    if config is None or config.stepwise:
         return False
     blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config) if config.clusters == 1 else 1
     return _fits(loop, config, blocks)

@@ -112,7 +112,7 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
     time = plan.us_of(loop.cell, loop.dtype, config, loop.batch, limits)
     blocks = plan.clusters_of(config, loop.batch) * config.cluster
     idle = 0.0
-    if loop.capability == measured.CAPABILITY:
+    if loop.capability == measured.CAPABILITY and not config.stepwise:
         idle = max(0.0, 1 - blocks / (loop.processors or measured.PROCESSORS))
     if config.clusters == 1:
         return LoopStep(time, idle, 0.0, OF_CLUSTERS)

@@ -18,7 +18,7 @@ from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
-from openrnn.tuning import cluster, grid, measured, multicast
+from openrnn.tuning import cluster, grid, measured, multicast, stepwise
 from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
@@ -34,6 +34,8 @@ def units_of(hidden: int) -> int:
 
 def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
+    if config.stepwise:
+        return 1e3 * GHZ * stepwise.step_us(config.kind, cell, dtype, config.units, batch)
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
         return grid.step_time(cell, dtype, config, batch, limits)
     if isinstance(config, MulticastConfig):
@@ -127,6 +129,9 @@ def ranked(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
 
+    Those that hold R, and the one of a stepwise loop, which any device holds: last, unless it was
+    measured there and is quicker by the model.
+
     Args:
         loops: how many such loops the device is to hold at once.
         layers: that one launch runs.
@@ -134,9 +139,36 @@ def ranked(
     if layers > 1:
         return _of_stack(kind, cell, dtype, hidden, batch, capability, processors, layers)
     asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    held: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
-        return forward(*asked, save="save" in flags, loops=loops)
-    return backward(*asked, loops=loops)
+        held = forward(*asked, save="save" in flags, loops=loops)
+    else:
+        held = backward(*asked, loops=loops)
+    if loops > 1:
+        return held
+    last = stepwise.config(kind, units_of(hidden), batch)
+    known = bool(held) and measured.knows(capability, processors)
+    if known and _quicker(kind, flags, cell, dtype, hidden, batch, capability, processors):
+        return (last, *held)
+    return (*held, last)
+
+
+@memo(4096)
+def _quicker(
+    kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
+    capability: tuple[int, int], processors: int | None,
+) -> bool:  # fmt: skip
+    """Whether a stepwise loop takes less than the first kernel that holds R."""
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    configs: tuple[ForwardConfig | BackwardConfig, ...]
+    if kind == "forward":
+        configs, us = _forward_ranking(*asked, "save" in flags, 1)
+    else:
+        configs, us = _backward_ranking(*asked, 1)
+    if us is None:
+        us = us_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
+    own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
+    return own < stepwise.LEAST_GAIN * us
 
 
 @memo(4096)

@@ -85,13 +85,15 @@ def products(stack: Stack, steps: int, batch: int) -> tuple[float, float]:
 
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
-    """The quickest wavefront; None where layer by layer is as quick, or the device holds one loop.
+    """The quickest wavefront; None where layer by layer is as quick, or no kernel holds R.
 
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
     limits, asked = Limits.of(stack.capability, stack.processors), request(stack, batch)
     config, loops = plan.ranked(*asked)[0], 1
+    if config.stepwise:
+        return None
     # the constants were fitted to the model's times
     us = plan.us_of(stack.cell, stack.dtype, config, batch, limits)
     times: plan.StepTimes | None = plan.StepTimes(us, us)

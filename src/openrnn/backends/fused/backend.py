@@ -37,6 +37,7 @@ from openrnn.backends.fused.describe import describe
 from openrnn.backends.fused.forward import Forward
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
+from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.errors import CellError
 from openrnn.memory import memory_for
 from openrnn.native import cublaslt, nvrtc
@@ -44,14 +45,14 @@ from openrnn.native.device import On
 from openrnn.native.recording import NotRepeatableError
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
-from openrnn.tuning import choice, chunks, plan
+from openrnn.tuning import choice, chunks, measured
 
 OLDEST = (8, 0)
 MOST_GATES = 16  # kernels take their order as 4 bits each
 
 
 class Fused(Backend):
-    """Generated CUDA kernels: the recurrent matrix stays in registers for all steps.
+    """Generated CUDA kernels: R stays in registers for all steps, where they hold it.
 
     Args:
         spin_limit: for debugging: polls after which a waiting kernel traps; 0 waits without end.
@@ -97,13 +98,22 @@ class Fused(Backend):
             return [str(error)]
         if len(spec.gates) > MOST_GATES:
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
-        return reasons + _too_large(problem)
+        return reasons
 
     def yields(self, problem: Problem) -> Faster | None:
         """cuDNN, where it is measured faster or was not compared."""
         if where := choice.slower(problem):
             return Faster("cudnn", where)
         where = choice.not_compared(problem)
+        if (
+            where is None and problem.capability is not None
+            and not measured.knows(problem.capability, problem.processors)
+            and not self.refusals(problem) and (kinds := stepwise_kinds(problem))
+        ):  # fmt: skip
+            where = (
+                f"no kernel holds hidden_size {problem.spec.hidden_size} in {' and '.join(kinds)}, "
+                "so each step would be a GEMM and a launch"
+            )
         return Faster("cudnn", where, measured=False) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
@@ -203,27 +213,6 @@ class Fused(Backend):
             run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)
         return run.gradients
-
-
-def _too_large(problem: Problem) -> list[str]:
-    """Why no kernel holds the recurrent matrix, by values alone: nothing is compiled.
-
-    A problem does not say whether reset states are given. Kernels that take them are assumed to fit
-    where those without do.
-    """
-    spec, capability = problem.spec, problem.capability
-    if capability is None:
-        return []
-    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
-    many = f" with {problem.processors} multiprocessors" if problem.processors else ""
-    where = f"of compute capability {capability[0]}.{capability[1]}{many}"
-    for kind, flags in plan.kinds(
-        spec, problem.grad, problem.lengths, problem.reset, problem.return_states
-    ):
-        asked = kind, cell, dtype, spec.hidden_size, 1
-        if next(plan.holding(*asked, flags, capability, problem.processors), None) is None:
-            return [f"hidden_size {spec.hidden_size}: its recurrent matrix fits no kernel {where}"]
-    return []
 
 
 def _laid_out(call: Call) -> Call:

@@ -4,6 +4,7 @@ from functools import partial
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels, wavefronts
+from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
@@ -50,20 +51,27 @@ def _of_loops(
     if found is None:
         return []
     made, config = found
+    limits = Limits.of(problem.capability, problem.processors)
+    time = plan.us_of(cell, dtype, config, batch, limits)
+    spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
+    registers = f"{made.resources.registers} registers{spilled}"
+    if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
+        return [
+            f"{head}no kernel holds R, so each step is a GEMM and a launch of "
+            f"{config.blocks(batch)} blocks of {config.threads} threads, {registers}, "
+            f"{time:.2f} us a step by the model"
+        ]
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
     if config.clusters > 1:
         blocks = f"grid of {config.clusters} x {blocks}"
-    limits = Limits.of(problem.capability, problem.processors)
-    time = plan.us_of(cell, dtype, config, batch, limits)
     warps = " whose warps multiply four at a time" if config.wgmma else ""
     products = ", products of float16" if config.half_operands else ""
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
-    spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     return [
         f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "
-        f"{config.rows} rows each, {made.resources.registers} registers{spilled}{products}, "
+        f"{config.rows} rows each, {registers}{products}, "
         f"{time:.2f} us a step by the model"
     ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call
-from openrnn.backends.fused import prepared
+from openrnn.backends.fused import prepared, products
 from openrnn.backends.fused.copies import aligned, copied, padded_gates
 from openrnn.backends.fused.launches import Launches, Weights, address, fill_flags
 from openrnn.backends.fused.layer import LayerKernels
@@ -125,7 +125,7 @@ class ForwardLoops(Launches):
         if not x.is_contiguous():
             x = copied(x)
         rows = operation.chunk.steps * self.batch
-        product = prepared.input_product(layer, x.shape[2], rows)
+        product = products.input_product(layer, x.shape[2], rows)
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())
 
     def fill_flags(self, operation: FillFlags) -> None:

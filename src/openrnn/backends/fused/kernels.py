@@ -128,8 +128,8 @@ def fitting(
     """Compiled kernels, best first: those without spills, then those with.
 
     A measured configuration is tried as it is; the model's of the same shape follows it. Near the
-    largest H every try may spill. Such kernels come last, the fewest spilled bytes first: they run
-    right, but slower.
+    largest H every try may spill. Such kernels follow, the fewest spilled bytes first: they run
+    right, but slower. A stepwise loop's kernel comes last.
 
     Args:
         kind: "forward" or "backward".
@@ -142,6 +142,7 @@ def fitting(
         kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
     )
     configs = list(islice(held, TRIES))
+    configs += [one for one in held if one.stepwise]
     spilling: list[LoopConfig] = []
     for config, after in zip_longest(configs, configs[1:]):
         exact = after is not None and measured.shape_of(config) == measured.shape_of(after)
@@ -191,8 +192,7 @@ def kernel(
             return kernel, config
     raise NoKernelError(
         f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel whose blocks "
-        f"{about.name} with {processors} multiprocessors holds at once; name "
-        'backend="cudnn", or "reference" where cuDNN has no such cell'
+        f"{about.name} with {processors} multiprocessors holds at once"
     )
 
 

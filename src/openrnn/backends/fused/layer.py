@@ -11,7 +11,8 @@ from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
-from openrnn.kernels.cuda.args import PermuteWeightsArgs, PreparedArgs, ReduceBiasGradientsArgs
+from openrnn.kernels.cuda.args import PermuteWeightsArgs, ReduceBiasGradientsArgs
+from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
 from openrnn.memory import memory_for
 from openrnn.native import nvrtc

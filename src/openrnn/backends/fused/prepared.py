@@ -1,13 +1,15 @@
-"""Loops and products of a layer and direction as far as sizes decide them, kept for all calls.
+"""Loops of a layer and direction as far as sizes decide them, kept for all calls.
 
 What is left to a call are addresses, so that its host spends its time on launches.
 """
 
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.layer import Flags, LayerKernels
-from openrnn.kernels.cuda.args import LOOPS, PreparedArgs
+from openrnn.backends.fused.stepwise import StepwiseLoop
+from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
+from openrnn.kernels.cuda.args import LOOPS
+from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
-from openrnn.native.cublaslt import Layout, Product, product_for
 
 
 class PreparedLoop:
@@ -53,6 +55,7 @@ class PreparedLoop:
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
             "reset_step_bytes": way * batch,
             "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
+            "step": 0, "products": 0, "states": 0,  # and these `StepwiseLoop`
         }  # fmt: skip
         if forward:
             gate = layer.x_gate if layer.skips else layer.units
@@ -60,6 +63,9 @@ class PreparedLoop:
         else:
             shared["d_gates_step_bytes"] = way * batch * layer.width * size
         self.args = PreparedArgs(LOOPS[flags.kind], **shared)
+        self._stepwise: StepwiseLoop | None = None
+        if isinstance(self.config, StepwiseForwardConfig | StepwiseBackwardConfig):
+            self._stepwise = StepwiseLoop(layer, batch, self.kernel, self.config)
 
     def launch(self, words: list[int], launch_event: int = 0) -> None:
         """Launches the loop.
@@ -68,7 +74,10 @@ class PreparedLoop:
             words: as `args` makes them; this call may change them.
             launch_event: see `CudaKernel.launch`.
         """
-        kernels.launch(self.kernel, self.config, words, self.batch, launch_event)
+        if self._stepwise is not None:
+            self._stepwise.launch(words, launch_event)
+        else:
+            kernels.launch(self.kernel, self.config, words, self.batch, launch_event)
 
 
 _prepared_loop = memo(4096)(PreparedLoop)
@@ -79,53 +88,3 @@ def loop_for(
 ) -> PreparedLoop:
     """The prepared loop, which is kept."""
     return _prepared_loop(layer, batch, flags, loops, layers)
-
-
-@memo(1024)
-def input_product(layer: LayerKernels, inner: int, rows: int, full: bool = False) -> Product:
-    """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of a single step also h R^T.
-
-    Where H is no multiple of 8, gate by gate: the padding between gates is not read.
-
-    Args:
-        full: x_gates are float32.
-    """
-    width = layer.gates * layer.units
-    columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
-    return product_for(
-        layer.dtype, layer.device, (rows, columns, inner), Layout(inner),
-        Layout(inner, True, columns * inner), Layout(width, False, layer.units), full, count,
-    )  # fmt: skip
-
-
-@memo(1024)
-def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
-    """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih."""
-    return product_for(
-        layer.dtype, layer.device, (rows, inner, layer.gates * layer.units),
-        Layout(layer.width), Layout(inner), Layout(inner),
-    )  # fmt: skip
-
-
-@memo(1024)
-def weight_gradient(
-    layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
-    full: bool, apart: tuple[int, int], layers: int,
-) -> Product:  # fmt: skip
-    """A matrix's gradient (gates of a span * units, columns): gate gradients^T times what it read.
-
-    Args:
-        span: consecutive gates [begin, end).
-        rows: T*B of the chunk.
-        strides: from row to row of the gate gradients and of what the matrix read.
-        full: the gradient is float32.
-        apart: from layer to layer of the same two, where several are multiplied at once.
-        layers: that are; their gradients (G * units, columns) follow each other.
-    """
-    begin, end = span
-    gradients, other = (Layout(stride, apart=far) for stride, far in zip(strides, apart))
-    matrix = layer.gates * layer.units * columns
-    return product_for(
-        layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
-        gradients._replace(transposed=True), other, Layout(columns, apart=matrix), full, layers,
-    )  # fmt: skip

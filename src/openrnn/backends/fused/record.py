@@ -23,7 +23,8 @@ from openrnn.backends.fused.program import (
     Wait,
     WaitForLaunch,
 )
-from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS, Args
+from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
+from openrnn.kernels.cuda.table import Args
 from openrnn.memory import Made, template
 from openrnn.native.recording import (
     LaunchAwaited,

@@ -332,7 +332,7 @@ def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float
 def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
     """Whether the device holds two loops of a kernel, by the driver's word."""
     kernel, config = layer.kernel(batch, on, loops)
-    return 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
+    return not config.stepwise and 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
 
 
 def _cut(

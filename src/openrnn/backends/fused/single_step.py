@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from openrnn.backends.fused import kernels, prepared
+from openrnn.backends.fused import kernels, products
 from openrnn.backends.fused.copies import aligned, copied, dense
 from openrnn.backends.fused.launches import Launches, Weights, address
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.codegen.config import StepConfig
-from openrnn.kernels.cuda.args import STEPS, PreparedArgs
+from openrnn.kernels.cuda.args import STEPS
+from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
 from openrnn.memory import memory_for
 from openrnn.native import nvrtc
@@ -74,9 +75,9 @@ def launch_forward(
         before = launches.states(layer, call.states)[0]
         if w_ih is not None:
             x = x if x.is_contiguous() else copied(x)
-            x_products = products(launches, layer, x.data_ptr(), w_ih, inputs)
+            x_products = multiplied(launches, layer, x.data_ptr(), w_ih, inputs)
         if before:
-            h_products = products(launches, layer, before, weights.recurrent, layer.hidden)
+            h_products = multiplied(launches, layer, before, weights.recurrent, layer.hidden)
     words = step.args.words(
         weight=weights.recurrent.data_ptr(),
         w_ih=address(w_ih),
@@ -100,7 +101,7 @@ def launch_forward(
     step.kernel.launch(step.blocks, words)
 
 
-def products(
+def multiplied(
     launches: Launches, layer: LayerKernels, rows: int, matrix: Tensor, columns: int
 ) -> Tensor:
     """The products of all gates with a matrix (G*H, columns), (B, G*H) in float32.
@@ -110,7 +111,7 @@ def products(
     """
     batch, width = launches.batch, layer.gates * layer.hidden
     made = memory_for(torch.float32, matrix.device).empty(batch, width)
-    product = prepared.input_product(layer, columns, batch, full=True)
+    product = products.input_product(layer, columns, batch, full=True)
     product.run(rows, matrix.data_ptr(), made.data_ptr())
     return made
 
@@ -144,6 +145,6 @@ def launch_backward(
     step.kernel.launch(step.blocks, words)
     if d_before[0]:
         right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
-        product = prepared.input_gradient(layer, layer.hidden, launches.batch)
+        product = products.input_gradient(layer, layer.hidden, launches.batch)
         rows = at.weights.recurrent_rows.data_ptr()
         product.run(d_gates.data_ptr() + right, rows, d_before[0], True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn.backends.fused import prepared
+from openrnn.backends.fused import products
 from openrnn.backends.fused.copies import copied, narrowed, whole_pieces, widened
 from openrnn.backends.fused.launches import Launches, Weights
 from openrnn.backends.fused.layer import LayerKernels
@@ -60,7 +60,7 @@ class WeightGradient:
         strides, apart = (gradients.stride, other.stride), (gradients.apart, other.apart)
         for span in self.spans:
             first, end = span
-            product = prepared.weight_gradient(
+            product = products.weight_gradient(
                 layer, span, columns, rows, strides, self.full, apart, self.layers
             )
             at = gradients.address + done * layer.units * size
@@ -107,7 +107,7 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> 
             dx.add_(found)
         return
     steps, batch, inner = dx.shape
-    product = prepared.input_gradient(layer, inner, steps * batch)
+    product = products.input_gradient(layer, inner, steps * batch)
     product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr(), add)
 
 

@@ -1,140 +1,11 @@
-"""The arguments of every CUDA kernel: one table each, for the kernel's struct and its launches.
+"""The arguments of every CUDA kernel, a table each."""
 
-A table is a class. It prints the CUDA struct that the kernel takes as its only parameter, and an
-object of it is what a launch passes, filled by name. Every field is 8 bytes wide and pointers are
-numbers, 0 for null, so that both sides agree on offsets by the order of fields alone.
-"""
+from typing import Annotated
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
-
-from typing_extensions import dataclass_transform
-
-States = Sequence[int]  # a pointer for each state of the cell, an array of STATES in the struct
-Table = TypeVar("Table", bound="type[Args]")
+from openrnn.kernels.cuda.table import Args, States, table
 
 
-class Field(NamedTuple):
-    """A field of a struct: `array` has one pointer for each state of the cell."""
-
-    name: str
-    cuda: str
-    meaning: str
-    array: bool
-
-
-class Args:
-    """Arguments of a launch, given by name; what the table has a value for may be left out.
-
-    Raises:
-        TypeError: a name is not in the table, or one without a value is missing.
-        AttributeError: a name that is not in the table is set later.
-    """
-
-    __slots__ = ()
-    fields: ClassVar[tuple[Field, ...]]
-    _numbers: ClassVar[Any]  # getters of several fields at once: a launch costs microseconds
-    _arrays: ClassVar[Any]  # of two arrays or more, or None
-
-    def words(self) -> list[int]:
-        """The fields as the struct has them."""
-        numbers: tuple[int, ...] = self._numbers(self)
-        if self._arrays is None:
-            return [*numbers]
-        return [*numbers, *chain.from_iterable(self._arrays(self))]
-
-    @classmethod
-    def place(cls, name: str) -> int:
-        """Where a number stands among the words; all arrays come after the numbers."""
-        return [field.name for field in cls.fields].index(name)
-
-    @classmethod
-    def pointers(cls, words: Sequence[int]) -> list[int]:
-        """Where pointers stand among the words of all structs; arrays share what numbers leave."""
-        names = [field.name for field in cls.fields]
-        arrays = sum(field.array for field in cls.fields)
-        one = len(words) if arrays else len(names)
-        structs = words[names.index("layers")] if "layers" in names else len(words) // one
-        entries = (len(words) // structs - len(names) + arrays) // arrays if arrays else 0
-        points: list[bool] = []
-        for field in cls.fields:
-            points += ["*" in field.cuda] * (entries if field.array else 1)
-        return [place for place, one in enumerate(points * structs) if one]
-
-    @classmethod
-    def struct(cls) -> str:
-        """The kernel's parameter in CUDA C++; STATES is a constant of its source."""
-        lines = [f"struct {cls.__name__} {{"]
-        for name, cuda, meaning, array in cls.fields:
-            declared = f"    {cuda} {name}{'[STATES]' if array else ''};"
-            lines.append(f"{declared:<44}// {meaning}")
-        return "\n".join([*lines, "};"])
-
-
-class PreparedArgs:
-    """Arguments of many launches, of which each gives only those that differ.
-
-    Args:
-        table: of the kernel.
-        shared: the fields that are the same in all launches, by name.
-    """
-
-    def __init__(self, table: type[Args], **shared: int) -> None:
-        self._table, self._shared, self._names = table, tuple(shared.values()), tuple(shared)
-        # how to put the numbers that a launch gives, and those shared, in the order of the struct
-        self._orders: dict[tuple[str, ...], Any] = {}
-        self._arrays = sum(field.array for field in table.fields)
-
-    def words(self, **given: int | States) -> list[int]:
-        """The words of a launch, which gives all other fields by name, arrays last.
-
-        Raises:
-            TypeError: a name is not in the table, or a field is missing or given twice.
-        """
-        order = self._orders.get(names := tuple(given)) or self._order(names)
-        values: tuple[Any, ...] = tuple(given.values())
-        if not self._arrays:
-            return [*order(values + self._shared)]
-        numbers, arrays = values[: -self._arrays], values[-self._arrays :]
-        return [*order(numbers + self._shared), *chain.from_iterable(arrays)]
-
-    def _order(self, given: tuple[str, ...]) -> Any:
-        wanted = [field.name for field in self._table.fields]
-        count = len(wanted) - self._arrays
-        begin = len(given) - self._arrays
-        numbers = [*given[:begin], *self._names]
-        if sorted((*given, *self._names)) != sorted(wanted) or [*given[begin:]] != wanted[count:]:
-            raise TypeError(
-                f"a launch of {self._table.__name__} gives {', '.join(given)} besides "
-                f"{', '.join(self._names)}, needs {', '.join(wanted)}"
-            )
-        found = self._orders[given] = itemgetter(*map(numbers.index, wanted[:count]))
-        return found
-
-
-@dataclass_transform(kw_only_default=True, eq_default=False)
-def _table(cls: Table) -> Table:
-    """Makes a table of a class whose annotations are (Python type, CUDA type, meaning)."""
-    made: Any = dataclass(kw_only=True, eq=False, slots=True)(cls)
-    hints = get_type_hints(made, include_extras=True)
-    found = []
-    for name in made.__slots__:
-        cuda, meaning = hints[name].__metadata__
-        found.append(Field(name, cuda, meaning, get_args(hints[name])[0] is not int))
-    if sorted(found, key=lambda field: field.array) != found or sum(f.array for f in found) == 1:
-        raise TypeError(f"{cls.__name__} needs its arrays last, and not a single one")
-    numbers = [field.name for field in found if not field.array]
-    arrays = [field.name for field in found if field.array]
-    made.fields = tuple(found)
-    made._numbers = attrgetter(*numbers)
-    made._arrays = attrgetter(*arrays) if arrays else None
-    return made  # type: ignore[no-any-return]
-
-
-@_table
+@table
 class ForwardArgs(Args):
     """Of the forward time loop of one layer and direction.
 
@@ -151,7 +22,7 @@ class ForwardArgs(Args):
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
-        int, "operand_t*", "grid only: [T, B, UNITS] of ones; or see multicast_exchange.cuh"
+        int, "operand_t*", "grid: [T, B, UNITS] of ones, or see multicast_exchange.cuh; stepwise: h"
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
@@ -175,13 +46,16 @@ class ForwardArgs(Args):
     reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
+    step: Annotated[int, "int64", "stepwise only: of the loop; -1 before the first"] = 0
+    products: Annotated[int, "const float*", "stepwise only: h R^T [B, GATES, UNITS]"] = 0
+    states: Annotated[int, "float*", "stepwise only: [STATES, B, units] between steps"] = 0
     initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
     final: Annotated[States, "storage_t*", "out [B, units] each"]
     all_states: Annotated[States, "storage_t*", "out if ALL_STATES: [T, B, units] each"]
 
 
-@_table
+@table
 class BackwardArgs(Args):
     """Of the backward time loop of one layer and direction.
 
@@ -215,6 +89,9 @@ class BackwardArgs(Args):
     reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
+    step: Annotated[int, "int64", "stepwise only: of the loop; T after the last"] = 0
+    products: Annotated[int, "const float*", "stepwise only: dh of the step before [B, UNITS]"] = 0
+    states: Annotated[int, "float*", "stepwise only: [2 STATES, B, units] of states and resets"] = 0
     d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     d_all_states: Annotated[
         States, "const storage_t*", "if ALL_STATES: [T, B, units] each, or null"
@@ -223,7 +100,7 @@ class BackwardArgs(Args):
     d_reset_state: Annotated[States, "storage_t*", "out if RESET_STATE: [B, units] each, or null"]
 
 
-@_table
+@table
 class StepForwardArgs(Args):
     """Of `step_forward` and `step_cell`, one step (T = 1) of one layer and direction."""
 
@@ -254,7 +131,7 @@ class StepForwardArgs(Args):
     all_states: Annotated[States, "storage_t*", "out [B, units] each, or null"]
 
 
-@_table
+@table
 class StepBackwardArgs(Args):
     """Of `step_backward`, the derivative of one step of one layer and direction."""
 
@@ -277,7 +154,7 @@ class StepBackwardArgs(Args):
     ]
 
 
-@_table
+@table
 class PermuteWeightsArgs(Args):
     """Of `permute_weights`."""
 
@@ -292,7 +169,7 @@ class PermuteWeightsArgs(Args):
     turned: Annotated[int, "int64", "1: each gate is transposed"]
 
 
-@_table
+@table
 class CopyRowsArgs(Args):
     """Of `copy_rows`."""
 
@@ -309,7 +186,7 @@ class CopyRowsArgs(Args):
     pieces: Annotated[int, "int64", "of a row of out, each of 16, 8 or 4 bytes or of a value"]
 
 
-@_table
+@table
 class NarrowValuesArgs(Args):
     """Of `narrow_values`; both begin at multiples of 16 bytes."""
 
@@ -318,7 +195,7 @@ class NarrowValuesArgs(Args):
     count: Annotated[int, "int64", ""]
 
 
-@_table
+@table
 class FillFlagsArgs(Args):
     """Of `fill_flags`."""
 
@@ -328,7 +205,7 @@ class FillFlagsArgs(Args):
     pieces: Annotated[int, "int64", "of 16 bytes that a row has"]
 
 
-@_table
+@table
 class DropoutArgs(Args):
     """Of `dropout`."""
 
@@ -344,7 +221,7 @@ class DropoutArgs(Args):
     scale: Annotated[int, "int64", "bits of the float32 that kept values are multiplied by"]
 
 
-@_table
+@table
 class ReduceBiasGradientsArgs(Args):
     """Of `reduce_bias_gradients`."""
 
@@ -362,7 +239,7 @@ class ReduceBiasGradientsArgs(Args):
     right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]
 
 
-@_table
+@table
 class SortLengthsArgs(Args):
     """Of `sort_lengths`."""
 
@@ -371,7 +248,7 @@ class SortLengthsArgs(Args):
     batch: Annotated[int, "int64", "B"]
 
 
-@_table
+@table
 class CutLengthsArgs(Args):
     """Of `cut_lengths`."""
 

@@ -1,0 +1,161 @@
+"""Loops of which no kernel holds R: which they are, what is compiled, launches and products."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from openrnn import cells, memo
+from openrnn.backends.fused import kernels, stepwise
+from openrnn.backends.fused.layer import LayerKernels
+from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.trace import trace
+from openrnn.kernels.cuda.args import LOOPS
+from openrnn.memory import memory_for
+from openrnn.native import nvrtc
+from openrnn.tuning import plan
+from openrnn.tuning import stepwise as model
+
+ABSENT = nvrtc.absent()
+MASKS = "lengths", "reset", "all_states", "reset_state"
+STEPS, BATCH, HIDDEN = 5, 3, 37
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_every_size_has_a_kernel_and_one_that_holds_r_comes_first(kind, capability):
+    cell = trace(cells.lstm)
+    for hidden in (64, 4096, 20000):
+        held = [*plan.holding(kind, cell, "bfloat16", hidden, 1, (), capability)]
+        assert [one.stepwise for one in held] == [False] * (len(held) - 1) + [True]
+        assert (len(held) > 1) == (hidden == 64)
+    # and none of which a device could hold two at once, or that runs several layers
+    for more in ({"loops": 2}, {"layers": 3}):
+        held = plan.holding(kind, cell, "bfloat16", 4096, 1, (), capability, **more)
+        assert not [*held]
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize("flags", [(), MASKS], ids=["plain", "masks"])
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=str)
+def test_they_compile_without_spills(capability, dtype, kind, flags):
+    """The last of the ranking is taken where the others hold too much."""
+    for cell, hidden in ((cells.slstm, 4096), (cells.peephole_lstm, 4001)):
+        saves = ("save",) if flags and kind == "forward" else ()
+        made, config = kernels.best(kind, trace(cell), dtype, hidden, 9, flags + saves, capability)
+        assert config.stepwise
+        assert not made.resources.spilled
+
+
+def test_a_device_that_holds_no_other_kernel_takes_it(monkeypatch):
+    """As where a slice has fewer multiprocessors than its driver says: nothing is refused."""
+    held = []
+
+    def binary(cell, dtype, config, arch, spin_limit=0):
+        return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
+
+    def loaded(made, cluster, threads, shared, device, cooperative=False):
+        held.append(made.config)
+        return SimpleNamespace(max_clusters=9 if made.config.stepwise else 0)
+
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="a slice")
+    monkeypatch.setattr(kernels, "binary", binary)
+    monkeypatch.setattr(nvrtc, "loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    kernels.kernel.cache_clear()
+    _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
+    kernels.kernel.cache_clear()
+    assert config.stepwise
+    assert len(held) == kernels.TRIES + 1
+
+
+class Watched:
+    """What a loop launches and multiplies, in its order."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.happened = kind, []
+
+    def launch(self, blocks, words, launch_event=0):
+        names = [field.name for field in LOOPS[self.kind].fields]
+        given = dict(zip(names, words))
+        self.happened.append(("launch", blocks, given["step"], launch_event))
+        self.words = given
+
+    def run(self, a, b, d, add=False):
+        self.happened.append(("product", a, b, d))
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A loop on memory of the CPU, and the words of a call."""
+
+    def made(kind, direction, cell=cells.lstm):
+        memo.clear()
+        spec = cell.spec(8, HIDDEN, bidirectional=True)
+        layer = LayerKernels(spec, direction, torch.bfloat16, 0)
+        seen = Watched(kind)
+        on_cpu = lambda dtype, _: memory_for(dtype, torch.device("cpu"))  # noqa: E731
+        monkeypatch.setattr(stepwise, "memory_for", on_cpu)
+        monkeypatch.setattr(stepwise.products, "input_product", lambda *_, **__: seen)
+        monkeypatch.setattr(stepwise.products, "hidden_gradient", lambda *_: seen)
+        config = model.config(kind, layer.units, BATCH)
+        loop = stepwise.StepwiseLoop(layer, BATCH, seen, config)
+        fields = LOOPS[kind].fields
+        words = [0] * sum(1 + field.array for field in fields)
+
+        def put(**values):
+            for name, value in values.items():
+                words[LOOPS[kind].place(name)] = value
+
+        put(steps=STEPS, weight=1 << 40, reverse=direction)
+        return loop, words, put, seen
+
+    yield made
+    memo.clear()
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_forward_begins_then_multiplies_before_each_launch(watched, direction):
+    loop, words, _, seen = watched("forward", direction)
+    loop.launch(words, 77)
+    blocks = 5  # of 8 units, all rows in one tile
+    launches = [one for one in seen.happened if one[0] == "launch"]
+    assert launches == [
+        ("launch", blocks, step, 77 if step < 0 else 0) for step in range(-1, STEPS)
+    ]
+    assert [one[0] for one in seen.happened] == ["launch", *["product", "launch"] * STEPS]
+    h, weight, products = seen.happened[1][1:]
+    assert weight == 1 << 40
+    assert (h, products) == (seen.words["flag_buffer"], seen.words["products"])
+    assert seen.words["states"] not in (0, h, products)
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_backward_multiplies_the_recurrent_side_of_each_step(watched, direction):
+    """Of a GRU, whose sides differ: the gradients of the last G gates of each step's planes."""
+    loop, words, put, seen = watched("backward", direction, cells.gru)
+    layer = loop.layer
+    step_bytes = BATCH * layer.width * 2
+    way = 1 if direction else -1
+    put(d_gates=1 << 30, d_gates_step_bytes=way * step_bytes)
+    loop.launch(words, 77)
+    launches = [one for one in seen.happened if one[0] == "launch"]
+    assert [one[2] for one in launches] == [*range(STEPS + 1)]
+    assert [one[3] for one in launches] == [77] + [0] * STEPS
+    kinds = [one[0] for one in seen.happened]
+    assert kinds == [*["launch", "product"] * STEPS, "launch"]
+    order = range(STEPS) if direction else reversed(range(STEPS))
+    right = (layer.width - 3 * layer.units) * 2
+    assert right > 0
+    addresses = [one[1] for one in seen.happened if one[0] == "product"]
+    assert addresses == [(1 << 30) + time * step_bytes + right for time in order]
+
+
+def test_blocks_have_as_many_warps_as_there_are_tiles_of_rows():
+    small, large = (model.config("forward", 4096, batch) for batch in (8, 1000))
+    assert (small.warps, small.blocks(8)) == (1, 512)
+    assert (large.warps, large.blocks(1000)) == (8, 512 * 16)
+    assert large.sum_parts(1000) == 16
+    assert not KernelConfig.stepwise
