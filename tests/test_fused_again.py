@@ -1055,6 +1055,41 @@ def test_autocast_is_another_call(hits):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("reset",)], ids=str)
+@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_calls_under_autocast_repeat_with_their_casts(hits, dtype, steps, masks):
+    """Inference and training, with parameters that change between calls and masks that do, too."""
+    torch.manual_seed(0)
+    module, other = (on_gpu(64, torch.float32, num_layers=2) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (module, other)]
+    for _ in range(6):
+        given = {
+            "lengths": torch.randint(1, steps + 1, (7,), device="cuda"),
+            "reset": torch.rand(steps, 7, device="cuda") < 0.3,
+        }
+        given = {name: given[name] for name in masks}
+        x, results = torch.randn(steps, 7, 24, device="cuda"), []
+        for one, optimizer in zip((module, other), optimizers):
+            if one is other:
+                one._repeats = type(one._repeats)()  # remembers nothing
+            leaf = x.clone().requires_grad_()
+            with torch.autocast("cuda", dtype):
+                with torch.no_grad():
+                    ahead = one(leaf, **given)[0]
+                y, (h, c) = one(leaf, **given)
+            assert y.dtype == dtype
+            optimizer.zero_grad()
+            (y.float().square().sum() + h.float().sum() + c.float().sum()).backward()
+            results.append([ahead, y, h, c, leaf.grad, *(p.grad for p in one.parameters())])
+            optimizer.step()
+        assert all(map(torch.equal, *results))
+    assert hits["memory"] > 4
+    assert [*map(bool, module._repeats._known.values())].count(True) >= 2
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_one_step_modules_repeat(hits, kind):
     torch.manual_seed(0)

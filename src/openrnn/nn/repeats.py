@@ -126,8 +126,7 @@ class Repeats:
         """Remembers a call that came to a good end.
 
         Only from the second of a kind on, as sizes that come once are not worth it, and only one
-        that no mode but autocast watched or changed. On a GPU those under autocast are remembered
-        without their casts (`_cast`): with them they were not tried there.
+        that no mode but autocast watched or changed.
 
         Args:
             given: x and hx as the module got them, and masks; call: as `functional` got it.
@@ -136,7 +135,7 @@ class Repeats:
         """
         x, hx, masks = given
         dtype = autocast.wanted(x.device)
-        if not ordinary(x, dtype is not None) or (x.is_cuda and dtype is not None):
+        if not ordinary(x, dtype is not None):
             return
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # memory of a rehearsal would stay in the pool of the graph
