@@ -316,9 +316,9 @@ def test_the_page_goes_machine_by_machine_in_the_order_of_the_suites():
     records = [record("one", "users"), record("two", "custom"), record("two", "users")]
     text = page.text(records, Path("page.md"))
     assert [line for line in text.splitlines() if line.startswith("#")][1:-2] == [
-        "## What the names mean", "## All together", "### one", "### two",
-        "## one: users (`users`)",
-        "## two: users (`users`)", "## two: custom (`custom`)",
+        "## What the names mean", "## All together", "### one, 2 threads", "### two, 2 threads",
+        "## one, 2 threads: users (`users`)",
+        "## two, 2 threads: users (`users`)", "## two, 2 threads: custom (`custom`)",
     ]  # fmt: skip
     assert "| custom | torch.nn as called | float32 | forward | 1 | **0.50** |" in text
     assert "(one/users-float32-ratio.png)" in text

@@ -96,15 +96,21 @@ def write(place: Path, records: Records) -> None:
     place.write_text(text(records, place), encoding="utf-8")
 
 
+def _machine(record: ResultFile) -> str:
+    """The name of a machine and, for a CPU, with how many threads it ran."""
+    threads = record.machine.get("threads", "").partition(" ")[0]
+    return record.machine["name"] + (f", {threads} threads" if threads else "")
+
+
 def _ordered(records: Records) -> Records:
     """The files machine by machine, each in the order of the suites."""
-    machines = list(dict.fromkeys(record.machine["name"] for _, record in records))
+    machines = list(dict.fromkeys(_machine(record) for _, record in records))
     suites = list(SUITES)
 
     def place(item: tuple[Path, ResultFile]) -> tuple[int, int]:
         _, record = item
         found = (suites.index(one.row.suite) for one in record.results if one.row.suite in suites)
-        return machines.index(record.machine["name"]), min(found, default=len(suites))
+        return machines.index(_machine(record)), min(found, default=len(suites))
 
     return sorted(records, key=place)
 
@@ -144,7 +150,7 @@ def _headlines(records: Records) -> Iterator[str]:
             mine = [line for line in lines if line.row.suite == suite]
             found = sorted(summaries(mine), key=lambda one: one.precision)
             rows = [(TableCell(suite), *summary_cells(summary)) for summary in found]
-            tables.setdefault(record.machine["name"], []).extend(rows)
+            tables.setdefault(_machine(record), []).extend(rows)
     if any(tables.values()):
         yield "## All together"
         yield "Geometric means, with the least and the most of the rows beside them."
@@ -154,7 +160,7 @@ def _headlines(records: Records) -> Iterator[str]:
             heads, numbers = ("suite", *COUNTED), (False, *COUNTED_NUMBERS)
             sheet = filled(Sheet("", heads, numbers, tuple(rows)))
             yield _folded("every suite, precision and mode", markdown.table(sheet))
-        missing = list(_missing([one for _, one in records if one.machine["name"] == machine]))
+        missing = list(_missing([one for _, one in records if _machine(one) == machine]))
         if missing:
             yield "Not all rows were measured, and means are of those that were:\n" + "\n".join(
                 missing
@@ -177,7 +183,7 @@ def _missing(records: Iterable[ResultFile]) -> Iterator[str]:
 def _section(path: Path, record: ResultFile, place: Path) -> Iterator[str]:
     lines = lines_of(record.results)
     suites = " and ".join(dict.fromkeys(line.row.suite for line in lines))
-    yield f"## {record.machine['name']}: {suites} (`{path.stem}`)"
+    yield f"## {_machine(record)}: {suites} (`{path.stem}`)"
     yield ", ".join(f"{name} {value}" for name, value in record.machine.items()) + "."
     for name in charts.names(record.results, path.stem):
         yield _image(path.parent / name, place)
