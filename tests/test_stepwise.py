@@ -10,9 +10,11 @@ from openrnn.backends.fused import kernels, stepwise
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
+from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memory import memory_for
 from openrnn.native import nvrtc
+from openrnn.spec import Problem
 from openrnn.tuning import plan
 from openrnn.tuning import stepwise as model
 
@@ -159,3 +161,30 @@ def test_blocks_have_as_many_warps_as_there_are_tiles_of_rows():
     assert (large.warps, large.blocks(1000)) == (8, 512 * 16)
     assert large.sum_parts(1000) == 16
     assert not KernelConfig.stepwise
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+def test_explain_says_why():
+    """One that no kernel holds; and a large batch, which a grid takes 8 rows after the others."""
+    for hidden, dtype, batch, why in (
+        (4096, torch.bfloat16, 1, "us a step by the model; no kernel holds R"),
+        (1024, torch.float32, 512, " with a kernel that holds R"),
+    ):
+        problem = Problem(
+            cells.lstm.spec(8, hidden), dtype, "cuda", (9, 0), grad=True, processors=132,
+            precision="tf32", steps=9, batch=batch,
+        )  # fmt: skip
+        line = BACKENDS["fused"].describe(problem)[-1]
+        assert line.startswith("backward: each step a GEMM and a launch of ")
+        assert line.endswith(why)
+
+
+@pytest.mark.parametrize(("batch", "first"), [(8, False), (512, True)])
+def test_large_batches_take_it_where_it_was_measured(batch, first):
+    cell = trace(cells.lstm)
+    for capability, processors, here in (((9, 0), 132, first), ((8, 0), 108, False)):
+        ranked = plan.ranked(
+            "backward", (), cell, "float32", 512, 4 * batch, capability, processors
+        )
+        assert ranked[0].stepwise == here
+        assert sum(one.stepwise for one in ranked) == 1

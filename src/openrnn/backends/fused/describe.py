@@ -56,10 +56,16 @@ def _of_loops(
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
+        asked = kind, flags, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
+        every = plan.ranked(*asked, problem.capability, problem.processors)
+        held = next((one for one in every if not one.stepwise), None)
+        why = "no kernel holds R"
+        if held is not None:
+            us = plan.us_of(cell, dtype, held, batch, limits)
+            why = f"{us:.2f} with a kernel that holds R"
         return [
-            f"{head}no kernel holds R, so each step is a GEMM and a launch of "
-            f"{config.blocks(batch)} blocks of {config.threads} threads, {registers}, "
-            f"{time:.2f} us a step by the model"
+            f"{head}each step a GEMM and a launch of {config.blocks(batch)} blocks of "
+            f"{config.threads} threads, {registers}, {time:.2f} us a step by the model; {why}"
         ]
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
