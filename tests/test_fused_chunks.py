@@ -325,7 +325,10 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
 ):
     asked = []
     monkeypatch.setattr(schedules, "edges", lambda layer, *given: asked.append(given) or [])
-    config = SimpleNamespace(clusters=1, sum_parts=lambda batch: 1)
+    config = SimpleNamespace(
+        clusters=1, sum_parts=lambda batch: 1, stepwise=False,
+        kind="backward" if wants else "forward",
+    )  # fmt: skip
     monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
     for lengths, reset, every in itertools.product((False, True), repeat=3):

@@ -13,7 +13,8 @@ from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memory import memory_for
-from openrnn.native import nvrtc
+from openrnn.native import nvrtc, recording
+from openrnn.native.recording import NotRepeatableError
 from openrnn.spec import Problem
 from openrnn.tuning import plan
 from openrnn.tuning import stepwise as model
@@ -67,7 +68,8 @@ def test_a_device_that_holds_no_other_kernel_takes_it(monkeypatch):
     monkeypatch.setattr(nvrtc, "loaded", loaded)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     kernels.kernel.cache_clear()
-    _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
+    with pytest.warns(RuntimeWarning, match="a slice holds the blocks of no planned forward"):
+        _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
     kernels.kernel.cache_clear()
     assert config.stepwise
     assert len(held) == kernels.TRIES + 1
@@ -130,8 +132,8 @@ def test_forward_begins_then_multiplies_before_each_launch(watched, direction):
     assert [one[0] for one in seen.happened] == ["launch", *["product", "launch"] * STEPS]
     h, weight, products = seen.happened[1][1:]
     assert weight == 1 << 40
-    assert (h, products) == (seen.words["flag_buffer"], seen.words["products"])
-    assert seen.words["states"] not in (0, h, products)
+    assert (h, products) == (seen.words["h"], seen.words["products"])
+    assert seen.words["carried"] not in (0, h, products)
 
 
 @pytest.mark.parametrize("direction", [0, 1])
@@ -159,6 +161,7 @@ def test_blocks_have_as_many_warps_as_there_are_tiles_of_rows():
     small, large = (model.config("forward", 4096, batch) for batch in (8, 1000))
     assert (small.warps, small.blocks(8)) == (1, 512)
     assert (large.warps, large.blocks(1000)) == (8, 512 * 16)
+    assert [model.config("forward", 64, batch).warps for batch in (9, 17, 33)] == [2, 4, 8]
     assert large.sum_parts(1000) == 16
     assert not KernelConfig.stepwise
 
@@ -188,3 +191,48 @@ def test_large_batches_take_it_where_it_was_measured(batch, first):
         )
         assert ranked[0].stepwise == here
         assert sum(one.stepwise for one in ranked) == 1
+
+
+@pytest.mark.parametrize("spilled", [8, 0])
+def test_a_kernel_that_spills_comes_before_it(monkeypatch, spilled):
+    """It holds R still: near the largest H some registers of every kernel lie in memory."""
+
+    def binary(cell, dtype, config, arch, spin_limit=0):
+        bytes_ = 0 if config.stepwise else spilled
+        return SimpleNamespace(resources=nvrtc.Resources(32, bytes_))
+
+    monkeypatch.setattr(kernels, "binary", binary)
+    asked = trace(cells.lstm), "bfloat16", 512, 4
+    found = [config for _, config in kernels.fitting("backward", *asked, ("reset",), (9, 0))]
+    assert [one.stepwise for one in found] == [False] * (len(found) - 1) + [True]
+    assert len(found) > kernels.TRIES
+
+
+def test_a_wavefront_that_was_asked_for_is_refused_with_the_reason(monkeypatch):
+    made = SimpleNamespace(resources=nvrtc.Resources(32, 0))
+    monkeypatch.setattr(kernels, "binary", lambda *_: made)
+    problem = Problem(
+        cells.lstm.spec(2304, 2304, num_layers=3, wavefront=16), torch.bfloat16, "cuda", (9, 0),
+        processors=132, steps=64, batch=8,
+    )  # fmt: skip
+    line = BACKENDS["fused"].describe(problem)[-1]
+    assert line.endswith("in spite of wavefront=16: each step is a GEMM and a launch")
+
+
+def test_long_calls_have_no_program():
+    """That of 4,096 steps, of two operations each, is the longest."""
+    with recording.recorded() as here:
+        for _ in range(recording.MOST):
+            here.launch(None, 1, (), 0)
+        with pytest.raises(NotRepeatableError, match="more than 8192 operations"):
+            here.multiply(None, 0, 0, 0, False)
+
+
+def test_gates_of_which_columns_are_no_multiple_of_8_are_not_by_gemms_for_speed():
+    """Forward's product is then one for each gate; and lengths end loops that hold R early."""
+    asked = trace(cells.gru), "bfloat16"
+    for kind, hidden, flags, first in (
+        ("forward", 2560, (), True), ("forward", 2551, (), False),
+        ("forward", 2560, ("lengths",), False), ("backward", 1024, (), False),
+    ):  # fmt: skip
+        assert plan.ranked(kind, flags, *asked, hidden, 64, (9, 0), 132)[0].stepwise == first

@@ -316,7 +316,7 @@ class GridBackwardConfig(_GridConfig, BackwardConfig):
 
 @dataclass(frozen=True)
 class _StepwiseConfig(KernelConfig):
-    """A loop of which no kernel holds R: each step is a GEMM and a launch of this kernel.
+    """A loop that holds no R: each step is a GEMM and a launch of this kernel.
 
     A warp takes 8 units in a tile of 8 rows, and a block such tiles of the same units.
     """

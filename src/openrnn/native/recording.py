@@ -62,8 +62,17 @@ class LaunchAwaited(NamedTuple):
 Recorded = Launched | Multiplied | Waited | LaunchAwaited
 
 
+# operations: those of 4,096 steps that are a product and a launch each. Their program takes 30 MB
+# of host memory, and a graph of it as much of the device's; longer calls are bound by the device.
+MOST = 8192
+
+
 class Recording:
-    """What a thread would have run, in its order."""
+    """What a thread would have run, in its order.
+
+    Raises:
+        NotRepeatableError: by what it is asked to write down beyond `MOST`.
+    """
 
     def __init__(self) -> None:
         self.operations: list[Recorded] = []
@@ -82,13 +91,16 @@ class Recording:
         self, kernel: "CudaKernel", clusters: int, words: Sequence[int], launch_event: int
     ) -> None:
         """Instead of `CudaKernel.launch`."""
-        self.operations.append(
-            Launched(kernel, clusters, tuple(words), self._stream, bool(launch_event))
-        )
+        self._add(Launched(kernel, clusters, tuple(words), self._stream, bool(launch_event)))
 
     def multiply(self, plan: "MatmulPlan", a: int, b: int, d: int, add: bool) -> None:
         """Instead of `Product.run`."""
-        self.operations.append(Multiplied(plan, a, b, d, add, self._stream))
+        self._add(Multiplied(plan, a, b, d, add, self._stream))
+
+    def _add(self, operation: "Recorded") -> None:
+        if len(self.operations) == MOST:
+            raise NotRepeatableError(f"it has more than {MOST} operations")
+        self.operations.append(operation)
 
 
 class _Current(local):

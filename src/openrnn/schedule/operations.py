@@ -69,7 +69,7 @@ class FillFlags(OfChunk):
 
 @dataclass(frozen=True)
 class Loop(OfChunk):
-    """The time loop of the chunk, one launch.
+    """The time loop of the chunk: one launch, or where no kernel holds R one or two for each step.
 
     Args:
         kind: "forward", "backward", or "recompute": forward again, only to save activations.

@@ -129,8 +129,8 @@ def ranked(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
 
-    Those that hold R, and the one of a stepwise loop, which any device holds: last, unless it was
-    measured there and is quicker by the model.
+    Those that hold R, and the one of a stepwise loop, which any device holds: last, or first where
+    it is quicker by a model that was fitted to such a device.
 
     Args:
         loops: how many such loops the device is to hold at once.
@@ -158,7 +158,13 @@ def _quicker(
     kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
-    """Whether a stepwise loop takes less than the first kernel that holds R."""
+    """Whether a stepwise loop takes less than the first kernel that holds R.
+
+    With lengths loops that hold R end with their longest row; about half of all steps have rows.
+    Where forward's H is no multiple of 8, gates are products of their own: not measured.
+    """
+    if kind == "forward" and hidden % 8:
+        return False
     asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
     configs: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
@@ -168,7 +174,7 @@ def _quicker(
     if us is None:
         us = us_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
     own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
-    return own < stepwise.LEAST_GAIN * us
+    return own < stepwise.LEAST_GAIN * us / (2 if "lengths" in flags else 1)
 
 
 @memo(4096)
@@ -211,8 +217,8 @@ class StepTimes(NamedTuple):
     """Microseconds of a step.
 
     Attributes:
-        alone: of the quickest kernel; several: of the quickest one of which the device holds as
-            many loops as were asked for, when so many run.
+        alone: of the quickest kernel that holds R; several: of the quickest one of which the device
+            holds as many loops as were asked for, when so many run.
     """
 
     alone: float

@@ -1,4 +1,4 @@
-"""Loops of which no kernel holds R: each step is a GEMM, then a launch of the cell.
+"""Loops that hold no R: each step is a GEMM, then a launch of the cell.
 
 They run at any H and on any device. A GEMM also shares R among all rows of a batch, where a loop
 that holds R takes some rows after the others.
@@ -15,20 +15,22 @@ from openrnn.codegen.config import (
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.trace import Traced
 
-MOST_WARPS = 8
+WARPS = (1, 2, 4, 8)  # of a block: the fewest with which one has all rows
 # of the time of a loop that holds R, at most, that one by GEMMs must take to be chosen
 LEAST_GAIN = 0.85
-# From 30 LSTMs and GRUs of 1,024 to 4,096 units at B 1 to 1,024 on an H100, from graphs. Without
-# the largest products, which run faster, the error is 10%.
+# From 30 LSTMs and GRUs of 1,024 to 4,096 units at B 1 to 1,024 on an H100, from graphs. The error
+# is 10%, but for products of more than 3e10 operations, which take 0.8 of the time here.
 LAUNCHES = 5.0  # us of a step beyond products and memory
-FLOP_PER_US = {2: 5e8, 4: 3e8}  # by bytes of a value
+FLOP_PER_US = {2: 5e8, 4: 3e8}  # of products of a step, by bytes of a value
 R_PER_US, CELLS_PER_US = 2.87e6, 2.5e6  # bytes of R, and of what cells read and write
 
 
 def config(kind: str, units: int, batch: int) -> ForwardConfig | BackwardConfig:
     """The kernel of such a loop; `kind`: "forward" or "backward"."""
     made = StepwiseForwardConfig if kind == "forward" else StepwiseBackwardConfig
-    return made(units, 1, min(MOST_WARPS, -(-batch // 8)), 0, 1, 1, 0)
+    tiles = -(-batch // 8)
+    warps = next((warps for warps in WARPS if warps >= tiles), WARPS[-1])
+    return made(units, 1, warps, 0, 1, 1, 0)
 
 
 def step_us(kind: str, cell: Traced, dtype: str, units: int, batch: int) -> float:

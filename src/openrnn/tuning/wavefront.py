@@ -85,7 +85,7 @@ def products(stack: Stack, steps: int, batch: int) -> tuple[float, float]:
 
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
-    """The quickest wavefront; None where layer by layer is as quick, or no kernel holds R.
+    """The quickest wavefront; None where layer by layer is as quick, and where steps are launches.
 
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.

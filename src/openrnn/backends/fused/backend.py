@@ -1,4 +1,4 @@
-"""Our CUDA kernels: generated for the cell, compiled at first use, one launch a direction.
+"""Our CUDA kernels: generated for the cell, compiled at first use; a loop is one launch mostly.
 
 float16 and bfloat16 are computed with float32 sums and float32 states; float32 with products of
 tf32 or, in forward loops where h is bounded, of float16, which has as many bits
@@ -33,7 +33,7 @@ from openrnn.backends.fused import schedules
 from openrnn.backends.fused.again import Again, AgainRecorded
 from openrnn.backends.fused.backward import Backward
 from openrnn.backends.fused.copies import dense
-from openrnn.backends.fused.describe import describe
+from openrnn.backends.fused.describe import describe, listed
 from openrnn.backends.fused.forward import Forward
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
@@ -126,7 +126,7 @@ class Fused(Backend):
             problem, device.index or 0, problem.steps or 0, problem.batch or 0,
             problem.reset_state, problem.return_states, self.spin_limit,
         )  # fmt: skip
-        return schedules.listed(key)
+        return listed(key)
 
     def reserve(self, problem: Problem, steps: int, batch: int) -> list[TensorShape]:
         """The saved activations of each layer and direction; with recompute states between chunks.

@@ -2,12 +2,14 @@
 
 from functools import partial
 
-from openrnn.backends.base import traced
-from openrnn.backends.fused import kernels, wavefronts
+from openrnn import schedule
+from openrnn.backends.base import Needs, traced
+from openrnn.backends.fused import kernels, schedules, wavefronts
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.native import nvrtc
+from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 from openrnn.tuning.limits import Limits
@@ -34,6 +36,17 @@ def describe(problem: Problem) -> list[str]:
         if line:  # else the problem is refused
             lines += [*line, *_of_several(problem, name, kind, flags)]
     return lines
+
+
+def listed(key: schedules.ScheduleKey) -> list[str]:
+    """The operations of a call, then those of its backward if it has one, a line each."""
+    found: schedule.Schedule | None = None
+    if key.problem.grad:
+        states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
+        _, found = schedules.backward(
+            key, Needs(True, states, params, states if key.reset_states else ())
+        )
+    return schedule.show_call(schedules.forward(key), found)
 
 
 def _of_loops(
@@ -124,7 +137,13 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
     if spec.wavefront in (None, 0, 1):
         return refused
     why = wavefronts.refusal(problem, steps, batch)
-    why = why or "its kernel takes the whole device, which holds two of no other"
+    if why is None:
+        asked = kind, deciding, traced(spec), str(problem.dtype).removeprefix("torch.")
+        first, *_ = plan.ranked(
+            *asked, spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors
+        )
+        why = "its kernel takes the whole device, which holds two of no other"
+        why = "each step is a GEMM and a launch" if first.stepwise else why
     return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
 
 

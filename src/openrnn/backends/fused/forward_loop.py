@@ -173,13 +173,14 @@ class ForwardLoops(Launches):
             finals, all_states: of all steps.
         """
         direction, chunk = operation.direction, operation.chunk
-        stack = inputs.loop.config.layers > 1
+        stack, stepwise = inputs.loop.config.layers > 1, inputs.loop.config.stepwise
         weights, size = inputs.weights, y.element_size()
         layer = weights.layer
+        recurrent = weights.recurrent_padded if stepwise else weights.recurrent
         x_step, x_row, _ = inputs.x_gates.stride()
         (lengths, order, reset), (chunk_in, chunk_out) = self.mask_addresses(chunk), chunk_states
         return inputs.loop.args.words(
-            weight=weights.recurrent.data_ptr(),
+            weight=recurrent.data_ptr(),
             w_ih=weights.input_aligned.data_ptr() if operation.layer and stack else 0,
             x=inputs.x_gates.data_ptr(),
             x_step_bytes=(-x_step if direction else x_step) * size,

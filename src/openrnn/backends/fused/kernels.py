@@ -1,5 +1,6 @@
 """From a configuration to a kernel that is ready to launch: compiled, without spills, loaded."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ GRID_PLACES = {
 
 
 class NoKernelError(OpenRNNError, RuntimeError):
-    """No kernel of a cell compiles that the device holds."""
+    """The device holds no kernel for several loops at once, or several layers in one launch."""
 
 
 TRIES = 12  # ranked configurations that are compiled at most
@@ -129,7 +130,7 @@ def fitting(
 
     A measured configuration is tried as it is; the model's of the same shape follows it. Near the
     largest H every try may spill. Such kernels follow, the fewest spilled bytes first: they run
-    right, but slower. A stepwise loop's kernel comes last.
+    right, but slower. The one of a stepwise loop comes last, unless it is ranked first.
 
     Args:
         kind: "forward" or "backward".
@@ -142,7 +143,8 @@ def fitting(
         kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
     )
     configs = list(islice(held, TRIES))
-    configs += [one for one in held if one.stepwise]
+    last = [one for one in (*configs[1:], *held) if one.stepwise]
+    configs = [one for one in configs if one not in last]
     spilling: list[LoopConfig] = []
     for config, after in zip_longest(configs, configs[1:]):
         exact = after is not None and measured.shape_of(config) == measured.shape_of(after)
@@ -153,6 +155,7 @@ def fitting(
             spilling += tries_of(cell, dtype, config, shared, exact)
     made = [(binary(cell, dtype, one, arch, spin_limit), one) for one in dict.fromkeys(spilling)]
     yield from sorted(made, key=lambda pair: pair[0].resources.spilled)
+    yield from ((binary(cell, dtype, one, arch, spin_limit), one) for one in last)
 
 
 def best(
@@ -188,11 +191,21 @@ def kernel(
     ):  # fmt: skip
         shared, cooperative = config.shared(cell, dtype), config.clusters > 1
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
-        if kernel.max_clusters >= config.clusters:
-            return kernel, config
+        if kernel.max_clusters < config.clusters:
+            continue
+        asked = kind, flags, cell, dtype, hidden, 8 * batch_tiles, capability, processors
+        if config.stepwise and not plan.ranked(*asked)[0].stepwise:
+            warnings.warn(
+                f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the blocks "
+                f"of no planned {kind} kernel at once, so each step is a GEMM and a launch",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return kernel, config
     raise NoKernelError(
-        f"cell {cell.name} in {dtype}, hidden_size {hidden}: no {kind} kernel whose blocks "
-        f"{about.name} with {processors} multiprocessors holds at once"
+        f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} with {processors} "
+        f"multiprocessors holds the blocks of no {kind} kernel for {loops} loops of {layers} "
+        "layers at once"
     )
 
 

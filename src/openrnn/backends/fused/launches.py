@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.copies import ALIGNMENT, dense, stacked
+from openrnn.backends.fused.copies import ALIGNMENT, copied, dense, stacked
 from openrnn.backends.fused.layer import (
     BackwardFlags,
     Flags,
@@ -83,6 +83,7 @@ class Weights:
             places = self.layer.unit_vectors
             self.unit_vectors = stacked([params[place] for place in places])
         self._recurrent: Tensor | None = None
+        self._recurrent_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._input_aligned: Tensor | None = None
         self.input_turned: Tensor | None = None
@@ -97,6 +98,15 @@ class Weights:
         if self._recurrent is None:
             self._recurrent = dense(self.w_hh) if self.layer.exact else self.w_hh
         return self._recurrent
+
+    @property
+    def recurrent_padded(self) -> Tensor:
+        """R (G*H, units) as the GEMMs of a stepwise loop read it."""
+        if self._recurrent_padded is None:
+            layer = self.layer
+            made = self.recurrent if layer.exact else copied(self.w_hh[None], layer.units)[0]
+            self._recurrent_padded = made
+        return self._recurrent_padded
 
     @property
     def input_matrix(self) -> Tensor:

@@ -55,9 +55,10 @@ class PreparedLoop:
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
             "reset_step_bytes": way * batch,
             "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
-            "step": 0, "products": 0, "states": 0,  # and these `StepwiseLoop`
+            "step": 0, "products": 0, "carried": 0,  # and these `StepwiseLoop`
         }  # fmt: skip
         if forward:
+            shared["h"] = 0
             gate = layer.x_gate if layer.skips else layer.units
             shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
         else:

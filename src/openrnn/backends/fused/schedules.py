@@ -3,7 +3,7 @@
 Chunks bound the memory of a long call, or let products of one chunk run beside the loop of another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from openrnn.backends.fused.layer import (
 from openrnn.backends.fused.wavefronts import stack_of, wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
-from openrnn.params import module_slots
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
@@ -86,8 +85,7 @@ def forward(key: ScheduleKey) -> Schedule:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        fills = _fills("forward", prepared.loop_for(here, key.batch, on, 1))
-        return _cut(key, here, "forward", flags, inner, fills)
+        return _cut(key, here, flags, inner, [prepared.loop_for(here, key.batch, on, 1)])
 
     found = in_one_launch(key, on, flags, False) or in_wavefront(key, on, flags, False)
     if found is None:
@@ -124,10 +122,10 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here = key.layer(layer, direction)
-        fills = _fills("backward", prepared.loop_for(here, key.batch, on, 1))
+        loops = [prepared.loop_for(here, key.batch, on, 1)]
         if key.recompute:
-            fills |= _fills("recompute", prepared.loop_for(here, key.batch, recompute, 1))
-        return _cut(key, here, "backward", key.masks, columns(layer, direction), fills)
+            loops.append(prepared.loop_for(here, key.batch, recompute, 1))
+        return _cut(key, here, key.masks, columns(layer, direction), loops)
 
     wanted = any(needs.params)
     found = in_one_launch(key, on, key.masks, wanted)
@@ -136,15 +134,6 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         cut = _of_all(key.spec, chunking)
         found = _at_once(key, cut, on, key.masks, columns, inputs, wanted)
     return found, schedule.backward(found, problem.drops, key.recompute)
-
-
-def listed(key: ScheduleKey) -> list[str]:
-    """The operations of a call, then those of its backward if it has one, a line each."""
-    found: Schedule | None = None
-    if key.problem.grad:
-        states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
-        _, found = backward(key, Needs(True, states, params, states if key.reset_states else ()))
-    return schedule.show_call(forward(key), found)
 
 
 def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
@@ -207,7 +196,8 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
         return None
     # the kernel that was loaded may be another than the first of the ranking
     clusters = plan.clusters_of(loop.config, key.batch)
-    if loop.polls and (found.loops == 1 or found.loops * clusters > loop.kernel.max_clusters):
+    held = not loop.polls or 1 < found.loops <= loop.kernel.max_clusters // clusters
+    if not held or loop.config.stepwise:
         return None
     cut = Chunking(
         chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
@@ -336,15 +326,18 @@ def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool
 
 
 def _cut(
-    key: ScheduleKey, layer: LayerKernels, kind: str, flags: plan.Flags, columns: int,
-    fills: frozenset[str],
+    key: ScheduleKey, layer: LayerKernels, flags: plan.Flags, columns: int,
+    loops: Sequence[prepared.PreparedLoop],
 ) -> Chunking:  # fmt: skip
     """The chunks of one layer and direction.
 
     Args:
-        kind, flags: of the loop.
+        flags: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
+        loops: the loop and, with recompute, forward's that runs again.
     """
+    kind = loops[0].config.kind
+    fills = frozenset[str]().union(*map(_fills, (kind, "recompute"), loops))
     steps, reverse = key.steps, bool(layer.direction)
     row = layer.width * key.problem.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:
@@ -353,8 +346,8 @@ def _cut(
         number = chunks.for_recompute(steps, key.batch, row)
     else:
         number = chunks.for_memory(steps, key.batch, row)
-    alone = number > 1 or key.recompute or key.reset_states or layer.skips
-    cuts = [] if alone else edges(layer, kind, flags, steps, key.batch, columns)
+    stays = key.recompute or key.reset_states or layer.skips or loops[0].config.stepwise
+    cuts = [] if number > 1 or stays else edges(layer, kind, flags, steps, key.batch, columns)
     if not cuts:
         return Chunking(chunks.even(number, steps), reverse, fills=fills)
     if reverse:  # the loop runs from the last step to the first

@@ -1,10 +1,11 @@
-"""A time loop whose R no kernel holds: each step is a product by cuBLASLt, then a launch.
+"""A time loop that holds no R: each step is a product by cuBLASLt, then a launch of the cell.
 
-R is read anew in each step, from L2 or memory. What a resident loop keeps in registers from step to
-step lies in memory.
+R is read anew in each step, from L2 or memory. What other loops keep in registers from step to step
+lies in memory.
 """
 
 import torch
+from torch import Tensor
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import products
@@ -20,21 +21,20 @@ from openrnn.tuning import plan
 def stepwise_kinds(problem: Problem) -> list[str]:
     """Which loops of a problem, "forward" or "backward", have an R that no kernel holds.
 
-    By values alone: nothing is compiled. None where the device is not known.
+    By values alone: nothing is compiled. [] where the device is not known.
     """
     spec, capability = problem.spec, problem.capability
     if capability is None:
         return []
     cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
     masks = problem.lengths, problem.reset, problem.return_states
+
+    def held(kind: str, flags: plan.Flags) -> bool:
+        asked = kind, cell, dtype, spec.hidden_size, 1, flags, capability, problem.processors
+        return not next(plan.holding(*asked)).stepwise
+
     kinds = plan.kinds(spec, problem.grad, *masks)
-    firsts = {
-        kind: next(plan.holding(
-            kind, cell, dtype, spec.hidden_size, 1, flags, capability, problem.processors
-        ))
-        for kind, flags in kinds
-    }  # fmt: skip
-    return [kind for kind, first in firsts.items() if first.stepwise]
+    return [*dict.fromkeys(kind for kind, flags in kinds if not held(kind, flags))]
 
 
 class StepwiseLoop:
@@ -48,9 +48,9 @@ class StepwiseLoop:
         self, layer: LayerKernels, batch: int, kernel: CudaKernel,
         config: StepwiseForwardConfig | StepwiseBackwardConfig,
     ) -> None:  # fmt: skip
-        self.layer, self.batch, self._kernel = layer, batch, kernel
-        self._forward, self._blocks = config.kind == "forward", config.blocks(batch)
-        self._place = LOOPS[config.kind].place
+        self.layer, self.batch, self._kernel, self._config = layer, batch, kernel, config
+        self._blocks, self._place = config.blocks(batch), LOOPS[config.kind].place
+        self._device = torch.device("cuda", layer.device)
 
     def launch(self, words: list[int], launch_event: int = 0) -> None:
         """Gives all steps to torch's current stream.
@@ -59,55 +59,50 @@ class StepwiseLoop:
             words: the arguments of a loop; this call changes them.
             launch_event: see `CudaKernel.launch`.
         """
-        if self._forward:
+        if self._config.kind == "forward":
             self._run_forward(words, launch_event)
         else:
             self._run_backward(words, launch_event)
 
     def _run_forward(self, words: list[int], launch_event: int) -> None:
-        layer, place = self.layer, self._place
-        device = torch.device("cuda", layer.device)
-        h = memory_for(layer.dtype, device).empty(self.batch, layer.hidden)
-        found = self._give_memory(words, device, layer.gates * layer.units, 1)
-        words[place("flag_buffer")] = h.data_ptr()
-        weight, product = (
-            words[place("weight")],
-            products.input_product(layer, layer.hidden, self.batch, full=True),
-        )
+        layer, batch, place = self.layer, self.batch, self._place
+        h = memory_for(layer.dtype, self._device).empty(batch, layer.units)
+        made = self._empty(batch, layer.gates * layer.units)
+        carried = self._empty(len(layer.spec.states), batch, layer.hidden)
+        self._put(words, h=h, products=made, carried=carried)
+        product = products.input_product(layer, layer.units, batch, full=True)
+        weight = words[place("weight")]
         self._step(words, -1, launch_event)  # the first states, and h
         for step in range(words[place("steps")]):
-            product.run(h.data_ptr(), weight, found[0].data_ptr())
+            product.run(h.data_ptr(), weight, made.data_ptr())
             self._step(words, step)
 
     def _run_backward(self, words: list[int], launch_event: int) -> None:
-        layer, place = self.layer, self._place
-        # of the gradients of states, and of reset states
-        found = self._give_memory(words, torch.device("cuda", layer.device), layer.units, 2)
-        weight, product = words[place("weight")], products.hidden_gradient(layer, self.batch)
+        layer, batch, place = self.layer, self.batch, self._place
+        made = self._empty(batch, layer.units)
+        # gradients of states, and of reset states
+        groups = 1 + self._config.reset_state
+        carried = self._empty(groups * len(layer.spec.states), batch, layer.hidden)
+        self._put(words, products=made, carried=carried)
+        product, weight = products.hidden_gradient(layer, batch), words[place("weight")]
         steps, apart = words[place("steps")], words[place("d_gates_step_bytes")]
-        right = (layer.width - layer.gates * layer.units) * layer.dtype.itemsize
-        d_gates = words[place("d_gates")] + right
-        if not words[place("reverse")]:  # it begins at the last step, and `apart` is negative
-            d_gates -= (steps - 1) * apart
+        # where the recurrent side's gate gradients of the loop's first step lie: as forward ran,
+        # that is time 0 or, where the loop goes back in time and `apart` is negative, the last
+        first = words[place("d_gates")]
+        first += (layer.width - layer.gates * layer.units) * layer.dtype.itemsize
+        first += max(0, -apart) * (steps - 1)
         for step in range(steps):
             self._step(words, step, 0 if step else launch_event)
-            product.run(d_gates + step * apart, weight, found[0].data_ptr())
+            product.run(first + step * apart, weight, made.data_ptr())
         self._step(words, steps)  # the gradients of the first states
 
-    def _give_memory(
-        self, words: list[int], device: torch.device, columns: int, groups: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for products (B, columns) and for some groups of states, put into the words."""
-        layer, empty = self.layer, memory_for(torch.float32, device).empty
-        made = (
-            empty(self.batch, columns),
-            empty(groups * len(layer.spec.states), self.batch, layer.hidden),
-        )
-        words[self._place("products")], words[self._place("states")] = (
-            made[0].data_ptr(),
-            made[1].data_ptr(),
-        )
-        return made
+    def _empty(self, *shape: int) -> Tensor:
+        return memory_for(torch.float32, self._device).empty(*shape)
+
+    def _put(self, words: list[int], **memory: Tensor) -> None:
+        """Puts addresses among the words; the caller keeps the memory until all is launched."""
+        for name, tensor in memory.items():
+            words[self._place(name)] = tensor.data_ptr()
 
     def _step(self, words: list[int], step: int, launch_event: int = 0) -> None:
         words[self._place("step")] = step

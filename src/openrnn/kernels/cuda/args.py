@@ -22,7 +22,7 @@ class ForwardArgs(Args):
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
-        int, "operand_t*", "grid: [T, B, UNITS] of ones, or see multicast_exchange.cuh; stepwise: h"
+        int, "operand_t*", "grid only: [T, B, UNITS] of ones; or see multicast_exchange.cuh"
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
@@ -47,8 +47,9 @@ class ForwardArgs(Args):
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
     step: Annotated[int, "int64", "stepwise only: of the loop; -1 before the first"] = 0
+    h: Annotated[int, "storage_t*", "stepwise only: [B, UNITS] that the next GEMM reads"] = 0
     products: Annotated[int, "const float*", "stepwise only: h R^T [B, GATES, UNITS]"] = 0
-    states: Annotated[int, "float*", "stepwise only: [STATES, B, units] between steps"] = 0
+    carried: Annotated[int, "float*", "stepwise only: states [STATES, B, units] between steps"] = 0
     initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
     final: Annotated[States, "storage_t*", "out [B, units] each"]
@@ -91,7 +92,9 @@ class BackwardArgs(Args):
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
     step: Annotated[int, "int64", "stepwise only: of the loop; T after the last"] = 0
     products: Annotated[int, "const float*", "stepwise only: dh of the step before [B, UNITS]"] = 0
-    states: Annotated[int, "float*", "stepwise only: [2 STATES, B, units] of states and resets"] = 0
+    carried: Annotated[
+        int, "float*", "stepwise only: [STATES, B, units] between steps; of reset states behind it"
+    ] = 0
     d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
     d_all_states: Annotated[
         States, "const storage_t*", "if ALL_STATES: [T, B, units] each, or null"

@@ -1,4 +1,4 @@
-// The derivative of one step of a loop whose R no kernel holds. A GEMM has multiplied the gate
+// The derivative of one step of a loop that holds no R. A GEMM has multiplied the gate
 // gradients of the step before by R, which gives their part of dh. Gradients of states lie in
 // memory from step to step. The launch after the last step writes those of the first states.
 //
@@ -23,9 +23,9 @@ struct Gradients {
         const int64 at = b * args.units + unit, cells = args.batch * args.units;
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
-            state[k] = i > 0 ? args.states[k * cells + at] : final_gradient(args, k, cells, at);
+            state[k] = i > 0 ? args.carried[k * cells + at] : final_gradient(args, k, cells, at);
             if (RESET_STATE)
-                reset[RESET_STATE ? k : 0] = i > 0 ? args.states[(STATES + k) * cells + at] : 0.0f;
+                reset[RESET_STATE ? k : 0] = i > 0 ? args.carried[(STATES + k) * cells + at] : 0.0f;
         }
         if (i > 0) state[0] += args.products[b * UNITS + unit];
     }
@@ -33,8 +33,8 @@ struct Gradients {
         const int64 cells = args.batch * args.units;
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
-            args.states[k * cells + at] = state[k];
-            if (RESET_STATE) args.states[(STATES + k) * cells + at] = reset[RESET_STATE ? k : 0];
+            args.carried[k * cells + at] = state[k];
+            if (RESET_STATE) args.carried[(STATES + k) * cells + at] = reset[RESET_STATE ? k : 0];
         }
     }
 };

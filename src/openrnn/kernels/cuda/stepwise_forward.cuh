@@ -1,6 +1,6 @@
-// One step of a forward loop whose R no kernel holds. A GEMM has multiplied h by R before. What
-// other loops keep in registers from step to step lies in memory: states, and h as the next GEMM
-// reads it. Step -1 writes the first of both.
+// One step of a forward loop that holds no R. A GEMM has multiplied h by R before. What other loops
+// keep in registers from step to step lies in memory: states, and h as the next GEMM reads it.
+// Step -1 writes the first of both.
 //
 // A warp takes 8 units in a tile of 8 rows of the batch; a block has WARPS such tiles of the same
 // units.
@@ -14,10 +14,11 @@ constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 
 // Writes what the next step begins with.
-INLINE void store_states(const ForwardArgs& args, int64 at, const float (&state)[STATES]) {
+INLINE void store_states(const ForwardArgs& args, int64 b, int unit, const float (&state)[STATES]) {
+    const int64 at = b * args.units + unit, cells = args.batch * args.units;
     #pragma unroll
-    for (int k = 0; k < STATES; ++k) args.states[k * args.batch * args.units + at] = state[k];
-    args.flag_buffer[at] = narrow(state[0]);
+    for (int k = 0; k < STATES; ++k) args.carried[k * cells + at] = state[k];
+    args.h[b * UNITS + unit] = narrow(state[0]);
 }
 
 // The states of a row before the first step.
@@ -25,7 +26,7 @@ INLINE void begin_row(const ForwardArgs& args, int count, int64 b, int unit) {
     float state[STATES];
     #pragma unroll
     for (int k = 0; k < STATES; ++k) state[k] = first_state_inline(args, count, k, b, unit);
-    store_states(args, b * args.units + unit, state);
+    store_states(args, b, unit, state);
 }
 
 // A unit's step i in row b of the batch. saved: activations for backward.
@@ -44,7 +45,7 @@ INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, co
                       args.products[(b * GATES + gate) * UNITS + unit];
     }
     #pragma unroll
-    for (int k = 0; k < STATES; ++k) state[k] = args.states[k * cells + at];
+    for (int k = 0; k < STATES; ++k) state[k] = args.carried[k * cells + at];
     step(left, right, state, constants.vectors, after, saved);
     const int length = LENGTHS ? int(args.lengths[b]) : time.count;
     const bool live = t < length;
@@ -59,7 +60,7 @@ INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, co
     if (RESET && next < length && args.reset[next * args.batch + b])
         load_states(state, args.reset_state, b, unit, args.units);
     if (i + 1 < time.count)
-        store_states(args, at, state);
+        store_states(args, b, unit, state);
     else
         #pragma unroll
         for (int k = 0; k < STATES; ++k)
@@ -81,11 +82,14 @@ forward(const __grid_constant__ ForwardArgs args) {
     float saved[2][ACTIVATIONS + 4] = {};
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        if (!inside || own_row + c >= args.batch) continue;
-        if (i < 0)
-            begin_row(args, time.count, own_row + c, unit);
+        const int64 b = own_row + c;
+        if (b >= args.batch) continue;
+        if (!inside)
+            args.h[b * UNITS + unit] = 0;
+        else if (i < 0)
+            begin_row(args, time.count, b, unit);
         else
-            step_row(args, constants, time, i, own_row + c, unit, saved[c]);
+            step_row(args, constants, time, i, b, unit, saved[c]);
     }
     if (SAVE && i >= 0)
         store_saved(advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +
