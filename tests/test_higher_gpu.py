@@ -9,9 +9,9 @@ from torch.func import functional_call, jvp, vmap
 from torch.utils._pytree import tree_leaves
 
 import openrnn
-from openrnn import reference
-from openrnn.errors import NoBackendError
-from openrnn.higher import functions, network
+from openrnn import dispatch, reference
+from openrnn.backends.fused.stepwise import stepwise_kinds
+from openrnn.higher import network
 from openrnn.spec import Problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:`torch.jit")]
@@ -54,7 +54,7 @@ def kernels_at_any_number_of_steps(monkeypatch):
 # where clip, relu and the largest of two have an edge: no value lies within 0.004 of it, so that
 # none lies on another side of it in tf32
 SEEDS = {"resets": 73, "rnn_relu": 102, "slstm": 100}
-SIZES = (32, 128, 256, 896, 1024)  # of the oldest cards to Hopper's: the largest fits none
+SIZES = (32, 128, 256, 896, 1024)  # of the oldest cards to Hopper's: none holds the largest
 
 
 class Pair:
@@ -204,43 +204,22 @@ def test_16_bits_are_computed_in_tf32(monkeypatch, name, dtype):
     assert {*dtypes} == {F32}
 
 
-def fits(hidden):
-    """Whether kernels of this device run the derivative of an LSTM."""
+def held(hidden):
+    """Whether kernels of this device hold R of the derivative of an LSTM."""
     spec = openrnn.cells.lstm.spec(INPUTS, hidden)
     problem = Problem(spec, F32, DEVICE.type, grad=True, precision="tf32")
-    return network.refusal(BACKEND, problem, DEVICE, STEPS, 2) is None
+    place = dispatch.place_of(DEVICE)
+    return not stepwise_kinds(network.tangent_problem(problem, place, True))
 
 
-def test_the_largest_size_that_fits(monkeypatch):
-    """Kernels of the tangent cell that hold as much as they can; they take long to compile."""
+@pytest.mark.parametrize("which", ["held", "stepwise"])
+def test_large_sizes(monkeypatch, which):
+    """Tangent cells that hold as much as they can, which take long to compile; and beyond."""
     require(BACKEND)
-    hidden = max(filter(fits, SIZES))
-    pair = Pair("lstm", hidden, 9, {}, STATES)
+    sizes = [size for size in SIZES if held(size) == (which == "held")]
+    pair = Pair("lstm", max(sizes) if which == "held" else min(sizes), 9, {}, STATES)
     check_second(monkeypatch, pair)
     check_forward(monkeypatch, pair)
-
-
-def test_sizes_that_fit_no_kernel_are_the_references(monkeypatch, capsys):
-    """The tangent cell has more gates than the cell; `explain` says so, and nothing fails."""
-    require(BACKEND)
-    hidden = next(size for size in SIZES if not fits(size))
-    pair = Pair("lstm", hidden, 2, {}, (), 3)
-    openrnn.explain(pair.ours, pair.tensors[0])
-    line = "second derivatives and forward mode are the reference's: for the derivative of lstm, "
-    assert f"{line}a cell of 9 gates, hidden_size {hidden}: " in capsys.readouterr().out
-    ran = []
-    kernels = functions.backward
-    monkeypatch.setattr(functions, "backward", lambda *given: ran.append(1) or kernels(*given))
-
-    def run(layer):
-        leaves = [pair.tensors[0].detach().to(next(layer.parameters())).requires_grad_()]
-        leaves += layer.parameters()
-        return twice(lambda: pair.call(layer, leaves), leaves, leaves)
-
-    close(run(pair.ours), run(pair.plain))
-    assert not ran
-    with pytest.raises(NoBackendError, match=r"torch\.func"):
-        jvp(pair.ours, (pair.tensors[0],), (pair.tensors[0],))
 
 
 def test_one_step_modules(monkeypatch):
