@@ -143,3 +143,16 @@ def test_the_package_is_a_command_too():
     done = forks.python(run, "explain", "--steps", "x")
     assert done.returncode == 2
     assert "--steps" in done.stderr
+
+
+def test_a_crash_of_compiled_code_says_where_python_was():
+    """Not a mere "Segmentation fault", as once on a machine that was gone by then."""
+    code = (
+        "import ctypes, openrnn_command\n"
+        "assert openrnn_command.main(['--version']) == 0\n"
+        "ctypes.string_at(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in string_at" in done.stderr

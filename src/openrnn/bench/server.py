@@ -7,6 +7,7 @@ Peers are asked of this commit alone.
 """
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -40,9 +41,13 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Answers until standard input ends; what the sources print goes to standard error."""
+    """Answers until standard input ends; what the sources print goes to standard error.
+
+    So does where Python was when compiled code crashed.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    faulthandler.enable()
     first: Request = json.loads(sys.stdin.readline())
     torch.set_num_threads(first["threads"])
     _end_with_parent()
