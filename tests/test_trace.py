@@ -1,7 +1,10 @@
 """Traces evaluated in plain float64 against autograd: shipped cells, awkward ones, and refusals."""
 
 import operator
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -461,3 +464,22 @@ def test_a_captured_tensor_is_refused():
     layer = openrnn.Recurrent(cell, 2, 3)
     layer(torch.ones(2, 1, 2))[0].sum().backward()
     assert scale.grad != 0
+
+
+TRACED_TWICE = """
+from openrnn import cells
+from openrnn.codegen.trace import trace
+trace(cells.rnn_tanh)
+trace(cells.rnn_relu)  # in another thread: the first one's has ended
+"""
+
+
+@pytest.mark.parametrize("devices", ["", None])
+def test_traces_of_several_threads_where_no_gpu_is_visible(devices):
+    # CUDA builds of PyTorch before pytorch/pytorch#178950 crashed here without a visible GPU
+    hidden = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED_TWICE], capture_output=True, text=True, check=False,
+        env=os.environ | hidden,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from functools import cache
+from threading import Event, Lock, Thread
 from typing import TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 Result = TypeVar("Result")
 _LOCK = Lock()  # of what is set for the whole process
@@ -19,8 +21,30 @@ def run(function: Callable[..., Result], *args: object) -> Result:
     mode is the process's and off meanwhile. The default dtype is the process's, too, and stays:
     other threads may be making tensors.
     """
+    _keep_the_guard_of_an_absent_gpu()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_without_anomaly_mode, function, *args).result()
+
+
+@cache
+def _keep_the_guard_of_an_absent_gpu() -> None:
+    """Has a thread that never ends own what PyTorch puts in place of a GPU that is not there.
+
+    A CUDA build of PyTorch without a visible GPU gets a stand-in for its device guard from the
+    first thread that makes fake tensors, as tracing does. Before pytorch/pytorch#178950 the
+    stand-in is gone when that thread ends, and the next thread's fake tensors crash the process.
+    """
+    if not torch.backends.cuda.is_built() or torch.cuda.is_available():
+        return
+    owned = Event()
+
+    def own() -> None:
+        with FakeTensorMode():
+            owned.set()
+        Event().wait()
+
+    Thread(target=own, name="openrnn-device-guard", daemon=True).start()
+    owned.wait()
 
 
 def _without_anomaly_mode(function: Callable[..., Result], *args: object) -> Result:
