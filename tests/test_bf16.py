@@ -12,7 +12,7 @@ from cases import CELLS, CLIP, thinned
 import openrnn
 from openrnn import cells
 from openrnn.backends.cpu import rounding
-from openrnn.kernels.cpu import launch, matrices
+from openrnn.kernels.cpu import host, launch, matrices
 from openrnn.kernels.cpu.host import LANES, PANEL
 from openrnn.spec import precision_of
 
@@ -299,8 +299,9 @@ def test_explain_says_how_weights_are_read(capsys):
             assert words in told
 
 
-def test_explain_says_what_16_bits_are_computed_in(capsys):
+def test_explain_says_what_16_bits_are_computed_in(capsys, monkeypatch):
     """From 16 steps on, without gradients, bfloat16 matrices are read as they are."""
+    monkeypatch.setattr(host, "MULTIPLIES_BF16", False)
     head, read = "computed in float32, between conversions of all tensors", "read as bfloat16"
     for dtype, steps, grad, as_is in (
         (torch.bfloat16, 40, False, True), (torch.bfloat16, 40, True, False),

@@ -20,7 +20,7 @@ CUT = (
     f"on a CPU, T is halved while it stays at {FEWEST} or more, then B, until the matrix products "
     f"of a forward pass are {PRODUCTS:.0e} multiplications or fewer; I, H and layers stay"
 )
-WHOLE = ("cpu",)  # suites of rows for CPUs, which are not cut
+WHOLE = ("cpu", "cpu-bf16")  # suites of rows for CPUs: not cut, and in their own dtype
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class BenchRow:
         cell: a key of `openrnn.cells`.
         lengths: sequences end anywhere, as in a padded batch of speech or text.
         resets: the share of (t, b) at which an episode starts, as in reinforcement learning.
-        dtype: what its users run where it is not float32; `--dtype auto` follows it on a GPU.
+        dtype: what its users run where it is not float32; `--dtype auto` follows it on a GPU, and
+            on a CPU in suites of `WHOLE`.
         states: first states, and those of a reset, are normal numbers times this; else 0.
         full: values are any that float32 holds, and not ones of bfloat16 alone.
         modes: what is timed, of `bench.modes`: forward without gradients, training (forward and

@@ -33,6 +33,7 @@ ABOUT_SUITES = {
     "stacks": "several layers, LAYERSxH, and both directions",
     "int8": "inference with int8 weights on a CPU: CELL-H-bB-tT",
     "bf16-weights": "inference with bfloat16 weights on a CPU: CELL-H-bB-tT",
+    "cpu-bf16": "one layer in bfloat16 on a CPU: CELL-H-bB-tT",
     "higher": "second derivatives, as of a gradient penalty: CELL-tT",
     "train": "openrnn train for a fixed time, with our layers and with those of torch.nn",
     "all": f"what users run: {', '.join(USERS_SUITES)}",

@@ -163,6 +163,15 @@ def _cpu() -> Iterable[BenchRow]:
         yield BenchRow(f"{cell}-memory", cell, 1024, 16, 128, 128, modes=("training",))
 
 
+def _cpu_bf16() -> Iterable[BenchRow]:
+    """Layers in bfloat16 on a CPU: single steps, sequences, and batches, where products bind."""
+    sizes = [(1, 1, 64), (1, 1, 640), (100, 1, 256), (100, 1, 650), (60, 64, 128), (128, 32, 256),
+             (35, 20, 650), (32, 32, 512)]  # fmt: skip
+    for (steps, batch, hidden), cell in product(sizes, ("lstm", "gru")):
+        name = f"{cell}-{hidden}-b{batch}-t{steps}"
+        yield BenchRow(name, cell, steps, batch, hidden, hidden, dtype=BF16)
+
+
 def _int8() -> Iterable[BenchRow]:
     """Inference with int8 weights on a CPU: one step, one sequence, batches."""
     sizes = [(1, 1, 64), (1, 16, 256), (1, 1, 640), (100, 1, 256), (100, 1, 650), (60, 64, 128),
@@ -256,7 +265,7 @@ _MADE = {
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
     "precision": _precision(), "loops": _loops(), "stacks": _stacks(), "int8": _int8(),
-    "bf16-weights": _bf16_weights(), "higher": _higher(),
+    "bf16-weights": _bf16_weights(), "cpu-bf16": _cpu_bf16(), "higher": _higher(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -279,6 +288,7 @@ DEFAULTS = {
     "fused": Defaults(("torch", "graph", "cudnn-graph"), (BF16, FP16, "tf32"), "fused"),
     "cudnn": Defaults(("torch", *ONE_ALGORITHM), (FP16, BF16, "tf32", "float32"), "cudnn"),
     "cpu": Defaults(("torch", "onnxruntime")),
+    "cpu-bf16": Defaults(("torch",), (BF16,)),
     "cells": Defaults((*USERS, "recompute"), (BF16,)),
     "host": Defaults(("torch",), (BF16, "tf32")),
     "stacks": Defaults(("torch", "graph", "cudnn"), (BF16,)),

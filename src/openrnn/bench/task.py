@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn.bench.cases import TORCH_CELLS, BenchRow
+from openrnn.bench.cases import TORCH_CELLS, WHOLE, BenchRow
 from openrnn.cells import lookup
 from openrnn.nn import GRU, LSTM, RNN, Layer, Recurrent
 
@@ -44,7 +44,8 @@ def precision_of(name: str, row: BenchRow, device: str) -> str:
     """
     if name == "auto":
         name = row.dtype or "tf32"
-        name = "float32" if device == "cpu" and name not in WEIGHTS else name
+        own = name in WEIGHTS or (row.suite in WHOLE and row.dtype is not None)
+        name = "float32" if device == "cpu" and not own else name
     if name not in PRECISIONS:
         raise ValueError(f"dtype must be auto or of {', '.join(PRECISIONS)}, got {name!r}")
     if name == "tf32" and device == "cpu":

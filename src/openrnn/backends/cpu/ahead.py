@@ -13,9 +13,9 @@ def compiled(problem: Problem) -> int:
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
     that pack matrices, what starts all of them and, where bfloat16 is permitted or is the dtype of
-    the call, the product with such matrices.
+    the call, the products of it.
     """
-    from openrnn.kernels.cpu import launch, matrices
+    from openrnn.kernels.cpu import host, launch, matrices
 
     cell = traced(problem.spec)
     dtype = str(compute_dtype(problem.dtype)).removeprefix("torch.")
@@ -23,7 +23,10 @@ def compiled(problem: Problem) -> int:
     found = {*build.forward(cell, dtype)}
     if problem.grad:
         found |= {*build.backward(cell, dtype)}
-    reads = problem.precision == "bf16" or problem.dtype == torch.bfloat16
+    narrow = problem.dtype == torch.bfloat16
+    reads = problem.precision == "bf16" or (narrow and not host.MULTIPLIES_BF16)
     if reads:
         matrices.bf16_product()
-    return len(found) + 2 + reads
+    elif narrow:
+        matrices.pairs()
+    return len(found) + 2 + (reads or narrow)

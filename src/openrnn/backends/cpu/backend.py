@@ -1,6 +1,6 @@
 """The CPU backend: numba kernels, generated from the cell's trace, that run batch tiles on threads.
 
-float16 and bfloat16 are computed in float32 and rounded at the end.
+float16 and bfloat16 are computed in float32 and rounded at the end; `rounding` has the exception.
 """
 
 from collections.abc import Callable, Sequence

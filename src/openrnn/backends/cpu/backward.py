@@ -114,6 +114,8 @@ class Backward(Recorder):
 
     def loop(self, operation: Loop) -> None:
         """The loop of a layer and direction, after its weights are packed."""
+        from openrnn.kernels.cpu import matrices
+
         layer, self._mark = self.kernels(operation), self.workspace.mark()
         plan = self.plan(layer, operation, "backward")
         loop, derivative = build.backward(layer.cell, layer.layout.dtype)
@@ -123,6 +125,11 @@ class Backward(Recorder):
         x, y = self.inputs[operation.layer], self.outputs[operation.layer]
         read = self._packed(layer, plan.packs)
         given = self.shared(args, layer, operation, x, y, read, saved)
+        if self.sizes.pairs:
+            pairs = matrices.pairs()
+            args.product, args.outer = pairs.product.address, pairs.outer.address
+            args.outer_panels = pairs.panels.address
+            self.round_rows(args, given, plan.tasks)
         if self._dy is not None:
             self.set_rows(args, given, "dy", self.of_direction(operation, self._dy))
         if self._dx is not None:
@@ -152,9 +159,10 @@ class Backward(Recorder):
         if self.steps == 1 and not any(needs.states) and not any(needs.reset_states):
             w_hh = None  # nothing goes back beyond the first step
         if packs:
+            kernel = "pack_pairs" if self.sizes.pairs else "pack"
             shape = layout.gates, layout.units, layout.padded
-            w_ih = self.panels("pack", layer, w_ih, shape, layout.inputs)
-            w_hh = self.panels("pack", layer, w_hh, shape, layout.outputs)
+            w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
+            w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
         w_hr = self.panels("pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units)
         return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
 

@@ -55,7 +55,8 @@ class Forward(Recorder):
         count = 0 if problem.grad else min(2, spec.num_layers - 1)
         size = steps * batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(count)]
-        self.int8, self.bf16 = problem.precision == "int8", reads_bf16(problem, steps, batch)
+        self.int8 = problem.precision == "int8"
+        self.bf16 = not sizes.pairs and reads_bf16(problem, steps, batch)
 
     def begin_layer(self, operation: BeginLayer) -> None:
         """The output of the layer below becomes what this one reads."""
@@ -83,6 +84,7 @@ class Forward(Recorder):
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
         if self.bf16 or (plan.packs and not self.int8):
             kernel = "transpose_bf16" if self.bf16 else "transpose"
+            kernel = "transpose_pairs" if self.sizes.pairs else kernel
             shape = layout.gates, layout.units, layout.padded
             w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
             w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
@@ -93,6 +95,9 @@ class Forward(Recorder):
         given = self.shared(args, layer, operation, self._x, self._y, read, saved)
         if self.int8:
             self._take_int8(args, given, layer, plan)
+        elif self.sizes.pairs:
+            args.product = matrices.pairs().product.address
+            self.round_rows(args, given, plan.tasks)
         elif self.bf16:
             args.packed, args.product = 1, matrices.bf16_product().address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
@@ -112,8 +117,8 @@ class Forward(Recorder):
         for name, place in zip(("scales_ih", "scales_hh"), layer.places):
             if place is not None:
                 given[name] = Value(("scales", place))
-        args.int8_bytes = layer.layout.int8_memory
-        given["int8_memory"] = self.workspace.take(plan.tasks * args.int8_bytes)
+        args.rounded_bytes = layer.layout.int8_memory
+        self.round_rows(args, given, plan.tasks)
 
 
 @memo(4096)

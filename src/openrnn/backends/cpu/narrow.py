@@ -1,5 +1,7 @@
 """Calls in float16 or bfloat16 made again: in float32, between conversions of all tensors.
 
+On some processors products are of bfloat16 nevertheless, see `rounding`.
+
 Without gradients large parameters are converted once, as panels are packed once (`kept.py`).
 """
 

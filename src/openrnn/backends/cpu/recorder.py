@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from openrnn.backends.cpu.program import (
     Value,
     Workspace,
 )
+from openrnn.backends.cpu.rounding import multiplies_bf16
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
 from openrnn.memory import Made, template
@@ -48,6 +49,7 @@ class Sizes(NamedTuple):
     Args:
         threads: how many the call may use.
         states, resets: initial states, and states that resets put in place, are given.
+        pairs: products are of bfloat16 pairs.
     """
 
     problem: Problem
@@ -56,14 +58,15 @@ class Sizes(NamedTuple):
     threads: int
     states: bool
     resets: bool
+    pairs: bool = False
 
 
 def sizes_of(call: Call) -> Sizes:
     """Of a call as `tensors.readable` makes it, with as many threads as torch's operators use."""
-    x = call.x
+    problem, (steps, batch) = call.problem, call.x.shape[:2]
     return Sizes(
-        call.problem, x.shape[0], x.shape[1], launch.threads(), bool(call.states),
-        bool(call.reset_states),
+        problem, steps, batch, launch.threads(), bool(call.states), bool(call.reset_states),
+        multiplies_bf16(problem, steps, batch),
     )  # fmt: skip
 
 
@@ -156,7 +159,7 @@ class Recorder:
             x_gate = self.spec.hidden_size if self.spec.input_mode == "gates" else 0
         return loop_plan(
             layer.layout, purpose, self.steps, self.batch, self.sizes.threads,
-            operation.direction == 1, x_gate, problem.lengths,
+            operation.direction == 1, x_gate, problem.lengths, self.sizes.pairs,
         )  # fmt: skip
 
     def rows(self, at: Value, width: int) -> Rows:
@@ -280,6 +283,10 @@ class Recorder:
                 given[field] = stride
             else:
                 setattr(args, field, stride)
+
+    def round_rows(self, args: "LoopArgs", given: dict[str, Any], tasks: int) -> None:
+        """Memory in which threads round rows, `args.rounded_bytes` each."""
+        given["rounded"] = self.workspace.take(tasks * args.rounded_bytes)
 
     def launch(
         self,

@@ -1,4 +1,10 @@
-"""Which calls read gate matrices as bfloat16: of that dtype, or as `precision="bf16"` permits."""
+"""Which calls round to bfloat16: those of that dtype, or as `precision="bf16"` permits.
+
+A processor with AVX512-BF16 multiplies numbers of bfloat16, with float32 sums, in half of the time
+that float32 takes. So the products of calls in bfloat16 are made of x, h and gradients of gates
+that are rounded to it, as torch.nn's are. Elsewhere nothing but the matrices is: they are read as
+they are.
+"""
 
 import torch
 
@@ -7,10 +13,23 @@ from openrnn.spec import Problem
 
 
 def reads_bf16(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether a call of these sizes does; of bfloat16 matrices that rounds nothing."""
+    """Whether a call of these sizes reads such matrices; of bfloat16 that rounds nothing."""
     if problem.dtype == torch.bfloat16:
         return not problem.grad and launch.packs_bf16(steps, batch)
     return problem.precision == "bf16" and why_not(problem, steps, batch) is None
+
+
+def multiplies_bf16(problem: Problem, steps: int, batch: int) -> bool:
+    """Whether the products of a call of these sizes are of numbers rounded to bfloat16.
+
+    Where its matrices are packed, and the processor has an instruction for that.
+    """
+    packs = launch.packs if problem.grad else launch.packs_bf16
+    if problem.dtype != torch.bfloat16 or not packs(steps, batch):
+        return False
+    from openrnn.kernels.cpu import host
+
+    return host.MULTIPLIES_BF16
 
 
 def why_not(problem: Problem, steps: int, batch: int) -> str | None:
@@ -36,9 +55,12 @@ def described(problem: Problem) -> list[str]:
 def _narrow(problem: Problem) -> list[str]:
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return []
-    known = problem.steps is not None and problem.batch is not None
-    as_is = known and reads_bf16(problem, problem.steps or 0, problem.batch or 0)
-    but = ", but matrices are read as bfloat16" if as_is else ""
+    but = ""
+    if problem.steps is not None and problem.batch is not None:
+        if multiplies_bf16(problem, problem.steps, problem.batch):
+            but = ", but products are of numbers rounded to bfloat16"
+        elif reads_bf16(problem, problem.steps, problem.batch):
+            but = ", but matrices are read as bfloat16"
     return [f"computed in float32, between conversions of all tensors{but}"]
 
 

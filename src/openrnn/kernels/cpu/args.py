@@ -123,9 +123,13 @@ class LoopArgs(Args):
 
     scales_ih: Annotated[int, "w_ih is int8 panels with these scales"]
     scales_hh: Annotated[int, "w_hh is int8 panels with these scales"]
-    product: Annotated[int, "address of the product with int8 or bfloat16 panels; 0: float32 ones"]
-    int8_memory: Annotated[int, "memory [tasks, int8_bytes], for rows that are rounded"]
-    int8_bytes: Annotated[int, "of one task"]
+    product: Annotated[
+        int, "address of the product with panels of int8, bfloat16 or pairs of it; 0: float32 ones"
+    ]
+    outer_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
+    outer: Annotated[int, "backward: address of `pairs_outer`"]
+    rounded: Annotated[int, "memory [tasks, rounded_bytes], for rows that are rounded"]
+    rounded_bytes: Annotated[int, "of one task"]
 
     lengths: Annotated[int, "int64 [B]"]
     order: Annotated[int, "int64 [B]: rows by falling length"]

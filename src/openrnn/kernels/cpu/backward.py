@@ -14,7 +14,9 @@ from numba import int64, njit
 from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args_type import loop_args_at
 from openrnn.kernels.cpu.gradients import column_sums_float32 as column_sums
+from openrnn.kernels.cpu.gradients import gate_product_float32 as gate_product
 from openrnn.kernels.cpu.gradients import packed_product_float32 as packed_product
+from openrnn.kernels.cpu.gradients import pairs_products
 from openrnn.kernels.cpu.layout import PACKED_STRIP
 from openrnn.kernels.cpu.memory import int64_at
 from openrnn.kernels.cpu.product import product_float32 as product
@@ -62,10 +64,11 @@ class Tile(NamedTuple):
     b_at: int  # [capacity] int64: b of each row
     packed: tuple[int, int]  # memory of `packed_product`: for panels, for this thread's strip
     sums: int  # weight and bias gradients, as `LoopArgs.sums` says; 0 where not wanted
+    rounded: int  # memory for rows that are rounded, this thread's
 
 
 @njit(forceinline=True, error_model="numpy")
-def tile_of(args, start, rows, scratch, sums, team):
+def tile_of(args, start, rows, scratch, sums, rounded, team):
     """A tile whose rows lie in this scratch."""
     padded, columns, width = args.padded, args.columns, args.width
     other, capacity = (args.states - 1) * padded, args.chunk * args.tile_rows
@@ -87,19 +90,13 @@ def tile_of(args, start, rows, scratch, sums, team):
     spare = bias + columns * SIZE
     t_at = spare + columns * SIZE
     panels = (t_at + 16 * capacity + 63) // 64 * 64
-    strip = panels + capacity * (args.widest + team.thread * PACKED_STRIP) * SIZE
+    even = capacity + capacity % 2
+    strip = panels + even * (args.widest + team.thread * PACKED_STRIP) * SIZE
     return Tile(
         start, rows, begin, end, d_hidden, d_others, entry, dm, dr, dx_gates, h_rows, x_rows,
         dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, (panels, strip), sums,
+        rounded,
     )  # fmt: skip
-
-
-@njit(nogil=True, error_model="numpy")
-def gate_matrix(args, weight, columns):
-    """A gate matrix as the right factor of `product`: in panels, or as it is."""
-    if args.packed != 0:
-        return weight, PANEL, PANEL * args.gates * args.padded
-    return weight, columns, PANEL
 
 
 @njit(nogil=True, error_model="numpy")
@@ -116,15 +113,16 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         d_w_ih, d_w_hh = args.d_w_ih, args.d_w_hh
     dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
     h, memory = (tile.h_rows, width), tile.packed
-    phase = packed_product(team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
+    both = args.outer != 0 and args.summed != 0 and args.skip == 0
+    if not both:
+        phase = packed_product(args, team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
     if args.w_hr != 0:
         dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
         rows = (outputs * thread // threads, outputs * (thread + 1) // threads)
-        phase = packed_product(team, phase, rows, count, dh, m, memory, d_w_hr, accumulate)
+        phase = packed_product(args, team, phase, rows, count, dh, m, memory, d_w_hr, accumulate)
     column_sums(d_bias_x, tile.dx_gates, (count, columns), tile.spare, (begin, ends))
     if args.summed == 0:
-        d_bias_r = d_bias_x + columns * SIZE
-        column_sums(d_bias_r, tile.dr, (count, columns), tile.spare, (begin, ends))
+        column_sums(d_bias_x + columns * SIZE, tile.dr, (count, columns), tile.spare, (begin, ends))
     if args.skip != 0:
         return phase
     for i in range(count * thread // threads, count * (thread + 1) // threads):
@@ -137,21 +135,24 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         else:
             copy(target, source, args.inputs, wide)
     phase = barrier(team, phase)
-    phase = packed_product(team, phase, part, count, dx, x, memory, d_w_ih, accumulate)
+    if not both:
+        phase = packed_product(args, team, phase, part, count, dx, x, memory, d_w_ih, accumulate)
+        return barrier(team, phase)
+    b, c = (h, x), (d_w_hh, d_w_ih)
+    phase = pairs_products(args, team, phase, part, count, dr, b, memory, c, accumulate)
     return barrier(team, phase)
 
 
 @njit(nogil=True, error_model="numpy")
 def input_gradients(args, tile, team, count):
     """Writes the gradients of x of a chunk's rows."""
-    inputs, columns, wide, gates = args.inputs, args.columns, args.wide, args.gates * args.padded
+    inputs, columns, wide = args.inputs, args.columns, args.wide
     first = count * team.thread // team.threads
     last = count * (team.thread + 1) // team.threads
     if last > first and args.skip == 0:
-        a = (tile.dx_gates + first * columns * SIZE, columns, 1)
-        c = (tile.x_rows + first * wide * SIZE, wide)
-        b = gate_matrix(args, args.w_ih, wide)
-        product((last - first, gates, wide), a, b, c, False, False)
+        a, c = tile.dx_gates + first * columns * SIZE, tile.x_rows + first * wide * SIZE
+        sizes = (wide, 0, wide)
+        gate_product(args, tile.rounded, last - first, a, args.w_ih, sizes, c, False, False)
     for i in range(first, last):
         t, b = int64_at(tile.t_at)[i], int64_at(tile.b_at)[i]
         target = args.dx + (t * args.dx_step + b * args.dx_row) * SIZE
@@ -260,7 +261,7 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
     d_after, d_after_row = tile.d_hidden + now * rows * width * SIZE, width
     d_before, d_before_row = tile.d_hidden + (1 - now) * rows * width * SIZE, width
     if args.w_hr != 0:
-        # h has another width here, and no cell with a projection reads it
+        # h has another width, and no cell with a projection reads it
         d_after, d_after_row, d_before, d_before_row = tile.dm, padded, tile.spare, 0
     cell_args = int64_at(cell_args_at)
     cell_args[field.ROWS] = live
@@ -303,16 +304,15 @@ def clear_padding(args, tile, step, live, filled):
 @njit(forceinline=True, error_model="numpy")
 def carry_back(args, tile, team, step, live, filled):
     """Adds the recurrent product to the gradient of the state before a step."""
-    width, gates = args.width, args.gates * args.padded
+    width = args.width
     begin, end = part_of(width, PANEL, team)
     if begin == end:
         return
-    weight, inner, panel = gate_matrix(args, args.w_hh, width)
-    a = (tile.dr + filled * args.columns * SIZE, args.columns, 1)
-    b = (weight + begin // PANEL * panel * SIZE, inner, panel)
-    c = (tile.d_hidden + ((1 - (step & 1)) * tile.rows * width + begin) * SIZE, width)
+    a = tile.dr + filled * args.columns * SIZE
+    c = tile.d_hidden + (1 - (step & 1)) * tile.rows * width * SIZE
     # every other step goes backwards, and begins with what the one before left in the caches
-    product((live, gates, end - begin), a, b, c, True, (step & 1) != 0)
+    sizes, backwards = (width, begin, end), (step & 1) != 0
+    gate_product(args, tile.rounded, live, a, args.w_hh, sizes, c, True, backwards)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -384,7 +384,7 @@ def backward(args_at, task, running):
         return
     rows = args.tile_rows
     scratch = args.scratch + place * args.scratch_bytes
-    sums = args.sums
+    sums, rounded = args.sums, args.rounded + task * args.rounded_bytes
     if sums != 0:
         sums += place * args.sums_bytes
     if sums != 0 and team.thread == 0:
@@ -395,5 +395,6 @@ def backward(args_at, task, running):
         copy(sums + args.sums_bytes - cleared * SIZE, 0, 0, cleared)
     for start in range(place * rows, args.batch, teams * rows):
         accumulate = args.overwrite == 0 or start > place * rows
-        tile = tile_of(args, start, min(rows, args.batch - start), scratch, sums, team)
+        count = min(rows, args.batch - start)
+        tile = tile_of(args, start, count, scratch, sums, rounded, team)
         phase = backward_tile(args, tile, team, accumulate, phase)

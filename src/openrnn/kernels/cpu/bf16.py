@@ -16,6 +16,7 @@ from numba.core import cgutils
 
 from openrnn.kernels.cpu.args_type import pack_args_at
 from openrnn.kernels.cpu.host import LANES
+from openrnn.kernels.cpu.memory import named
 from openrnn.kernels.cpu.packing import row_sources, transposed
 from openrnn.kernels.cpu.product import (
     AHEAD,
@@ -25,15 +26,17 @@ from openrnn.kernels.cpu.product import (
     of_each_tile,
     store_sums,
 )
-from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
+from openrnn.kernels.cpu.vectors import Emitter, compiled, intrinsic, number
 
-__all__ = ["bf16_product", "bf16_transpose"]
+__all__ = [
+    "SIXTEEN", "UPPER", "WORDS", "bf16_product", "bf16_transpose", "over_panels", "rounded",
+]  # fmt: skip
 
 _LANES: int = LANES["float32"]
 _PANEL = 2 * _LANES
-_WORDS = ir.VectorType(ir.IntType(32), _LANES)
-_UPPER = _WORDS([0xFFFF0000] * _LANES)
-_SIXTEEN = _WORDS([16] * _LANES)
+WORDS = ir.VectorType(ir.IntType(32), _LANES)
+UPPER = WORDS([0xFFFF0000] * _LANES)
+SIXTEEN = WORDS([16] * _LANES)
 
 _INT64_2, _INT64_3, _INT64_4 = (types.UniTuple(types.int64, count) for count in (2, 3, 4))
 
@@ -42,17 +45,17 @@ _INT64_2, _INT64_3, _INT64_4 = (types.UniTuple(types.int64, count) for count in 
 def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     """c[rows, panels * PANEL] (+)= a[rows, inner] w[inner, panels * PANEL], rows in TILE_PANELS.
 
-    shape: (rows, panels, inner); a and c: (address, elements from row to row); w: (address, words
-    from panel to panel).
+    shape: (rows, panels, inner); a: (address, elements from row to row, from k to k); c: (address,
+    elements from row to row); w: (address, words from panel to panel).
     """
-    signature = types.void(_INT64_3, _INT64_2, _INT64_2, _INT64_2, types.boolean)
+    signature = types.void(_INT64_3, _INT64_3, _INT64_2, _INT64_2, types.boolean)
 
     def emit_case(
         emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
     ) -> None:
         builder = emitter.builder
         *matrices, accumulate = args
-        (a, a_row), (w, w_panel), (c, c_row) = (
+        (a, a_row, _), (w, w_panel), (c, c_row) = (
             cgutils.unpack_tuple(builder, matrix) for matrix in matrices
         )
         sums = [emitter.zeros(2 * width) for _ in range(height)]
@@ -62,8 +65,8 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
             offset = builder.mul(k, number(_LANES))
             weights = []
             for start in panels:
-                words = builder.bitcast(emitter.load(emitter.at(start, offset)), _WORDS)
-                pair = builder.shl(words, _SIXTEEN), builder.and_(words, _UPPER)
+                words = builder.bitcast(emitter.load(emitter.at(start, offset)), WORDS)
+                pair = builder.shl(words, SIXTEEN), builder.and_(words, UPPER)
                 weights += [builder.bitcast(bits, emitter.vector) for bits in pair]
                 if height >= LEAST_AHEAD:
                     emitter.prefetch(emitter.at(start, offset, number(AHEAD * _LANES)))
@@ -81,6 +84,59 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     return signature, emit
 
 
+def over_panels(name: str, tile: Any) -> Any:
+    """A function that calls a tile's intrinsic for all panels and rows of a product.
+
+    Args:
+        name: of the tile: each one has a function of its own.
+    """
+
+    @compiled
+    @named(name)
+    def product(shape, units, a, w, c, accumulate, backwards):  # type: ignore[no-untyped-def]
+        """C[i, g padded + u] (+)= A[i, :] . W[g, u, :], for the units [first, end) of every gate g.
+
+        Args:
+            shape: (rows, inner).
+            units: (gates, padded, first, end).
+            a: (address, words from row to row, from one k to the next).
+            w: (address, words from panel to panel); c: (address, elements from row to row).
+            backwards: from the last panels of the last gate to the first, with the same results.
+        """
+        rows, inner = shape
+        gates, padded, first, end = units
+        a_at, a_row, a_inner = a
+        w_at, w_panel = w
+        c_at, c_row = c
+        blocks = (rows + HIGHEST - 1) // HIGHEST
+        most = TILE_PANELS[min(rows, HIGHEST) - 1]
+        parts, count = gates, end - first
+        if count == padded:  # all units of all gates lie one after the other
+            parts, count = 1, gates * padded
+        count = (count + _PANEL - 1) // _PANEL
+        tiles = (count + most - 1) // most
+        for turn in range(parts):
+            part = parts - 1 - turn if backwards else turn
+            column = part * padded + first
+            for at in range(tiles):
+                done = (tiles - 1 - at if backwards else at) * most
+                width = min(most, count - done)
+                start, row = column + done * _PANEL, 0
+                for block in range(blocks):
+                    height = (rows - row) // (blocks - block)
+                    tile(
+                        (height, width, inner), (a_at + row * a_row * 4, a_row, a_inner),
+                        (w_at + start // _PANEL * w_panel * 4, w_panel),
+                        (c_at + (row * c_row + start) * 4, c_row), accumulate,
+                    )  # fmt: skip
+                    row += height
+
+    return product
+
+
+_over_panels = over_panels("bf16", _bf16_tile)
+
+
 def bf16_product(  # type: ignore[no-untyped-def]
     rows, inner, gates, units, padded, first, end, a_at, a_row, w, scales, c_at, c_row, accumulate,
     memory, backwards,
@@ -96,36 +152,18 @@ def bf16_product(  # type: ignore[no-untyped-def]
         units, scales, memory: unused, as `int8_product` has them.
         backwards: from the last panels of the last gate to the first, with the same results.
     """
-    blocks = (rows + HIGHEST - 1) // HIGHEST
-    most = TILE_PANELS[min(rows, HIGHEST) - 1]
-    parts, count = gates, end - first
-    if count == padded:  # all units of all gates lie one after the other
-        parts, count = 1, gates * padded
-    count = (count + _PANEL - 1) // _PANEL
-    tiles = (count + most - 1) // most
-    for turn in range(parts):
-        part = parts - 1 - turn if backwards != 0 else turn
-        column = part * padded + first
-        for tile in range(tiles):
-            done = (tiles - 1 - tile if backwards != 0 else tile) * most
-            width = min(most, count - done)
-            start, row = column + done * _PANEL, 0
-            for block in range(blocks):
-                height = (rows - row) // (blocks - block)
-                _bf16_tile(
-                    (height, width, inner), (a_at + row * a_row * 4, a_row),
-                    (w + start * inner * 2, _LANES * inner),
-                    (c_at + (row * c_row + start) * 4, c_row), accumulate != 0,
-                )  # fmt: skip
-                row += height
+    _over_panels(
+        (rows, inner), (gates, padded, first, end), (a_at, a_row, 1), (w, _LANES * inner),
+        (c_at, c_row), accumulate != 0, backwards != 0,
+    )  # fmt: skip
 
 
-def _rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+def rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     """Bits whose upper half is the bfloat16 nearest to a float, ties to even; a nan stays one."""
-    bits = builder.bitcast(vector, _WORDS)
-    odd = builder.and_(builder.lshr(bits, _SIXTEEN), _WORDS([1] * _LANES))
-    near = builder.add(bits, builder.add(odd, _WORDS([0x7FFF] * _LANES)))
-    quiet = builder.or_(bits, _WORDS([0x00400000] * _LANES))
+    bits = builder.bitcast(vector, WORDS)
+    odd = builder.and_(builder.lshr(bits, SIXTEEN), WORDS([1] * _LANES))
+    near = builder.add(bits, builder.add(odd, WORDS([0x7FFF] * _LANES)))
+    quiet = builder.or_(bits, WORDS([0x00400000] * _LANES))
     return builder.select(builder.fcmp_unordered("uno", vector, vector), quiet, near)
 
 
@@ -158,8 +196,8 @@ def _pack_pairs(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
                 ]
                 columns.append(transposed(emitter, rows))
             for k, (lower, upper) in enumerate(zip(*columns, strict=True)):
-                low, high = _rounded(builder, lower), _rounded(builder, upper)
-                words = builder.or_(builder.lshr(low, _SIXTEEN), builder.and_(high, _UPPER))
+                low, high = rounded(builder, lower), rounded(builder, upper)
+                words = builder.or_(builder.lshr(low, SIXTEEN), builder.and_(high, UPPER))
                 place = builder.add(first, number(k))
                 with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):
                     target = emitter.at(out, builder.mul(place, lanes))

@@ -45,11 +45,11 @@ class Tile(NamedTuple):
     x_rows: int  # [chunk * rows, inputs], with an input matrix
     gates: int  # [steps or chunk, rows or batch, columns]: saved, or scratch
     gates_step: int  # elements from one step's gate rows to those of the next
-    int8_memory: int  # this thread's
+    rounded: int  # memory for rows that are rounded, this thread's
 
 
 @njit(forceinline=True, error_model="numpy")
-def tile_of(args, start, rows, scratch, team, int8_memory):
+def tile_of(args, start, rows, scratch, team, rounded):
     """A tile whose rows lie in this scratch."""
     padded, columns, other = args.padded, args.columns, (args.states - 1) * args.padded
     begin, end = part_of(padded, PANEL, team)
@@ -70,13 +70,13 @@ def tile_of(args, start, rows, scratch, team, int8_memory):
         gates, gates_step = args.saved_gates + start * columns * SIZE, args.batch * columns
     return Tile(
         start, rows, begin, end, first, last, hidden, others, entry, bias, unwanted, r, emitted,
-        x_rows, gates, gates_step, int8_memory,
+        x_rows, gates, gates_step, rounded,
     )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy")
 def multiply(args, tile, shape, a, weight, scales, c, accumulate, backwards):
-    """C (+)= A times the transposed gate matrix: in panels, as it is, int8 with scales or bfloat16.
+    """C (+)= A times the transposed gate matrix: in panels of any kind, or as it is.
 
     Of each gate the units of the thread: whole panels, unless it has them all. Shape is (rows,
     inner); a and c are (address, elements from row to row). Every other step goes backwards through
@@ -89,7 +89,7 @@ def multiply(args, tile, shape, a, weight, scales, c, accumulate, backwards):
     if args.product != 0:
         given = (
             rows, inner, args.gates, args.units, padded, begin, end, a[0], a[1], weight, scales,
-            c_at, columns, int64(accumulate), tile.int8_memory, int64(backwards),
+            c_at, columns, int64(accumulate), tile.rounded, int64(backwards),
         )  # fmt: skip
         call(args.product, given)  # type: ignore[call-arg]  # numba's
     elif args.packed == 0:
@@ -384,7 +384,7 @@ def forward(args_at, task, running):
         return
     rows = args.tile_rows
     scratch = args.scratch + place * args.scratch_bytes
-    int8_memory = args.int8_memory + task * args.int8_bytes
+    rounded = args.rounded + task * args.rounded_bytes
     for start in range(place * rows, args.batch, teams * rows):
-        tile = tile_of(args, start, min(rows, args.batch - start), scratch, team, int8_memory)
+        tile = tile_of(args, start, min(rows, args.batch - start), scratch, team, rounded)
         phase = forward_tile(args, tile, team, phase)

@@ -1,6 +1,9 @@
-"""Sums over the rows of a chunk, of which weight and bias gradients are made."""
+"""Products of backward: with gate matrices, and over the rows of a chunk, for weight gradients.
 
-from numba import njit
+Kernels for pairs of bfloat16 are called by their addresses; see `pairs`.
+"""
+
+from numba import int64, njit
 
 from openrnn.kernels.cpu import product as products
 from openrnn.kernels.cpu import rows
@@ -12,8 +15,11 @@ from openrnn.kernels.cpu.layout import (
     STRIP_ROWS,
 )
 from openrnn.kernels.cpu.memory import named
+from openrnn.kernels.cpu.regions import call
 from openrnn.kernels.cpu.team import barrier, part_of
 from openrnn.kernels.cpu.vectors import PANEL, SIZES
+
+PAIRS_PANEL = PANEL["float32"]
 
 
 def _for(dtype):
@@ -60,7 +66,7 @@ def _for(dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def packed_product(team, phase, wanted, count, a, b, memory, c, accumulate):
+    def packed_product(args, team, phase, wanted, count, a, b, memory, c, accumulate):
         """`outer_product` by a team, of packed factors; returns the barrier's next phase.
 
         Rows of a and b lie far apart, and each would be at a new page of memory.
@@ -75,11 +81,21 @@ def _for(dtype):
         a_at, a_row = a
         b_at, columns = b
         panels, strip = memory
-        if columns < PANELS_TO_PACK * panel:
+        if columns < PANELS_TO_PACK * panel and args.outer == 0:
             outer_product(wanted, count, a, b, c, accumulate)
             return phase
         phase = barrier(team, phase)  # others may still read panels of another matrix
         mine, last = part_of(columns, panel, team)
+        if args.outer != 0:
+            packing = (mine, last, count, b_at, columns, panels)
+            call(args.outer_panels, packing)  # type: ignore[call-arg]  # numba's
+            phase = barrier(team, phase)
+            given = (
+                begin, end, count, a_at, a_row, panels, columns, strip, c, int64(accumulate),
+                0, 0, 0,
+            )  # fmt: skip
+            call(args.outer, given)
+            return phase
         for first in range(mine, last, panel):
             for k in range(count):
                 place = panels + (first * count + k * panel) * size
@@ -110,5 +126,60 @@ def _for(dtype):
     return column_sums, packed_product
 
 
+@njit(nogil=True, error_model="numpy")
+def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate):
+    """`packed_product` with two matrices b, into two c, of bfloat16 pairs: a is packed once.
+
+    Returns the barrier's next phase.
+    """
+    begin, end = wanted
+    panels, strip = memory
+    second = panels + (count + 1) // 2 * b[0][1] * 4
+    phase = barrier(team, phase)  # others may still read panels of other matrices
+    for (at, columns), out in ((b[0], panels), (b[1], second)):
+        mine, last = part_of(columns, PAIRS_PANEL, team)
+        packing = (mine, last, count, at, columns, out)
+        call(args.outer_panels, packing)  # type: ignore[call-arg]  # numba's
+    phase = barrier(team, phase)
+    given = (
+        begin, end, count, a[0], a[1], panels, b[0][1], strip, c[0], int64(accumulate), second,
+        b[1][1], c[1],
+    )  # fmt: skip
+    call(args.outer, given)  # type: ignore[call-arg]  # numba's
+    return phase
+
+
+def _gates_for(dtype):
+    size, panel, product = SIZES[dtype], PANEL[dtype], getattr(products, f"product_{dtype}")
+
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def gate_product(args, rounded, rows, a, weight, sizes, c, accumulate, backwards):
+        """c[rows, begin .. end] (+)= a[rows, gates * padded] times columns of a gate matrix.
+
+        Args:
+            rounded: memory of this thread, for rows that are rounded.
+            a, c: addresses; rows of a are those of gates.
+            weight: in panels, or as it is; sizes: (columns of it and of c, begin, end).
+        """
+        columns, begin, end = sizes
+        inner = args.gates * args.padded
+        if args.product != 0:
+            given = (
+                rows, inner, 1, columns, columns, begin, end, a, args.columns, weight, 0, c,
+                columns, int64(accumulate), rounded, int64(backwards),
+            )  # fmt: skip
+            call(args.product, given)  # type: ignore[call-arg]  # numba's
+            return
+        along, panels = (panel, panel * inner) if args.packed != 0 else (columns, panel)
+        b = (weight + begin // panel * panels * size, along, panels)
+        target = (c + begin * size, columns)
+        shape = (rows, inner, end - begin)
+        product(shape, (a, args.columns, 1), b, target, accumulate, backwards)
+
+    return gate_product
+
+
 column_sums_float32, packed_product_float32 = _for("float32")
 column_sums_float64, packed_product_float64 = _for("float64")
+gate_product_float32, gate_product_float64 = _gates_for("float32"), _gates_for("float64")

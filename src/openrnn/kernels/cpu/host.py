@@ -30,5 +30,7 @@ WIDTH = width_of(FEATURES)
 REGISTERS = 32 if WIDTH == 64 else 16  # 16 where unknown: to assume too few costs little
 LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
+# the processor multiplies pairs of bfloat16 by one instruction on vectors of 64 bytes
+MULTIPLIES_BF16 = WIDTH == 64 and "+avx512bf16" in FEATURES.split(",")
 
 HAS_SCHED_YIELD = sys.platform != "win32"

@@ -147,7 +147,7 @@ def _largest_bits(_, a, count):  # type: ignore[no-untyped-def]
             larger = builder.icmp_signed(">", bits, before)
             builder.store(builder.select(larger, bits, before), most)
 
-        _whole_vectors(emitter, count, look)
+        emitter.whole_vectors(count, look)
         vector, width = builder.load(most), _LANES
         while width > 1:
             width //= 2
@@ -181,20 +181,10 @@ def _round_row(_, a, count, factor, q):  # type: ignore[no-untyped-def]
             address = builder.add(q, builder.mul(offset, number(2)))
             builder.store(value, _pointer(builder, address, half), align=2)
 
-        _whole_vectors(emitter, count, look)
+        emitter.whole_vectors(count, look)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32, types.int64), emit
-
-
-def _whole_vectors(emitter: Emitter, count: ir.Value, look: Any) -> None:
-    """`look` at each vector of a row, at the last one with a mask."""
-    builder, lanes = emitter.builder, number(_LANES)
-    with cgutils.for_range(builder, builder.udiv(count, lanes)) as loop:
-        look(builder.mul(loop.index, lanes), None)
-    tail = builder.urem(count, lanes)
-    with builder.if_then(builder.icmp_signed(">", tail, number(0))):
-        look(builder.sub(count, tail), emitter.below(tail, _LANES))
 
 
 @intrinsic

@@ -23,6 +23,9 @@ PACKED_STRIP = 96
 NEAR_BYTES = 16 << 10
 # rows whose int8 products are made together
 INT8_ROWS = 32
+# words of rows that are rounded to pairs of bfloat16 together, about a quarter of a second-level
+# cache, and the least such rows: no fewer than a tile has
+PAIR_WORDS, PAIRS_ROWS = 1 << 16, MOST_ROWS
 # panels of units from which on they are worth padding to a whole number
 PANELS_TO_SHARE = 8
 
@@ -114,6 +117,15 @@ class Layout:
         widest = _up(max(self.inputs, self.outputs), INT8_PANEL)
         return _up(INT8_ROWS * (2 * widest + 4), 64)
 
+    def pairs_memory(self, rows: int, backward: bool) -> int:
+        """Bytes of a thread for rows of bfloat16 pairs; `rows` are the most of a product."""
+        vector, words = lanes_of(self.dtype, self.vector), 0
+        widths = (self.gates * self.padded,) if backward else (self.inputs, self.outputs)
+        for width in widths:
+            row = _up(width, vector) // 2
+            words = max(words, row * min(rows, max(PAIRS_ROWS, PAIR_WORDS // max(1, row))))
+        return _up(4 * words, 64)
+
     @cached_property
     def widest(self) -> int:
         """The most columns of a weight gradient, rounded up to whole panels."""
@@ -123,8 +135,12 @@ class Layout:
         """Whether the factors of a weight gradient with so many columns are packed."""
         return columns >= PANELS_TO_PACK * self.panel
 
-    def backward_scratch(self, rows: int, chunk: int, threads: int) -> int:
-        """Bytes of scratch memory of one team of so many threads in the backward loop."""
+    def backward_scratch(self, rows: int, chunk: int, threads: int, pairs: bool = False) -> int:
+        """Bytes of scratch memory of one team of so many threads in the backward loop.
+
+        Args:
+            pairs: products are of bfloat16 pairs, whose factors are always packed.
+        """
         capacity = chunk * rows
         elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
         elements += rows * self.padded + 2 * self.columns
@@ -132,13 +148,13 @@ class Layout:
         elements += capacity * (self.width + self.wide)
         if self.projecting:
             elements += capacity * (self.width + self.padded)
-        return _up(elements * self.size + 16 * capacity, 64) + 64 + self.packed(capacity, threads)
+        packed = self.packed(capacity, threads) if pairs or self.packs_gradient(self.widest) else 0
+        return _up(elements * self.size + 16 * capacity, 64) + 64 + packed
 
     def packed(self, capacity: int, threads: int) -> int:
         """Bytes of a team for packed factors of weight gradients: panels, a strip a thread."""
-        if not self.packs_gradient(self.widest):
-            return 0
-        return _up(capacity * (self.widest + threads * PACKED_STRIP) * self.size, 64)
+        rows = capacity + capacity % 2  # of pairs
+        return _up(rows * (self.widest + threads * PACKED_STRIP) * self.size, 64)
 
     @cached_property
     def sums(self) -> tuple[int, ...]:

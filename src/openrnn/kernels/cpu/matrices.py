@@ -32,9 +32,12 @@ def _tasks(elements: int, threads: int) -> int:
 
 
 def kernel(name: str, dtype: str) -> objects.CompiledFunction:
-    """One of "transpose", "transpose_bf16", "pack" and "collect"."""
+    """One of those that `panels` names, or "collect"."""
     if name == "transpose_bf16":
         return _bf16_kernels()[1]
+    if name in ("transpose_pairs", "pack_pairs"):
+        made = pairs()
+        return made.pack if name == "pack_pairs" else made.transpose
     return _kernels()[f"{name}_{dtype}"]
 
 
@@ -62,13 +65,36 @@ def bf16_product() -> objects.CompiledFunction:
     return _bf16_kernels()[0]
 
 
+class Pairs(NamedTuple):
+    """The kernels of `openrnn.kernels.cpu.pairs`, by their names there."""
+
+    product: objects.CompiledFunction
+    transpose: objects.CompiledFunction
+    pack: objects.CompiledFunction
+    panels: objects.CompiledFunction
+    outer: objects.CompiledFunction
+
+
+@lru_cache(maxsize=1)
+def pairs() -> Pairs:
+    """Products of bfloat16 pairs, which time loops call, and what packs factors of them."""
+    names = [f"pairs_{name}" for name in Pairs._fields]
+    source = f"from openrnn.kernels.cpu.pairs import {', '.join(names)}\n"
+    return Pairs(*objects.kernels(source, names, "products of bfloat16 pairs"))
+
+
 def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
     """Elements of the panels that a kernel writes of a matrix (gates * rows, columns).
 
     "transpose": of the product with its transpose, `columns` rows and gates * padded columns.
     "transpose_bf16": the same, two in the room of one element.
     "pack": of the product with itself, gates * padded rows.
+    "transpose_pairs", "pack_pairs": the same in bfloat16, two of a column in the room of one.
     """
+    if name == "transpose_pairs":
+        return _whole_panels(gates * padded, dtype) * ((columns + 1) // 2)
+    if name == "pack_pairs":
+        return _whole_panels(columns, dtype) * gates * padded // 2
     if name == "transpose_bf16":
         return _whole_panels(gates * padded, dtype) * columns // 2
     if name == "transpose":

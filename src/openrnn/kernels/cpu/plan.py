@@ -50,6 +50,7 @@ def plan(
     reverse: bool,
     x_gate: int | None,
     ragged: bool,
+    pairs: bool = False,
 ) -> LoopPlan:
     """The plan of a run of the forward loop or, for purpose "backward", of the backward loop.
 
@@ -58,16 +59,17 @@ def plan(
         x_gate: without an input matrix the elements of x from a gate to the next, 0 where gates
             have the same; None with one.
         ragged: lengths are given.
+        pairs: products are of bfloat16 pairs.
     """
     backward = purpose == "backward"
     rows, teams, size = sharing_of(layout, backward, steps, batch, threads)
     chunk = layout.chunk(steps, rows)
     room = (
-        layout.backward_scratch(rows, chunk, size)
+        layout.backward_scratch(rows, chunk, size, pairs)
         if backward
         else layout.forward_scratch(rows, chunk, purpose == "training")
     )
-    packs = launch.packs(steps, batch) or (backward and not layout.plain)
+    packs = pairs or launch.packs(steps, batch) or (backward and not layout.plain)
     tasks = teams * size
     states = 1 + layout.others
     sizes = _loop_args(states)(
@@ -97,6 +99,7 @@ def plan(
         team_size=size,
         scratch_bytes=room,
         sums_bytes=sum(layout.sums) * layout.size,
+        rounded_bytes=layout.pairs_memory(chunk * rows, backward) if pairs else 0,
     )
     barriers = teams * BARRIER if size > 1 else 0
     return LoopPlan(tasks, teams, teams * room, barriers, packs, sizes)

@@ -25,7 +25,7 @@ from openrnn.kernels.cpu.vectors import (
 
 __all__ = [
     "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "of_each_tile",
-    "product_float32", "product_float64", "store_sums",
+    "prefetch_panels", "product_float32", "product_float64", "store_sums",
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
@@ -63,7 +63,7 @@ def of_each_tile(
                 emit_tile(emitter, height, width, inner, args)
 
 
-def _prefetch_panels(
+def prefetch_panels(
     emitter: Emitter, panels: list[ir.Value], offset: ir.Value, ahead: ir.Value
 ) -> None:
     """Asks for two vectors of each panel, `ahead` elements beyond an offset."""
@@ -118,7 +118,7 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
                 for panel, half in columns
             ]
             if height >= LEAST_AHEAD:
-                _prefetch_panels(emitter, b_panels, b_offset, builder.mul(number(AHEAD), b_inner))
+                prefetch_panels(emitter, b_panels, b_offset, builder.mul(number(AHEAD), b_inner))
             for row in range(height):
                 value = builder.load(emitter.at(a_rows[row], a_offset), typ=emitter.scalar)
                 value = emitter.splat(value, emitter.lanes)

@@ -150,6 +150,17 @@ class Emitter:
         loop_id.operands = (loop_id, no_unroll)  # a loop's metadata begins with itself
         latch.terminator.set_metadata("llvm.loop", loop_id)
 
+    def whole_vectors(
+        self, count: ir.Value, look: Callable[[ir.Value, ir.Value | None], None]
+    ) -> None:
+        """`look` at the offset of each vector of a row, of the last one with a mask."""
+        builder, lanes = self.builder, number(self.lanes)
+        with cgutils.for_range(builder, builder.udiv(count, lanes)) as loop:
+            look(builder.mul(loop.index, lanes), None)
+        tail = builder.urem(count, lanes)
+        with builder.if_then(builder.icmp_signed(">", tail, number(0))):
+            look(builder.sub(count, tail), self.below(tail, self.lanes))
+
     @contextmanager
     def cases(self, value: ir.Value) -> Iterator[Callable[[int], None]]:
         """A switch: inside, `case(n)` starts the code for `value` n; other values do nothing."""

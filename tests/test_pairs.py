@@ -1,0 +1,264 @@
+"""Products of bfloat16 pairs on the CPU: the kernels, on any processor, and calls made of them."""
+
+import ctypes
+
+import pytest
+import torch
+
+import openrnn
+from openrnn.backends.cpu import rounding
+from openrnn.kernels.cpu import host, launch, matrices
+from openrnn.kernels.cpu.host import LANES, PANEL
+from openrnn.spec import Problem
+
+LANE, WIDE = LANES["float32"], PANEL["float32"]
+# root mean squares over those of float64. A rounding to bfloat16 makes 1.7e-3; two make 2.4e-3, and
+# gradients have more of them
+Y_ERROR, GRAD_ERROR = 2.3e-3, 4e-3
+
+KINDS = {
+    "lstm": lambda: openrnn.LSTM(40, 37),
+    "gru": lambda: openrnn.GRU(33, 64),
+    "teams": lambda: openrnn.LSTM(30, 300),
+    "two layers, both ways": lambda: openrnn.LSTM(33, 50, 2, bidirectional=True),
+    "projection": lambda: openrnn.LSTM(30, 50, 2, proj_size=20),
+    "no bias": lambda: openrnn.GRU(12, 20, bias=False),
+    "skip": lambda: openrnn.GRU(20, 20, 2, input_mode="skip"),
+    "own": lambda: openrnn.Recurrent(damped, 12, 37),
+}
+
+
+@openrnn.cell(gates=("a",), states=("h",), params=("rate",))
+def damped(x, r, s, p):
+    """h_t = h_{t-1} + sigmoid(rate) (tanh(x + r) - h_{t-1})"""
+    return s.h + torch.sigmoid(p.rate) * (torch.tanh(x.a + r.a) - s.h)
+
+
+@pytest.fixture(autouse=True)
+def pairs(monkeypatch):
+    """Calls in bfloat16 are made of pairs, whatever the processor."""
+    monkeypatch.setattr(host, "MULTIPLIES_BF16", True)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# the kernels
+
+
+def packed(name, weight, gates, units, padded):
+    """A matrix in panels, and the same as a tensor (columns of the product, its inner length)."""
+    columns = weight.shape[1]
+    args = matrices.pack_args(gates, units, padded, columns, 2)
+    panels = torch.full((matrices.panels(name, "float32", gates, padded, columns),), float("nan"))
+    args.matrix, args.out = weight.data_ptr(), panels.data_ptr()
+    launch.run(matrices.kernel(name, "float32"), args, args.tasks)
+    inner = gates * padded if name == "pack_pairs" else (columns + 1) // 2 * 2
+    found = panels.view(torch.bfloat16).view(-1, inner // 2, WIDE, 2).transpose(1, 2)
+    return panels, found.reshape(-1, inner)
+
+
+def spread(weight, gates, units, padded):
+    """The rows of each gate, with zeros up to `padded`."""
+    made = torch.zeros(gates, padded, weight.shape[1])
+    made[:, :units] = weight.view(gates, units, -1)
+    return made.view(gates * padded, -1)
+
+
+def check_panels(gates, units, padded, columns):
+    """Each weight is at its place, rounded as torch rounds it; all others are zeros."""
+    weight = torch.randn(gates * units, columns)
+    wanted = spread(weight, gates, units, padded).bfloat16()
+    for name, exact in (("transpose_pairs", wanted), ("pack_pairs", wanted.T)):
+        found = packed(name, weight, gates, units, padded)[1]
+        rows, inner = exact.shape
+        assert torch.equal(found[:rows, :inner], exact)
+        assert not found[rows:].any()
+        assert not found[:, inner:].any()
+
+
+def check_product(rows, inner, gates, units, padded, begin, end, backwards):
+    """Of a part of the units, added to what is there; other columns of C stay."""
+    weight, a = torch.randn(gates * units, inner), torch.randn(rows, inner + 3)[:, :inner]
+    panels, _ = packed("transpose_pairs", weight, gates, units, padded)
+    columns = -(-gates * padded // WIDE) * WIDE
+    before = torch.randn(rows, columns)
+    exact = a.bfloat16().double() @ spread(weight, gates, units, padded).bfloat16().double().T
+    memory = torch.empty(2**17 + 64 * inner, dtype=torch.float32)
+    run: ctypes._CFuncPtr = matrices.pairs().product.ctypes
+    mine = torch.zeros(gates, padded, dtype=torch.bool)
+    mine[:, begin:end] = True
+    mine = torch.nn.functional.pad(mine.flatten(), (0, columns - gates * padded))
+    for add in (0, 1):
+        c = before.clone()
+        run(
+            rows, inner, gates, units, padded, begin, end, a.data_ptr(), inner + 3,
+            panels.data_ptr(), 0, c.data_ptr(), columns, add, memory.data_ptr(), backwards,
+        )  # fmt: skip
+        if begin > 0 or end < padded:
+            assert torch.equal(c[:, ~mine], before[:, ~mine])
+        wanted = exact + add * before[:, : gates * padded].double()
+        some, limit = mine[: gates * padded], 2e-5 + 5e-8 * inner
+        torch.testing.assert_close(c[:, mine].double(), wanted[:, some], rtol=1e-5, atol=limit)
+
+
+def check_outer(count, rows, columns, begin, end):
+    """The products over rows with two matrices, as weight gradients are, of some rows of both C."""
+    a, strip = torch.randn(count, rows), torch.empty(count + 1, 96)
+    kernels, b, panels, c, wanted = matrices.pairs(), [], [], [], []
+    for width in (columns, WIDE):
+        b.append(torch.randn(count, width))
+        panels.append(torch.empty(count + 1, width))
+        c.append(torch.randn(rows, width))
+        wanted.append(a.bfloat16().double().T @ b[-1].bfloat16().double())
+        for first, last in ((0, WIDE), (WIDE, width)):  # by two threads
+            at = b[-1].data_ptr(), width, panels[-1].data_ptr()
+            kernels.panels.ctypes(first, last, count, *at)
+    for second in (0, WIDE):
+        for add in (1, 0):
+            before = [each.clone() for each in c]
+            kernels.outer.ctypes(
+                begin, end, count, a.data_ptr(), rows, panels[0].data_ptr(), columns,
+                strip.data_ptr(), c[0].data_ptr(), add, panels[1].data_ptr(), second,
+                c[1].data_ptr(),
+            )  # fmt: skip
+            for have, old, new in zip(c, before, wanted, strict=True):
+                exact = old.double()
+                if have is c[0] or second:
+                    exact[begin:end] = new[begin:end] + add * exact[begin:end]
+                torch.testing.assert_close(have.double(), exact, rtol=1e-5, atol=5e-5)
+
+
+PRODUCTS = (
+    # rows, inner, gates, units, padded, begin, end, backwards
+    (1, 1, 1, 3, LANE, 0, LANE, 0),
+    (5, 19, 4, 2 * WIDE, 2 * WIDE, 0, 2 * WIDE, 1),
+    (13, 40, 3, 2 * WIDE, 2 * WIDE, WIDE, 2 * WIDE, 1),
+    (40, 33, 3, LANE + 1, 3 * LANE, 0, 3 * LANE, 0),
+    (70, 4099, 1, 3, LANE, 0, LANE, 0),  # rows that are rounded in several turns
+)
+
+
+def check_narrower():
+    """What a process with narrower vectors runs, see test_widths."""
+    torch.manual_seed(0)
+    for sizes in PRODUCTS:
+        check_product(*sizes)
+    check_panels(3, 18, 20, 33)
+    check_outer(7, 200, 3 * WIDE, 3, 150)
+
+
+@pytest.mark.parametrize(
+    ("gates", "units", "padded"),
+    [(1, 1, LANE), (4, 37, -(-37 // LANE) * LANE), (3, 2 * WIDE, 2 * WIDE)],
+)
+@pytest.mark.parametrize("columns", [1, 32, 45])
+def test_panels(gates, units, padded, columns):
+    check_panels(gates, units, padded, columns)
+
+
+@pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
+def test_products(sizes):
+    check_product(*sizes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 300])
+@pytest.mark.parametrize("rows", [(40, 0, 40), (300, 17, 290)])
+def test_products_over_rows(count, rows):
+    check_outer(count, rows[0], 3 * WIDE, *rows[1:])
+
+
+# calls
+
+
+def outcome(layer, x, dy, **more):
+    """Y without gradients; then y and the gradients of x and of all parameters."""
+    with torch.no_grad():
+        alone = layer(x, **more)[0]
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf, **more)[0]
+    grads = torch.autograd.grad(y, [leaf, *layer.parameters()], dy, allow_unused=True)
+    return [alone, y.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def errors(found, exact):
+    """The root mean square of each error, relative to that of float64."""
+    pairs = zip(found, exact, strict=True)
+    return [float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in pairs]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_by_float64(threads, kind, count):
+    threads(count)
+    torch.manual_seed(0)
+    layer, twin = KINDS[kind]().bfloat16(), KINDS[kind]().double()
+    x = torch.randn(24, 20, layer.input_size).bfloat16()
+    dy = torch.randn_like(layer(x)[0])
+    twin.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    lengths, reset = torch.randint(1, 25, (20,)), torch.rand(24, 20) < 0.1
+    for more in ({}, {"lengths": lengths}, {"reset": reset}):
+        found = outcome(layer, x, dy, **more)
+        exact = outcome(twin, x.double(), dy.double(), **more)
+        y, again, *grads = errors(found, exact)
+        assert max(y, again) < Y_ERROR, (more, y, again)
+        assert max(grads) < GRAD_ERROR, (more, grads)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_errors_are_not_those_of_torch(kind):
+    """Of each result ours is the nearer one to float64, or as near."""
+    torch.manual_seed(1)
+    theirs = getattr(torch.nn, kind)(48, 70).bfloat16()
+    ours, twin = getattr(openrnn, kind)(48, 70).bfloat16(), getattr(torch.nn, kind)(48, 70).double()
+    ours.load_state_dict(theirs.state_dict())
+    twin.load_state_dict({name: value.double() for name, value in theirs.state_dict().items()})
+    x, dy = torch.randn(40, 12, 48).bfloat16(), torch.randn(40, 12, 70).bfloat16()
+    exact = outcome(twin, x.double(), dy.double())
+    pairs = zip(*(errors(outcome(layer, x, dy), exact) for layer in (ours, theirs)), strict=True)
+    assert all(mine <= 1.02 * other for mine, other in pairs)
+
+
+def test_which_calls_are_made_of_pairs(monkeypatch):
+    spec = openrnn.LSTM(8, 8).spec
+
+    def pairs(dtype, grad, steps, batch):
+        return rounding.multiplies_bf16(Problem(spec, dtype, "cpu", grad=grad), steps, batch)
+
+    assert pairs(torch.bfloat16, False, launch.BF16_STEPS, 1)
+    assert not pairs(torch.bfloat16, False, launch.BF16_STEPS - 1, 1)
+    assert pairs(torch.bfloat16, True, 2, launch.PACK_FROM // 2)
+    assert not pairs(torch.bfloat16, True, launch.BF16_STEPS, 1)  # float32 is read in place
+    assert not pairs(torch.float16, False, 100, 100)
+    assert not pairs(torch.float32, False, 100, 100)
+    monkeypatch.setattr(host, "MULTIPLIES_BF16", False)
+    assert not pairs(torch.bfloat16, False, 100, 100)
+
+
+@torch.no_grad()
+def test_calls_round_h_where_the_processor_multiplies_bfloat16(monkeypatch, capsys):
+    """Repeated calls, and a stepper of many rows, as the first ones; elsewhere h is float32."""
+    torch.manual_seed(0)
+    layer, x = openrnn.LSTM(24, 40).bfloat16(), torch.randn(30, 100, 24).bfloat16()
+    first = [layer(x)[0] for _ in range(4)]
+    assert all(torch.equal(y, first[0]) for y in first)
+    stepper = layer.stepper(100)
+    # which rounds c as well, between steps
+    steps = torch.stack([stepper(x_t).clone() for x_t in x])
+    assert torch.equal(steps[0], first[0][0])
+    torch.testing.assert_close(steps, first[0], rtol=2e-2, atol=2e-2)
+    layer.weight_hh_l0.mul_(-1.5)
+    assert not torch.equal(layer(x)[0], first[0])
+    layer.weight_hh_l0.div_(-1.5)
+    openrnn.explain(layer, x, grad=False)
+    assert "but products are of numbers rounded to bfloat16" in capsys.readouterr().out
+    monkeypatch.setattr(host, "MULTIPLIES_BF16", False)
+    other = openrnn.LSTM(24, 40).bfloat16()
+    other.load_state_dict(layer.state_dict())
+    y = other(x)[0]
+    assert not torch.equal(y, layer(x)[0])
+    torch.testing.assert_close(y, first[0], rtol=2e-2, atol=2e-2)
