@@ -1,14 +1,17 @@
 """Products of bfloat16 pairs on the CPU: the kernels, on any processor, and calls made of them."""
 
 import ctypes
+import platform
 
 import pytest
 import torch
 
 import openrnn
+from openrnn import memo
 from openrnn.backends.cpu import rounding
-from openrnn.kernels.cpu import host, launch, matrices
+from openrnn.kernels.cpu import host, launch, matrices, objects
 from openrnn.kernels.cpu.host import LANES, PANEL
+from openrnn.kernels.cpu.layout import whole_pairs
 from openrnn.spec import Problem
 
 LANE, WIDE = LANES["float32"], PANEL["float32"]
@@ -34,10 +37,17 @@ def damped(x, r, s, p):
     return s.h + torch.sigmoid(p.rate) * (torch.tanh(x.a + r.a) - s.h)
 
 
-@pytest.fixture(autouse=True)
-def pairs(monkeypatch):
-    """Calls in bfloat16 are made of pairs, whatever the processor."""
+@pytest.fixture(autouse=True, params=["amx", "pairs"])
+def pairs(monkeypatch, request):
+    """Calls in bfloat16 are made of pairs, whatever the processor; of each kind of product."""
+    amx = request.param == "amx"
+    if amx and not host.permits_amx():
+        pytest.skip("this processor has no AMX, or the system does not permit it")
+    monkeypatch.setattr(matrices, "permits_amx", lambda: amx)
     monkeypatch.setattr(host, "MULTIPLIES_BF16", True)
+    memo.clear()  # programs with the other kind of products
+    yield
+    memo.clear()
 
 
 @pytest.fixture
@@ -57,7 +67,7 @@ def packed(name, weight, gates, units, padded):
     panels = torch.full((matrices.panels(name, "float32", gates, padded, columns),), float("nan"))
     args.matrix, args.out = weight.data_ptr(), panels.data_ptr()
     launch.run(matrices.kernel(name, "float32"), args, args.tasks)
-    inner = gates * padded if name == "pack_pairs" else (columns + 1) // 2 * 2
+    inner = 2 * whole_pairs(gates * padded if name == "pack_pairs" else columns)
     found = panels.view(torch.bfloat16).view(-1, inner // 2, WIDE, 2).transpose(1, 2)
     return panels, found.reshape(-1, inner)
 
@@ -108,11 +118,11 @@ def check_product(rows, inner, gates, units, padded, begin, end, backwards):
 
 def check_outer(count, rows, columns, begin, end):
     """The products over rows with two matrices, as weight gradients are, of some rows of both C."""
-    a, strip = torch.randn(count, rows), torch.empty(count + 1, 96)
+    a, strip = torch.randn(count, rows), torch.full((96, whole_pairs(count)), float("nan"))
     kernels, b, panels, c, wanted = matrices.pairs(), [], [], [], []
     for width in (columns, WIDE):
         b.append(torch.randn(count, width))
-        panels.append(torch.empty(count + 1, width))
+        panels.append(torch.full((whole_pairs(count), width), float("nan")))
         c.append(torch.randn(rows, width))
         wanted.append(a.bfloat16().double().T @ b[-1].bfloat16().double())
         for first, last in ((0, WIDE), (WIDE, width)):  # by two threads
@@ -262,3 +272,18 @@ def test_calls_round_h_where_the_processor_multiplies_bfloat16(monkeypatch, caps
     y = other(x)[0]
     assert not torch.equal(y, layer(x)[0])
     torch.testing.assert_close(y, first[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 processors have AMX")
+def test_products_by_amx_compile_for_processors_that_have_it(monkeypatch):
+    """On any x86 machine; where it has AMX, the tests above run them."""
+    told = objects.llvm.get_host_cpu_features()
+    told |= dict.fromkeys(("avx512f", "avx512bw", "avx512bf16", "amx-tile", "amx-bf16"), True)
+    monkeypatch.setattr(objects.llvm, "get_host_cpu_features", lambda: told)
+    monkeypatch.setattr(host, "NAME", "sapphirerapids")
+    names = ["pairs_product", "pairs_outer"]
+    source = f"from openrnn.kernels.cpu.amx import {', '.join(names)}\n"
+    code = objects._in_a_process({"source": source, "names": names})
+    vex = zip(code, code[1:], code[2:], code[3:], strict=False)
+    # tdpbf16ps is VEX.128.F3.0F38.W0 5C
+    assert any(a == 0xC4 and b & 31 == 2 and c & 0x87 == 2 and d == 0x5C for a, b, c, d in vex)

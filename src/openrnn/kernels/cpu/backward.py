@@ -15,9 +15,9 @@ from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args_type import loop_args_at
 from openrnn.kernels.cpu.gradients import column_sums_float32 as column_sums
 from openrnn.kernels.cpu.gradients import gate_product_float32 as gate_product
+from openrnn.kernels.cpu.gradients import packed_memory_float32 as packed_memory
 from openrnn.kernels.cpu.gradients import packed_product_float32 as packed_product
 from openrnn.kernels.cpu.gradients import pairs_products
-from openrnn.kernels.cpu.layout import PACKED_STRIP
 from openrnn.kernels.cpu.memory import int64_at
 from openrnn.kernels.cpu.product import product_float32 as product
 from openrnn.kernels.cpu.regions import call, new_cell_args
@@ -89,12 +89,10 @@ def tile_of(args, start, rows, scratch, sums, rounded, team):
     bias = m_rows + (capacity * padded * SIZE if projecting else 0)
     spare = bias + columns * SIZE
     t_at = spare + columns * SIZE
-    panels = (t_at + 16 * capacity + 63) // 64 * 64
-    even = capacity + capacity % 2
-    strip = panels + even * (args.widest + team.thread * PACKED_STRIP) * SIZE
+    packed = packed_memory(args, team, t_at + 16 * capacity, capacity)
     return Tile(
         start, rows, begin, end, d_hidden, d_others, entry, dm, dr, dx_gates, h_rows, x_rows,
-        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, (panels, strip), sums,
+        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, packed, sums,
         rounded,
     )  # fmt: skip
 

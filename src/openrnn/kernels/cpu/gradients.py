@@ -123,7 +123,14 @@ def _for(dtype):
                     )
         return phase
 
-    return column_sums, packed_product
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def packed_memory(args, team, free, capacity):
+        """`memory` of `packed_product`, from an address on, for up to `capacity` rows."""
+        panels, whole = (free + 63) // 64 * 64, 2 * rows.pair_words(capacity)
+        return panels, panels + whole * (args.widest + team.thread * PACKED_STRIP) * size
+
+    return column_sums, packed_product, packed_memory
 
 
 @njit(nogil=True, error_model="numpy")
@@ -134,7 +141,7 @@ def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate
     """
     begin, end = wanted
     panels, strip = memory
-    second = panels + (count + 1) // 2 * b[0][1] * 4
+    second = panels + rows.pair_words(count) * b[0][1] * 4
     phase = barrier(team, phase)  # others may still read panels of other matrices
     for (at, columns), out in ((b[0], panels), (b[1], second)):
         mine, last = part_of(columns, PAIRS_PANEL, team)
@@ -180,6 +187,6 @@ def _gates_for(dtype):
     return gate_product
 
 
-column_sums_float32, packed_product_float32 = _for("float32")
-column_sums_float64, packed_product_float64 = _for("float64")
+column_sums_float32, packed_product_float32, packed_memory_float32 = _for("float32")
+column_sums_float64, packed_product_float64, packed_memory_float64 = _for("float64")
 gate_product_float32, gate_product_float64 = _gates_for("float32"), _gates_for("float64")

@@ -1,6 +1,9 @@
 """The processor that CPU kernels are compiled for: its name, and how wide its vectors are."""
 
+import ctypes
 import sys
+from contextlib import suppress
+from functools import cache
 
 import llvmlite.binding
 
@@ -32,5 +35,18 @@ LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 # the processor multiplies pairs of bfloat16 by one instruction on vectors of 64 bytes
 MULTIPLIES_BF16 = WIDTH == 64 and "+avx512bf16" in FEATURES.split(",")
-
 HAS_SCHED_YIELD = sys.platform != "win32"
+
+
+@cache
+def permits_amx() -> bool:
+    """Whether the processor multiplies blocks of bfloat16 (AMX), and this process may use that.
+
+    Linux is asked, by arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for all threads: see its
+    Documentation/arch/x86/xstate.rst. Other systems are not.
+    """
+    has = {"+amx-tile", "+amx-bf16"} <= {*FEATURES.split(",")}
+    if MULTIPLIES_BF16 and has and sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
+    return False

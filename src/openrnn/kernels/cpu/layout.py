@@ -26,8 +26,15 @@ INT8_ROWS = 32
 # words of rows that are rounded to pairs of bfloat16 together, about a quarter of a second-level
 # cache, and the least such rows: no fewer than a tile has
 PAIR_WORDS, PAIRS_ROWS = 1 << 16, MOST_ROWS
+# pairs of bfloat16 that rows and columns of them are whole blocks of, with zeros at the end
+PAIR_BLOCK = 16
 # panels of units from which on they are worth padding to a whole number
 PANELS_TO_SHARE = 8
+
+
+def whole_pairs(numbers: int) -> int:
+    """Words of a row, or a column, of so many bfloat16 numbers in pairs. Kernels call it, too."""
+    return (numbers + 2 * PAIR_BLOCK - 1) // (2 * PAIR_BLOCK) * PAIR_BLOCK
 
 
 def _up(size: int, multiple: int) -> int:
@@ -119,10 +126,10 @@ class Layout:
 
     def pairs_memory(self, rows: int, backward: bool) -> int:
         """Bytes of a thread for rows of bfloat16 pairs; `rows` are the most of a product."""
-        vector, words = lanes_of(self.dtype, self.vector), 0
+        words = 0
         widths = (self.gates * self.padded,) if backward else (self.inputs, self.outputs)
         for width in widths:
-            row = _up(width, vector) // 2
+            row = whole_pairs(width)
             words = max(words, row * min(rows, max(PAIRS_ROWS, PAIR_WORDS // max(1, row))))
         return _up(4 * words, 64)
 
@@ -148,12 +155,13 @@ class Layout:
         elements += capacity * (self.width + self.wide)
         if self.projecting:
             elements += capacity * (self.width + self.padded)
-        packed = self.packed(capacity, threads) if pairs or self.packs_gradient(self.widest) else 0
+        packs = pairs or self.packs_gradient(self.widest)
+        packed = self.packed(capacity, threads) if packs else 0
         return _up(elements * self.size + 16 * capacity, 64) + 64 + packed
 
     def packed(self, capacity: int, threads: int) -> int:
         """Bytes of a team for packed factors of weight gradients: panels, a strip a thread."""
-        rows = capacity + capacity % 2  # of pairs
+        rows = 2 * whole_pairs(capacity)
         return _up(rows * (self.widest + threads * PACKED_STRIP) * self.size, 64)
 
     @cached_property

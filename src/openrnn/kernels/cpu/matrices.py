@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from openrnn.kernels.cpu import objects
 from openrnn.kernels.cpu.args import CollectArgs, DigestArgs, PackArgs
-from openrnn.kernels.cpu.host import PANEL, SIZES
-from openrnn.kernels.cpu.layout import Layout
+from openrnn.kernels.cpu.host import PANEL, SIZES, permits_amx
+from openrnn.kernels.cpu.layout import Layout, whole_pairs
 
 # elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
@@ -66,7 +66,7 @@ def bf16_product() -> objects.CompiledFunction:
 
 
 class Pairs(NamedTuple):
-    """The kernels of `openrnn.kernels.cpu.pairs`, by their names there."""
+    """The kernels of `pairs` and `pair_panels`, by their names there."""
 
     product: objects.CompiledFunction
     transpose: objects.CompiledFunction
@@ -75,11 +75,18 @@ class Pairs(NamedTuple):
     outer: objects.CompiledFunction
 
 
-@lru_cache(maxsize=1)
 def pairs() -> Pairs:
     """Products of bfloat16 pairs, which time loops call, and what packs factors of them."""
+    return _pairs("amx" if permits_amx() else "pairs")
+
+
+@lru_cache(maxsize=2)
+def _pairs(module: str) -> Pairs:
     names = [f"pairs_{name}" for name in Pairs._fields]
-    source = f"from openrnn.kernels.cpu.pairs import {', '.join(names)}\n"
+    source = (
+        f"from openrnn.kernels.cpu.{module} import pairs_product, pairs_outer\n"
+        "from openrnn.kernels.cpu.pair_panels import pairs_transpose, pairs_pack, pairs_panels\n"
+    )
     return Pairs(*objects.kernels(source, names, "products of bfloat16 pairs"))
 
 
@@ -92,9 +99,9 @@ def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
     "transpose_pairs", "pack_pairs": the same in bfloat16, two of a column in the room of one.
     """
     if name == "transpose_pairs":
-        return _whole_panels(gates * padded, dtype) * ((columns + 1) // 2)
+        return _whole_panels(gates * padded, dtype) * whole_pairs(columns)
     if name == "pack_pairs":
-        return _whole_panels(columns, dtype) * gates * padded // 2
+        return _whole_panels(columns, dtype) * whole_pairs(gates * padded)
     if name == "transpose_bf16":
         return _whole_panels(gates * padded, dtype) * columns // 2
     if name == "transpose":

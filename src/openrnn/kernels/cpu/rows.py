@@ -3,12 +3,16 @@
 from numba import njit
 
 from openrnn.kernels.cpu.host import SIZES
+from openrnn.kernels.cpu.layout import whole_pairs
 from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
+from openrnn.kernels.cpu.vectors import compiled
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
 
 _M0, _M1 = MULTIPLIERS
 _W0, _W1 = WEYL
 _WORD, _ROUNDS = WORD, ROUNDS
+
+pair_words = compiled(whole_pairs)
 
 
 @njit(nogil=True, error_model="numpy")
