@@ -3,15 +3,16 @@
 import ctypes
 import platform
 
+import numpy as np
 import pytest
 import torch
 
 import openrnn
 from openrnn import memo
 from openrnn.backends.cpu import rounding
-from openrnn.kernels.cpu import host, launch, matrices, objects
+from openrnn.kernels.cpu import amx, bf16, host, launch, matrices, objects
 from openrnn.kernels.cpu.host import LANES, PANEL
-from openrnn.kernels.cpu.layout import whole_pairs
+from openrnn.kernels.cpu.layout import Layout, whole_pairs
 from openrnn.spec import Problem
 
 LANE, WIDE = LANES["float32"], PANEL["float32"]
@@ -41,9 +42,9 @@ def damped(x, r, s, p):
 def pairs(monkeypatch, request):
     """Calls in bfloat16 are made of pairs, whatever the processor; of each kind of product."""
     amx = request.param == "amx"
-    if amx and not host.permits_amx():
+    if amx and not host.request_amx():
         pytest.skip("this processor has no AMX, or the system does not permit it")
-    monkeypatch.setattr(matrices, "permits_amx", lambda: amx)
+    monkeypatch.setattr(matrices, "request_amx", lambda: amx)
     monkeypatch.setattr(host, "MULTIPLIES_BF16", True)
     memo.clear()  # programs with the other kind of products
     yield
@@ -98,7 +99,8 @@ def check_product(rows, inner, gates, units, padded, begin, end, backwards):
     columns = -(-gates * padded // WIDE) * WIDE
     before = torch.randn(rows, columns)
     exact = a.bfloat16().double() @ spread(weight, gates, units, padded).bfloat16().double().T
-    memory = torch.empty(2**17 + 64 * inner, dtype=torch.float32)
+    size = Layout("float32", 1, 0, 0, 0, True, inner, 1, 1).pairs_memory(rows, backward=False) // 4
+    memory = torch.full((size + 64,), float("nan"))
     run: ctypes._CFuncPtr = matrices.pairs().product.ctypes
     mine = torch.zeros(gates, padded, dtype=torch.bool)
     mine[:, begin:end] = True
@@ -109,6 +111,7 @@ def check_product(rows, inner, gates, units, padded, begin, end, backwards):
             rows, inner, gates, units, padded, begin, end, a.data_ptr(), inner + 3,
             panels.data_ptr(), 0, c.data_ptr(), columns, add, memory.data_ptr(), backwards,
         )  # fmt: skip
+        assert memory[size:].isnan().all()  # which is not ours to write
         if begin > 0 or end < padded:
             assert torch.equal(c[:, ~mine], before[:, ~mine])
         wanted = exact + add * before[:, : gates * padded].double()
@@ -185,13 +188,26 @@ def test_products_over_rows(count, rows):
 # calls
 
 
-def outcome(layer, x, dy, **more):
-    """Y without gradients; then y and the gradients of x and of all parameters."""
+def leaves(states):
+    """The states of a layer, one or several, as a list."""
+    return [states] if isinstance(states, torch.Tensor) else [*states]
+
+
+def outcome(layer, x, dy, hx=None, reset_state=None, **more):
+    """Y without gradients; then y and the gradients of x, of all states and of all parameters."""
+    given = [x, *(hx or []), *(reset_state or [])]
+    given = [each.to(x.dtype, copy=True).requires_grad_() for each in given]
+
+    def call():
+        parts = given[1 : 1 + len(hx or [])], given[1 + len(hx or []) :]
+        parts = [(part[0] if len(part) == 1 else tuple(part)) if part else None for part in parts]
+        options = more | ({"reset_state": parts[1]} if reset_state else {})
+        return layer(given[0], parts[0], **options)[0]
+
     with torch.no_grad():
-        alone = layer(x, **more)[0]
-    leaf = x.clone().requires_grad_()
-    y = layer(leaf, **more)[0]
-    grads = torch.autograd.grad(y, [leaf, *layer.parameters()], dy, allow_unused=True)
+        alone = call()
+    y = call()
+    grads = torch.autograd.grad(y, [*given, *layer.parameters()], dy, allow_unused=True)
     return [alone, y.detach(), *(grad for grad in grads if grad is not None)]
 
 
@@ -201,19 +217,23 @@ def errors(found, exact):
     return [float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in pairs]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_by_float64(threads, kind, count):
     threads(count)
     torch.manual_seed(0)
     layer, twin = KINDS[kind]().bfloat16(), KINDS[kind]().double()
     x = torch.randn(24, 20, layer.input_size).bfloat16()
-    dy = torch.randn_like(layer(x)[0])
+    y, first = layer(x)
+    dy = torch.randn_like(y)
     twin.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
-    lengths, reset = torch.randint(1, 25, (20,)), torch.rand(24, 20) < 0.1
-    for more in ({}, {"lengths": lengths}, {"reset": reset}):
-        found = outcome(layer, x, dy, **more)
-        exact = outcome(twin, x.double(), dy.double(), **more)
+    lengths, reset = torch.randint(0, 25, (20,)), torch.rand(24, 20) < 0.1
+    lengths[0] = 0
+    states, again = ([torch.randn_like(one).bfloat16() for one in leaves(first)] for _ in range(2))
+    reset_state = {"reset": reset, "reset_state": again}
+    for hx, more in ((None, {}), (states, {"lengths": lengths}), (states, reset_state)):
+        found = outcome(layer, x, dy, hx, **more)
+        exact = outcome(twin, x.double(), dy.double(), hx, **more)
         y, again, *grads = errors(found, exact)
         assert max(y, again) < Y_ERROR, (more, y, again)
         assert max(grads) < GRAD_ERROR, (more, grads)
@@ -231,6 +251,19 @@ def test_errors_are_not_those_of_torch(kind):
     exact = outcome(twin, x.double(), dy.double())
     pairs = zip(*(errors(outcome(layer, x, dy), exact) for layer in (ours, theirs)), strict=True)
     assert all(mine <= 1.02 * other for mine, other in pairs)
+
+
+def test_one_step_of_many_rows_and_a_row_that_is_not_finite():
+    """Other rows of a batch are those of a call without it."""
+    torch.manual_seed(2)
+    layer, x = openrnn.GRU(40, 37).bfloat16(), torch.randn(1, 130, 40).bfloat16()
+    dy, other = torch.randn(1, 130, 37).bfloat16(), x.clone()
+    other[0, 77, 3] = float("nan")
+    found, wanted = outcome(layer, other, dy), outcome(layer, x, dy)
+    assert not found[0][0, 77].isfinite().all()
+    kept = torch.arange(130) != 77
+    for have, want in zip(found[:3], wanted[:3], strict=True):  # y twice, dx
+        assert torch.equal(have[:, kept], want[:, kept])
 
 
 def test_which_calls_are_made_of_pairs(monkeypatch):
@@ -287,3 +320,50 @@ def test_products_by_amx_compile_for_processors_that_have_it(monkeypatch):
     vex = zip(code, code[1:], code[2:], code[3:], strict=False)
     # tdpbf16ps is VEX.128.F3.0F38.W0 5C
     assert any(a == 0xC4 and b & 31 == 2 and c & 0x87 == 2 and d == 0x5C for a, b, c, d in vex)
+
+
+def test_blocks_of_amx_cover_a_product(monkeypatch):
+    """The way through a product, with numpy in place of the instructions."""
+    torch.manual_seed(3)
+    rows_of = []
+
+    def block(shape, a, w, c, accumulate):
+        rows, words = shape[0], 16 * shape[2]
+        assert rows == rows_of[-1]
+        left = np.lib.stride_tricks.as_strided(memory[a[0] // 4 :], (rows, words), (4 * a[1], 4))
+        right = panels[w[0] // 4 :][: words * 32].reshape(words, 32)
+        sums = sum(half(left).astype(float) @ half(right) for half in (lower, upper))
+        out = np.lib.stride_tricks.as_strided(found[c[0] // 4 :], (rows, 32), (4 * c[1], 4))
+        out[:] = sums + accumulate * out
+
+    def lower(words):
+        return (words << 16).view(np.float32)
+
+    def upper(words):
+        return (words & np.uint32(0xFFFF0000)).view(np.float32)
+
+    product = bf16.over_panels("numpy", block, (1,) * 32).py_func
+    monkeypatch.setattr(amx, "_over_panels", product)
+    monkeypatch.setattr(amx, "_configure", rows_of.append)
+    monkeypatch.setattr(amx, "_release", lambda: rows_of.append(None))
+    gates, units, inner = 3, 70, 45
+    padded, words = 96, whole_pairs(45)
+    columns = gates * padded
+    for rows, begin, end in ((70, 0, 96), (32, 32, 96), (5, 0, 32)):
+        a = torch.zeros(rows, 2 * words).bfloat16()
+        a[:, :inner] = torch.randn(rows, inner)
+        weight = torch.zeros(gates, padded, 2 * words).bfloat16()
+        weight[:, :units, :inner] = torch.randn(gates, units, inner)
+        pairs_of = weight.view(columns // 32, 32, words, 2).transpose(1, 2).contiguous()
+        memory = a.view(torch.int32).numpy().view(np.uint32).ravel()
+        panels = pairs_of.view(torch.int32).numpy().view(np.uint32).ravel()
+        found = np.ones(rows * columns, np.float32)
+        amx._over_blocks.py_func(
+            (rows, (inner + 1) // 2), (gates, padded, begin, end), (0, words), (0, 32 * words),
+            (0, columns), True, rows == 5,
+        )  # fmt: skip
+        assert rows_of.pop() is None
+        made = torch.from_numpy(found).view(rows, gates, padded)
+        exact = 1 + torch.einsum("ik,guk->igu", a.double(), weight.double())
+        exact[:, :, :begin], exact[:, :, end:] = 1, 1
+        torch.testing.assert_close(made.double(), exact, rtol=1e-5, atol=1e-5)

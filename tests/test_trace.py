@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn, sigmoid, tanh
 from torch.nn import functional as F
 
 import openrnn
+from openrnn import fresh
 from openrnn.codegen.cuda import derivative_parts
 from openrnn.codegen.graph import PRIMITIVES, Graph, Node, factored
 from openrnn.codegen.trace import trace
@@ -483,3 +485,29 @@ def test_traces_of_several_threads_where_no_gpu_is_visible(devices):
         env=os.environ | hidden,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_thread_that_never_ends_keeps_the_fake_device_guard(monkeypatch):
+    """As a CUDA build of PyTorch has it where no GPU is visible."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    keep = fresh._keep_fake_device_guard.__wrapped__
+
+    def count():
+        return sum(thread.name == "openrnn-device-guard" for thread in threading.enumerate())
+
+    before = count()
+    keep()
+    assert count() == before + 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    keep()
+    assert count() == before + 1
+
+    def broken():
+        raise RuntimeError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(fresh, "FakeTensorMode", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    keep()  # and does not wait for ever
+    assert count() == before + 1

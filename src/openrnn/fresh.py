@@ -21,30 +21,34 @@ def run(function: Callable[..., Result], *args: object) -> Result:
     mode is the process's and off meanwhile. The default dtype is the process's, too, and stays:
     other threads may be making tensors.
     """
-    _keep_the_guard_of_an_absent_gpu()
+    _keep_fake_device_guard()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_without_anomaly_mode, function, *args).result()
 
 
 @cache
-def _keep_the_guard_of_an_absent_gpu() -> None:
-    """Has a thread that never ends own what PyTorch puts in place of a GPU that is not there.
+def _keep_fake_device_guard() -> None:
+    """Has a thread that never ends make the first fake tensors, where no GPU is visible.
 
-    A CUDA build of PyTorch without a visible GPU gets a stand-in for its device guard from the
-    first thread that makes fake tensors, as tracing does. Before pytorch/pytorch#178950 the
-    stand-in is gone when that thread ends, and the next thread's fake tensors crash the process.
+    A CUDA build of PyTorch then replaces its device guard by a fake one, which belongs to the
+    thread that makes the first fake tensors, as tracing does. Without pytorch/pytorch#178950, in
+    PyTorch 2.11 and before, it is freed when that thread ends, and fake tensors of the next thread
+    crash the process.
     """
     if not torch.backends.cuda.is_built() or torch.cuda.is_available():
         return
-    owned = Event()
+    made = Event()
 
-    def own() -> None:
-        with FakeTensorMode():
-            owned.set()
+    def make() -> None:
+        try:
+            with FakeTensorMode():
+                pass
+        finally:
+            made.set()
         Event().wait()
 
-    Thread(target=own, name="openrnn-device-guard", daemon=True).start()
-    owned.wait()
+    Thread(target=make, name="openrnn-device-guard", daemon=True).start()
+    made.wait()
 
 
 def _without_anomaly_mode(function: Callable[..., Result], *args: object) -> Result:

@@ -38,7 +38,8 @@ The dot is the geometric mean of its rows, the line reaches from the least to th
 dot is a row in which we are slower. Each row is compared with the way in which its users run it
 today, both as called. The sections below also compare calls from CUDA graphs and cuDNN's best
 algorithm, and list every loss. Suites that compare something else, `scaling`, `int8`,
-`bf16-weights` and `host`, are not in this chart, nor is `cpu-bf16`."""
+`bf16-weights` and `host`, are not in this chart, nor is `cpu-bf16`, whose rows are those of
+`cpu`."""
 
 NAMES = f"""## What the names mean
 

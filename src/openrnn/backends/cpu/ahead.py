@@ -13,7 +13,7 @@ def compiled(problem: Problem) -> int:
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
     that pack matrices, what starts all of them and, where bfloat16 is permitted or is the dtype of
-    the call, the products of it.
+    the call, its products.
     """
     from openrnn.kernels.cpu import host, launch, matrices
 

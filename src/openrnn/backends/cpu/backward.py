@@ -127,9 +127,9 @@ class Backward(Recorder):
         given = self.shared(args, layer, operation, x, y, read, saved)
         if self.sizes.pairs:
             pairs = matrices.pairs()
-            args.product, args.outer = pairs.product.address, pairs.outer.address
-            args.outer_panels = pairs.panels.address
-            self.round_rows(args, given, plan.tasks)
+            args.product, args.pairs_outer = pairs.product.address, pairs.outer.address
+            args.pairs_panels = pairs.panels.address
+            self.take_rounded(args, given, plan.tasks)
         if self._dy is not None:
             self.set_rows(args, given, "dy", self.of_direction(operation, self._dy))
         if self._dx is not None:

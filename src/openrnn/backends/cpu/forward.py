@@ -83,8 +83,8 @@ class Forward(Recorder):
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
         if self.bf16 or (plan.packs and not self.int8):
-            kernel = "transpose_bf16" if self.bf16 else "transpose"
-            kernel = "transpose_pairs" if self.sizes.pairs else kernel
+            pairs = "transpose_pairs" if self.sizes.pairs else "transpose"
+            kernel = "transpose_bf16" if self.bf16 else pairs
             shape = layout.gates, layout.units, layout.padded
             w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
             w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
@@ -97,7 +97,7 @@ class Forward(Recorder):
             self._take_int8(args, given, layer, plan)
         elif self.sizes.pairs:
             args.product = matrices.pairs().product.address
-            self.round_rows(args, given, plan.tasks)
+            self.take_rounded(args, given, plan.tasks)
         elif self.bf16:
             args.packed, args.product = 1, matrices.bf16_product().address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
@@ -118,7 +118,7 @@ class Forward(Recorder):
             if place is not None:
                 given[name] = Value(("scales", place))
         args.rounded_bytes = layer.layout.int8_memory
-        self.round_rows(args, given, plan.tasks)
+        self.take_rounded(args, given, plan.tasks)
 
 
 @memo(4096)

@@ -284,7 +284,7 @@ class Recorder:
             else:
                 setattr(args, field, stride)
 
-    def round_rows(self, args: "LoopArgs", given: dict[str, Any], tasks: int) -> None:
+    def take_rounded(self, args: "LoopArgs", given: dict[str, Any], tasks: int) -> None:
         """Memory in which threads round rows, `args.rounded_bytes` each."""
         given["rounded"] = self.workspace.take(tasks * args.rounded_bytes)
 

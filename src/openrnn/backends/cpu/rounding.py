@@ -1,9 +1,10 @@
 """Which calls round to bfloat16: those of that dtype, or as `precision="bf16"` permits.
 
 A processor with AVX512-BF16 multiplies numbers of bfloat16, with float32 sums, in half of the time
-that float32 takes. So the products of calls in bfloat16 are made of x, h and gradients of gates
-that are rounded to it, as torch.nn's are. Elsewhere nothing but the matrices is: they are read as
-they are.
+that float32 takes, with AMX in a fraction of it. So the products of calls in bfloat16 are made of
+numbers rounded to it, as torch.nn's are: what layers read and emit, and gradients of gates; only
+products with W_hr are of float32. On other processors nothing is rounded, and matrices of bfloat16
+are read as they are.
 """
 
 import torch
@@ -67,6 +68,8 @@ def _narrow(problem: Problem) -> list[str]:
 def _rounded(problem: Problem) -> list[str]:
     if problem.spec.precision != "bf16" or problem.precision == "int8":
         return []
+    if problem.dtype == torch.bfloat16:
+        return []  # which `_narrow` tells
     if problem.steps is None or problem.batch is None:
         why, where = _whatever_sizes(problem), f", where a call has {_ENOUGH}"
     else:

@@ -1,9 +1,9 @@
 """Products of bfloat16 pairs by AMX, the matrix instructions of some x86 processors; float32 sums.
 
 One instruction (tdpbf16ps) adds 16 rows by 16 pairs times 16 pairs by 16 columns to 16 x 16 sums,
-all in registers of 1 KiB, tiles: sixteen times the products of a float32 instruction a cycle. A
-block here is up to two tiles of rows by the two tiles of columns that a panel of `pairs` has. Rows
-and panels end with zeros that make their pairs a multiple of 16.
+all in registers of 1 KiB, tiles: in a cycle 16 times as many products as two float32 instructions
+make. A block here is up to two tiles of rows by the two tiles of columns that a panel of `pairs`
+has. Rows and panels end with zeros that make their pairs a multiple of 16.
 
 Source of the instructions, and of the configuration's layout: Intel 64 and IA-32 Architectures
 Software Developer's Manual, volume 1, chapter 18.
@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from openrnn.kernels.cpu.bf16 import over_panels
 from openrnn.kernels.cpu.layout import PACKED_STRIP, PAIR_BLOCK
 from openrnn.kernels.cpu.pairs import kernels_of
 from openrnn.kernels.cpu.vectors import Emitter, compiled, intrinsic, number
@@ -26,7 +27,7 @@ _TILE = 16  # rows of a tile, and words of a row
 _BLOCK = 2 * _TILE  # rows of a block, and words of a panel's row
 _SUMS, _ROWS, _COLUMNS = (0, 1, 2, 3), (4, 5), (6, 7)  # tiles of C: by rows, then by columns; A; B
 
-_INT64_2 = types.UniTuple(types.int64, 2)
+_INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
 _BYTE = ir.IntType(8)
 
 
@@ -80,13 +81,15 @@ def _release(_):  # type: ignore[no-untyped-def]
 def _block(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     """c[rows, panel] (+)= a[rows, pairs] w[pairs, panel], after `_configure` for these rows.
 
-    shape: (rows, blocks of 16 pairs); a, c: (address, words from row to row); w: the address.
+    shape: (rows, 1, blocks of 16 pairs); a, c: (address, words from row to row); w: (address, _).
     """
-    signature = types.void(_INT64_2, _INT64_2, types.int64, _INT64_2, types.boolean)
+    signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         shape, a, w, c, accumulate = args
-        (rows, steps), a, c = (cgutils.unpack_tuple(builder, each) for each in (shape, a, c))
+        (rows, _, steps), a, (w, _), c = (
+            cgutils.unpack_tuple(builder, each) for each in (shape, a, w, c)
+        )
         emitter = Emitter(builder, "float32")
 
         def move(name: str, tile: int, at: ir.Value, row: ir.Value) -> None:
@@ -135,39 +138,23 @@ def _block(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     return signature, emit
 
 
-@compiled
-def _over_tiles(shape, units, a, w, c, accumulate, backwards):  # type: ignore[no-untyped-def]
-    """What `bf16.over_panels` makes of `pairs`: the same product, arguments and order of panels.
+_over_panels = over_panels("amx", _block, (1,) * _BLOCK)
 
-    Rows of a lie whole in memory: its third element is 1.
-    """
+
+@compiled
+def _over_blocks(shape, units, a, w, c, accumulate, backwards):  # type: ignore[no-untyped-def]
+    """What `over_panels` makes: whole blocks of rows first, so that tiles are configured twice."""
     rows, pairs = shape
-    gates, padded, first, end = units
-    a_at, a_row, _ = a
-    w_at, w_panel = w
-    c_at, c_row = c
-    steps = (pairs + PAIR_BLOCK - 1) // PAIR_BLOCK
-    parts, count = gates, end - first
-    if count == padded:  # all units of all gates lie one after the other
-        parts, count = 1, gates * padded
-    count = (count + _BLOCK - 1) // _BLOCK
-    full = rows // _BLOCK * _BLOCK
-    for begin, stop in ((0, full), (full, rows)):
-        if begin == stop:
-            continue
-        height = min(_BLOCK, stop - begin)
-        _configure(height)
-        for turn in range(parts):
-            column = (parts - 1 - turn if backwards else turn) * padded + first
-            for panel in range(count):
-                start = column + (count - 1 - panel if backwards else panel) * _BLOCK
-                for row in range(begin, stop, _BLOCK):
-                    _block(
-                        (height, steps), (a_at + row * a_row * 4, a_row),
-                        w_at + start // _BLOCK * w_panel * 4,
-                        (c_at + (row * c_row + start) * 4, c_row), accumulate,
-                    )  # fmt: skip
+    blocks = (pairs + PAIR_BLOCK - 1) // PAIR_BLOCK
+    whole = rows // _BLOCK * _BLOCK
+    for begin, end in ((0, whole), (whole, rows)):
+        if begin < end:
+            _configure(min(_BLOCK, end - begin))
+            _over_panels(
+                (end - begin, blocks), units, (a[0] + begin * a[1] * 4, a[1]), w,
+                (c[0] + begin * c[1] * 4, c[1]), accumulate, backwards,
+            )  # fmt: skip
     _release()
 
 
-pairs_product, pairs_outer = kernels_of(_over_tiles, PACKED_STRIP)
+pairs_product, pairs_outer = kernels_of(_over_blocks, PACKED_STRIP)

@@ -126,8 +126,8 @@ class LoopArgs(Args):
     product: Annotated[
         int, "address of the product with panels of int8, bfloat16 or pairs of it; 0: float32 ones"
     ]
-    outer_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
-    outer: Annotated[int, "backward: address of `pairs_outer`"]
+    pairs_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
+    pairs_outer: Annotated[int, "backward: address of `pairs_outer`"]
     rounded: Annotated[int, "memory [tasks, rounded_bytes], for rows that are rounded"]
     rounded_bytes: Annotated[int, "of one task"]
 

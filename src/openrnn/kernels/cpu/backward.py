@@ -111,7 +111,7 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         d_w_ih, d_w_hh = args.d_w_ih, args.d_w_hh
     dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
     h, memory = (tile.h_rows, width), tile.packed
-    both = args.outer != 0 and args.summed != 0 and args.skip == 0
+    both = args.pairs_outer != 0 and args.summed != 0 and args.skip == 0
     if not both:
         phase = packed_product(args, team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
     if args.w_hr != 0:

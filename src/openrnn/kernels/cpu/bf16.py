@@ -20,7 +20,6 @@ from openrnn.kernels.cpu.memory import named
 from openrnn.kernels.cpu.packing import row_sources, transposed
 from openrnn.kernels.cpu.product import (
     AHEAD,
-    HIGHEST,
     LEAST_AHEAD,
     TILE_PANELS,
     of_each_tile,
@@ -45,17 +44,17 @@ _INT64_2, _INT64_3, _INT64_4 = (types.UniTuple(types.int64, count) for count in 
 def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     """c[rows, panels * PANEL] (+)= a[rows, inner] w[inner, panels * PANEL], rows in TILE_PANELS.
 
-    shape: (rows, panels, inner); a: (address, elements from row to row, from k to k); c: (address,
-    elements from row to row); w: (address, words from panel to panel).
+    shape: (rows, panels, inner); a, c: (address, elements from row to row); w: (address, words from
+    panel to panel).
     """
-    signature = types.void(_INT64_3, _INT64_3, _INT64_2, _INT64_2, types.boolean)
+    signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
 
     def emit_case(
         emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
     ) -> None:
         builder = emitter.builder
         *matrices, accumulate = args
-        (a, a_row, _), (w, w_panel), (c, c_row) = (
+        (a, a_row), (w, w_panel), (c, c_row) = (
             cgutils.unpack_tuple(builder, matrix) for matrix in matrices
         )
         sums = [emitter.zeros(2 * width) for _ in range(height)]
@@ -84,12 +83,14 @@ def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     return signature, emit
 
 
-def over_panels(name: str, tile: Any) -> Any:
+def over_panels(name: str, tile: Any, widths: tuple[int, ...] = TILE_PANELS) -> Any:
     """A function that calls a tile's intrinsic for all panels and rows of a product.
 
     Args:
         name: of the tile: each one has a function of its own.
+        widths: the most panels of tiles of 1, 2, .. rows.
     """
+    highest = len(widths)
 
     @compiled
     @named(name)
@@ -99,17 +100,16 @@ def over_panels(name: str, tile: Any) -> Any:
         Args:
             shape: (rows, inner).
             units: (gates, padded, first, end).
-            a: (address, words from row to row, from one k to the next).
-            w: (address, words from panel to panel); c: (address, elements from row to row).
+            a, c: (address, words from row to row); w: (address, words from panel to panel).
             backwards: from the last panels of the last gate to the first, with the same results.
         """
         rows, inner = shape
         gates, padded, first, end = units
-        a_at, a_row, a_inner = a
+        a_at, a_row = a
         w_at, w_panel = w
         c_at, c_row = c
-        blocks = (rows + HIGHEST - 1) // HIGHEST
-        most = TILE_PANELS[min(rows, HIGHEST) - 1]
+        blocks = (rows + highest - 1) // highest
+        most = widths[min(rows, highest) - 1]
         parts, count = gates, end - first
         if count == padded:  # all units of all gates lie one after the other
             parts, count = 1, gates * padded
@@ -125,7 +125,7 @@ def over_panels(name: str, tile: Any) -> Any:
                 for block in range(blocks):
                     height = (rows - row) // (blocks - block)
                     tile(
-                        (height, width, inner), (a_at + row * a_row * 4, a_row, a_inner),
+                        (height, width, inner), (a_at + row * a_row * 4, a_row),
                         (w_at + start // _PANEL * w_panel * 4, w_panel),
                         (c_at + (row * c_row + start) * 4, c_row), accumulate,
                     )  # fmt: skip
@@ -153,7 +153,7 @@ def bf16_product(  # type: ignore[no-untyped-def]
         backwards: from the last panels of the last gate to the first, with the same results.
     """
     _over_panels(
-        (rows, inner), (gates, padded, first, end), (a_at, a_row, 1), (w, _LANES * inner),
+        (rows, inner), (gates, padded, first, end), (a_at, a_row), (w, _LANES * inner),
         (c_at, c_row), accumulate != 0, backwards != 0,
     )  # fmt: skip
 
@@ -168,7 +168,7 @@ def rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
 
 
 @intrinsic
-def _pack_pairs(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
+def _pack_panel(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
     """Writes out[k, 0:LANES] for the two vectors of a panel, whose first column is `column`.
 
     sizes: (gates, rows_per_gate, padded_unit, inner); w: (address, elements from row to row).
@@ -216,4 +216,4 @@ def bf16_transpose(args_at, task, running):  # type: ignore[no-untyped-def]
     gates, padded, inner = args.gates, args.padded, args.columns
     for first in range(task * _PANEL, gates * padded, args.tasks * _PANEL):
         sizes, matrix = (gates, args.rows, padded, inner), (args.matrix, inner)
-        _pack_pairs(first, sizes, matrix, args.out + first * inner * 2)
+        _pack_panel(first, sizes, matrix, args.out + first * inner * 2)

@@ -81,20 +81,20 @@ def _for(dtype):
         a_at, a_row = a
         b_at, columns = b
         panels, strip = memory
-        if columns < PANELS_TO_PACK * panel and args.outer == 0:
+        if columns < PANELS_TO_PACK * panel and args.pairs_outer == 0:
             outer_product(wanted, count, a, b, c, accumulate)
             return phase
         phase = barrier(team, phase)  # others may still read panels of another matrix
         mine, last = part_of(columns, panel, team)
-        if args.outer != 0:
+        if args.pairs_outer != 0:
             packing = (mine, last, count, b_at, columns, panels)
-            call(args.outer_panels, packing)  # type: ignore[call-arg]  # numba's
+            call(args.pairs_panels, packing)  # type: ignore[call-arg]  # numba's
             phase = barrier(team, phase)
             given = (
                 begin, end, count, a_at, a_row, panels, columns, strip, c, int64(accumulate),
                 0, 0, 0,
             )  # fmt: skip
-            call(args.outer, given)
+            call(args.pairs_outer, given)
             return phase
         for first in range(mine, last, panel):
             for k in range(count):
@@ -127,8 +127,8 @@ def _for(dtype):
     @named(dtype)
     def packed_memory(args, team, free, capacity):
         """`memory` of `packed_product`, from an address on, for up to `capacity` rows."""
-        panels, whole = (free + 63) // 64 * 64, 2 * rows.pair_words(capacity)
-        return panels, panels + whole * (args.widest + team.thread * PACKED_STRIP) * size
+        panels = (free + 63) // 64 * 64
+        return panels, panels + rows.strip_offset(capacity, args.widest, team.thread) * size
 
     return column_sums, packed_product, packed_memory
 
@@ -137,22 +137,21 @@ def _for(dtype):
 def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate):
     """`packed_product` with two matrices b, into two c, of bfloat16 pairs: a is packed once.
 
-    Returns the barrier's next phase.
+    After a barrier: others may have read panels of other matrices. Returns its next phase.
     """
     begin, end = wanted
     panels, strip = memory
     second = panels + rows.pair_words(count) * b[0][1] * 4
-    phase = barrier(team, phase)  # others may still read panels of other matrices
     for (at, columns), out in ((b[0], panels), (b[1], second)):
         mine, last = part_of(columns, PAIRS_PANEL, team)
         packing = (mine, last, count, at, columns, out)
-        call(args.outer_panels, packing)  # type: ignore[call-arg]  # numba's
+        call(args.pairs_panels, packing)  # type: ignore[call-arg]  # numba's
     phase = barrier(team, phase)
     given = (
         begin, end, count, a[0], a[1], panels, b[0][1], strip, c[0], int64(accumulate), second,
         b[1][1], c[1],
     )  # fmt: skip
-    call(args.outer, given)  # type: ignore[call-arg]  # numba's
+    call(args.pairs_outer, given)  # type: ignore[call-arg]  # numba's
     return phase
 
 

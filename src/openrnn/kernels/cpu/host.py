@@ -39,14 +39,14 @@ HAS_SCHED_YIELD = sys.platform != "win32"
 
 
 @cache
-def permits_amx() -> bool:
-    """Whether the processor multiplies blocks of bfloat16 (AMX), and this process may use that.
+def request_amx() -> bool:
+    """Asks that this process may use the registers of AMX; whether it has AMX and may.
 
-    Linux is asked, by arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for all threads: see its
-    Documentation/arch/x86/xstate.rst. Other systems are not.
+    Linux is asked, by arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for all threads and as
+    long as the process runs: see its Documentation/arch/x86/xstate.rst. Other systems are not.
     """
-    has = {"+amx-tile", "+amx-bf16"} <= {*FEATURES.split(",")}
-    if MULTIPLIES_BF16 and has and sys.platform == "linux":
+    has = MULTIPLIES_BF16 and {"+amx-tile", "+amx-bf16"} <= {*FEATURES.split(",")}
+    if has and sys.platform == "linux" and sys.maxsize > 2**32:  # the number is that of x86-64
         with suppress(OSError, AttributeError):
             return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
     return False

@@ -37,6 +37,21 @@ def whole_pairs(numbers: int) -> int:
     return (numbers + 2 * PAIR_BLOCK - 1) // (2 * PAIR_BLOCK) * PAIR_BLOCK
 
 
+def rounded_rows(words: int) -> int:
+    """How many rows of so many words are rounded together, at most. Kernels call it, too."""
+    return max(PAIRS_ROWS, PAIR_WORDS // max(1, words))
+
+
+def strip_offset(rows: int, widest: int, thread: int) -> int:
+    """Elements before a thread's strip in the memory for packed factors of so many rows.
+
+    Panels come first, then the strips of all threads; that of the thread after the last one would
+    begin at the end. Kernels call it, too.
+    """
+    whole = (rows + 2 * PAIR_BLOCK - 1) // (2 * PAIR_BLOCK) * (2 * PAIR_BLOCK)
+    return whole * (widest + thread * PACKED_STRIP)
+
+
 def _up(size: int, multiple: int) -> int:
     return (size + multiple - 1) // multiple * multiple
 
@@ -130,7 +145,7 @@ class Layout:
         widths = (self.gates * self.padded,) if backward else (self.inputs, self.outputs)
         for width in widths:
             row = whole_pairs(width)
-            words = max(words, row * min(rows, max(PAIRS_ROWS, PAIR_WORDS // max(1, row))))
+            words = max(words, row * min(rows, rounded_rows(row)))
         return _up(4 * words, 64)
 
     @cached_property
@@ -161,8 +176,7 @@ class Layout:
 
     def packed(self, capacity: int, threads: int) -> int:
         """Bytes of a team for packed factors of weight gradients: panels, a strip a thread."""
-        rows = 2 * whole_pairs(capacity)
-        return _up(rows * (self.widest + threads * PACKED_STRIP) * self.size, 64)
+        return _up(strip_offset(capacity, self.widest, threads) * self.size, 64)
 
     @cached_property
     def sums(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from openrnn.kernels.cpu import objects
 from openrnn.kernels.cpu.args import CollectArgs, DigestArgs, PackArgs
-from openrnn.kernels.cpu.host import PANEL, SIZES, permits_amx
+from openrnn.kernels.cpu.host import PANEL, SIZES, request_amx
 from openrnn.kernels.cpu.layout import Layout, whole_pairs
 
 # elements of a matrix from which on more than one thread is worth it
@@ -77,7 +77,7 @@ class Pairs(NamedTuple):
 
 def pairs() -> Pairs:
     """Products of bfloat16 pairs, which time loops call, and what packs factors of them."""
-    return _pairs("amx" if permits_amx() else "pairs")
+    return _pairs("amx" if request_amx() else "pairs")
 
 
 @lru_cache(maxsize=2)

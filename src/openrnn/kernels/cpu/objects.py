@@ -128,8 +128,8 @@ def _in_a_process(asked: dict[str, Any]) -> bytes | None:
     """The answer of a compiling process; None where none can be started, or it fails."""
     path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
     request = {
-        **asked, "path": path, "package": list(_package()), "cpu": host.NAME,
-        "features": dict(llvm.get_host_cpu_features()),
+        **asked, "path": path, "cpu": host.NAME,
+        "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
     }  # fmt: skip
     # in an application that embeds Python, sys.executable may be the application
     if re.match(r"python[\w.-]*$", Path(sys.executable or "").name):

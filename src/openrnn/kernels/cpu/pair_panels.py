@@ -28,12 +28,12 @@ _INT64_2, _INT64_4 = (types.UniTuple(types.int64, count) for count in (2, 4))
 
 def halves(emitter: Emitter, vector: ir.Value) -> ir.Value:
     """The bfloat16 nearest to each float, ties to even, as int16."""
-    builder, halves = emitter.builder, ir.VectorType(ir.IntType(16), _LANES)
+    builder, kind = emitter.builder, ir.VectorType(ir.IntType(16), _LANES)
     if MULTIPLIES_BF16:
-        kind = ir.FunctionType(halves, [emitter.vector])
+        takes = ir.FunctionType(kind, [emitter.vector])
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [vector])
-    return builder.trunc(builder.lshr(rounded(builder, vector), SIXTEEN), halves)
+        return builder.call(cgutils.get_or_insert_function(builder.module, takes, name), [vector])
+    return builder.trunc(builder.lshr(rounded(builder, vector), SIXTEEN), kind)
 
 
 def _pairs_of(emitter: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:

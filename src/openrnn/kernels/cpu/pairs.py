@@ -5,8 +5,8 @@
 One instruction of AVX512-BF16 (vdpbf16ps) adds a[2 p] b[2 p] + a[2 p + 1] b[2 p + 1] to each of 16
 sums: twice as many products as a float32 instruction. A pair is a word of 32 bits, the first number
 in its lower half. B lies in panels [panels, pairs, PANEL] of such words. A comes in float32 and is
-rounded to the nearest, ties to even. Zeros fill the last block of PAIR_BLOCK pairs.
-With AMX, `amx` multiplies the same rows and panels.
+rounded to the nearest, ties to even. Zeros fill the last block of PAIR_BLOCK pairs, which `amx`
+reads whole: it multiplies the same rows and panels. The instructions take subnormal numbers for 0.
 
 Other processors have no use for these kernels. They are compiled there, too, with float32
 instructions in place of that one, so that tests run anywhere.
@@ -20,13 +20,7 @@ from numba.core import cgutils
 
 from openrnn.kernels.cpu.bf16 import SIXTEEN, UPPER, WORDS, over_panels
 from openrnn.kernels.cpu.host import LANES, MULTIPLIES_BF16
-from openrnn.kernels.cpu.layout import (
-    NEAR_BYTES,
-    PACKED_STRIP,
-    PAIR_BLOCK,
-    PAIR_WORDS,
-    PAIRS_ROWS,
-)
+from openrnn.kernels.cpu.layout import NEAR_BYTES, PACKED_STRIP, PAIR_BLOCK
 from openrnn.kernels.cpu.pair_panels import halves, pair_columns
 from openrnn.kernels.cpu.product import (
     AHEAD,
@@ -37,7 +31,7 @@ from openrnn.kernels.cpu.product import (
     store_sums,
 )
 from openrnn.kernels.cpu.rows import copy_float32 as copy
-from openrnn.kernels.cpu.rows import pair_words
+from openrnn.kernels.cpu.rows import pair_words, rounded_rows
 from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
 
 __all__ = ["kernels_of", "pairs_outer", "pairs_product"]
@@ -66,24 +60,24 @@ def _add_pairs(emitter: Emitter, slot: ir.Value, x: ir.Value, y: ir.Value) -> No
 def _pairs_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
     """c[rows, panels * PANEL] (+)= a[rows, pairs] w[pairs, panels * PANEL], rows in TILE_PANELS.
 
-    shape: (rows, panels, pairs); a: (address, words from row to row, from pair to pair); w:
-    (address, words from panel to panel); c: (address, elements from row to row).
+    shape: (rows, panels, pairs); a: (address, words from row to row); w: (address, words from panel
+    to panel); c: (address, elements from row to row).
     """
-    signature = types.void(_INT64_3, _INT64_3, _INT64_2, _INT64_2, types.boolean)
+    signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
 
     def emit_case(
         emitter: Emitter, height: int, width: int, pairs: ir.Value, args: list[ir.Value]
     ) -> None:
         builder = emitter.builder
         *matrices, accumulate = args
-        (a, a_row, a_pair), (w, w_panel), (c, c_row) = (
+        (a, a_row), (w, w_panel), (c, c_row) = (
             cgutils.unpack_tuple(builder, matrix) for matrix in matrices
         )
         sums = [emitter.zeros(2 * width) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
         panels = [emitter.at(w, builder.mul(w_panel, number(panel))) for panel in range(width)]
         with emitter.loop(pairs) as pair:
-            offset, a_offset = builder.mul(pair, number(_PANEL)), builder.mul(pair, a_pair)
+            offset = builder.mul(pair, number(_PANEL))
             vectors = [
                 builder.bitcast(emitter.load(emitter.at(start, offset, half)), WORDS)
                 for start in panels
@@ -92,7 +86,7 @@ def _pairs_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
             if height >= LEAST_AHEAD:
                 prefetch_panels(emitter, panels, offset, number(AHEAD * _PANEL))
             for row, at in enumerate(a_rows):
-                word = builder.load(emitter.at(at, a_offset), typ=ir.IntType(32))
+                word = builder.load(emitter.at(at, pair), typ=ir.IntType(32))
                 word = emitter.splat(word, _LANES)
                 for slot, vector in zip(sums[row], vectors, strict=True):
                     _add_pairs(emitter, slot, word, vector)
@@ -108,7 +102,7 @@ def _pairs_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _round_row(_, a, count, out):  # type: ignore[no-untyped-def]
-    """out[j] = a[j] as bfloat16, j < count; up to the next whole vector of floats it becomes 0."""
+    """out[j] = a[j] as bfloat16 for j < count; the rest of the last vector is 0."""
 
     def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
         emitter, (a, count, out) = Emitter(builder, "float32"), args
@@ -144,7 +138,7 @@ def kernels_of(multiply: Any, least: int) -> tuple[Any, Any]:
             backwards: from the last panels of the last gate to the first, with the same results.
         """
         pairs, row_words = (inner + 1) // 2, pair_words(inner)
-        most = max(PAIRS_ROWS, PAIR_WORDS // row_words)
+        most = rounded_rows(row_words)
         for start in range(0, rows, most):
             some = min(most, rows - start)
             for row in range(some):
@@ -153,7 +147,7 @@ def kernels_of(multiply: Any, least: int) -> tuple[Any, Any]:
                     copy(out + (row_words - PAIR_BLOCK) * 4, 0, 0, PAIR_BLOCK)
                 _round_row(a_at + (start + row) * a_row * 4, inner, out)
             multiply(
-                (some, pairs), (gates, padded, first, end), (memory, row_words, 1),
+                (some, pairs), (gates, padded, first, end), (memory, row_words),
                 (w, _PANEL * row_words), (c_at + start * c_row * 4, c_row), accumulate != 0,
                 backwards != 0,
             )  # fmt: skip
@@ -182,7 +176,7 @@ def kernels_of(multiply: Any, least: int) -> tuple[Any, Any]:
                 pair_columns(count, a, min(_LANES, some - column), out, whole)
             for b, width, c in ((panels, columns, c_at), (more_panels, more_columns, more_at)):
                 multiply(
-                    (some, pairs), (1, width, 0, width), (strip, whole, 1), (b, _PANEL * whole),
+                    (some, pairs), (1, width, 0, width), (strip, whole), (b, _PANEL * whole),
                     (c + first * width * 4, width), accumulate != 0, False,
                 )  # fmt: skip
 

@@ -3,7 +3,9 @@
 from numba import njit
 
 from openrnn.kernels.cpu.host import SIZES
-from openrnn.kernels.cpu.layout import whole_pairs
+from openrnn.kernels.cpu.layout import rounded_rows as _rounded_rows
+from openrnn.kernels.cpu.layout import strip_offset as _strip_offset
+from openrnn.kernels.cpu.layout import whole_pairs as _whole_pairs
 from openrnn.kernels.cpu.memory import bytes_at, float32_at, float64_at, int64_at, named
 from openrnn.kernels.cpu.vectors import compiled
 from openrnn.rounds import MULTIPLIERS, ROUNDS, WEYL, WORD
@@ -12,7 +14,9 @@ _M0, _M1 = MULTIPLIERS
 _W0, _W1 = WEYL
 _WORD, _ROUNDS = WORD, ROUNDS
 
-pair_words = compiled(whole_pairs)
+pair_words = compiled(_whole_pairs)
+rounded_rows = compiled(_rounded_rows)
+strip_offset = compiled(_strip_offset)
 
 
 @njit(nogil=True, error_model="numpy")
