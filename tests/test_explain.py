@@ -30,6 +30,17 @@ def test_prints_and_returns_the_table(capsys):
     assert "runs" in next(row for row in rows if row.startswith("> "))
 
 
+@pytest.mark.parametrize("kind", [openrnn.LSTM, openrnn.LSTMCell])
+def test_under_autocast_the_dtype_is_that_of_a_call(kind):
+    layer, x = kind(3, 4), torch.zeros(5, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x)[0].dtype == torch.bfloat16
+        assert "bfloat16 cpu" in openrnn.explain(layer, x, quiet=True).text
+        assert "float16 cpu" in openrnn.explain(layer, x, dtype="float16", quiet=True).text
+        assert "float64 cpu" in openrnn.explain(layer.double(), x.double(), quiet=True).text
+    assert "float32 cpu" in openrnn.explain(layer.float(), x, quiet=True).text
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_measures_if_asked(grad):
     table = openrnn.explain(openrnn.LSTM(3, 4), torch.zeros(7, 5, 3), grad=grad, measure=True)

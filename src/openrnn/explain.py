@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from openrnn import dispatch, functional, request
 from openrnn.dispatch import Table
 from openrnn.higher import network
-from openrnn.nn import Layer
+from openrnn.nn import Layer, autocast
 from openrnn.nn.cells import CellModule
 from openrnn.nn.quantized import Quantized
 from openrnn.params import module_slots
@@ -47,7 +47,7 @@ def explain(
         x: an example input, from which sizes, dtype and device are taken; a PackedSequence has
             lengths.
         dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu;
-            a dtype may be its name.
+            under autocast its dtype, which a layer's call has. A dtype may be its name.
         capability: compute capability to suppose, such as (9, 0); by default the device's own.
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.
@@ -89,6 +89,8 @@ def explain(
         like = data if data is not None else next(iter(weights), None)
         where = torch.device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
+        if dtype is None and layer is not None and kind in autocast.CHANGED:
+            kind = autocast.wanted(where) or kind
         if grad is None:
             leaves = weights if data is None else [data, *weights]
             keeps = layer is None or any(tensor.requires_grad for tensor in leaves)

@@ -8,6 +8,7 @@ from openrnn.kernels.cpu import objects
 from openrnn.kernels.cpu.args import CollectArgs, DigestArgs, PackArgs
 from openrnn.kernels.cpu.host import PANEL, SIZES, request_amx
 from openrnn.kernels.cpu.layout import Layout, whole_pairs
+from openrnn.memo import resource
 
 # elements of a matrix from which on more than one thread is worth it
 LEAST_ELEMENTS = 1 << 15
@@ -80,7 +81,7 @@ def pairs() -> Pairs:
     return _pairs("amx" if request_amx() else "pairs")
 
 
-@lru_cache(maxsize=2)
+@resource
 def _pairs(module: str) -> Pairs:
     names = [f"pairs_{name}" for name in Pairs._fields]
     source = (
