@@ -1,6 +1,7 @@
 """CPU kernels compiled in another process, kept and loaded: damage, full disks, memory."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -23,6 +24,16 @@ TINY = """
 from openrnn.kernels.cpu.memory import int64_at
 def seven(at, plus):
     int64_at(at)[0] = {} + plus
+"""
+
+
+LOOP = """
+from openrnn.kernels.cpu.elementwise import sigmoid_float32 as sigmoid
+from openrnn.kernels.cpu.memory import float32_at
+def sigmoids(at, out, count):
+    x, y = float32_at(at), float32_at(out)
+    for k in range(count):
+        y[k] = sigmoid(x[k])
 """
 
 
@@ -259,3 +270,31 @@ print((resident() - before) >> 20, "numba" in sys.modules)
     grown, numba = python(NEW_CELL + program, home=Path.home()).split()
     assert int(grown) < 25
     assert numba == "False"
+
+
+def divisions(code):
+    """The bytes of the vectors that vdivps with an EVEX prefix takes, wherever it may stand."""
+    four = zip(*(code[place:] for place in (0, 1, 2, 3, 4)), strict=False)
+    return {
+        16 << (c >> 5 & 3)
+        for evex, a, b, c, opcode in four
+        if evex == 0x62 and a & 15 == 1 and b & 0x87 == 4 and c & 0x10 == 0 and opcode == 0x5E
+    }
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="x86 processors have AVX-512"
+)
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "skylake-avx512", "znver4"])
+def test_with_avx_512_loops_use_whole_vectors(monkeypatch, processes, cpu):
+    """For Intel's processors LLVM prefers halves."""
+    told = objects.llvm.get_host_cpu_features()
+    avx512 = ("avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+    told |= dict.fromkeys(avx512, True)
+    features = objects.host.in_whole_vectors(told.flatten())
+    assert objects.host.in_whole_vectors(features) == features
+    assert objects.host.in_whole_vectors("+avx2,-avx512f") == "+avx2,-avx512f"
+    monkeypatch.setattr(objects.host, "FEATURES", features)
+    monkeypatch.setattr(objects.host, "NAME", cpu)
+    code = objects._in_a_process({"source": LOOP, "names": ["sigmoids"]})
+    assert divisions(code) - {16} == {64}  # what is left of a loop may take less

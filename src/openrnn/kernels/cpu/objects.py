@@ -129,7 +129,8 @@ def _in_a_process(asked: dict[str, Any]) -> bytes | None:
     path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
     request = {
         **asked, "path": path, "cpu": host.NAME,
-        "features": dict(llvm.get_host_cpu_features()), "package": list(_package()),
+        "features": {each[1:]: each[0] == "+" for each in host.FEATURES.split(",") if each},
+        "package": list(_package()),
     }  # fmt: skip
     # in an application that embeds Python, sys.executable may be the application
     if re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
