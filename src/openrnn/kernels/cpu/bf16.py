@@ -8,6 +8,7 @@ half unit v of the second. One load gives both: a bfloat16 is the upper half of 
 added up in the order of `product`, so the bits are those of its float32 panels of such weights.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -23,12 +24,14 @@ from openrnn.kernels.cpu.product import (
     LEAST_AHEAD,
     TILE_PANELS,
     of_each_tile,
+    prefetch_rows,
     store_sums,
 )
 from openrnn.kernels.cpu.vectors import Emitter, compiled, intrinsic, number
 
 __all__ = [
     "SIXTEEN", "UPPER", "WORDS", "bf16_product", "bf16_transpose", "over_panels", "rounded",
+    "word_tile",
 ]  # fmt: skip
 
 _LANES: int = LANES["float32"]
@@ -37,50 +40,70 @@ WORDS = ir.VectorType(ir.IntType(32), _LANES)
 UPPER = WORDS([0xFFFF0000] * _LANES)
 SIXTEEN = WORDS([16] * _LANES)
 
+VectorsOf = Callable[[Emitter, ir.Value], list[ir.Value]]
+Add = Callable[[Emitter, ir.Value, ir.Value, ir.Value], None]
+
 _INT64_2, _INT64_3, _INT64_4 = (types.UniTuple(types.int64, count) for count in (2, 3, 4))
 
 
-@intrinsic
-def _bf16_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
-    """c[rows, panels * PANEL] (+)= a[rows, inner] w[inner, panels * PANEL], rows in TILE_PANELS.
+def word_tile(panel: int, factor: ir.Type, vectors_of: VectorsOf, add: Add) -> Any:
+    """An intrinsic that makes a tile of a product whose panels are of words of 32 bits.
 
-    shape: (rows, panels, inner); a, c: (address, elements from row to row); w: (address, words from
-    panel to panel).
+    Args:
+        panel: words of a row of a panel.
+        factor: the type of a word of A.
+        vectors_of: makes the two vectors of a panel's row, from its address.
+        add: adds the product of a splat of a word of A and of such a vector to sums.
     """
-    signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
 
-    def emit_case(
-        emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
-    ) -> None:
-        builder = emitter.builder
-        *matrices, accumulate = args
-        (a, a_row), (w, w_panel), (c, c_row) = (
-            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
-        )
-        sums = [emitter.zeros(2 * width) for _ in range(height)]
-        a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
-        panels = [emitter.at(w, builder.mul(w_panel, number(panel))) for panel in range(width)]
-        with emitter.loop(inner) as k:
-            offset = builder.mul(k, number(_LANES))
-            weights = []
-            for start in panels:
-                words = builder.bitcast(emitter.load(emitter.at(start, offset)), WORDS)
-                pair = builder.shl(words, SIXTEEN), builder.and_(words, UPPER)
-                weights += [builder.bitcast(bits, emitter.vector) for bits in pair]
+    @intrinsic
+    def tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+        """c[rows, panels * PANEL] (+)= a[rows, inner] w[inner, panels * PANEL], of TILE_PANELS.
+
+        shape: (rows, panels, inner); a, c: (address, words from row to row); w: (address, words
+        from panel to panel).
+        """
+        signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
+
+        def emit_case(
+            emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
+        ) -> None:
+            builder = emitter.builder
+            *matrices, accumulate = args
+            (a, a_row), (w, w_panel), (c, c_row) = (
+                cgutils.unpack_tuple(builder, matrix) for matrix in matrices
+            )
+            sums = [emitter.zeros(2 * width) for _ in range(height)]
+            a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
+            panels = [emitter.at(w, builder.mul(w_panel, number(one))) for one in range(width)]
+            with emitter.loop(inner) as k:
+                rows = [emitter.at(start, builder.mul(k, number(panel))) for start in panels]
+                vectors = [vector for row in rows for vector in vectors_of(emitter, row)]
                 if height >= LEAST_AHEAD:
-                    emitter.prefetch(emitter.at(start, offset, number(AHEAD * _LANES)))
-            for row, at in enumerate(a_rows):
-                value = emitter.splat(builder.load(emitter.at(at, k), typ=emitter.scalar), _LANES)
-                for slot, vector in zip(sums[row], weights, strict=True):
-                    emitter.add_product(slot, value, vector)
-        store_sums(emitter, sums, c, c_row, accumulate)
+                    prefetch_rows(emitter, rows, panel, number(AHEAD * panel))
+                for row, at in enumerate(a_rows):
+                    word = builder.load(emitter.at(at, k), typ=factor)
+                    word = emitter.splat(word, _LANES)
+                    for slot, vector in zip(sums[row], vectors, strict=True):
+                        add(emitter, slot, word, vector)
+            store_sums(emitter, sums, c, c_row, accumulate)
 
-    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        shape, *others = args
-        of_each_tile(Emitter(builder, "float32"), shape, others, emit_case)
-        return context.get_dummy_value()
+        def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+            shape, *others = args
+            of_each_tile(Emitter(builder, "float32"), shape, others, emit_case)
+            return context.get_dummy_value()
 
-    return signature, emit
+        return signature, emit
+
+    return tile
+
+
+def _two_of_each(emitter: Emitter, row: ir.Value) -> list[ir.Value]:
+    """The lower halves of words as floats, and the upper ones."""
+    builder = emitter.builder
+    words = builder.bitcast(emitter.load(row), WORDS)
+    halves = builder.shl(words, SIXTEEN), builder.and_(words, UPPER)
+    return [builder.bitcast(bits, emitter.vector) for bits in halves]
 
 
 def over_panels(name: str, tile: Any, widths: tuple[int, ...] = TILE_PANELS) -> Any:
@@ -134,6 +157,7 @@ def over_panels(name: str, tile: Any, widths: tuple[int, ...] = TILE_PANELS) -> 
     return product
 
 
+_bf16_tile = word_tile(_LANES, ir.FloatType(), _two_of_each, Emitter.add_product)
 _over_panels = over_panels("bf16", _bf16_tile)
 
 

@@ -18,18 +18,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from openrnn.kernels.cpu.bf16 import SIXTEEN, UPPER, WORDS, over_panels
+from openrnn.kernels.cpu.bf16 import SIXTEEN, UPPER, WORDS, over_panels, word_tile
 from openrnn.kernels.cpu.host import LANES, MULTIPLIES_BF16
 from openrnn.kernels.cpu.layout import NEAR_BYTES, PACKED_STRIP, PAIR_BLOCK
 from openrnn.kernels.cpu.pair_panels import halves, pair_columns
-from openrnn.kernels.cpu.product import (
-    AHEAD,
-    HIGHEST,
-    LEAST_AHEAD,
-    of_each_tile,
-    prefetch_panels,
-    store_sums,
-)
+from openrnn.kernels.cpu.product import HIGHEST
 from openrnn.kernels.cpu.rows import copy_float32 as copy
 from openrnn.kernels.cpu.rows import pair_words, rounded_rows
 from openrnn.kernels.cpu.vectors import Emitter, intrinsic, number
@@ -38,8 +31,6 @@ __all__ = ["kernels_of", "pairs_outer", "pairs_product"]
 
 _LANES: int = LANES["float32"]
 _PANEL = 2 * _LANES
-
-_INT64_2, _INT64_3 = (types.UniTuple(types.int64, count) for count in (2, 3))
 
 
 def _add_pairs(emitter: Emitter, slot: ir.Value, x: ir.Value, y: ir.Value) -> None:
@@ -56,48 +47,13 @@ def _add_pairs(emitter: Emitter, slot: ir.Value, x: ir.Value, y: ir.Value) -> No
         emitter.add_product(slot, *(builder.bitcast(part, emitter.vector) for part in parts))
 
 
-@intrinsic
-def _pairs_tile(_, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
-    """c[rows, panels * PANEL] (+)= a[rows, pairs] w[pairs, panels * PANEL], rows in TILE_PANELS.
+def _two_vectors(emitter: Emitter, row: ir.Value) -> list[ir.Value]:
+    """The pairs of a panel's row."""
+    starts = row, emitter.at(row, number(_LANES))
+    return [emitter.builder.bitcast(emitter.load(start), WORDS) for start in starts]
 
-    shape: (rows, panels, pairs); a: (address, words from row to row); w: (address, words from panel
-    to panel); c: (address, elements from row to row).
-    """
-    signature = types.void(_INT64_3, *[_INT64_2] * 3, types.boolean)
 
-    def emit_case(
-        emitter: Emitter, height: int, width: int, pairs: ir.Value, args: list[ir.Value]
-    ) -> None:
-        builder = emitter.builder
-        *matrices, accumulate = args
-        (a, a_row), (w, w_panel), (c, c_row) = (
-            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
-        )
-        sums = [emitter.zeros(2 * width) for _ in range(height)]
-        a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
-        panels = [emitter.at(w, builder.mul(w_panel, number(panel))) for panel in range(width)]
-        with emitter.loop(pairs) as pair:
-            offset = builder.mul(pair, number(_PANEL))
-            vectors = [
-                builder.bitcast(emitter.load(emitter.at(start, offset, half)), WORDS)
-                for start in panels
-                for half in (number(0), number(_LANES))
-            ]
-            if height >= LEAST_AHEAD:
-                prefetch_panels(emitter, panels, offset, number(AHEAD * _PANEL))
-            for row, at in enumerate(a_rows):
-                word = builder.load(emitter.at(at, pair), typ=ir.IntType(32))
-                word = emitter.splat(word, _LANES)
-                for slot, vector in zip(sums[row], vectors, strict=True):
-                    _add_pairs(emitter, slot, word, vector)
-        store_sums(emitter, sums, c, c_row, accumulate)
-
-    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        shape, *others = args
-        of_each_tile(Emitter(builder, "float32"), shape, others, emit_case)
-        return context.get_dummy_value()
-
-    return signature, emit
+_pairs_tile = word_tile(_PANEL, ir.IntType(32), _two_vectors, _add_pairs)
 
 
 @intrinsic

@@ -25,7 +25,7 @@ from openrnn.kernels.cpu.vectors import (
 
 __all__ = [
     "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "of_each_tile",
-    "prefetch_panels", "product_float32", "product_float64", "store_sums",
+    "prefetch_rows", "product_float32", "product_float64", "store_sums",
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
@@ -63,14 +63,11 @@ def of_each_tile(
                 emit_tile(emitter, height, width, inner, args)
 
 
-def prefetch_panels(
-    emitter: Emitter, panels: list[ir.Value], offset: ir.Value, ahead: ir.Value
-) -> None:
-    """Asks for two vectors of each panel, `ahead` elements beyond an offset."""
-    lines = range(0, 2 * emitter.lanes * emitter.size, LINE)
-    for panel in panels:
-        start = emitter.at(panel, offset, ahead)
-        for line in lines:
+def prefetch_rows(emitter: Emitter, rows: list[ir.Value], size: int, ahead: ir.Value) -> None:
+    """Asks for the rows of panels, `size` elements each, that lie `ahead` elements beyond these."""
+    for row in rows:
+        start = emitter.at(row, ahead)
+        for line in range(0, size * emitter.size, LINE):
             emitter.prefetch(emitter.at(start, number(line // emitter.size)))
 
 
@@ -118,7 +115,9 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
                 for panel, half in columns
             ]
             if height >= LEAST_AHEAD:
-                prefetch_panels(emitter, b_panels, b_offset, builder.mul(number(AHEAD), b_inner))
+                rows = [emitter.at(panel, b_offset) for panel in b_panels]
+                ahead = builder.mul(number(AHEAD), b_inner)
+                prefetch_rows(emitter, rows, 2 * emitter.lanes, ahead)
             for row in range(height):
                 value = builder.load(emitter.at(a_rows[row], a_offset), typ=emitter.scalar)
                 value = emitter.splat(value, emitter.lanes)
