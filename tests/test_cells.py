@@ -472,3 +472,20 @@ def test_slstm_does_not_overflow():
     y.sum().backward()
     assert all(value.isfinite().all() for value in (y, *states, x.grad))
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+def branching(x, r, s):
+    return x.f if x.f > 0 else r.f
+
+
+def masking(x, r, s):
+    a = torch.tanh(x.f + r.f)
+    a[a < 0] = 0
+    return a
+
+
+@pytest.mark.parametrize("function", [branching, masking])
+def test_where_is_named_in_place_of_branches_and_masks(function):
+    cell = openrnn.cell(gates="f", states="h")(function)
+    with pytest.raises(CellError, match=r"cell '(branching|masking)'.*use torch\.where"):
+        openrnn.Recurrent(cell, 3, 4)(torch.zeros(2, 3, 3))

@@ -263,6 +263,7 @@ def test_a_compiled_cell_takes_little_memory():
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 call(openrnn.cells.rnn_tanh)
+import torch._dynamo  # as torch does for the first trace of a cell
 before = resident()
 call(mine)
 print((resident() - before) >> 20, "numba" in sys.modules)

@@ -215,6 +215,8 @@ def test_what_no_stepper_can_be_made_of():
     stepper = openrnn.LSTM(3, 4).stepper()
     with pytest.raises(ValueError, match="no batch"):
         stepper.reset(torch.tensor([True]))
+    with pytest.raises(TypeError, match=r"mask must be a tensor \(B,\), got list"):
+        stepper.reset([True])
     with pytest.raises(ValueError, match=r"\(2,\)"):
         openrnn.LSTM(3, 4).stepper(2).reset(torch.tensor([True]))
 

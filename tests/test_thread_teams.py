@@ -331,7 +331,10 @@ def test_explain_says_how_threads_share(threads):
         "forward of 64 inputs", "backward of 64 inputs", "forward of 256 inputs",
         "backward of 256 inputs",
     ]  # fmt: skip
-    assert all(": 2 of 2 threads, " in line and " us by the model" in line for line in lines)
+    assert all(
+        ": 2 of 2 threads, " in line and " us by the model, which is for choosing" in line
+        for line in lines
+    )
     threads(1)
     alone = openrnn.explain(openrnn.LSTM(8, 8), x[..., :8], quiet=True)
     assert any(

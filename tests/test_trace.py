@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from torch import nn, sigmoid, tanh
 from torch.nn import functional as F
 
 import openrnn
-from openrnn import fresh
+from openrnn import cells, fresh, store
 from openrnn.codegen.cuda import derivative_parts
 from openrnn.codegen.graph import PRIMITIVES, Graph, Node, factored
-from openrnn.codegen.trace import trace
+from openrnn.codegen.kept import kept
+from openrnn.codegen.trace import Traced, _identity, _trace, trace
 from openrnn.errors import CellError
 
 # what each primitive means, written down once more
@@ -511,3 +513,72 @@ def test_a_thread_that_never_ends_keeps_the_fake_device_guard(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     keep()  # and does not wait for ever
     assert count() == before + 1
+
+
+def sliced(x, r, s):
+    return tanh(x.f[..., :8] + r.f[..., :8])
+
+
+def zeroed(x, r, s):
+    a = x.f + r.f
+    a[..., :8] = 0
+    return a * 1.0
+
+
+def wide(x, r, s):
+    return tanh(x.f + r.f) * (2 if x.f.shape[-1] >= 16 else 1)
+
+
+def just_16(x, r, s):
+    return tanh(x.f + r.f) if x.f.shape[-1] == 16 else x.f
+
+
+def many(x, r, s):
+    return tanh(x.f + r.f) * (2 if len(x.f) > 3 else 1)
+
+
+def tall(x, r, s):
+    return tanh(x.f + r.f) * (2 if x.f.shape[0] > x.f.shape[1] else 1)
+
+
+def single(x, r, s):
+    return tanh(x.f + r.f) * (2 if x.f.shape[-1] == 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [(sliced, "H < 8"), (zeroed, "H < 8"), (wide, "H < 16"), (just_16, "H != 16"), (many, "B == 3"),
+     (tall, "B <= H"), (single, "for B 1 and H 1")],
+)  # fmt: skip
+def test_what_depends_on_sizes_has_no_kernel(function, asked):
+    cell = openrnn.cell(gates="f", states="h", name=f"by_size_{function.__name__}")(function)
+    with pytest.raises(CellError, match=asked):
+        trace(cell)
+    layer = openrnn.Recurrent(cell, 4, 16)
+    assert openrnn.explain(layer, quiet=True).chosen == "reference"
+
+
+def test_constants_of_any_size_have_kernels():
+    @openrnn.cell(gates="f", states="h")
+    def shifted(x, r, s):
+        return tanh(x.f[...] + r.f) + 0.5 * torch.ones(x.f.shape) + torch.zeros_like(s.h)
+
+    assert trace(shifted).step.nodes
+
+
+def test_traces_of_shipped_cells_are_kept(tmp_path, monkeypatch):
+    """Whole, under a name that tells another use of the same function apart."""
+    monkeypatch.setattr(store, "folder", lambda: tmp_path)
+    made = fresh.run(_trace, cells.lstm, CLIP)
+    before = kept("one", lambda: made, Traced)
+    again = kept("one", lambda: pytest.fail("made twice"), Traced)
+    for found in (before, again):
+        assert all(getattr(found, one.name) == getattr(made, one.name) for one in fields(made))
+    with pytest.raises(RuntimeError, match="another"):
+        kept("two", lambda: _raised("another"), Traced)
+    twin = openrnn.cell(gates="o g f i", states="h c", name="lstm_again")(cells.lstm.function)
+    assert _identity(twin, CLIP) != _identity(cells.lstm, CLIP) != _identity(cells.lstm, None)
+
+
+def _raised(text):
+    raise RuntimeError(text)

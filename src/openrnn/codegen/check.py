@@ -79,6 +79,11 @@ def _check(cell: "Cell") -> None:
         with torch.no_grad(), _Watch(cell):
             new = step_of(cell, None)(*given)
     except RuntimeError as error:
+        if str(error).startswith("Boolean value of Tensor"):
+            raise CellError(
+                f"cell '{cell.name}' takes a tensor for true or false, by if, and, or, not: use "
+                "torch.where"
+            ) from error
         if not str(error).startswith("The size of tensor"):
             raise
         raise CellError(
@@ -121,6 +126,8 @@ class _Watch(TorchDispatchMode):
                 why = (
                     "makes a Python number of a tensor (item, float, bool, if): no elementwise step"
                 )
+            if name.startswith("index_put"):
+                why = "writes where a mask says so: use torch.where"
             raise CellError(f"cell '{self.cell.name}': {word}{self._line()} {why}")
         return func(*args, **(kwargs or {}))
 

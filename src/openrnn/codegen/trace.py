@@ -20,6 +20,7 @@ from openrnn import fresh
 from openrnn.codegen.aten import decompositions
 from openrnn.codegen.check import SHAPE, Clip, check_elementwise, examples, names_of, step_of
 from openrnn.codegen.graph import Graph, Value
+from openrnn.codegen.kept import kept
 from openrnn.codegen.reader import read
 from openrnn.errors import CellError
 from openrnn.memo import memo
@@ -130,6 +131,9 @@ def _trace_once(cell: "Cell", clip: Clip) -> Traced | str:
     """A trace, or why there is none: both are asked for at every report."""
     if cell.dependent_product:
         return f"cell '{cell.name}' has two dependent products a step and no single graph"
+    if _is_ours(cell):
+        found: Traced = kept(_identity(cell, clip), lambda: fresh.run(_trace, cell, clip), Traced)
+        return found
     check_elementwise(cell)
     try:
         return fresh.run(_trace, cell, clip)
@@ -161,6 +165,12 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
 
 def _is_ours(cell: "Cell") -> bool:
     return cell.function.__module__ == "openrnn.cells"
+
+
+def _identity(cell: "Cell", clip: Clip) -> str:
+    """What a trace of our function depends on, beside sources: others may register it, too."""
+    names = cell.name, cell.function.__qualname__, cell.gates, cell.states, cell.unit_params
+    return repr((*names, cell.takes_clip, clip))
 
 
 def _graphs(
@@ -220,20 +230,50 @@ def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None
         CellError: what the cell does depends on the shape of its inputs, or changes by itself.
     """
     # compared as text, in which nan is nan
-    if str(_again(cell, clip, _OTHER_SHAPE, _OTHER_DTYPE)) == str(found):
-        return None
-    other = _again(cell, clip, _OTHER_SHAPE, torch.float32)
-    if str(other) != str(found):
-        why = f" ({other})" if isinstance(other, str) else ""
-        raise CellError(
-            f"cell '{cell.name}' does other things for inputs of shape {_OTHER_SHAPE} than of "
-            f"{SHAPE}{why}: a kernel would keep what it reads of shapes or values, or draws at "
-            "random"
+    narrow = None
+    if str(_again(cell, clip, _OTHER_SHAPE, _OTHER_DTYPE)) != str(found):
+        other = _again(cell, clip, _OTHER_SHAPE, torch.float32)
+        if str(other) != str(found):
+            why = f" ({other})" if isinstance(other, str) else ""
+            raise CellError(
+                f"cell '{cell.name}' does other things for inputs of shape {_OTHER_SHAPE} than of "
+                f"{SHAPE}{why}: a kernel would keep what it reads of shapes or values, or draws at "
+                "random"
+            )
+        narrow = (
+            f"cell '{cell.name}' does other things in float64 than in float32: it names a dtype, "
+            "as x.f.float() does where x.f.to(s.h.dtype) is right in both, or has numbers of one"
         )
-    return (
-        f"cell '{cell.name}' does other things in float64 than in float32: it names a dtype, as "
-        "x.f.float() does where x.f.to(s.h.dtype) is right in both, or has numbers of one"
-    )
+    if str(_again(cell, clip, (1, 1), torch.float32)) != str(found):
+        raise CellError(f"cell '{cell.name}' does other things for B 1 and H 1 than for others")
+    asked = _asked_of_sizes(cell, clip)
+    if asked is not None:
+        raise CellError(
+            f"cell '{cell.name}' depends on whether {asked}, of a batch of B and H units: a kernel "
+            "is the same for all sizes"
+        )
+    return narrow
+
+
+def _asked_of_sizes(cell: "Cell", clip: Clip) -> str | None:
+    """What the step asks of B and H, or None: sizes are symbols while it is traced."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = examples(len(names_of(cell)), _OTHER_SHAPE, torch.float32)
+    try:
+        traced: Any = make_fx(step_of(cell, clip), tracing_mode="symbolic")(*given)
+    except Exception:  # what torch cannot trace so is compared for two sizes alone
+        return None
+    example = next(node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder")
+    if not (guards := example.fake_mode.shape_env.guards):
+        return None
+    asked = guards[0].expr
+    text = str(asked)
+    if hasattr(asked, "rel_op"):
+        text = f"{asked.lhs} {asked.rel_op} {asked.rhs}"
+    for name, size in zip("BH", example.shape):
+        text = text.replace(str(size.node._expr), name)
+    return text
 
 
 def _again(

@@ -26,11 +26,11 @@ class Stepper:
 
     Where the cpu backend runs the layer in float32 or float64, a step allocates nothing: its
     kernels are bound to the memory of the parameters, the states and the result. In 16 bits it
-    converts its tensors, and copies the results to that memory. On a GPU the third
-    step with the same parameters records a CUDA graph of it, which later steps replay; a change of
-    parameters discards it. Elsewhere each step is a call of `Layer.step` whose results are copied
-    into that memory. A stepper cannot be captured in a CUDA graph of the caller's: capture
-    `Layer.step` with state tensors of your own.
+    converts its tensors, and copies the results to that memory. Results have the dtype of the
+    parameters, under autocast, too. On a GPU the third step with the same parameters records a CUDA
+    graph of it, which later steps replay; a change of parameters discards it. Elsewhere each step
+    is a call of `Layer.step` whose results are copied into that memory. A stepper cannot be
+    captured in a CUDA graph of the caller's: capture `Layer.step` with state tensors of your own.
 
     Args:
         layer: with the forward direction alone.
@@ -119,8 +119,11 @@ class Stepper:
         """Puts zeros in place of the states, of all sequences or of those in a mask (B,).
 
         Raises:
+            TypeError: the mask is no tensor.
             ValueError: the mask has another shape.
         """
+        if mask is not None and not isinstance(mask, Tensor):
+            raise TypeError(f"mask must be a tensor (B,), got {type(mask).__name__}")
         if mask is not None and (self._batch is None or mask.shape != (self._batch,)):
             wanted = "None, as there is no batch" if self._batch is None else f"({self._batch},)"
             raise ValueError(f"mask must have shape {wanted}, got {tuple(mask.shape)}")

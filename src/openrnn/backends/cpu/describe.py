@@ -21,7 +21,7 @@ def describe(problem: Problem) -> list[str]:
         count = way.teams * way.size
         return (
             f"{name}: {count} of {threads} threads, {team} tiles of {way.rows} rows; "
-            f"products and waits take {time:,.0f} us by the model"
+            f"products and waits take {time:,.0f} us by the model, which is for choosing"
         )
 
     lines: dict[str, None] = {}
