@@ -1,7 +1,8 @@
 """A cell's CPU kernels, ready to be called: its own steps, and the time loop that calls them."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from openrnn.codegen import numba
@@ -9,6 +10,8 @@ from openrnn.codegen.trace import Traced
 from openrnn.memo import resource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from openrnn.kernels.cpu.objects import Address, CompiledFunction
 
 
@@ -27,14 +30,30 @@ def backward(cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
 def _together(kind: str, cell: Traced, dtype: str) -> "tuple[CompiledFunction, Address]":
     from openrnn.kernels.cpu import loops
 
-    with ThreadPoolExecutor(1) as other:  # compilers are processes of their own
+    loop = _elsewhere(partial(loops.loop, kind, dtype))
+    step, derivative = _rows(cell, dtype)
+    rows = step if kind == "forward" else derivative
+    return loop(), rows.address
+
+
+def _elsewhere(make: "Callable[[], CompiledFunction]") -> "Callable[[], CompiledFunction]":
+    """Begins to make it in another thread, as compilers are processes of their own; what waits.
+
+    Nothing waits for that thread where an interrupt ends this one: a compiler takes ten seconds.
+    """
+    made: Future[CompiledFunction] = Future()
+
+    def run() -> None:
         try:
-            loop = other.submit(loops.loop, kind, dtype).result
-        except RuntimeError:  # this system starts no thread, or the interpreter is at its end
-            loop = partial(loops.loop, kind, dtype)
-        step, derivative = _rows(cell, dtype)
-        rows = step if kind == "forward" else derivative
-        return loop(), rows.address
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    try:
+        Thread(target=run, name="openrnn-compiler", daemon=True).start()
+    except RuntimeError:  # this system starts no thread, or the interpreter is at its end
+        return make
+    return made.result
 
 
 @resource
