@@ -228,6 +228,7 @@ def test_explain_says_what_runs(capsys):
     x = torch.randn(5, 3, 40)
     with torch.no_grad():
         table = openrnn.explain(layer, x)
+        assert "weights are int8" in table.text
         assert table.chosen == "cpu"
         assert table.problem.precision == "int8"
         reasons = {row.backend: row.reasons for row in table.rows}

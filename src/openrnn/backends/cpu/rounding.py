@@ -49,7 +49,9 @@ def _whatever_sizes(problem: Problem) -> str | None:
 
 
 def described(problem: Problem) -> list[str]:
-    """Lines for a person: of 16 bits, and where rounding is permitted."""
+    """Lines for a person: of int8 weights, of 16 bits, and where rounding is permitted."""
+    if problem.precision == "int8":
+        return ["weights are int8; x and h are rounded to it, row by row"]
     return _narrow(problem) + _rounded(problem)
 
 
@@ -66,7 +68,7 @@ def _narrow(problem: Problem) -> list[str]:
 
 
 def _rounded(problem: Problem) -> list[str]:
-    if problem.spec.precision != "bf16" or problem.precision == "int8":
+    if problem.spec.precision != "bf16":
         return []
     if problem.dtype == torch.bfloat16:
         return []  # which `_narrow` tells
