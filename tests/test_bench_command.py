@@ -107,6 +107,7 @@ def test_ctrl_c_inside_a_compiler_waits_for_its_end(tiny_suite, monkeypatch, cap
     out, err = capsys.readouterr()
     assert out == "nothing was measured\n"
     assert "interrupted, 3 rows left" in err
+    assert err.count("Ctrl-C: ends after this step") == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt), interrupt.deferred():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 """Ctrl-C between two calls: inside a compiler it is lost, printed, or takes the process down."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
@@ -53,3 +54,4 @@ def check() -> None:
 def _note(*_: object) -> None:
     check()
     _pressed.set()
+    print("Ctrl-C: ends after this step, or by another Ctrl-C at once", file=sys.stderr)
