@@ -166,7 +166,7 @@ def test_a_changed_kernel_is_another_entry(folder, tmp_path, monkeypatch):
         (copy / path.name).write_bytes(path.read_bytes())
     (tmp_path / "rounds.py").write_bytes((PACKAGE / "rounds.py").read_bytes())
     places = {"openrnn.kernels.cpu": copy, "openrnn": tmp_path}
-    monkeypatch.setattr(objects, "files", places.get)
+    monkeypatch.setattr(store, "files", places.get)
     renewed()
     assert len(names) == 1
     for name in ("cpu/vectors.py", "cpu/rows.py", "rounds.py"):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from threading import get_ident
 
@@ -45,6 +46,13 @@ def folder() -> Path:
         if _is_ours(place):
             return place
     return Path(os.devnull) / "openrnn"
+
+
+def sources(package: str, other: str) -> list[bytes]:
+    """The modules of a package of ours and another file of `openrnn`, in the order of names."""
+    found = [entry for entry in files(package).iterdir() if entry.name.endswith(".py")]
+    found.append(files("openrnn") / other)
+    return [entry.read_bytes() for entry in sorted(found, key=lambda entry: entry.name)]
 
 
 def path_of(kind: str, made_of: Iterable[str | bytes]) -> Path:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
 import torch
@@ -19,10 +18,7 @@ from openrnn.codegen.graph import Graph, Node
 @lru_cache(maxsize=1)
 def _made_of() -> tuple[str | bytes, ...]:
     """What every trace depends on: our sources and torch."""
-    sources = [entry for entry in files("openrnn.codegen").iterdir() if entry.name.endswith(".py")]
-    sources.append(files("openrnn") / "cells.py")
-    texts = [entry.read_bytes() for entry in sorted(sources, key=lambda entry: entry.name)]
-    return (*texts, torch.__version__)
+    return (*store.sources("openrnn.codegen", "cells.py"), torch.__version__)
 
 
 def kept(name: str, make: Callable[[], Any], kind: type) -> Any:

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from openrnn.kernels.cpu.args_type import pack_args_at
 from openrnn.kernels.cpu.host import LANES
 from openrnn.kernels.cpu.memory import named
-from openrnn.kernels.cpu.packing import row_sources, transposed
+from openrnn.kernels.cpu.packing import row_sources, rows_from, transposed
 from openrnn.kernels.cpu.product import (
     AHEAD,
     LEAST_AHEAD,
@@ -210,15 +210,9 @@ def _pack_panel(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
         blocks = builder.udiv(builder.add(inner, number(_LANES - 1)), lanes)
         with cgutils.for_range(builder, blocks) as loop:
             first = builder.mul(loop.index, lanes)
-            columns = []
-            for sources in halves:
-                rows = [
-                    emitter.load(
-                        emitter.at(source, first), emitter.below(builder.sub(count, first), _LANES)
-                    )
-                    for source, count in sources
-                ]
-                columns.append(transposed(emitter, rows))
+            columns = [
+                transposed(emitter, rows_from(emitter, sources, first)) for sources in halves
+            ]
             for k, (lower, upper) in enumerate(zip(*columns, strict=True)):
                 low, high = rounded(builder, lower), rounded(builder, upper)
                 words = builder.or_(builder.lshr(low, SIXTEEN), builder.and_(high, UPPER))

@@ -22,6 +22,29 @@ from openrnn.kernels.cpu.vectors import PANEL, SIZES
 PAIRS_PANEL = PANEL["float32"]
 
 
+@njit(nogil=True, error_model="numpy")
+def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate):
+    """`packed_product` with two matrices b, into two c, of bfloat16 pairs: a is packed once.
+
+    After a barrier: others may have read panels of other matrices. Returns its next phase. A second
+    b of no columns stands for none.
+    """
+    begin, end = wanted
+    panels, strip = memory
+    second = panels + rows.pair_words(count) * b[0][1] * 4
+    for (at, columns), out in ((b[0], panels), (b[1], second)):
+        mine, last = part_of(columns, PAIRS_PANEL, team)
+        packing = (mine, last, count, at, columns, out)
+        call(args.pairs_panels, packing)  # type: ignore[call-arg]  # numba's
+    phase = barrier(team, phase)
+    given = (
+        begin, end, count, a[0], a[1], panels, b[0][1], strip, c[0], int64(accumulate), second,
+        b[1][1], c[1],
+    )  # fmt: skip
+    call(args.pairs_outer, given)  # type: ignore[call-arg]  # numba's
+    return phase
+
+
 def _for(dtype):
     size, panel = SIZES[dtype], PANEL[dtype]
     copy, add = getattr(rows, f"copy_{dtype}"), getattr(rows, f"add_{dtype}")
@@ -85,17 +108,12 @@ def _for(dtype):
             outer_product(wanted, count, a, b, c, accumulate)
             return phase
         phase = barrier(team, phase)  # others may still read panels of another matrix
-        mine, last = part_of(columns, panel, team)
         if args.pairs_outer != 0:
-            packing = (mine, last, count, b_at, columns, panels)
-            call(args.pairs_panels, packing)  # type: ignore[call-arg]  # numba's
-            phase = barrier(team, phase)
-            given = (
-                begin, end, count, a_at, a_row, panels, columns, strip, c, int64(accumulate),
-                0, 0, 0,
-            )  # fmt: skip
-            call(args.pairs_outer, given)
-            return phase
+            none = (0, 0)
+            return pairs_products(
+                args, team, phase, wanted, count, a, (b, none), memory, (c, 0), accumulate
+            )
+        mine, last = part_of(columns, panel, team)
         for first in range(mine, last, panel):
             for k in range(count):
                 place = panels + (first * count + k * panel) * size
@@ -131,28 +149,6 @@ def _for(dtype):
         return panels, panels + rows.strip_offset(capacity, args.widest, team.thread) * size
 
     return column_sums, packed_product, packed_memory
-
-
-@njit(nogil=True, error_model="numpy")
-def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate):
-    """`packed_product` with two matrices b, into two c, of bfloat16 pairs: a is packed once.
-
-    After a barrier: others may have read panels of other matrices. Returns its next phase.
-    """
-    begin, end = wanted
-    panels, strip = memory
-    second = panels + rows.pair_words(count) * b[0][1] * 4
-    for (at, columns), out in ((b[0], panels), (b[1], second)):
-        mine, last = part_of(columns, PAIRS_PANEL, team)
-        packing = (mine, last, count, at, columns, out)
-        call(args.pairs_panels, packing)  # type: ignore[call-arg]  # numba's
-    phase = barrier(team, phase)
-    given = (
-        begin, end, count, a[0], a[1], panels, b[0][1], strip, c[0], int64(accumulate), second,
-        b[1][1], c[1],
-    )  # fmt: skip
-    call(args.pairs_outer, given)  # type: ignore[call-arg]  # numba's
-    return phase
 
 
 def _gates_for(dtype):

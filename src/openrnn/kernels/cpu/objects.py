@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,7 @@ def path_of(source: str, names: Sequence[str]) -> Path:
 @lru_cache(maxsize=1)
 def _made_of() -> tuple[str | bytes, ...]:
     """What every kernel depends on: our building blocks, the compilers, the processor."""
-    ours = [entry for entry in files("openrnn.kernels.cpu").iterdir() if entry.name.endswith(".py")]
-    ours.append(files("openrnn") / "rounds.py")
-    texts = [entry.read_bytes() for entry in sorted(ours, key=lambda entry: entry.name)]
+    texts = store.sources("openrnn.kernels.cpu", "rounds.py")
     versions = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
     python = f"{sys.implementation.cache_tag} {sys.hexversion}"
     return (*texts, *versions, python, llvm.get_process_triple(), host.NAME, host.FEATURES)

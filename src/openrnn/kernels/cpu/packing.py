@@ -18,6 +18,7 @@ __all__ = [
     "pack_transposed_float32",
     "pack_transposed_float64",
     "row_sources",
+    "rows_from",
     "transposed",
 ]
 
@@ -55,6 +56,19 @@ def row_sources(
     return sources
 
 
+def rows_from(
+    emitter: Emitter, sources: list[tuple[ir.Value, ir.Value]], first: ir.Value
+) -> list[ir.Value]:
+    """Of each of `row_sources` a vector from an element on; 0 beyond the last one."""
+    return [
+        emitter.load(
+            emitter.at(source, first),
+            emitter.below(emitter.builder.sub(count, first), emitter.lanes),
+        )
+        for source, count in sources
+    ]
+
+
 @intrinsic
 def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
     """Writes out[k, 0:LANES], rows PANEL apart, for the columns from `column` on.
@@ -72,12 +86,7 @@ def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
         blocks = builder.udiv(builder.add(inner, number(lanes - 1)), number(lanes))
         with cgutils.for_range(builder, blocks) as loop:
             first = builder.mul(loop.index, number(lanes))
-            rows = [
-                emitter.load(
-                    emitter.at(source, first), emitter.below(builder.sub(count, first), lanes)
-                )
-                for source, count in sources
-            ]
+            rows = rows_from(emitter, sources, first)
             for k, vector in enumerate(transposed(emitter, rows)):
                 place = builder.add(first, number(k))
                 with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):

@@ -13,7 +13,7 @@ from openrnn.kernels.cpu.args_type import pack_args_at
 from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded
 from openrnn.kernels.cpu.host import LANES, MULTIPLIES_BF16
 from openrnn.kernels.cpu.layout import PAIR_BLOCK
-from openrnn.kernels.cpu.packing import row_sources, transposed
+from openrnn.kernels.cpu.packing import row_sources, rows_from, transposed
 from openrnn.kernels.cpu.rows import copy_float32 as copy
 from openrnn.kernels.cpu.rows import pair_words
 from openrnn.kernels.cpu.vectors import Emitter, compiled, intrinsic, number
@@ -137,14 +137,10 @@ def _transpose_pairs(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
         blocks = builder.udiv(builder.add(inner, number(_PANEL - 1)), number(_PANEL))
         with cgutils.for_range(builder, blocks) as loop:
             first = builder.mul(loop.index, number(_PANEL))
+            second = builder.add(first, number(_LANES))
+            left, right = (rows_from(emitter, sources, at) for at in (first, second))
             rows = []
-            for source, count in sources:
-                left = builder.sub(count, first)
-                mask, rest = (
-                    emitter.below(builder.sub(left, number(done)), _LANES) for done in (0, _LANES)
-                )
-                x = emitter.load(emitter.at(source, first), mask)
-                y = emitter.load(emitter.at(source, first, number(_LANES)), rest)
+            for x, y in zip(left, right, strict=True):
                 low, high = (emitter.shuffle(x, y, lanes) for lanes in (even, odd))
                 rows.append(_pairs_of(emitter, low, high))
             start = builder.mul(loop.index, number(_LANES))
