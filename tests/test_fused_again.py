@@ -477,6 +477,31 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
         assert found[0] is None or found[0].shape == inner[0]
 
 
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_products_after_loops_fork_in_a_graph_alone(monkeypatch, pretended, options):
+    """As called they run on the main stream, one after the other, with the same results."""
+    call = pretended(16, **options)
+    inner = [call.x.shape, *(state.shape for state in call.states)]
+    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    every, multiply, used = [call.x, *call.params, *call.states], Plan.multiply, set()
+
+    def noted(self, *args):
+        used.add(args[-1])
+        multiply(self, *args)
+
+    monkeypatch.setattr(Plan, "multiply", noted)
+    forward = run.forward(every)
+    grads, outputs = [torch.randn(shape) for shape in shapes_of(call)], [forward[0], *forward[3:]]
+    found = []
+    for captures in (False, True):
+        used.clear()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)  # noqa: B023
+        found.append(run.backward(every, outputs, grads, (True,) * len(every)))
+        assert (len(used) > 1) == captures
+    for plain, forked in zip(*found):
+        assert torch.equal(plain, forked)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("masked", ["lengths", "reset", "both"])
@@ -637,8 +662,11 @@ def test_what_a_chunk_of_a_pipeline_launches(pretended, configs, fills):
     assert count(run.program, program.Launch) == layers * (1 + fills)
     assert count(back.program, program.Multiply) == 4 * layers  # dx, dW_ih, dW_hh, dW_hh of h_0
     # the loop, the biases, and R permuted; W_ih of x needs no order of its own in an LSTM
-    assert len(back.program.operations) <= layers * (8 + fills)
-    assert not count(run.program, program.Wait) + count(back.program, program.Wait)
+    plain = program.without_forks(back.program.operations)
+    assert len(plain) <= layers * (8 + fills)
+    assert {one.stream for one in plain} == {0}
+    assert count(back.program, program.Wait) == len(back.program.operations) - len(plain)
+    assert not count(run.program, program.Wait)
 
 
 def test_a_single_step_from_zeros_has_a_program(pretended):

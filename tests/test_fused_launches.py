@@ -176,6 +176,7 @@ def launched(monkeypatch):
         return found
 
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     monkeypatch.setattr(schedules, "at_once", lambda *_: False)
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)

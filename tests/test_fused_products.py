@@ -167,6 +167,7 @@ def test_products_of_chunks_are_those_of_all_steps(
 
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Product, "run", multiply)
     clear_caches()
     problem = Problem(spec, torch.float32, "cpu", grad=True, **dict.fromkeys(masks, True))

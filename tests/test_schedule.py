@@ -30,6 +30,7 @@ OPTIONS = {
     "overlap": {"overlap": True},
     "flags": {"fills": frozenset({"forward", "backward", "recompute"})},
     "overlap and flags": {"overlap": True, "fills": frozenset({"forward", "backward"})},
+    "forks": {"forks": True},
 }
 
 
@@ -123,6 +124,20 @@ def test_nothing_runs_before_what_it_needs(edges, options, reverse):
         assert {other for other in operations if not isinstance(other, waits)} == ended
 
 
+@pytest.mark.parametrize("step", [False, True])
+def test_products_after_a_loop_that_fork_do_not_wait_for_each_other(step):
+    chunking = Chunking((0, 1 if step else 11), step=step, forks=True)
+    operations = schedule.backward(((chunking,),))
+    products = [one for one in operations if isinstance(one, GradientProducts)]
+    assert [one.of for one in products] == ["x", "input", "recurrent"]
+    assert len({one.stream for one in products}) == 3
+    for one in products:
+        done = finished_before(operations, one.stream, operations.index(one))
+        assert not done & {*products}
+    finish = next(place for place, one in enumerate(operations) if isinstance(one, FinishWeights))
+    assert {*products} <= finished_before(operations, MAIN, finish)
+
+
 def to_dx(products):
     return [product for product in products if product.of != "weights"]
 
@@ -169,12 +184,11 @@ def needs_at_once(operation, operations):
 
 @pytest.mark.parametrize("fills", [(), ("forward", "backward")], ids=str)
 @pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_both_directions_run_at_once_and_after_what_they_need(overlap, layers, fills):
-    whole = tuple(
-        Chunking((0, 11), reverse, overlap=overlap, at_once=True, fills=frozenset(fills))
-        for reverse in (False, True)
-    )
+def test_both_directions_run_at_once_and_after_what_they_need(overlap, forks, layers, fills):
+    more = {"overlap": overlap, "forks": forks, "fills": frozenset(fills)}
+    whole = tuple(Chunking((0, 11), back, at_once=True, **more) for back in (False, True))
     for operations in (schedule.forward((whole,) * layers), schedule.backward((whole,) * layers)):
         for place, operation in enumerate(operations):
             done = finished_before(operations, operation.stream, place)

@@ -285,6 +285,7 @@ class Kernel:
 def pretended(monkeypatch):
     """A call of some cell and options, whose kernels and products run here."""
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cublaslt.Product, "run", multiply)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)

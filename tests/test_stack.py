@@ -108,6 +108,17 @@ def test_backward_has_products_of_all_layers_after_its_loop():
     assert not any(isinstance(one, Loop) for one in found)
 
 
+def test_dx_of_a_stack_is_computed_beside_the_gradients_of_weights():
+    found = schedule.backward(((replace(cut_of(), forks=True),),) * 2)
+    assert schedule.show(found)[4:9] == [
+        "side 2  wait  for main",
+        "main    gradient_products  of x  layer 0  forward direction  steps 0 to 11",
+        "side 2  stack_gradients  all layers  steps 0 to 11",
+        "main    wait  for side 2",
+        "main    finish_weights  layer 1  forward direction",
+    ]
+
+
 # when it is taken
 
 MASKED = {"lengths": True, "return_states": True}

@@ -47,10 +47,11 @@ class Multiplied(NamedTuple):
 
 
 class Waited(NamedTuple):
-    """A stream waits for all that the other one was given."""
+    """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
 
     stream: int
     other: int
+    forks: bool = False
 
 
 class LaunchAwaited(NamedTuple):

@@ -26,6 +26,7 @@ from openrnn.schedule.operations import (
     Operation,
     Wait,
     WaitForLaunch,
+    fork,
     loop_inputs,
 )
 
@@ -127,9 +128,21 @@ def backward(
     yield Wait(SIDE)
     if beside is not None and several:
         yield Wait(beside)  # the products on that stream write dx, too
-    yield from _products(layer, pairs[-1], "x" if overlap or several else "all", MAIN)
-    if several and not overlap:
-        yield from _products(layer, [one.whole for one in chunkings], "weights", MAIN)
+    whole = [one.whole for one in chunkings]
+    dx = [*_products(layer, pairs[-1], "x", MAIN)]
+    if overlap:
+        yield from dx
+    elif chunkings[0].forks:
+        beside_dx = [
+            [GradientProducts(layer, way, chunk, "weights", stream=next(streams))]
+            for way, chunk in enumerate(whole)
+        ]
+        yield from fork(dx, *beside_dx)
+    elif several:
+        yield from dx
+        yield from _products(layer, whole, "weights", MAIN)
+    else:
+        yield from _products(layer, pairs[-1], "all", MAIN)
     if above is not None:
         if beside is not None and not several:
             yield Wait(beside)

@@ -36,6 +36,7 @@ class Chunking:
         wavefront: its chunks run beside those of other layers.
         stack: one launch runs the loops of all layers.
         step: it is a single step, which has kernels of its own.
+        forks: backward: the products after the last loop run side by side, on streams of their own.
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
@@ -48,6 +49,7 @@ class Chunking:
     wavefront: bool = False
     stack: bool = False
     step: bool = False
+    forks: bool = False
     loops: int = 1
     fills: frozenset[str] = frozenset()
 

@@ -22,6 +22,7 @@ from openrnn.schedule.operations import (
     Schedule,
     Wait,
     WaitForLaunch,
+    gradient_products,
     loop_inputs,
 )
 
@@ -67,13 +68,14 @@ def _forward_in_turn(
 
 
 def _backward_in_turn(
-    layer: int, directions: Sequence[Chunking], recompute: bool, products: bool
-) -> Iterator[Operation]:
+    layer: int, directions: Sequence[Chunking], recompute: bool, products: bool,
+    streams: Iterator[int],
+) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer, one direction after the other."""
     for direction, chunking in enumerate(directions):
         yield BeginLayer(layer, direction)
         if products:
-            yield from _backward(layer, direction, chunking, recompute)
+            yield from _backward(layer, direction, chunking, recompute, streams)
         else:
             backwards = chunking.chunks[::-1]
             yield from [Loop(layer, direction, chunk, "backward") for chunk in backwards]
@@ -109,11 +111,11 @@ def backward(
         products: gradient products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
+    streams = both_directions.product_streams(backward=True)
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].stack:
-        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole))
-    streams = both_directions.product_streams(backward=True)
+        return tuple(stack.backward(len(chunkings), chunkings[0][0], streams))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
@@ -125,18 +127,22 @@ def backward(
             found += both_directions.backward(layer, directions, above, overlap, streams)
             above = directions if overlap else None
         elif directions[0].step:
-            found += single_step.backward(layer, directions)
+            found += single_step.backward(layer, directions, streams)
         else:
-            found += _backward_in_turn(layer, directions, recompute, products)
+            found += _backward_in_turn(layer, directions, recompute, products, streams)
         if dropout and layer:
             found.append(Dropout(layer - 1, gradient=True))
     return tuple(found)
 
 
 def _backward(
-    layer: int, direction: int, chunking: Chunking, recompute: bool
+    layer: int, direction: int, chunking: Chunking, recompute: bool, streams: Iterator[int]
 ) -> Iterator[Operation]:
-    """Products of a chunk need its loop; with overlap they run beside the loop that follows."""
+    """Products of a chunk need its loop; with overlap they run beside the loop that follows.
+
+    Args:
+        streams: for products that fork.
+    """
     chunks = chunking.chunks[::-1]
     overlap, fills = chunking.overlap, "backward" in chunking.fills
     waits = False  # something runs on the side stream
@@ -160,8 +166,10 @@ def _backward(
             yield WaitForLaunch(stream=SIDE)
             yield from beside
         waits = bool(beside)
-        if not overlap:
+        if len(chunks) == 1:
+            yield from gradient_products(layer, direction, chunking, streams)
+        elif not overlap:
             yield GradientProducts(layer, direction, chunk)
-    if overlap:
+    if overlap and len(chunks) > 1:
         yield Wait(SIDE)
         yield GradientProducts(layer, direction, chunks[-1])

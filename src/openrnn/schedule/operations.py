@@ -1,11 +1,11 @@
 """The operations of a schedule, and their text for a person."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from openrnn.schedule.chunks import Chunk
+from openrnn.schedule.chunks import Chunk, Chunking
 
 MAIN, SIDE = 0, 1  # torch's current stream, and the first of ours beside it
 
@@ -111,7 +111,8 @@ class GradientProducts(OfChunk):
     """dx, dW_ih and dW_hh of the chunk from its gate gradients.
 
     Args:
-        of: "all" of them; "x"; or "weights", of all steps at once, then with biases and vectors.
+        of: "all" of them; "x", "input" or "recurrent": dx, dW_ih or dW_hh; or "weights", the latter
+            two. "recurrent" and "weights" are of all steps, with biases and unit vectors.
     """
 
     verb = "gradient_products"
@@ -191,10 +192,16 @@ class WaitForLaunch(Operation):
 
 @dataclass(frozen=True)
 class Wait(Operation):
-    """A stream waits for all that another one was given so far."""
+    """A stream waits for all that another one was given so far.
+
+    Args:
+        forks: one of the two is a stream of `fork`, whose operations may as well run on the main
+            one, in the order of the schedule.
+    """
 
     verb = "wait"
     other: int
+    forks: bool = False
 
 
 def loop_inputs(
@@ -204,6 +211,36 @@ def loop_inputs(
     yield InputProduct(layer, direction, chunk, stream=stream)
     if fills:
         yield FillFlags(layer, direction, chunk, stream=stream)
+
+
+def gradient_products(
+    layer: int, direction: int, chunking: Chunking, streams: Iterator[int]
+) -> Iterator[Operation]:
+    """The products of a chunking's only chunk, after its loop; `streams`: for those that fork."""
+    chunk = chunking.whole
+    if not chunking.forks:
+        yield GradientProducts(layer, direction, chunk)
+        return
+    yield from fork(
+        [GradientProducts(layer, direction, chunk, "x")],
+        [GradientProducts(layer, direction, chunk, "input", stream=next(streams))],
+        [GradientProducts(layer, direction, chunk, "recurrent", stream=next(streams))],
+    )
+
+
+def fork(main: Sequence[Operation], *sides: Sequence[Operation]) -> Iterator[Operation]:
+    """Operations on the main stream beside those on others, for which it waits in the end.
+
+    Nothing else may run on those streams.
+    """
+    streams = [operations[0].stream for operations in sides]
+    for stream in streams:
+        yield Wait(MAIN, True, stream=stream)
+    yield from main
+    for operations in sides:
+        yield from operations
+    for stream in streams:
+        yield Wait(stream, True)
 
 
 Schedule = tuple[Operation, ...]

@@ -6,9 +6,9 @@ from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
     FinishWeights,
-    GradientProducts,
     Operation,
     Step,
+    gradient_products,
 )
 
 
@@ -19,10 +19,12 @@ def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
         yield Step(layer, direction, chunking.chunks[0])
 
 
-def backward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
-    """The backward pass of a layer."""
+def backward(
+    layer: int, chunkings: Sequence[Chunking], streams: Iterator[int]
+) -> Iterator[Operation]:
+    """The backward pass of a layer; `streams`: for products that fork."""
     for direction, chunking in enumerate(chunkings):
         yield BeginLayer(layer, direction)
         yield Step(layer, direction, chunking.chunks[0], "backward")
-        yield GradientProducts(layer, direction, chunking.chunks[0])
+        yield from gradient_products(layer, direction, chunking, streams)
         yield FinishWeights(layer, direction)

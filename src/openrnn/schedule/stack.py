@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from openrnn.schedule.chunks import Chunk
+from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     BeginLayer,
     FillFlags,
@@ -11,6 +11,7 @@ from openrnn.schedule.operations import (
     Operation,
     StackGradients,
     StackLoop,
+    fork,
     loop_inputs,
 )
 
@@ -23,13 +24,22 @@ def forward(layers: int, whole: Chunk) -> Iterator[Operation]:
     yield StackLoop(whole)
 
 
-def backward(layers: int, whole: Chunk) -> Iterator[Operation]:
-    """The backward pass: the loop gives gradients to the layers below, which need no dx."""
+def backward(layers: int, chunking: Chunking, streams: Iterator[int]) -> Iterator[Operation]:
+    """The backward pass: the loop gives gradients to the layers below, which need no dx.
+
+    Args:
+        streams: for gradients of weights that fork.
+    """
+    whole = chunking.whole
     for layer in reversed(range(layers)):
         yield BeginLayer(layer, 0, layers=layers)
     yield FillFlags(0, 0, whole, backward=True)
     yield StackLoop(whole, "backward")
-    yield GradientProducts(0, 0, whole, "x")
-    yield StackGradients(whole)
+    below = GradientProducts(0, 0, whole, "x")
+    if chunking.forks:
+        yield from fork([below], [StackGradients(whole, stream=next(streams))])
+    else:
+        yield below
+        yield StackGradients(whole)
     for layer in reversed(range(layers)):
         yield FinishWeights(layer, 0)

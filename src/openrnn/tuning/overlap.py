@@ -42,6 +42,9 @@ class Costs(NamedTuple):
 OF_CLUSTERS, OF_GRIDS = Costs(12.0, 12.0, 0.0), Costs(40.0, 40.0, 800.0)
 OF_GRIDS_WITH_ROOM = Costs(20.0, 20.0, 0.0)  # forward, where `ROOM` is idle
 OF_BACKWARD_AT_ONCE = Costs(22.0, 20.0, 0.0)  # of both directions, on an H100
+# floating-point operations of the largest product after a loop up to which dx, dW_ih and dW_hh run
+# side by side: of 1.7e9 that saves 2 to 8% of a call, of 3.3e9 it costs 1 to 2%, on an H100
+FORK_UP_TO = 2e9
 
 
 class Beside(NamedTuple):
@@ -74,6 +77,15 @@ class LoopStep(NamedTuple):
     idle: float
     slowdown: float
     costs: Costs
+
+
+def forks(steps: int, batch: int, gate_rows: int, columns: int) -> bool:
+    """Whether each product after a loop leaves room on the device for the others.
+
+    Args:
+        columns: of the largest matrix; the others as in `products_time`.
+    """
+    return steps * batch * 2.0 * gate_rows * columns <= FORK_UP_TO
 
 
 def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize: int) -> float:

@@ -42,7 +42,7 @@ from openrnn.errors import CellError
 from openrnn.memory import memory_for
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
-from openrnn.native.recording import NotRepeatableError
+from openrnn.native.recording import CURRENT, NotRepeatableError
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 from openrnn.tuning import choice, chunks, measured
@@ -207,8 +207,10 @@ class Fused(Backend):
         outputs = [rest[0][layer] for layer in range(spec.num_layers - 1)]
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
+            # in a graph, where events between streams cost the host nothing; of a program see there
+            forks = CURRENT.recording is not None or torch.cuda.is_current_stream_capturing()
             cut, schedule = schedules.backward(
-                schedules.ScheduleKey.of(call, all_states, self.spin_limit), needs
+                schedules.ScheduleKey.of(call, all_states, self.spin_limit, forks), needs
             )
             run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)

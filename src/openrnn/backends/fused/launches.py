@@ -295,7 +295,7 @@ class Launches:
             self._streams.wait_for_launch(operation.stream)
 
     def wait(self, operation: Wait) -> None:
-        self._wait(operation.stream, operation.other)
+        self._wait(operation.stream, operation.other, operation.forks)
         if operation.stream == MAIN:
             self._sides.pop(operation.other, None)
 
@@ -311,8 +311,8 @@ class Launches:
         if operation.stream != MAIN:
             self._sides[operation.stream].append(what)
 
-    def _wait(self, stream: int, other: int) -> None:
+    def _wait(self, stream: int, other: int, forks: bool = False) -> None:
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(Waited(stream, other))
+            CURRENT.recording.operations.append(Waited(stream, other, forks))
         else:
             self._streams.wait(stream, other)

@@ -127,7 +127,7 @@ class LayerGradients:
             self.recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
         # made here, on the main stream: what products of both streams read, and what a side stream
         # writes for the caller
-        if chunking.wavefront or chunking.at_once:
+        if chunking.wavefront or chunking.at_once or chunking.forks:
             self.biases()
         if chunking.overlap and not chunking.wavefront and len(chunks) > 1 and self.dx is not None:
             _ = weights.input_by_planes
@@ -146,19 +146,17 @@ class LayerGradients:
     def products(self, launches: Launches, chunk: Chunk, of: str) -> None:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
-        if self.dx is not None and of != "weights":
+        if self.dx is not None and of in ("all", "x"):
             for part, add in self.dx.parts(chunk):
                 here = d_gates
                 if part != chunk:  # a slice costs the host
                     here = d_gates[part.begin - chunk.begin : part.end - chunk.begin]
                 input_gradient(self.weights, part.of(self.dx.tensor), here, add)
-        if of == "x":
-            return
-        if self.input is not None:
+        if self.input is not None and of in ("all", "weights", "input"):
             add_input(self.weights, chunk.of(self.x), d_gates, self.input)
-        if self.recurrent is not None:
+        if self.recurrent is not None and of in ("all", "weights", "recurrent"):
             add_recurrent(launches, self.weights, chunk, self.y, d_gates, self.recurrent)
-        if of == "weights":  # of all steps
+        if of in ("weights", "recurrent"):  # of all steps
             self._reduce_biases()
 
     def finished(self) -> Found:

@@ -107,14 +107,15 @@ class Multiply(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A stream waits for all that the other one was given."""
+    """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
 
     stream: int
     other: int
+    forks: bool = False
 
     def bound(self) -> Run:
         """Waits."""
-        stream, other = self
+        stream, other, _ = self
 
         def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
             beside.wait(stream, other)
@@ -140,12 +141,53 @@ class WaitForLaunch(NamedTuple):
 Operation = Launch | Multiply | Wait | WaitForLaunch
 
 
+def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The same on fewer streams: what forks runs on the main one, and nothing waits for it."""
+    waits = [one for one in operations if isinstance(one, Wait) and one.forks]
+    forked = {max(wait.stream, wait.other) for wait in waits}  # the other of the two is main, 0
+    kept = (one for one in operations if one not in waits)
+    return tuple(one._replace(stream=0) if one.stream in forked else one for one in kept)
+
+
 class _OfThread(local):
     runs: list[Run] | None = None
 
 
+class _Order:
+    """Operations in their order.
+
+    Attributes:
+        sides: how many side streams they have.
+    """
+
+    def __init__(self, operations: Sequence[Operation], device: int) -> None:
+        self._operations, self._device, self._local = operations, device, _OfThread()
+        self.sides = max((one.stream for one in operations), default=0)
+
+    def give(self, values: list[int], beside: Any) -> None:
+        """Gives them to a main stream and the side streams beside it.
+
+        Args:
+            beside: these `Streams`; None: torch's current one, if no operation has another.
+        """
+        if beside is None:
+            handles = [current_stream(self._device)]
+        else:
+            handles = [beside.handle(number) for number in range(self.sides + 1)]
+        for run in self._bound():
+            run(values, handles, beside)
+
+    def _bound(self) -> list[Run]:
+        """The operations for this thread: a launch reads its arguments before it returns."""
+        if self._local.runs is None:
+            self._local.runs = [operation.bound() for operation in self._operations]
+        return self._local.runs
+
+
 class Program:
     """The launches, products and waits of a pass in their order.
+
+    What forks does so in a graph alone, where events between streams cost the host nothing.
 
     Args:
         made: the tensors that a run makes, the workspace last.
@@ -154,8 +196,10 @@ class Program:
 
     def __init__(self, operations: Sequence[Operation], made: Sequence[Made], device: int) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
-        self._sides = max((one.stream for one in operations), default=0)
-        self._local, self._replays = _OfThread(), graphs.Replays()
+        self._forked = self._plain = _Order(self.operations, device)
+        if (plain := without_forks(self.operations)) != self.operations:
+            self._plain = _Order(plain, device)
+        self._replays = graphs.Replays()
 
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> "Program":
         """The same, in which the first tensors that it makes have other shapes."""
@@ -176,7 +220,7 @@ class Program:
         made = [like(template) for like, template in self.made]
         values += map(_address, made)
         if len(self.operations) < graphs.LEAST_OPERATIONS or not self._replays.launch(
-            device, values, partial(self._give, values), current_stream(device)
+            device, values, partial(self._forked.give, values), current_stream(device)
         ):
             self._run_now(values)
         made.pop()  # the workspace
@@ -184,30 +228,14 @@ class Program:
 
     def _run_now(self, values: list[int]) -> None:
         """Gives the operations to torch's current stream and the side streams beside it."""
-        beside = streams(self.device) if self._sides else None
+        order = self._plain
+        if order is not self._forked and torch.cuda.is_current_stream_capturing():
+            order = self._forked
+        beside = streams(self.device) if order.sides else None
         try:
-            self._give(values, beside)
+            order.give(values, beside)
         except BaseException:  # what runs on side streams is waited for
             if beside is not None:
-                for number in range(self._sides):
+                for number in range(order.sides):
                     beside.wait(0, number + 1)
             raise
-
-    def _give(self, values: list[int], beside: Any) -> None:
-        """Gives the operations to a main stream and the side streams beside it.
-
-        Args:
-            beside: these `Streams`; None: torch's current one, if no operation has another.
-        """
-        if beside is None:
-            handles = [current_stream(self.device)]
-        else:
-            handles = [beside.handle(number) for number in range(self._sides + 1)]
-        for run in self._bound():
-            run(values, handles, beside)
-
-    def _bound(self) -> list[Run]:
-        """The operations for this thread: a launch reads its arguments before it returns."""
-        if self._local.runs is None:
-            self._local.runs = [operation.bound() for operation in self.operations]
-        return self._local.runs

@@ -208,7 +208,7 @@ def _operation(one: Recorded, places: _Places, spaces: Mapping[int, Value]) -> O
         spaces: the workspace of products on each stream that has some.
     """
     if isinstance(one, Waited):
-        return Wait(one.stream, one.other)
+        return Wait(*one)
     if isinstance(one, LaunchAwaited):
         return WaitForLaunch(one.stream)
     if isinstance(one, Multiplied):

@@ -41,15 +41,18 @@ class ScheduleKey(NamedTuple):
     reset_states: bool
     all_states: bool  # of a backward: gradients of them are given
     spin_limit: int = 0  # see `kernels.kernel`
+    forks: bool = False  # of a backward: the products after loops run side by side
 
     @classmethod
-    def of(cls, call: Call, all_states: bool, spin_limit: int) -> "ScheduleKey":
+    def of(
+        cls, call: Call, all_states: bool, spin_limit: int, forks: bool = False
+    ) -> "ScheduleKey":
         """The key of a call, forward or backward."""
         x = call.x
         steps, batch, _ = x.shape
         return cls(
             call.problem, x.device.index or 0, steps, batch, bool(call.reset_states), all_states,
-            spin_limit,
+            spin_limit, forks,
         )  # fmt: skip
 
     @property
@@ -101,7 +104,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     problem = key.problem
     before = any(needs.states) or any(needs.reset_states)
     if single_step.differentiates(problem, key.steps, key.batch, before, key.reset_states):
-        single = _one_step(key.spec)
+        single = _forked(key, _one_step(key.spec))
         return single, schedule.backward(single, problem.drops)
     masks = problem.lengths, problem.reset
     on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
@@ -133,12 +136,25 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     if found is None:
         cut = _of_all(key.spec, chunking)
         found = _at_once(key, cut, on, key.masks, columns, inputs, wanted)
+    found = _forked(key, found)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
 def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
     """See `Chunking`: the kind of a loop, if it polls."""
     return frozenset({kind} if loop.polls else ())
+
+
+def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
+    """The same, with small products after loops side by side where the key asks for that."""
+    spec = key.spec
+    rows = len(spec.gates) * spec.hidden_size
+    columns = max(spec.layer_input(0), spec.layer_input(spec.num_layers - 1), spec.hidden_size)
+    if not key.forks or not overlap.forks(key.steps, key.batch, rows, columns):
+        return found
+    if found[0][0].wavefront:
+        return found
+    return tuple(tuple(replace(one, forks=True) for one in directions) for directions in found)
 
 
 def _one_step(spec: Spec) -> Chunkings:
