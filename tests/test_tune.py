@@ -15,7 +15,7 @@ from openrnn.codegen.trace import trace
 from openrnn.tune import command, kernels, regions, table
 from openrnn.tune.candidates import KINDS, Candidate, Size, candidates, variants
 from openrnn.tuning import measured, plan
-from openrnn.tuning.choice import Loss
+from openrnn.tuning.choice import CudnnRegion
 from openrnn.tuning.limits import Limits
 
 ROOT = Path(__file__).parents[1]
@@ -226,10 +226,12 @@ def test_regions_lie_around_what_was_measured():
     found += timed(1024, 16, 0.5, precision="float32")
     shown = list(map(str, regions.regions_of(found)))
     assert shown == [
-        "Loss(('lstm',), torch.float16, (832, 1024), (129, 256), (False, True)),  # 0.83 to 0.92",
-        "Loss(('gru',), torch.float16, (832, 1024), (129, 256), (False,)),  # 0.83",
+        "CudnnRegion(('lstm',), torch.float16, (832, 1024), (129, 256), (False, True)),"
+        "  # 0.83 to 0.92",
+        "CudnnRegion(('gru',), torch.float16, (832, 1024), (129, 256), (False,)),  # 0.83",
     ]
-    known = eval(shown[1].partition("),  #")[0] + ")", {"Loss": Loss, "torch": torch})
+    names = {"CudnnRegion": CudnnRegion, "torch": torch}
+    known = eval(shown[1].partition("),  #")[0] + ")", names)
     assert (known.hidden, known.batch) == ((832, 1024), (129, 256))
 
 
@@ -237,14 +239,15 @@ def test_of_several_lengths_the_nearest_counts():
     found = timed(512, 16, 0.5, steps=50, mode="training") + timed(512, 16, 1.5, mode="training")
     assert regions.regions_of(found) == []
     (one,) = regions.regions_of(timed(512, 16, 0.5, steps=50))
-    assert one.loss == Loss(("lstm",), torch.float16, (512, 512), (16, 16), (False,))
+    assert one.region == CudnnRegion(("lstm",), torch.float16, (512, 512), (16, 16), (False,))
 
 
 def test_regions_of_written_results(tmp_path, capsys):
     path = tmp_path / "fused.jsonl"
     Writer(path, MACHINE).add(timed(1024, 256, 0.9, precision="bfloat16"))
     assert cli.main(["tune", "regions", "--show", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("Loss(('lstm',), torch.bfloat16, (1024, 1024)")
+    shown = capsys.readouterr().out
+    assert shown.startswith("CudnnRegion(('lstm',), torch.bfloat16, (1024, 1024)")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def check_precision(route: Route) -> None:
 
 
 def route_of(how: How, inputs: Sequence[Any]) -> Route:
-    """The same for the inputs of an operator: x, states, parameters, lengths, reset, ..."""
+    """The route of an operator's inputs: x, states, parameters, lengths, reset, ..."""
     x, _, _, lengths, reset, *_ = inputs
     dtype, device = x.dtype, x.device.type
     precision = how.precision or precision_of(Spec.parse(how.spec), dtype, device)

@@ -125,7 +125,7 @@ class Spec:
     state_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # a text remembers its hash; thirteen fields at each look into a cache were felt at T = 1
+        # a text remembers its hash; hashing all fields at each look into a cache was felt at T = 1
         return hash(self.text)
 
     def __post_init__(self) -> None:

@@ -186,8 +186,8 @@ class Backend:
     packed = False  # it takes packed sequences (N, I) as they are, without padding
     recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
     reverses = False  # it runs reverse layers itself; else `turned` makes forward ones of them
-    # B * H up to which it runs tangent cells (`higher/tangent.py`) for second derivatives; forward
-    # mode asks only whether it is 0, which is neither of them (`higher/network.py`)
+    # B * H up to which second derivatives run by its tangent cells (`higher/tangent.py`). Forward
+    # mode uses them at any size. 0: it runs no tangent cells, so the reference does both.
     tangents_up_to: float = 0
     own_masks = False  # its dropout masks are not those of philox.py, so nothing can repeat them
 

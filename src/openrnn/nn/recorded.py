@@ -95,7 +95,7 @@ class Recorded:
         grads: Sequence[Tensor | None],
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
-        """The same as any other call has them: second derivatives, odd and watched tensors."""
+        """Gradients by the usual way: second derivatives, and tensors that no program takes."""
         x, count, last = every[0], self._first, self._last
         params, states = list(every[1:count]), every[count:last]
         lengths, reset, seed = masks_of(self.route.problem, every[last:])

@@ -20,7 +20,7 @@ from openrnn.nn.asked import Asked
 from openrnn.nn.recorded import Recorded
 
 KEYS = 256  # that a module remembers
-CALLS = 4  # of each key: with states or without, in inference mode or not
+CALLS = 4  # of each key: recorded or not, in inference mode or not, of other strides
 
 # of a module what its calls follow from, beside tensors
 _settings = attrgetter("backend", "training", "dropout", "batch_first")

@@ -13,7 +13,7 @@ import torch
 from openrnn.bench.ratios import Line, lines_of
 from openrnn.bench.record import Measurement
 from openrnn.bench.task import PRECISIONS
-from openrnn.tuning.choice import Loss
+from openrnn.tuning.choice import CudnnRegion
 
 SHARE = 0.95  # of our time that cuDNN takes at most in a region
 STEPS = 256  # of results with several T the one nearest to this counts
@@ -22,22 +22,24 @@ Point = tuple[str, str, str, int, int]  # cell, precision, mode, H, B
 
 
 @dataclass(frozen=True)
-class Region:
+class MeasuredRegion:
     """A region, and the shares of our time that were measured in it."""
 
-    loss: Loss
+    region: CudnnRegion
     shares: tuple[float, ...]
 
     def __str__(self) -> str:
-        """As `choice.LOSSES` has it."""
-        loss, dtype = self.loss, str(self.loss.dtype)
-        cells, grads = map(repr, (loss.cells, loss.grads))
+        """As `choice.CUDNN_FASTER` has it."""
+        region, dtype = self.region, str(self.region.dtype)
+        cells, grads = map(repr, (region.cells, region.grads))
         low, high = min(self.shares), max(self.shares)
         shares = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-        return f"Loss({cells}, {dtype}, {loss.hidden}, {loss.batch}, {grads}),  # {shares}"
+        return (
+            f"CudnnRegion({cells}, {dtype}, {region.hidden}, {region.batch}, {grads}),  # {shares}"
+        )
 
 
-def regions_of(results: Iterable[Measurement]) -> list[Region]:
+def regions_of(results: Iterable[Measurement]) -> list[MeasuredRegion]:
     """Around each measured H and B where cuDNN wins.
 
     Between two measured H the border lies halfway; B is a class that ends at the measured one;
@@ -62,9 +64,9 @@ def regions_of(results: Iterable[Measurement]) -> list[Region]:
             )
             by_grads.setdefault(grads, []).append(cell)
         for grads, cells in by_grads.items():
-            loss = Loss(tuple(cells), PRECISIONS[precision].dtype, span, rows, grads)
+            region = CudnnRegion(tuple(cells), PRECISIONS[precision].dtype, span, rows, grads)
             mine = tuple(share for (cell, _), share in kinds.items() if cell in cells)
-            regions.append(Region(loss, mine))
+            regions.append(MeasuredRegion(region, mine))
     return regions
 
 

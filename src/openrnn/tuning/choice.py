@@ -8,8 +8,8 @@ import torch
 from openrnn.spec import Problem
 
 
-class Loss(NamedTuple):
-    """A region in which our kernels lose, within the sizes that were measured."""
+class CudnnRegion(NamedTuple):
+    """Calls that `auto` gives to cuDNN, by their sizes."""
 
     cells: tuple[str, ...]
     dtype: torch.dtype
@@ -46,17 +46,17 @@ class Loss(NamedTuple):
 # B 256 were of grids. The loops that run there now take half as long, so they are left out; since
 # then only an LSTM in bfloat16 was measured: torch.nn's graph takes 1.51 of our time in inference,
 # 1.40 in training (stacks.jsonl of ad27a64).
-LOSSES = (
-    Loss(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
+CUDNN_FASTER = (
+    CudnnRegion(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
     # measured at T 25 only, on 2026-11-25; at B 64 cuDNN takes 1.12 and 1.19 of our time
-    Loss(("lstm",), torch.float16, (2041, 2048), (65, 128), (True,)),  # 0.82
-    Loss(("lstm",), torch.bfloat16, (2041, 2048), (65, 128), (True,)),  # 0.84
+    CudnnRegion(("lstm",), torch.float16, (2041, 2048), (65, 128), (True,)),  # 0.82
+    CudnnRegion(("lstm",), torch.bfloat16, (2041, 2048), (65, 128), (True,)),  # 0.84
 )
 # Where cuDNN ran before our kernels could, and they were not compared: calls of any kind. An LSTM
 # of H 2048 has a backward loop of ours since tiles-large.jsonl. Each 32 rows are a launch of it, so
 # more rows than were measured are no better.
-NOT_COMPARED = tuple(
-    Loss(("lstm",), dtype, (2041, 2048), (129, 1 << 20), (True,))
+CUDNN_NOT_COMPARED = tuple(
+    CudnnRegion(("lstm",), dtype, (2041, 2048), (129, 1 << 20), (True,))
     for dtype in (torch.float16, torch.bfloat16)
 )
 
@@ -65,7 +65,7 @@ def not_compared(problem: Problem) -> str | None:
     """The region of a problem, in words, if cuDNN keeps it without a measurement; else None."""
     if problem.batch is None or problem.capability != (9, 0):
         return None
-    return _region(NOT_COMPARED, problem, problem.batch)
+    return _region(CUDNN_NOT_COMPARED, problem, problem.batch)
 
 
 def slower(problem: Problem) -> str | None:
@@ -82,8 +82,8 @@ def slower(problem: Problem) -> str | None:
     )  # fmt: skip
     if problem.batch is None or not plain:
         return None
-    return _region(LOSSES, problem, problem.batch)
+    return _region(CUDNN_FASTER, problem, problem.batch)
 
 
-def _region(regions: Iterable[Loss], problem: Problem, batch: int) -> str | None:
+def _region(regions: Iterable[CudnnRegion], problem: Problem, batch: int) -> str | None:
     return next((str(one) for one in regions if one.holds(problem, batch)), None)

@@ -43,7 +43,7 @@ def is_readable(call: Call) -> bool:
 
 
 def is_laid_out(call: Call) -> bool:
-    """The same of their places alone: in 16 bits they are yet to be converted."""
+    """Whether tensors lie as the kernels read them; those of 16 bits are yet to be converted."""
     return 0 not in call.x.shape and readable(call, call.x.dtype) is call
 
 

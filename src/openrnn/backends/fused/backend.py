@@ -37,6 +37,7 @@ from openrnn.backends.fused.describe import describe, listed
 from openrnn.backends.fused.forward import Forward
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
+from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.errors import CellError
 from openrnn.memory import memory_for
@@ -122,7 +123,7 @@ class Fused(Backend):
 
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:
         """The operations that it runs, as `schedules` cuts and orders them; needs its device."""
-        key = schedules.ScheduleKey(
+        key = ScheduleKey(
             problem, device.index or 0, problem.steps or 0, problem.batch or 0,
             problem.reset_state, problem.return_states, self.spin_limit,
         )  # fmt: skip
@@ -169,9 +170,7 @@ class Fused(Backend):
                 order = rest.pop()
             lower = rest[0] if rest else None
         with On(x.device.index):
-            schedule = schedules.forward(
-                schedules.ScheduleKey.of(call, bool(all_states), self.spin_limit)
-            )
+            schedule = schedules.forward(ScheduleKey.of(call, bool(all_states), self.spin_limit))
             lengths = None if call.lengths is None else sort_lengths(call.lengths, order)
             run = Forward(call, lengths, saved, lower, all_states, self.spin_limit)
             execute(schedule, run)
@@ -210,7 +209,7 @@ class Fused(Backend):
             # in a graph, where events between streams cost the host nothing; of a program see there
             forks = CURRENT.recording is not None or torch.cuda.is_current_stream_capturing()
             cut, schedule = schedules.backward(
-                schedules.ScheduleKey.of(call, all_states, self.spin_limit, forks), needs
+                ScheduleKey.of(call, all_states, self.spin_limit, forks), needs
             )
             run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
             execute(schedule, run)

@@ -5,6 +5,7 @@ from functools import partial
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels, schedules, wavefronts
+from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
@@ -38,7 +39,7 @@ def describe(problem: Problem) -> list[str]:
     return lines
 
 
-def listed(key: schedules.ScheduleKey) -> list[str]:
+def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
     found: schedule.Schedule | None = None
     if key.problem.grad:

@@ -266,7 +266,7 @@ def plain_binary(name: str, dtype: str, arch: str, structs: int = 1) -> nvrtc.Bi
 
 @resource
 def plain(name: str, dtype: str, device: int, structs: int = 1) -> nvrtc.CudaKernel:
-    """The same, loaded; its blocks have 256 threads."""
+    """A plain kernel, loaded on a device; its blocks have 256 threads."""
     arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
     return nvrtc.loaded(plain_binary(name, dtype, arch, structs), 1, 256, 0, device)
 

@@ -160,7 +160,7 @@ def turn_all(stack: Sequence[Weights]) -> None:
     jobs += [one.layer.permutation(one.input_matrix, one.layer.left, True) for one in stack[1:]]
     layer, blocks = stack[0].layer, jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
-    kernels.launch_several("permute_weights", layer.name, layer.device, words, blocks)
+    kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
     turned = [made for made, _, _ in jobs]
     for one, made in zip(stack, turned):
         one._recurrent_by_planes = made

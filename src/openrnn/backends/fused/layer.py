@@ -22,7 +22,7 @@ from openrnn.tuning import plan
 
 
 class ForwardFlags(NamedTuple):
-    """What a forward loop does besides; each combination is a kernel of its own."""
+    """Options of a forward loop; each combination is a kernel of its own."""
 
     lengths: bool
     reset: bool
@@ -32,12 +32,12 @@ class ForwardFlags(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of the kernel."""
+        """The kind of the kernel."""
         return "forward"
 
 
 class BackwardFlags(NamedTuple):
-    """What a backward loop does besides."""
+    """Options of a backward loop; each combination is a kernel of its own."""
 
     lengths: bool
     reset: bool
@@ -46,7 +46,7 @@ class BackwardFlags(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of the kernel."""
+        """The kind of the kernel."""
         return "backward"
 
 
@@ -78,7 +78,8 @@ class LayerKernels:
 
     Attributes:
         index: layer * directions + direction.
-        units: H rounded up to a multiple of 8; exact: H is one.
+        units: H rounded up to a multiple of 8; exact: H is a multiple of 8.
+        dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
         places: of its parameters among those of a call; matrices: of w_ih, w_hh, b_ih, b_hh, None
@@ -125,7 +126,7 @@ class LayerKernels:
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
-        self.name = str(dtype).removeprefix("torch.")
+        self.dtype_name = str(dtype).removeprefix("torch.")
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
@@ -134,12 +135,12 @@ class LayerKernels:
     @cached_property
     def permute_weights(self) -> nvrtc.CudaKernel:
         """The kernel that puts a matrix's gates in another order."""
-        return kernels.plain("permute_weights", self.name, self.device)
+        return kernels.plain("permute_weights", self.dtype_name, self.device)
 
     @cached_property
     def reduce_bias_gradients(self) -> nvrtc.CudaKernel:
         """The kernel that reduces sums to gradients of biases and unit vectors."""
-        return kernels.plain("reduce_bias_gradients", self.name, self.device)
+        return kernels.plain("reduce_bias_gradients", self.dtype_name, self.device)
 
     @cached_property
     def reduce_bias_args(self) -> PreparedArgs:
@@ -190,7 +191,7 @@ class LayerKernels:
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
-            flags.kind, self.cell, self.name, self.hidden, (batch + 7) // 8, names_of(flags),
+            flags.kind, self.cell, self.dtype_name, self.hidden, (batch + 7) // 8, names_of(flags),
             self.device, self.spin_limit, loops, layers,
         )  # fmt: skip
 

@@ -51,7 +51,7 @@ class PreparedLoop:
         way = -1 if back_in_time else 1
         size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden
         shared = {
-            "batch": batch, "units": layer.hidden, "layers": layers, "reverse": layer.direction,
+            "batch": batch, "hidden": layer.hidden, "layers": layers, "reverse": layer.direction,
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
             "reset_step_bytes": way * batch,
             "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets

@@ -6,21 +6,20 @@ Chunks bound the memory of a long call, or let products of one chunk run beside 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from openrnn import schedule
-from openrnn.backends.base import Call, Needs
+from openrnn.backends.base import Needs
 from openrnn.backends.fused import kernels, prepared
 from openrnn.backends.fused.layer import (
     BackwardFlags,
     Flags,
     ForwardFlags,
     LayerKernels,
-    layer_kernels,
     names_of,
 )
+from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.wavefronts import stack_of, wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
@@ -29,50 +28,6 @@ from openrnn.spec import Problem, Spec
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
-
-
-class ScheduleKey(NamedTuple):
-    """What a schedule depends on."""
-
-    problem: Problem
-    device: int
-    steps: int
-    batch: int
-    reset_states: bool
-    all_states: bool  # of a backward: gradients of them are given
-    spin_limit: int = 0  # see `kernels.kernel`
-    forks: bool = False  # of a backward: the products after loops run side by side
-
-    @classmethod
-    def of(
-        cls, call: Call, all_states: bool, spin_limit: int, forks: bool = False
-    ) -> "ScheduleKey":
-        """The key of a call, forward or backward."""
-        x = call.x
-        steps, batch, _ = x.shape
-        return cls(
-            call.problem, x.device.index or 0, steps, batch, bool(call.reset_states), all_states,
-            spin_limit, forks,
-        )  # fmt: skip
-
-    @property
-    def spec(self) -> Spec:
-        return self.problem.spec
-
-    @property
-    def masks(self) -> tuple[str, ...]:
-        """The masks that the loops read."""
-        return ("lengths",) * self.problem.lengths + ("reset",) * self.problem.reset
-
-    @property
-    def recompute(self) -> bool:
-        """Whether backward runs forward's loops again."""
-        return self.problem.grad and self.spec.recompute == "gates"
-
-    def layer(self, layer: int, direction: int) -> LayerKernels:
-        """One layer and direction."""
-        index = layer * self.spec.directions + direction
-        return layer_kernels(self.spec, index, self.problem.dtype, self.device, self.spin_limit)
 
 
 @memo(4096)
@@ -404,6 +359,6 @@ def _request(layer: LayerKernels, kind: str, flags: plan.Flags, batch: int) -> p
     """A loop of the layer on its device."""
     about = torch.cuda.get_device_properties(layer.device)
     return plan.LoopRequest(
-        kind, flags, layer.cell, layer.name, layer.hidden, -(-batch // 8) * 8,
+        kind, flags, layer.cell, layer.dtype_name, layer.hidden, -(-batch // 8) * 8,
         (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip

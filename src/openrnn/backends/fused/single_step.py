@@ -36,12 +36,12 @@ class PreparedStep:
     def __init__(self, layer: LayerKernels, batch: int, kind: str, inputs: int) -> None:
         arch = nvrtc.arch_of(torch.cuda.get_device_capability(layer.device))
         configs = single_step.configs(kind, layer.gates, inputs, layer.hidden, batch)
-        shared = {"batch": batch, "units": layer.hidden}
+        shared = {"batch": batch, "hidden": layer.hidden}
         if kind == "step_backward":
             shared |= {"left": layer.left_word, "right": layer.right_word}
         else:
             shared["inputs"] = inputs
-        made, config = kernels.best_step(configs, layer.cell, layer.name, arch)
+        made, config = kernels.best_step(configs, layer.cell, layer.dtype_name, arch)
         self.config: StepConfig = config
         self.kernel = nvrtc.loaded(made, 1, config.threads, config.shared(layer.cell), layer.device)
         self.args = PreparedArgs(STEPS[kind], **shared)

@@ -100,4 +100,4 @@ def _reduce_biases(each: Sequence[LayerGradients]) -> None:
     if any(one.has_biases for one in each):
         words, layer = [one.begin_reduction() for one in each], each[0].layer
         name, blocks = "reduce_bias_gradients", layer.bias_blocks
-        kernels.launch_several(name, layer.name, layer.device, words, blocks)
+        kernels.launch_several(name, layer.dtype_name, layer.device, words, blocks)

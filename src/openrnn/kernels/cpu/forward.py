@@ -142,9 +142,7 @@ def input_side(args, tile, first, last, live, base, gates):
         a, a_step, a_row = tile.x_rows, rows * inputs, inputs
     elif rows == 1:
         a_row = a_step
-    for step in range(first, last):
-        if not gather:
-            break
+    for step in range(first, last if gather else first):
         while live > 0 and length_of(args, tile.start + live - 1) <= step:
             live -= 1
         slot = slot_of(args, step) - base
@@ -201,7 +199,7 @@ def store_all(args, group, offset, hidden, others):
     """Writes a row's states, the units of all threads, at a row offset of their tensors."""
     outputs, units = args.outputs, args.units
     at = int64_at(group)
-    for k in range(1 + (args.states - 1)):
+    for k in range(args.states):
         size, source = (outputs, hidden) if k == 0 else (units, 0)
         if k > 0 and others != 0:
             source = others + (k - 1) * args.padded * SIZE

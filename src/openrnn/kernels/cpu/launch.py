@@ -156,7 +156,7 @@ def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:
 
 
 def packs(steps: int, batch: int) -> bool:
-    """Whether a forward run has rows enough for packing the matrices to pay."""
+    """Whether a pass has rows enough for packing the matrices to pay."""
     return steps * batch >= PACK_FROM
 
 

@@ -10,11 +10,9 @@ from numba import int64, njit, types
 from numba.extending import intrinsic
 
 from openrnn.kernels.cpu.args import BARRIER, LINE
-from openrnn.kernels.cpu.host import HAS_SCHED_YIELD
 
-__all__ = ["POSSIBLE", "Team", "barrier", "part_of", "share_of", "team_of"]
+__all__ = ["Team", "barrier", "part_of", "share_of", "team_of"]
 
-POSSIBLE = HAS_SCHED_YIELD
 SPINS = 4000  # reads of a flag before a waiting thread yields its core
 INT = ir.IntType(64)
 

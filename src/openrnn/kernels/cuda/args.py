@@ -1,4 +1,7 @@
-"""The arguments of every CUDA kernel, a table each."""
+"""The arguments of every CUDA kernel, a table each.
+
+In shapes `hidden` is H, and `units` is H rounded up to a multiple of 8.
+"""
 
 from typing import Annotated
 
@@ -12,13 +15,13 @@ class ForwardArgs(Args):
     Strides in bytes lead to the loop's next step: they are negative where it runs back in time.
     """
 
-    weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
-    w_ih: Annotated[int, "const storage_t*", "in a stack: W_ih [GATES, units, units]"] = 0
+    weight: Annotated[int, "const storage_t*", "R [GATES, hidden, hidden]"]
+    w_ih: Annotated[int, "const storage_t*", "in a stack: W_ih [GATES, hidden, hidden]"] = 0
     x: Annotated[int, "const storage_t*", "input side [T, B, GATES, UNITS], by strides"]
     x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "values from a gate to the next, 0: one for all"]
-    y: Annotated[int, "storage_t*", "out [T, B, units], by strides"]
+    y: Annotated[int, "storage_t*", "out [T, B, hidden], by strides"]
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
@@ -28,20 +31,20 @@ class ForwardArgs(Args):
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
     ] = 0
     saved_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
-    bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
-    bias_r: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
-    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    bias_x: Annotated[int, "const storage_t*", "[GATES, hidden], or null"] = 0
+    bias_r: Annotated[int, "const storage_t*", "[GATES, hidden], or null"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, hidden]"] = 0
     lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
     order: Annotated[int, "const int64*", "if LENGTHS: [B] rows by falling length"] = 0
     reset: Annotated[int, "const unsigned char*", "if RESET: [T, B]"] = 0
     reset_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     chunk_in: Annotated[
-        int, "const float*", "[STATES, B, units] that the time chunk before left, or null"
+        int, "const float*", "[STATES, B, hidden] that the time chunk before left, or null"
     ] = 0
     chunk_out: Annotated[int, "float*", "the same for the next chunk instead of final, or null"] = 0
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
-    units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
@@ -49,11 +52,11 @@ class ForwardArgs(Args):
     step: Annotated[int, "int64", "stepwise only: of the loop; -1 before the first"] = 0
     h: Annotated[int, "storage_t*", "stepwise only: [B, UNITS] that the next GEMM reads"] = 0
     products: Annotated[int, "const float*", "stepwise only: h R^T [B, GATES, UNITS]"] = 0
-    carried: Annotated[int, "float*", "stepwise only: states [STATES, B, units] between steps"] = 0
-    initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    carried: Annotated[int, "float*", "stepwise only: states [STATES, B, hidden] between steps"] = 0
+    initial: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
-    final: Annotated[States, "storage_t*", "out [B, units] each"]
-    all_states: Annotated[States, "storage_t*", "out if ALL_STATES: [T, B, units] each"]
+    final: Annotated[States, "storage_t*", "out [B, hidden] each"]
+    all_states: Annotated[States, "storage_t*", "out if ALL_STATES: [T, B, hidden] each"]
 
 
 @table
@@ -74,18 +77,18 @@ class BackwardArgs(Args):
     d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     flag_buffer: Annotated[int, "operand_t*", "see multicast_exchange.cuh; else null"] = 0
     sums: Annotated[int, "float*", "out [parts by rows, PLANES + VECTORS, UNITS] over T and rows"]
-    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, hidden]"] = 0
     lengths: Annotated[int, "const int64*", "if LENGTHS: [B]"] = 0
     order: Annotated[int, "const int64*", "if LENGTHS: [B] rows by falling length"] = 0
     reset: Annotated[int, "const unsigned char*", "if RESET: [T, B]"] = 0
     reset_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     chunk_in: Annotated[
-        int, "const float*", "[STATES, B, units] that the time chunk before left, or null"
+        int, "const float*", "[STATES, B, hidden] that the time chunk before left, or null"
     ] = 0
     chunk_out: Annotated[int, "float*", "the same for the next chunk, not d_initial; or null"] = 0
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
-    units: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
@@ -93,45 +96,45 @@ class BackwardArgs(Args):
     step: Annotated[int, "int64", "stepwise only: of the loop; T after the last"] = 0
     products: Annotated[int, "const float*", "stepwise only: dh of the step before [B, UNITS]"] = 0
     carried: Annotated[
-        int, "float*", "stepwise only: [STATES, B, units] between steps; of reset states behind it"
+        int, "float*", "stepwise only: [STATES, B, hidden] between steps; of reset states behind it"
     ] = 0
-    d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    d_final: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     d_all_states: Annotated[
-        States, "const storage_t*", "if ALL_STATES: [T, B, units] each, or null"
+        States, "const storage_t*", "if ALL_STATES: [T, B, hidden] each, or null"
     ]
-    d_initial: Annotated[States, "storage_t*", "out [B, units] each, or null"]
-    d_reset_state: Annotated[States, "storage_t*", "out if RESET_STATE: [B, units] each, or null"]
+    d_initial: Annotated[States, "storage_t*", "out [B, hidden] each, or null"]
+    d_reset_state: Annotated[States, "storage_t*", "out if RESET_STATE: [B, hidden] each, or null"]
 
 
 @table
 class StepForwardArgs(Args):
     """Of `step_forward` and `step_cell`, one step (T = 1) of one layer and direction."""
 
-    weight: Annotated[int, "const storage_t*", "R [GATES, units, units]"]
-    w_ih: Annotated[int, "const storage_t*", "W_ih [GATES, units, inputs], or null"] = 0
+    weight: Annotated[int, "const storage_t*", "R [GATES, hidden, hidden]"]
+    w_ih: Annotated[int, "const storage_t*", "W_ih [GATES, hidden, inputs], or null"] = 0
     x: Annotated[
-        int, "const storage_t*", "[B, inputs]; without w_ih the input side [B, GATES, units]"
+        int, "const storage_t*", "[B, inputs]; without w_ih the input side [B, GATES, hidden]"
     ]
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "without w_ih: values from a gate to the next"] = 0
     inputs: Annotated[int, "int64", "I, a multiple of 8; 0 without w_ih"]
-    x_products: Annotated[int, "const float*", "step_cell: [B, GATES, units] of W_ih, or null"] = 0
+    x_products: Annotated[int, "const float*", "step_cell: [B, GATES, hidden] of W_ih, or null"] = 0
     h_products: Annotated[int, "const float*", "step_cell: the same of R, or null"] = 0
-    y: Annotated[int, "storage_t*", "out [B, units], by rows"]
+    y: Annotated[int, "storage_t*", "out [B, hidden], by rows"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     saved: Annotated[
-        int, "storage_t*", "out [tiles of 8 rows, units / 8, 64 cells, SAVED] in planes, or null"
+        int, "storage_t*", "out [tiles of 8 rows, hidden / 8, 64 cells, SAVED] in planes, or null"
     ] = 0
-    bias_x: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
-    bias_r: Annotated[int, "const storage_t*", "[GATES, units], or null"] = 0
-    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    bias_x: Annotated[int, "const storage_t*", "[GATES, hidden], or null"] = 0
+    bias_r: Annotated[int, "const storage_t*", "[GATES, hidden], or null"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, hidden]"] = 0
     reset: Annotated[int, "const unsigned char*", "[B] of rows reset before the step, or null"] = 0
     batch: Annotated[int, "int64", "B"]
-    units: Annotated[int, "int64", "H, a multiple of 8"]
-    initial: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    hidden: Annotated[int, "int64", "H, a multiple of 8"]
+    initial: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
-    final: Annotated[States, "storage_t*", "out [B, units] each, not in the memory of initial"]
-    all_states: Annotated[States, "storage_t*", "out [B, units] each, or null"]
+    final: Annotated[States, "storage_t*", "out [B, hidden] each, not in the memory of initial"]
+    all_states: Annotated[States, "storage_t*", "out [B, hidden] each, or null"]
 
 
 @table
@@ -139,21 +142,21 @@ class StepBackwardArgs(Args):
     """Of `step_backward`, the derivative of one step of one layer and direction."""
 
     saved: Annotated[int, "const storage_t*", "as forward wrote it"]
-    dy: Annotated[int, "const storage_t*", "[B, units], by rows; or null"] = 0
+    dy: Annotated[int, "const storage_t*", "[B, hidden], by rows; or null"] = 0
     dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
-    d_gates: Annotated[int, "storage_t*", "out [B, PLANES, units]"]
-    input_bias: Annotated[int, "storage_t*", "out [GATES, units], or null"] = 0
-    recurrent_bias: Annotated[int, "storage_t*", "out [GATES, units], or null"] = 0
-    d_vectors: Annotated[int, "storage_t*", "out [VECTORS, units]; null where VECTORS is 0"] = 0
-    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, units]"] = 0
+    d_gates: Annotated[int, "storage_t*", "out [B, PLANES, hidden]"]
+    input_bias: Annotated[int, "storage_t*", "out [GATES, hidden], or null"] = 0
+    recurrent_bias: Annotated[int, "storage_t*", "out [GATES, hidden], or null"] = 0
+    d_vectors: Annotated[int, "storage_t*", "out [VECTORS, hidden]; null where VECTORS is 0"] = 0
+    vectors: Annotated[int, "const storage_t*", "per-unit vectors [VECTORS, hidden]"] = 0
     batch: Annotated[int, "int64", "B"]
-    units: Annotated[int, "int64", "H, a multiple of 8"]
+    hidden: Annotated[int, "int64", "H, a multiple of 8"]
     left: Annotated[int, "int64", "4 bits each: the plane of a gate on the input side"]
     right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]
-    d_final: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
-    d_all_states: Annotated[States, "const storage_t*", "[B, units] each, or null: zeros"]
+    d_final: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
+    d_all_states: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     d_initial: Annotated[
-        States, "storage_t*", "out [B, units] each without what R passes on, or null"
+        States, "storage_t*", "out [B, hidden] each without what R passes on, or null"
     ]
 
 
@@ -163,7 +166,7 @@ class PermuteWeightsArgs(Args):
 
     matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns]"]
     out: Annotated[int, "storage_t*", "[gates, units, columns] or, turned, [across, gates, units]"]
-    units: Annotated[int, "int64", "hidden, up to a multiple of 8"]
+    units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
     hidden: Annotated[int, "int64", ""]
     across: Annotated[int, "int64", "columns of out, with zeros past those of matrix"]
     columns: Annotated[int, "int64", ""]
@@ -236,7 +239,7 @@ class ReduceBiasGradientsArgs(Args):
     planes: Annotated[int, "int64", ""]
     gates: Annotated[int, "int64", ""]
     vectors: Annotated[int, "int64", ""]
-    units: Annotated[int, "int64", "hidden, up to a multiple of 8"]
+    units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
     hidden: Annotated[int, "int64", ""]
     left: Annotated[int, "int64", "4 bits each: the plane of a gate on the input side"]
     right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]

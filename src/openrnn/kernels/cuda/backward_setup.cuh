@@ -42,10 +42,10 @@ struct Cells {
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = here.slot(s);
             const int unit = here.unit(slot);
-            const bool inside = slot.owned && unit < args.units;
+            const bool inside = slot.owned && unit < args.hidden;
             #pragma unroll
             for (int v = 0; v < VECTORS; ++v)
-                vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+                vector[s][v] = inside ? widen(args.vectors[v * args.hidden + unit]) : 0.0f;
             #pragma unroll
             for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
             #pragma unroll
@@ -55,9 +55,9 @@ struct Cells {
                     const int b = rows[f * ROWS + slot.tile * 8 + here.thread_in_group * 2 + c];
                     #pragma unroll
                     for (int k = 0; k < STATES; ++k) {
-                        const int64 at = int64(b) * args.units + unit;
+                        const int64 at = int64(b) * args.hidden + unit;
                         d_state[f][s][c][k] = !inside || b < 0 ? 0.0f
-                            : final_gradient(args, k, args.batch * args.units, at);
+                            : final_gradient(args, k, args.batch * args.hidden, at);
                         if (RESET_STATE) d_reset[f][s][c][k] = 0.0f;
                     }
                 }
@@ -162,7 +162,7 @@ INLINE void begin_slots(const BackwardArgs& args, const Place& here, const int* 
             d_gates[f][s] = first_gates(args, here, time, slot, own);
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0
-                length[f][s][c] = slot.owned && here.unit(slot) < args.units
+                length[f][s][c] = slot.owned && here.unit(slot) < args.hidden
                     ? time.length(args, tile_rows[here.thread_in_group * 2 + c]) : 0;
             if (RESET)
                 resets[f][s].begin(args.reset, args.batch, own, time.first + later,

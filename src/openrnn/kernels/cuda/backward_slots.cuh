@@ -12,10 +12,10 @@ struct Cells {
     INLINE void load(const BackwardArgs& args, const Place& here, const Time& time,
                      const int* tile_rows, const Slot& slot, int s, int (&length)[2]) {
         const int unit = here.unit(slot);
-        const bool inside = slot.owned && unit < args.units;
+        const bool inside = slot.owned && unit < args.hidden;
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v)
-            vector[s][v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+            vector[s][v] = inside ? widen(args.vectors[v * args.hidden + unit]) : 0.0f;
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) total[s][p] = 0.0f;
         #pragma unroll
@@ -24,10 +24,10 @@ struct Cells {
             length[c] = inside ? time.length(args, b) : 0;
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
-                const int64 at = int64(b) * args.units + unit;
+                const int64 at = int64(b) * args.hidden + unit;
                 d_state[s][c][k] =
                     !inside || b < 0 ? 0.0f
-                                     : final_gradient(args, k, args.batch * args.units, at);
+                                     : final_gradient(args, k, args.batch * args.hidden, at);
                 if (RESET_STATE) d_reset[s][c][k] = 0.0f;
             }
         }
@@ -70,8 +70,9 @@ INLINE void step_slot(const BackwardArgs& args, const Place& here, const int* ro
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
             d_after[k] = k == 0 ? d_here[k] + d_out[c] : d_here[k];
-            if (ALL_STATES && args.d_all_states[k] && live && b >= 0 && unit < args.units)
-                d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
+            if (ALL_STATES && args.d_all_states[k] && live && b >= 0 && unit < args.hidden)
+                d_after[k] +=
+                    widen(args.d_all_states[k][(t * args.batch + b) * args.hidden + unit]);
         }
         derivative(factor[c], d_after, found, d_before, d_vector[c]);
         if (ALL_LIVE || live) {
@@ -97,11 +98,11 @@ INLINE void finish(const BackwardArgs& args, const Place& here, const Time& time
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
-            if (b < 0 || unit >= args.units) continue;
+            if (b < 0 || unit >= args.hidden) continue;
             const bool replaced =
                 RESET && !args.reverse && time.length(args, b) > 0 && args.reset[b];
             store_first(args, cells.d_state[s][c], cells.d_reset[s][c], replaced,
-                        args.batch * args.units, int64(b) * args.units + unit);
+                        args.batch * args.hidden, int64(b) * args.hidden + unit);
         }
         #pragma unroll
         for (int p = 0; p < PLANES + VECTORS; ++p) {

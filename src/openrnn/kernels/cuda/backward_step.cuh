@@ -80,8 +80,9 @@ INLINE void step_slot(const BackwardArgs& args, const Place& here, const int* ro
             const int64 b = rows[f * ROWS + slot.tile * 8 + here.thread_in_group * 2 + c];
             const int64 unit = group * 8 + here.group_of_lane;
             if (ALL_STATES && args.d_all_states[k] && slot.owned && live && b >= 0 &&
-                unit < args.units)
-                d_after[k] += widen(args.d_all_states[k][(t * args.batch + b) * args.units + unit]);
+                unit < args.hidden)
+                d_after[k] +=
+                    widen(args.d_all_states[k][(t * args.batch + b) * args.hidden + unit]);
         }
         derivative(factor[c], d_after, found, d_before, d_vector[c]);
         if (ALL_LIVE || live) {
@@ -169,11 +170,11 @@ INLINE void finish(const BackwardArgs& args, const Place& here, const Time& time
             #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int b = rows[f * ROWS + slot.tile * 8 + thread_in_group * 2 + c];
-                if (b < 0 || unit >= args.units) continue;
+                if (b < 0 || unit >= args.hidden) continue;
                 const bool replaced =
                     RESET && !args.reverse && time.length(args, b) > 0 && args.reset[b];
                 store_first(args, cells.d_state[f][s][c], cells.d_reset[f][s][c], replaced,
-                            reread(args.batch) * args.units, int64(b) * args.units + unit);
+                            reread(args.batch) * args.hidden, int64(b) * args.hidden + unit);
             }
         }
         #pragma unroll

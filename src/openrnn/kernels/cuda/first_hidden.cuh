@@ -12,11 +12,11 @@ INLINE uint4 first_hidden(const ForwardArgs& args, int count, int64 b, int unit)
 #if PADDED
     #pragma unroll
     for (int i = 0; i < CHUNK_K; ++i)
-        if (unit + i < args.units)
+        if (unit + i < args.hidden)
             found[i] = widen(narrow(first_state_inline(args, count, 0, b, unit + i)));
 #else
     const bool is_reset = starts_reset(args, count, b);
-    const int64 at = b * args.units + unit;
+    const int64 at = b * args.hidden + unit;
     const storage_t* const source = is_reset ? args.reset_state[0] : args.initial[0];
     const float* floats = args.chunk_in && !is_reset ? args.chunk_in : nullptr;
 #if NARROW
@@ -51,7 +51,7 @@ INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int cou
     for (int at = threadIdx.x; at < ROW_COUNT * CHUNK_COUNT; at += THREAD_COUNT) {
         const int r = at / CHUNK_COUNT, chunk = at % CHUNK_COUNT, b = rows[r];
         const int unit = (first_chunk + chunk) * CHUNK_K;
-        if (b >= 0 && unit < args.units)
+        if (b >= 0 && unit < args.hidden)
             *reinterpret_cast<uint4*>(shared + target(r, chunk)) =
                 first_hidden(args, count, b, unit);
     }

@@ -26,8 +26,8 @@ INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
 INLINE float first_state_inline(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
     const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
                           (!LENGTHS || args.lengths[b] > 0);
-    const int64 at = b * args.units + unit;
-    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    const int64 at = b * args.hidden + unit;
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.hidden + at];
     const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
     return source ? widen(source[at]) : 0.0f;
 }
@@ -71,13 +71,13 @@ INLINE float step_cell(const ForwardArgs& args, const float (&x)[GATES], const f
         const int64 b = rows[place];
         #pragma unroll
         for (int k = 0; k < STATES; ++k)
-            if (unit < args.units)
-                args.all_states[k][(t * args.batch + b) * args.units + unit] = narrow(after[k]);
+            if (unit < args.hidden)
+                args.all_states[k][(t * args.batch + b) * args.hidden + unit] = narrow(after[k]);
     }
     #pragma unroll
     for (int k = 0; k < STATES; ++k)
         if (live) state[k] = after[k];
-    return !PADDED || unit < args.units ? state[0] : 0.0f;
+    return !PADDED || unit < args.hidden ? state[0] : 0.0f;
 }
 
 // Sums of a lane's two cells begin with what is known before h is.
@@ -116,7 +116,7 @@ INLINE Message next_hidden(const ForwardArgs& args, Pair pair, float first, floa
     Message message = message_of(pair, first, second);
     if (RESET && resets) message = {};
     if (RESET && RESET_STATE && resets)
-        message = message_of(load_state_pair(args.reset_state[0], row, unit, args.units));
+        message = message_of(load_state_pair(args.reset_state[0], row, unit, args.hidden));
     return message;
 }
 
@@ -126,5 +126,5 @@ INLINE void store_no_output(const ForwardArgs& args, int count, int direction, i
     store_zeros(advanced(args.y, count * direction * args.y_step_bytes) + row * args.y_row +
                     group * 8 + thread_in_group * 2,
                 direction * args.y_step_bytes, int(args.steps) - count,
-                group * 8 + thread_in_group * 2, args.units);
+                group * 8 + thread_in_group * 2, args.hidden);
 }

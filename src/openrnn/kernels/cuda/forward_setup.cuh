@@ -22,9 +22,9 @@ struct Place {
 
 // A state before the first step: that of the time chunk before, the initial one or the reset one.
 INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
-    const int64 at = b * args.units + unit;
+    const int64 at = b * args.hidden + unit;
     const bool is_reset = starts_reset(args, count, b);
-    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.units + at];
+    if (args.chunk_in && !is_reset) return args.chunk_in[k * args.batch * args.hidden + at];
     const storage_t* source = is_reset ? args.reset_state[k] : args.initial[k];
     return source ? widen(source[at]) : 0.0f;
 }
@@ -37,7 +37,7 @@ struct Cells {
     INLINE void load(const ForwardArgs& args, const Place& here, const int* rows, int count) {
         #pragma unroll
         for (int j = 0; j < PER_WARP; ++j)
-            units[j].load(args, here.unit(j), here.unit(j) < args.units);
+            units[j].load(args, here.unit(j), here.unit(j) < args.hidden);
         #pragma unroll
         for (int f = 0; f < TILES_IN_FLIGHT; ++f)
             #pragma unroll
@@ -47,7 +47,7 @@ struct Cells {
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int b = rows[here.pair_rows(f, n) + c], unit = here.unit(j);
-                        const bool inside = b >= 0 && unit < args.units;
+                        const bool inside = b >= 0 && unit < args.hidden;
                         #pragma unroll
                         for (int k = 0; k < STATES; ++k)
                             state[f][j][n][c][k] =
@@ -178,7 +178,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
         uint4 found = {};
         if (j < PER_WARP && group < here.end_group && k < UNITS)
             found = chunk_of(args.weight, number % GATES, group * 8 + here.group_of_lane, k,
-                             args.units);
+                             args.hidden);
         return found;
     });
 }

@@ -97,7 +97,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const bool live = !LENGTHS || tile.live & own_bit;
     const bool has_row = owned && row >= 0;
     if (has_row)
-        store_inside(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.units);
+        store_inside(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.hidden);
     if (SAVE && owned) store_tile_saved(args, here, saved, f, n, j, rest, values);
 }
 
@@ -107,7 +107,7 @@ INLINE void reset_tile(const ForwardArgs& args, const Place& here, const int* ro
     #pragma unroll
     for (int j = 0; j < PER_WARP; ++j)
         reset_cells(cells.state[f][j][n], reset, bits.pair, args.reset_state,
-                    rows + here.pair_rows(f, n), here.unit(j), args.units);
+                    rows + here.pair_rows(f, n), here.unit(j), args.hidden);
 }
 
 // The final states of a unit in two rows, from number `first` on; cells: B * H.
@@ -116,11 +116,11 @@ INLINE void store_final(const ForwardArgs& args, const int* rows, int first, int
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const int b = rows[first + c];
-        const bool inside = b >= 0 && unit < args.units;
+        const bool inside = b >= 0 && unit < args.hidden;
         #pragma unroll
         for (int k = 0; k < STATES; ++k)
             if (inside)
-                store_end(args.chunk_out, args.final[k], k * cells, int64(b) * args.units + unit,
+                store_end(args.chunk_out, args.final[k], k * cells, int64(b) * args.hidden + unit,
                           state[c][k]);
     }
 }
@@ -134,7 +134,7 @@ INLINE void finish(const ForwardArgs& args, const Time& time, const int* rows,
     const int block = cluster_rank();
     const int first_group = first_group_of(block) + thread / 32 * PER_WARP;
     const int end_group = first_group_of(block + 1);
-    const int64 cells_each = reread(args.batch) * args.units;
+    const int64 cells_each = reread(args.batch) * args.hidden;
     #pragma unroll
     for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll

@@ -71,7 +71,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_part(here, matrix, others, [&](int group, int gate, int k) {
-        return chunk_of(args.weight, gate, group * 8 + group_of_lane, k, args.units);
+        return chunk_of(args.weight, gate, group * 8 + group_of_lane, k, args.hidden);
     });
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
@@ -124,7 +124,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
             if (RESET)  // after h was published: nobody waits for it
                 reset_cells(cells.state[s], tile[s].reset, bits.pair, args.reset_state,
                             rows + slot.tile * 8 + thread_in_group * 2, here.unit(slot),
-                            args.units);
+                            args.hidden);
         }
     }
     finish(args, here, time, rows, row, cells);

@@ -8,7 +8,7 @@ struct Cells {
     INLINE void load(const ForwardArgs& args, const Place& here, const int* rows, int count,
                      const Slot& slot, int s) {
         const int unit = here.unit(slot);
-        const bool inside = slot.owned && unit < args.units;
+        const bool inside = slot.owned && unit < args.hidden;
         units[s].load(args, unit, inside);
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -96,7 +96,7 @@ INLINE void store_results(const ForwardArgs& args, const TileRows& tile, uint32 
     const bool publishes = row >= 0 && (!args.flag_buffer || i + 1 < count);
     if (publishes) publish(message_at, message);
     const bool stores = row >= 0 && args.flag_buffer;
-    if (stores) store_inside(y, live ? pair : Pair{}, unit, args.units);
+    if (stores) store_inside(y, live ? pair : Pair{}, unit, args.hidden);
     if (has_saved) store_saved(saved, rest, values);
 }
 
@@ -113,12 +113,12 @@ INLINE void finish(const ForwardArgs& args, const Place& here, const Time& time,
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
-            const bool inside = slot.owned && b >= 0 && unit < args.units;
+            const bool inside = slot.owned && b >= 0 && unit < args.hidden;
             #pragma unroll
             for (int k = 0; k < STATES; ++k)
                 if (inside)
-                    store_end(args.chunk_out, args.final[k], k * args.batch * args.units,
-                              int64(b) * args.units + unit, cells.state[s][c][k]);
+                    store_end(args.chunk_out, args.final[k], k * args.batch * args.hidden,
+                              int64(b) * args.hidden + unit, cells.state[s][c][k]);
         }
     }
 }

@@ -257,7 +257,7 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             const int b = rows[slot.tile * 8 + here.thread_in_group * 2 + c];
-            length[c] = LENGTHS ? at.length[s][c] : b >= 0 && here.unit(slot) < args.units;
+            length[c] = LENGTHS ? at.length[s][c] : b >= 0 && here.unit(slot) < args.hidden;
         }
         float d_gate[2][PLANES] = {}, d_vector[2][VECTORS + 1];
         step_slot(args, here, rows, slot, s, t, given.reset_rows[s], bits, length, given.d_out[s],

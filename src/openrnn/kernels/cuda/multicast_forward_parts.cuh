@@ -14,7 +14,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
                         (here.block * BLOCK_GROUPS + group) * 8 + here.group_of_lane,
                         ((STACK ? 0 : half_of_k * K_TILES) + k_tile) * K_TILE +
                             here.thread_in_group * CHUNK_K,
-                        args.units);
+                        args.hidden);
     });
     share_weights();
 }
@@ -61,7 +61,7 @@ struct SetCells {
                 const int b = slot.owned ? tile_rows[here.thread_in_group * 2 + c] : -1;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k)
-                    state[s][c][k] = b < 0 || (PADDED && here.unit(slot) >= args.units)
+                    state[s][c][k] = b < 0 || (PADDED && here.unit(slot) >= args.hidden)
                         ? 0.0f
                         : first_state_inline(args, time.count, k, b, here.unit(slot));
             }
@@ -141,7 +141,7 @@ struct Results {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const int first = here.group(here.slot(s)) * 8 + here.thread_in_group * 2;
-            if (y[s]) store_inside(y[s], output[s], first, args.units);
+            if (y[s]) store_inside(y[s], output[s], first, args.hidden);
             if (SAVE && saved[s]) store_saved(saved[s], saved_place.rest, values[s]);
         }
     }
@@ -193,7 +193,7 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         if (RESET)
             reset_cells(cells.state[s], given.tiles[s].reset, bits.pair, args.reset_state,
                         cells.rows_of(rows, slot) + here.thread_in_group * 2, here.unit(slot),
-                        args.units);
+                        args.hidden);
     }
 }
 
@@ -204,7 +204,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     #pragma unroll
     for (int g = 0; g < GROUPS_OF_WARP; ++g) {
         const Slot slot = here.slot(g * TILES_OF_WARP);
-        constants[g].load(args, here.unit(slot), here.unit(slot) < args.units);
+        constants[g].load(args, here.unit(slot), here.unit(slot) < args.hidden);
     }
     const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
     const SavedPlace saved_place(here.lane);
@@ -240,11 +240,11 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
             for (int c = 0; c < 2; ++c) {
                 const int b =
                     cells[set].rows_of(rows, slot)[here.thread_in_group * 2 + c];
-                if (b < 0 || (PADDED && here.unit(slot) >= args.units)) continue;
+                if (b < 0 || (PADDED && here.unit(slot) >= args.hidden)) continue;
                 #pragma unroll
                 for (int k = 0; k < STATES; ++k)
-                    store_end(args.chunk_out, args.final[k], k * args.batch * args.units,
-                              int64(b) * args.units + here.unit(slot), cells[set].state[s][c][k]);
+                    store_end(args.chunk_out, args.final[k], k * args.batch * args.hidden,
+                              int64(b) * args.hidden + here.unit(slot), cells[set].state[s][c][k]);
             }
         }
 }

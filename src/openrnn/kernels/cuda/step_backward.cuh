@@ -14,7 +14,7 @@ constexpr int RESULTS = 2 * GATES + VECTORS;  // of a unit: gradients of its bia
 // The gradients of the states of a cell after the step.
 INLINE void load_gradients(const StepBackwardArgs& args, int64 b, int unit,
                            float (&d_after)[STATES]) {
-    const int64 at = b * args.units + unit;
+    const int64 at = b * args.hidden + unit;
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
         d_after[k] = args.d_final[k] ? widen(args.d_final[k][at]) : 0.0f;
@@ -34,14 +34,14 @@ INLINE void derive_row(const StepBackwardArgs& args, int64 b, int unit,
     derivative(factor, d_after, d_gates, d_before, d_vectors);
     #pragma unroll
     for (int p = 0; p < PLANES; ++p) {
-        args.d_gates[(b * PLANES + p) * args.units + unit] = narrow(d_gates[p]);
+        args.d_gates[(b * PLANES + p) * args.hidden + unit] = narrow(d_gates[p]);
         sums[p] += d_gates[p];
     }
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) sums[PLANES + v] += d_vectors[v];
     #pragma unroll
     for (int k = 0; k < STATES; ++k)
-        if (args.d_initial[k]) args.d_initial[k][b * args.units + unit] = narrow(d_before[k]);
+        if (args.d_initial[k]) args.d_initial[k][b * args.hidden + unit] = narrow(d_before[k]);
 }
 
 // A gradient that is a sum over rows: of a gate's bias, of its recurrent bias, or of a vector.
@@ -61,7 +61,7 @@ struct Result {
             matrix = args.recurrent_bias, row = gate;
             place = PLANES - GATES + (int(args.right >> 4 * gate) & 15);
         }
-        target = matrix ? matrix + row * args.units : nullptr;
+        target = matrix ? matrix + row * args.hidden : nullptr;
     }
 };
 
@@ -69,11 +69,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 step_backward(const __grid_constant__ StepBackwardArgs args) {
     __shared__ float parts[WARPS][SUMS][8];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int groups = int(args.units) / 8, group = blockIdx.x;
+    const int groups = int(args.hidden) / 8, group = blockIdx.x;
     const int unit = group * 8 + (lane >> 2);
     float vectors[VECTORS + 1], sums[SUMS] = {};
     #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) vectors[v] = widen(args.vectors[v * args.units + unit]);
+    for (int v = 0; v < VECTORS; ++v) vectors[v] = widen(args.vectors[v * args.hidden + unit]);
     const SavedPlace place(lane);
     for (int64 tile = warp; tile * 8 < args.batch; tile += WARPS) {
         float values[2][ACTIVATIONS + 4];

@@ -11,13 +11,13 @@ INLINE void load_products(const float* source, const StepForwardArgs& args, int6
     #pragma unroll
     for (int gate = 0; gate < GATES; ++gate)
         products[product_place(gate, c)] =
-            source ? source[(b * GATES + gate) * args.units + unit] : 0.0f;
+            source ? source[(b * GATES + gate) * args.hidden + unit] : 0.0f;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 step_cell(const __grid_constant__ StepForwardArgs args) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int groups = int(args.units) / 8;
+    const int groups = int(args.hidden) / 8;
     const int group = blockIdx.x % groups, unit = group * 8 + (lane >> 2);  // of the lane
     const int64 tile = int64(blockIdx.x / groups) * WARPS + warp;
     const int64 own_row = tile * 8 + (lane & 3) * 2;

@@ -80,7 +80,7 @@ struct Shares {
 
     INLINE Shares(const StepForwardArgs& args) {
         const bool has_h = args.initial[0] || (args.reset && args.reset_state[0]);
-        const int both = int(args.inputs + args.units);
+        const int both = int(args.inputs + args.hidden);
         const int share = (WARPS * int(args.inputs) + both / 2) / both;
         warps = args.w_ih || has_h ? WARPS : 0;
         x_warps = !args.w_ih ? 0 : !has_h ? WARPS : min(max(share, 1), WARPS - 1);
@@ -92,15 +92,15 @@ INLINE void multiply_share(const StepForwardArgs& args, const Shares& shares, in
                            int unit, int warp, int lane, Sums& sums) {
     if (warp >= shares.warps) return;
     const bool takes_x = warp < shares.x_warps;
-    const int64 width = takes_x ? args.inputs : args.units;
-    Operands operands(takes_x ? args.w_ih : args.weight, args.units, width, unit, lane);
+    const int64 width = takes_x ? args.inputs : args.hidden;
+    Operands operands(takes_x ? args.w_ih : args.weight, args.hidden, width, unit, lane);
     #pragma unroll
     for (int n = 0; n < TILES; ++n) {
         const int64 b = column_row(first_row, n, lane);
         const storage_t* row = nullptr;
         if (b < args.batch) {
             row = takes_x ? args.x + b * args.x_row : state_before(args, 0, b);
-            if (row) row += operands.lane_column + (takes_x ? 0 : b * args.units);
+            if (row) row += operands.lane_column + (takes_x ? 0 : b * args.hidden);
         }
         operands.rows[n] = row;
     }
@@ -125,7 +125,7 @@ INLINE void add_parts(int n, int begin, int end, int lane, float (&sums)[MMA_ROW
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 step_forward(const __grid_constant__ StepForwardArgs args) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int groups = int(args.units) / 8;
+    const int groups = int(args.hidden) / 8;
     const int group = blockIdx.x % groups, unit = group * 8 + (lane >> 2);  // of the lane
     const int64 first_row = int64(blockIdx.x / groups) * (TILES * 8);
     const int64 tile_row = first_row + warp * 8, own_row = tile_row + (lane & 3) * 2;

@@ -36,7 +36,7 @@ struct Cells {
             #pragma unroll
             for (int k = 0; k < STATES; ++k) {
                 const storage_t* source = inside ? state_before(args, k, b) : nullptr;
-                state[c][k] = source ? widen(source[b * args.units + unit]) : 0.0f;
+                state[c][k] = source ? widen(source[b * args.hidden + unit]) : 0.0f;
             }
         }
     }
@@ -59,7 +59,7 @@ INLINE void step_row(const StepForwardArgs& args, const Cells& cells, int c, int
     args.y[b * args.y_row + unit] = narrow(after[0]);
     #pragma unroll
     for (int k = 0; k < STATES; ++k) {
-        const int64 at = b * args.units + unit;
+        const int64 at = b * args.hidden + unit;
         args.final[k][at] = narrow(after[k]);
         if (args.all_states[k]) args.all_states[k][at] = narrow(after[k]);
     }

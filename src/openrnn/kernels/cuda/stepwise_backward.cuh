@@ -20,7 +20,7 @@ struct Gradients {
 
     // before step i, with what the GEMM made of the step before
     INLINE void load(const BackwardArgs& args, int i, int64 b, int unit) {
-        const int64 at = b * args.units + unit, cells = args.batch * args.units;
+        const int64 at = b * args.hidden + unit, cells = args.batch * args.hidden;
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
             state[k] = i > 0 ? args.carried[k * cells + at] : final_gradient(args, k, cells, at);
@@ -30,7 +30,7 @@ struct Gradients {
         if (i > 0) state[0] += args.products[b * UNITS + unit];
     }
     INLINE void store(const BackwardArgs& args, int64 at) const {
-        const int64 cells = args.batch * args.units;
+        const int64 cells = args.batch * args.hidden;
         #pragma unroll
         for (int k = 0; k < STATES; ++k) {
             args.carried[k * cells + at] = state[k];
@@ -44,7 +44,7 @@ INLINE void derive_row(const BackwardArgs& args, const Time& time, int i, int64 
                        const float (&values)[ACTIVATIONS + 4], const float (&vectors)[VECTORS + 1],
                        float (&d_gates)[PLANES], float (&sums)[SUMS]) {
     const int t = time.first + time.direction * i, length = time.length(args, int(b));
-    const int64 at = b * args.units + unit;
+    const int64 at = b * args.hidden + unit;
     Gradients found;
     found.load(args, i, b, unit);
     const int later = args.reverse ? t : t + 1;  // whose reset came after forward's step
@@ -56,7 +56,7 @@ INLINE void derive_row(const BackwardArgs& args, const Time& time, int i, int64 
         for (int k = 0; k < STATES; ++k) {
             d_after[k] = found.state[k];
             if (ALL_STATES && args.d_all_states[k])
-                d_after[k] += widen(args.d_all_states[k][t * args.batch * args.units + at]);
+                d_after[k] += widen(args.d_all_states[k][t * args.batch * args.hidden + at]);
         }
         if (args.dy)
             d_after[0] += widen(advanced(args.dy, (time.moved + i) * args.dy_step_bytes)
@@ -74,8 +74,8 @@ INLINE void finish_row(const BackwardArgs& args, const Time& time, int64 b, int 
     found.load(args, time.count, b, unit);
     const bool replaced =
         RESET && !args.reverse && time.length(args, int(b)) > 0 && args.reset[b];
-    store_first(args, found.state, found.reset, replaced, args.batch * args.units,
-                b * args.units + unit);
+    store_first(args, found.state, found.reset, replaced, args.batch * args.hidden,
+                b * args.hidden + unit);
 }
 
 // Adds the block's sums of its units to those of the steps before; part: of the rows.
@@ -103,7 +103,7 @@ backward(const __grid_constant__ BackwardArgs args) {
     const int group = blockIdx.x % GROUPS, unit = group * 8 + (lane >> 2);  // of the lane
     const int64 part = blockIdx.x / GROUPS, tile = part * WARPS + warp;
     const int64 own_row = tile * 8 + (lane & 3) * 2;
-    const bool inside = !PADDED || unit < args.units;
+    const bool inside = !PADDED || unit < args.hidden;
     const Time time(args, int(args.steps));
     if (i == time.count) {
         #pragma unroll
@@ -114,7 +114,7 @@ backward(const __grid_constant__ BackwardArgs args) {
     float vectors[VECTORS + 1], values[2][ACTIVATIONS + 4], sums[SUMS] = {};
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v)
-        vectors[v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+        vectors[v] = inside ? widen(args.vectors[v * args.hidden + unit]) : 0.0f;
     if (tile * 8 < args.batch)
         load_saved(reinterpret_cast<const unsigned char*>(
                        advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +

@@ -15,7 +15,7 @@ constexpr int THREADS = 32 * WARPS;
 
 // Writes what the next step begins with.
 INLINE void store_states(const ForwardArgs& args, int64 b, int unit, const float (&state)[STATES]) {
-    const int64 at = b * args.units + unit, cells = args.batch * args.units;
+    const int64 at = b * args.hidden + unit, cells = args.batch * args.hidden;
     #pragma unroll
     for (int k = 0; k < STATES; ++k) args.carried[k * cells + at] = state[k];
     args.h[b * UNITS + unit] = narrow(state[0]);
@@ -33,7 +33,7 @@ INLINE void begin_row(const ForwardArgs& args, int count, int64 b, int unit) {
 INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, const Time& time,
                      int i, int64 b, int unit, float (&saved)[ACTIVATIONS + 4]) {
     const int t = time.first + time.direction * i;
-    const int64 at = b * args.units + unit, cells = args.batch * args.units;
+    const int64 at = b * args.hidden + unit, cells = args.batch * args.hidden;
     const storage_t* const x = advanced(args.x, (time.moved + i) * args.x_step_bytes) +
                                b * args.x_row + unit;
     float left[GATES], right[GATES], state[STATES], after[STATES];
@@ -58,7 +58,7 @@ INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, co
         narrow(live ? after[0] : 0.0f);
     const int next = args.reverse ? t : t + 1;  // whose reset comes before the loop's next step
     if (RESET && next < length && args.reset[next * args.batch + b])
-        load_states(state, args.reset_state, b, unit, args.units);
+        load_states(state, args.reset_state, b, unit, args.hidden);
     if (i + 1 < time.count)
         store_states(args, b, unit, state);
     else
@@ -75,7 +75,7 @@ forward(const __grid_constant__ ForwardArgs args) {
     const int64 own_row = tile * 8 + (lane & 3) * 2;
     if (tile * 8 >= args.batch) return;
 
-    const bool inside = !PADDED || unit < args.units;
+    const bool inside = !PADDED || unit < args.hidden;
     const Time time(args, int(args.steps));
     UnitConstants constants;
     constants.load(args, unit, inside);

@@ -10,9 +10,9 @@ struct UnitConstants {
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             const bool has_x = inside && args.bias_x;
-            bias_x[gate] = has_x ? widen(args.bias_x[gate * args.units + unit]) : 0.0f;
+            bias_x[gate] = has_x ? widen(args.bias_x[gate * args.hidden + unit]) : 0.0f;
             const bool has_r = inside && args.bias_r;
-            bias_r[gate] = has_r ? widen(args.bias_r[gate * args.units + unit]) : 0.0f;
+            bias_r[gate] = has_r ? widen(args.bias_r[gate * args.hidden + unit]) : 0.0f;
             if (SUMMED >> gate & 1) {  // one register serves both sides
                 bias_r[gate] = scale_of(gate) * (bias_r[gate] + bias_x[gate]);
                 bias_x[gate] = 0.0f;
@@ -20,7 +20,7 @@ struct UnitConstants {
         }
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v)
-            vectors[v] = inside ? widen(args.vectors[v * args.units + unit]) : 0.0f;
+            vectors[v] = inside ? widen(args.vectors[v * args.hidden + unit]) : 0.0f;
     }
 
     // The part of a gate's sum that is known before h is; given: the input side.
