@@ -300,12 +300,13 @@ def test_explain_says_how_weights_are_read(capsys):
 
 
 def test_explain_says_what_16_bits_are_computed_in(capsys, monkeypatch):
-    """From 16 steps on, without gradients, bfloat16 matrices are read as they are."""
+    """Forward reads bfloat16 matrices as they are, unless it packs them for gradients."""
     monkeypatch.setattr(host, "MULTIPLIES_BF16", False)
     head, read = "computed in float32, between conversions of all tensors", "read as bfloat16"
     for dtype, steps, grad, as_is in (
-        (torch.bfloat16, 40, False, True), (torch.bfloat16, 40, True, False),
-        (torch.bfloat16, 3, False, False), (torch.float16, 40, False, False),
+        (torch.bfloat16, 60, False, True), (torch.bfloat16, 60, True, False),
+        (torch.bfloat16, 3, False, True), (torch.bfloat16, 3, True, True),
+        (torch.float16, 40, False, False), (torch.float16, 3, False, False),
         (torch.float32, 40, False, None),
     ):  # fmt: skip
         layer = openrnn.GRU(8, 8).to(dtype)

@@ -25,7 +25,7 @@ from openrnn.backends.base import (
     nothing_back,
     traced,
 )
-from openrnn.backends.cpu import backward, describe, forward, narrow, schedules, tensors
+from openrnn.backends.cpu import backward, describe, forward, narrow, rounding, schedules, tensors
 from openrnn.backends.cpu import reserve as reserves
 from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
@@ -90,7 +90,7 @@ class Cpu(Backend):
         if steps == 0 or batch == 0:
             return nothing(self, call)
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
-        call = tensors.readable(call, dtype)
+        call = tensors.readable(call, dtype, rounding.reads_in_place(problem, steps, batch))
         order = tensors.rows_by_length(call)
         made = forward.program(sizes_of(call)).run(values(call, order))
         states = 1 + len(problem.spec.states)

@@ -243,7 +243,8 @@ def values(y: Tensor, reserve: list[Tensor], grads: Cotangents) -> list[int]:
 def gradient(place: Place, made: list[Tensor]) -> Tensor | None:
     """A gradient among the tensors that a run made; None where it is not wanted."""
     if isinstance(place, View):
-        return made[place.place].as_strided(place.shape, place.strides, place.offset)
+        whole = made[place.place]
+        return whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.offset)
     return None if place is None else made[place]
 
 

@@ -18,7 +18,7 @@ from openrnn.backends.cpu.recorder import (
     slots,
     values,
 )
-from openrnn.backends.cpu.rounding import reads_bf16
+from openrnn.backends.cpu.rounding import reads_bf16, reads_in_place
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
@@ -57,6 +57,7 @@ class Forward(Recorder):
         self._between = [self.workspace.take(size) for _ in range(count)]
         self.int8 = problem.precision == "int8"
         self.bf16 = not sizes.pairs and reads_bf16(problem, steps, batch)
+        self.in_place = reads_in_place(problem, steps, batch)
 
     def begin_layer(self, operation: BeginLayer) -> None:
         """The output of the layer below becomes what this one reads."""
@@ -100,6 +101,9 @@ class Forward(Recorder):
             self.take_rounded(args, given, plan.tasks)
         elif self.bf16:
             args.packed, args.product = 1, matrices.bf16_product().address
+        elif self.in_place:
+            name = str(self.problem.dtype).removeprefix("torch.")
+            args.product = matrices.narrow_dots(name).address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
         given["final"] = self.states_of(layer, "final")
         if self.problem.return_states:

@@ -6,20 +6,28 @@ Without gradients large parameters are converted once, as panels are packed once
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, Memory
 from openrnn.backends.cpu.again import Again, AgainRecorded, Shapes
+from openrnn.backends.cpu.arena import ARENA, LEAST
+from openrnn.backends.cpu.backward import BackwardProgram
 from openrnn.backends.cpu.kept import OUT
 from openrnn.backends.cpu.program import Launch, Value
-from openrnn.backends.cpu.tensors import converted, readable
+from openrnn.backends.cpu.rounding import reads_in_place
+from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
+from openrnn.params import module_slots, places
 
 LEAST_KEPT = 1 << 16  # below, converting takes no longer than the call of a digest
+
+
+Convert = Callable[[Tensor], Tensor]
 
 
 class Narrow:
@@ -27,13 +35,15 @@ class Narrow:
 
     def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
         self._dtype, self._memory = call.x.dtype, memory
-        self._wide = Again(readable(call, torch.float32), shapes, memory)
+        in_place = _in_place(call)
+        self._wide = Again(readable(call, torch.float32, bool(in_place)), shapes, memory)
         large = {} if memory is None else dict(enumerate(call.params, 1))
         self._kept = {
             place: KeptParameter(place, param)
             for place, param in large.items()
-            if param.numel() >= LEAST_KEPT and param.nbytes % 4 == 0
+            if param.numel() >= LEAST_KEPT and param.nbytes % 4 == 0 and place not in in_place
         }
+        self._how = _conversions(call, {*in_place, *self._kept})
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """See `Again`."""
@@ -41,8 +51,14 @@ class Narrow:
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
-        found = self.wide(every) if self.ready(every) else None
-        return None if found is None else [one.to(self._dtype) for one in found]
+        if not self.ready(every):
+            return None
+        ARENA.begin()
+        try:
+            found = self.wide(every)
+            return None if found is None else [one.to(self._dtype) for one in found]
+        finally:
+            ARENA.end()
 
     def wide(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """What a call returns, in float32; None where there are other threads, or no memory."""
@@ -50,7 +66,7 @@ class Narrow:
         if self._memory is not None:
             for place, kept in self._kept.items():
                 given[place] = kept.read(every[place], self._memory)
-        return self._wide(_widened(given))
+        return self._wide(_converted(self._how, given))
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -61,7 +77,11 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         return None
 
     def step(x: Tensor) -> None:
-        found = run.wide((x, *given))
+        ARENA.begin()
+        try:
+            found = run.wide((x, *given))
+        finally:
+            ARENA.end()
         if found is None:
             raise ValueError("x or a parameter has no memory, or the number of threads has changed")
         for result, new in zip(results, found):
@@ -101,12 +121,30 @@ class KeptParameter:
         return wide
 
 
+class _Wide(AgainRecorded):
+    """The passes in float32, whose results lie in the arena: they are converted at once."""
+
+    def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
+        super().__init__(call, shapes, given)
+        self._program = self._program.lent(len(shapes), LEAST, ARENA.take)
+
+    def _backward(self, needs: tuple[bool, ...], given: Any) -> BackwardProgram:
+        made = super()._backward(needs, given)
+        program = made.program
+        return made._replace(program=program.lent(len(program.made) - 1, LEAST, ARENA.take))
+
+
 class NarrowRecorded:
     """Both passes of a call that autograd records: a `RecordedRepeat`."""
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         self._dtype, self._visible = call.x.dtype, len(shapes)
-        self._wide = AgainRecorded(readable(call, torch.float32), shapes, given)
+        in_place = _in_place(call)
+        wide = readable(call, torch.float32, bool(in_place))
+        self._wide = _Wide(wide, shapes, given)
+        self._spec, self._how = call.problem.spec, _conversions(call, in_place)
+        self._all = _conversions(call, ())
+        self._backwards: dict[tuple[bool, ...], list[Convert]] = {}  # by which gradients are needed
         (y, _), *reserve = self._wide.saved
         self.saved = [(y, self._dtype), *reserve]
 
@@ -120,8 +158,13 @@ class NarrowRecorded:
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states and the reserve, which stays float32."""
-        found = self._wide.forward(_widened(every))
-        return [*(one.to(self._dtype) for one in found[: self._visible]), *found[self._visible :]]
+        ARENA.begin()
+        try:
+            found = self._wide.forward(_converted(self._how, every))
+            visible = [one.to(self._dtype) for one in found[: self._visible]]
+        finally:
+            ARENA.end()
+        return [*visible, *found[self._visible :]]
 
     def backward(
         self,
@@ -131,11 +174,62 @@ class NarrowRecorded:
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """The gradients that are needed of x, parameters and states."""
-        wide = [converted(grad, torch.float32) for grad in grads]
-        found = self._wide.backward(_widened(every), _widened(outputs), wide, needs)
-        return [converted(grad, self._dtype) for grad in found]
+        ARENA.begin()
+        try:
+            wide = [converted(grad, torch.float32) for grad in grads]
+            given = _converted(self._conversions(needs), every)
+            y, *reserve = outputs  # which is float32
+            found = self._wide.backward(given, [y.float(), *reserve], wide, needs)
+            return [converted(grad, self._dtype) for grad in found]
+        finally:
+            ARENA.end()
+
+    def _conversions(self, needs: tuple[bool, ...]) -> list[Convert]:
+        """Those of a backward pass, which does not read all matrices."""
+        found = self._backwards.get(needs)
+        if found is None:
+            unread = self._unread(needs)
+            found = self._backwards[needs] = [
+                _as_it_is if place in unread else how for place, how in enumerate(self._all)
+            ]
+        return found
+
+    def _unread(self, needs: tuple[bool, ...]) -> set[int]:
+        """The places among the tensors of a call of matrices that backward does not read."""
+        spec, steps = self._spec, self._wide.sizes.steps
+        states = needs[1 + len(module_slots(spec)) :]
+        unread = set[int]()
+        for chain, (w_ih, w_hh, *_) in enumerate(places(spec)):
+            if w_ih is not None and chain < spec.directions and not needs[0]:
+                unread.add(1 + w_ih)
+            if w_hh is not None and steps == 1 and not any(states):
+                unread.add(1 + w_hh)
+        return unread
 
 
-def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors in float32, masks as they are."""
-    return [one.float() if one.is_floating_point() else one for one in tensors]
+def _in_place(call: Call) -> frozenset[int]:
+    """The places among the tensors of a call of matrices that forward reads as they are."""
+    steps, batch, _ = call.x.shape
+    if not reads_in_place(call.problem, steps, batch):
+        return frozenset()
+    return frozenset(1 + place for place in gate_matrices(call.problem.spec))  # x is the first
+
+
+def _conversions(call: Call, but: Collection[int]) -> list[Convert]:
+    """How each tensor of a call becomes float32; masks, and those at some places, stay."""
+    masks = [mask for mask in (call.lengths, call.reset, call.seed) if mask is not None]
+    given = [call.x, *call.params, *call.states]
+    found = [_as_it_is if place in but else _conversion(one) for place, one in enumerate(given)]
+    return [*found, *[_as_it_is for _ in masks]]
+
+
+def _conversion(tensor: Tensor) -> Convert:
+    return Tensor.float if tensor.numel() < LEAST else ARENA.widened
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _converted(how: Sequence[Convert], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [convert(tensor) for convert, tensor in zip(how, tensors)]

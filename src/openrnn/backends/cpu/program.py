@@ -242,6 +242,18 @@ class Program:
         self._makers = tuple(one.maker for one in self.made)
         self._results, self._scratch = self._makers[:-1], self.made[-1].template.nbytes
 
+    def lent(self, count: int, least: int, take: Callable[[Tensor], Tensor]) -> "Program":
+        """The same with other memory for the first tensors that it makes, but not for zeros.
+
+        Args:
+            least: elements of a tensor that gets it; take: gives memory for one of this shape.
+        """
+        made = list(self.made)
+        for place, one in enumerate(made[:count]):
+            if one.like is torch.empty_like and one.template.numel() >= least:
+                made[place] = one._replace(like=take)
+        return Program(self.operations, made, self.kept)
+
     def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace.
 

@@ -1,6 +1,6 @@
 """The tensors of a call as the kernels read them, and as the caller wants them back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -9,17 +9,21 @@ from torch import Tensor
 
 from openrnn.backends.base import Call, Cotangents, Gradients
 from openrnn.backends.cpu.layer import compute_dtype
+from openrnn.memo import memo
+from openrnn.params import module_slots
+from openrnn.spec import Spec
 from openrnn.tensors import is_ordered
 
 
-def readable(call: Call, dtype: torch.dtype) -> Call:
-    """The call in the dtype that the kernels compute in, every tensor laid out as they read it."""
+def readable(call: Call, dtype: torch.dtype, in_place: bool = False) -> Call:
+    """The call in the dtype that the kernels compute in, every tensor laid out as they read it.
 
-    def plain(tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor.to(dtype).contiguous() for tensor in tensors]
-
+    Args:
+        in_place: gate matrices stay in their own dtype.
+    """
     # with int8 weights every tensor is as the kernels read it, but for strides
-    kinds = (dtype, torch.int8) if call.problem.precision == "int8" else (dtype,)
+    int8 = call.problem.precision == "int8"
+    kinds = (dtype, torch.int8) if int8 else (dtype,)
     for tensor in (*call.states, *call.params, *call.reset_states):
         if tensor.dtype not in kinds or not tensor.is_contiguous():
             break
@@ -27,14 +31,29 @@ def readable(call: Call, dtype: torch.dtype) -> Call:
         masks = [mask for mask in (call.lengths, call.reset) if mask is not None]
         if call.x.stride(-1) == 1 and all(mask.is_contiguous() for mask in masks):
             return call
+
+    def plain(tensors: list[Tensor], but: Collection[int] = ()) -> list[Tensor]:
+        return [
+            (tensor if place in but else tensor.to(dtype)).contiguous()
+            for place, tensor in enumerate(tensors)
+        ]
+
+    kept = gate_matrices(call.problem.spec) if in_place else ()
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return replace(
         call, x=contiguous_rows(x), states=plain(call.states),
-        params=call.params if len(kinds) > 1 else plain(call.params),
+        params=call.params if int8 else plain(call.params, kept),
         lengths=None if call.lengths is None else call.lengths.contiguous(),
         reset=None if call.reset is None else call.reset.contiguous(),
         reset_states=plain(call.reset_states),
     )  # fmt: skip
+
+
+@memo(256)
+def gate_matrices(spec: Spec) -> frozenset[int]:
+    """The places of W_ih and W_hh of all layers among the parameters."""
+    slots = enumerate(module_slots(spec))
+    return frozenset(place for place, slot in slots if slot.is_gate_matrix)
 
 
 def is_readable(call: Call) -> bool:

@@ -1,6 +1,7 @@
 """The processor that CPU kernels are compiled for: its name, and how wide its vectors are."""
 
 import ctypes
+import platform
 import sys
 from contextlib import suppress
 from functools import cache
@@ -46,6 +47,8 @@ LANES = {dtype: lanes_of(dtype, WIDTH) for dtype in SIZES}
 PANEL = {dtype: panel_of(dtype, WIDTH) for dtype in SIZES}
 # the processor multiplies pairs of bfloat16 by one instruction on vectors of 64 bytes
 MULTIPLIES_BF16 = WIDTH == 64 and "+avx512bf16" in FEATURES.split(",")
+# it makes float32 of float16 by one instruction; elsewhere LLVM would call a function for each
+WIDENS_FLOAT16 = "+f16c" in FEATURES.split(",") or platform.machine() in ("aarch64", "arm64")
 HAS_SCHED_YIELD = sys.platform != "win32"
 
 

@@ -66,6 +66,14 @@ def bf16_product() -> objects.CompiledFunction:
     return _bf16_kernels()[0]
 
 
+@resource
+def narrow_dots(dtype: str) -> objects.CompiledFunction:
+    """The product with matrices of 16 bits as they are, which time loops call."""
+    name = f"{dtype}_dots"
+    source = f"from openrnn.kernels.cpu.narrow_rows import {name}\n"
+    return objects.kernels(source, [name], f"products with {dtype} matrices")[0]
+
+
 class Pairs(NamedTuple):
     """The kernels of `pairs` and `pair_panels`, by their names there."""
 

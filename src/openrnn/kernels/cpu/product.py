@@ -5,7 +5,7 @@ kind of tile, so no result depends on how threads split the rows, the columns or
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -24,8 +24,9 @@ from openrnn.kernels.cpu.vectors import (
 )
 
 __all__ = [
-    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "dots_float32", "dots_float64", "of_each_tile",
-    "prefetch_rows", "product_float32", "product_float64", "store_sums",
+    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "Elements", "dots_float32", "dots_float64",
+    "make_dots", "of_each_tile", "prefetch_rows", "product_float32", "product_float64",
+    "store_sums",
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
@@ -134,13 +135,21 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
     return signature, emit
 
 
-@intrinsic
-def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
-    """c[rows, units] (+)= a[rows, inner] w[units, inner]^T, for rows and units up to _UNITS.
+class Elements(NamedTuple):
+    """How a matrix of weights lies in memory, and becomes vectors of the dtype of the sums.
 
-    shape: (rows, units, inner); a, w and c: (address, elements from row to row).
+    Attributes:
+        size: bytes of an element.
+        at: as `Emitter.at`; load: as `Emitter.load`.
     """
-    signature = types.void(dtype, _INT64_3, *[_INT64_2] * 3, types.boolean)
+
+    size: int
+    at: Callable[..., ir.Value]
+    load: Callable[..., ir.Value]
+
+
+def _dots_tile_of(elements: Elements) -> Any:
+    """An intrinsic that makes a tile of `dots`."""
 
     def emit_case(
         emitter: Emitter, height: int, width: int, sizes: list[ir.Value], args: list[ir.Value]
@@ -159,12 +168,12 @@ def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped
         w_rows = []
         for unit in map(number, range(width)):
             read = builder.select(builder.icmp_signed("<", unit, last), unit, last)
-            w_rows.append(emitter.at(w, builder.mul(w_row, read)))
+            w_rows.append(elements.at(emitter, w, builder.mul(w_row, read)))
 
         def add_lanes(offset: ir.Value, mask: ir.Value | None) -> None:
             values = [emitter.load(emitter.at(start, offset), mask) for start in a_rows]
             for unit, start in enumerate(w_rows):
-                weights = emitter.load(emitter.at(start, offset), mask)
+                weights = elements.load(emitter, elements.at(emitter, start, offset), mask)
                 for row, value in enumerate(values):
                     emitter.add_product(sums[row][unit], value, weights)
 
@@ -181,17 +190,27 @@ def _dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped
             pointer = emitter.at(c, builder.mul(c_row, number(row)))
             emitter.store(builder.fadd(total, emitter.load(pointer, added)), pointer, stored)
 
-    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        emitter = Emitter(builder, dtype.literal_value)
-        _, shape, *others = args
-        rows, *sizes = cgutils.unpack_tuple(builder, shape)
-        with emitter.cases(rows) as case:
-            for height, width in enumerate(_UNITS, 1):
-                case(height)
-                emit_case(emitter, height, width, sizes, others)
-        return context.get_dummy_value()
+    @intrinsic
+    def dots_tile(_, dtype, shape, a, w, c, accumulate):  # type: ignore[no-untyped-def]
+        """c[rows, units] (+)= a[rows, inner] w[units, inner]^T, for rows and units up to _UNITS.
 
-    return signature, emit
+        shape: (rows, units, inner); a, w and c: (address, elements from row to row).
+        """
+        signature = types.void(dtype, _INT64_3, *[_INT64_2] * 3, types.boolean)
+
+        def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+            emitter = Emitter(builder, dtype.literal_value)
+            _, shape, *others = args
+            rows, *sizes = cgutils.unpack_tuple(builder, shape)
+            with emitter.cases(rows) as case:
+                for height, width in enumerate(_UNITS, 1):
+                    case(height)
+                    emit_case(emitter, height, width, sizes, others)
+            return context.get_dummy_value()
+
+        return signature, emit
+
+    return dots_tile
 
 
 def _make_product(dtype: str) -> Any:
@@ -236,12 +255,13 @@ def _make_product(dtype: str) -> Any:
     return product
 
 
-def _make_dots(dtype: str) -> Any:
-    size, widths = SIZES[dtype], _UNITS
+def make_dots(dtype: str, name: str, elements: Elements) -> Any:
+    """`dots` with sums of a dtype; `name`: of the elements of W, as each function has its own."""
+    size, w_size, widths, dots_tile = SIZES[dtype], elements.size, _UNITS, _dots_tile_of(elements)
     highest = len(widths)
 
     @compiled
-    @named(dtype)
+    @named(name)
     def dots(shape, sizes, wanted, a, w, c, accumulate, backwards):  # type: ignore[no-untyped-def]
         """C[i, g padded + u] (+)= A[i, :] . W[g units + u, :], for some units u of every gate g.
 
@@ -271,10 +291,10 @@ def _make_dots(dtype: str) -> Any:
                 row = 0
                 for block in range(blocks):
                     height = (rows - row) // (blocks - block)
-                    _dots_tile(
+                    dots_tile(
                         dtype, (height, width, inner),
                         (a_at + row * a_row * size, a_row),
-                        (w_at + (gate * units + unit) * w_row * size, w_row),
+                        (w_at + (gate * units + unit) * w_row * w_size, w_row),
                         (c_at + (row * c_row + gate * padded + unit) * size, c_row), accumulate,
                     )  # fmt: skip
                     row += height
@@ -283,4 +303,7 @@ def _make_dots(dtype: str) -> Any:
 
 
 product_float32, product_float64 = _make_product("float32"), _make_product("float64")
-dots_float32, dots_float64 = _make_dots("float32"), _make_dots("float64")
+dots_float32, dots_float64 = (
+    make_dots(dtype, dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load))
+    for dtype in ("float32", "float64")
+)

@@ -64,8 +64,14 @@ class Emitter:
         pointer = self.builder.bitcast(pointer, vector.as_pointer())
         if mask is None:
             return self.builder.load(pointer, align=self.size)
-        align = number(self.size, 32)
-        return self._call("masked.load", ".p0", vector, pointer, align, mask, vector(None))
+        return self.masked_load(vector, pointer, mask, self.size)
+
+    def masked_load(
+        self, vector: ir.Type, pointer: ir.Value, mask: ir.Value, align: int
+    ) -> ir.Value:
+        """A vector of any type; where `mask` is false nothing is read and the lane is 0."""
+        given = pointer, number(align, 32), mask, vector(None)
+        return self._call("masked.load", ".p0", vector, *given)
 
     def store(self, value: ir.Value, pointer: ir.Value, mask: ir.Value | None = None) -> None:
         pointer = self.builder.bitcast(pointer, value.type.as_pointer())
@@ -181,7 +187,8 @@ class Emitter:
     def _call(self, name: str, suffix: str, returned: ir.Type, *args: ir.Value) -> ir.Value:
         vector = args[0].type if isinstance(args[0].type, ir.VectorType) else returned
         letter = "f" if isinstance(vector.element, (ir.FloatType, ir.DoubleType)) else "i"
-        kind = f"v{vector.count}{letter}{8 * self.size}"
+        bits = vector.element.width if letter == "i" else 8 * self.size
+        kind = f"v{vector.count}{letter}{bits}"
         declared = ir.FunctionType(returned, [arg.type for arg in args])
         function = cgutils.get_or_insert_function(
             self.builder.module, declared, f"llvm.{name}.{kind}{suffix}"

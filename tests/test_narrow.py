@@ -1,0 +1,200 @@
+"""Calls of 16 bits on a CPU: matrices read in place, and memory of conversions."""
+
+import copy
+import gc
+import itertools
+import threading
+
+import pytest
+import torch
+from cases import thinned
+
+import openrnn
+from openrnn import cells
+from openrnn.backends.cpu import arena, backward
+from openrnn.backends.cpu.rounding import described, reads_in_place
+from openrnn.kernels.cpu import host
+from openrnn.spec import Problem
+
+KINDS = {
+    "LSTM": openrnn.LSTM, "GRU": openrnn.GRU, "RNN": openrnn.RNN,
+    "peephole": lambda *sizes, **more: openrnn.Recurrent(cells.peephole_lstm, *sizes, **more),
+}  # fmt: skip
+DTYPES = torch.bfloat16, torch.float16
+LARGE = 160  # units whose matrices are large enough for the arena
+
+
+def wide_of(layer):
+    """The same weights, and those of its own after, in float32."""
+    return copy.deepcopy(layer).float()
+
+
+def results(layer, x, states, grad):
+    """y, final states and, with grad, all gradients; of random dy."""
+    leaves = [x.detach().requires_grad_(grad), *layer.parameters()]
+    states = None if states is None else tuple(s.detach().requires_grad_(grad) for s in states)
+    y, finals = layer(leaves[0], states if states is None or len(states) > 1 else states[0])
+    finals = finals if isinstance(finals, tuple) else (finals,)
+    found = [y, *finals]
+    if not grad:
+        return found
+    generator = torch.Generator().manual_seed(1)
+    total = sum((one.float() * torch.randn(one.shape, generator=generator)).sum() for one in found)
+    leaves += [] if states is None else states
+    return [*found, *torch.autograd.grad(total, leaves, allow_unused=True)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "kind", "hidden", "steps", "batch", "layers", "both", "given", "grad"),
+    thinned(
+        itertools.product(
+            DTYPES, KINDS, (37, LARGE), (1, 15), (1, 6), (1, 2), (False, True), (False, True),
+            (False, True),
+        ),
+        11,
+    ),
+)  # fmt: skip
+def test_bits_are_those_of_float32_between_conversions(
+    threads, dtype, kind, hidden, steps, batch, layers, both, given, grad
+):
+    """Of a call that comes for the first time, and of one that repeats."""
+    torch.manual_seed(0)
+    before, x = torch.get_num_threads(), torch.randn(steps, batch, 9).to(dtype)
+    layer = KINDS[kind](9, hidden, num_layers=layers, bidirectional=both).to(dtype)
+    reads = reads_in_place(Problem(layer.spec, dtype, "cpu", grad=grad), steps, batch)
+    assert reads == (dtype is torch.bfloat16 or host.WIDENS_FLOAT16)
+    shape = layers * (1 + both), batch, hidden
+    count = 2 if kind in ("LSTM", "peephole") else 1
+    states = tuple(torch.randn(shape).to(dtype) for _ in range(count)) if given else None
+    torch.set_num_threads(threads)
+    try:
+        with torch.set_grad_enabled(grad):
+            wide = wide_of(layer)
+            float_states = None if states is None else tuple(s.float() for s in states)
+            wanted = results(wide, x.float(), float_states, grad)
+            for _ in range(4):
+                found = results(layer, x, states, grad)
+                for one, other in zip(found[: 1 + count], wanted):
+                    assert torch.equal(one, other.to(dtype))
+                for one, other in zip(found[1 + count :], wanted[1 + count :], strict=True):
+                    assert (one is None) == (other is None)
+                    if one is not None:  # backward reads y as it was rounded
+                        error = (one.float() - other).norm()
+                        assert error <= 0.02 * other.norm() + 1e-6
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_narrower():
+    """What a process with narrower vectors runs, see test_widths."""
+    for dtype, (hidden, batch) in itertools.product(DTYPES, ((5, 3), (37, 1), (100, 7))):
+        layer, x = openrnn.GRU(9, hidden).to(dtype), torch.randn(2, batch, 9).to(dtype)
+        with torch.no_grad():
+            for _ in range(3):
+                assert torch.equal(layer(x)[0], wide_of(layer)(x.float())[0].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wanted", ["all", "weights", "x"])
+def test_gradients_in_lent_memory_stay_what_they_were(dtype, wanted):
+    """Each has memory of its own once it is returned, in whatever order calls follow."""
+    torch.manual_seed(0)
+    layer, x = openrnn.LSTM(LARGE, LARGE, 2).to(dtype), torch.randn(2, 3, LARGE).to(dtype)
+    leaves = {"all": [x, *layer.parameters()], "weights": [*layer.parameters()], "x": [x]}[wanted]
+    x.requires_grad_(wanted != "weights")
+    kept = []
+    for number in range(6):
+        y = layer(x * (1 + number % 2) if wanted == "weights" else x)[0]
+        grads = torch.autograd.grad(y.float().square().sum(), leaves)
+        kept.append([y.detach(), *grads, *(one.clone() for one in (y.detach(), *grads))])
+    for found in kept:
+        half = len(found) // 2
+        assert all(map(torch.equal, found[:half], found[half:]))
+    for one, other in zip(kept[4], kept[2]):
+        assert torch.equal(one, other)
+
+
+def test_a_matrix_that_changes_is_read_anew():
+    """In place: no copy has to be found wrong."""
+    layer, x = openrnn.GRU(LARGE, LARGE).bfloat16(), torch.randn(1, 1, LARGE).bfloat16()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        layer.weight_hh_l0.data.copy_(torch.randn(3 * LARGE, LARGE) / 9)
+        h = torch.randn(1, 1, LARGE).bfloat16()
+        layer(x, h), layer(x, h)
+        found, wide = layer(x, h)[0], wide_of(layer)
+        assert torch.equal(found, wide(x.float(), h.float())[0].bfloat16())
+
+
+def test_threads_have_arenas_of_their_own():
+    layer, x = openrnn.LSTM(LARGE, LARGE).bfloat16(), torch.randn(1, 4, LARGE).bfloat16()
+
+    def step():
+        y = layer(x)[0]
+        return [y.detach(), *torch.autograd.grad(y.float().sum(), [*layer.parameters()])]
+
+    wanted, wrong = step(), []
+
+    def work():
+        for _ in range(60):
+            if not all(map(torch.equal, step(), wanted)):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_an_arena_gives_memory_of_its_own_until_the_call_ends():
+    mine, like = arena.Arena(), torch.empty(300, 300)
+    mine.begin()
+    first = mine.take(like)
+    mine.end()  # it now has as much as that call took
+    mine.begin()
+    one, other = mine.take(like), mine.take(like)  # the second does not fit
+    mine.begin()  # a call within a call, from a finalizer
+    inner = mine.take(like)
+    mine.end()
+    taken = [first, one, other, inner]
+    for value, tensor in enumerate(taken):
+        tensor.fill_(value)
+    assert [tensor[0, 0].item() for tensor in taken] == [0, 1, 2, 3]
+    mine.end()
+    mine.begin()
+    assert len({mine.take(like).untyped_storage().data_ptr() for _ in range(3)}) == 1
+    mine.end()
+    outside = [mine.take(like), mine.take(like)]
+    assert outside[0].data_ptr() != outside[1].data_ptr()
+
+
+def test_an_arena_has_a_limit(monkeypatch):
+    monkeypatch.setattr(arena, "SCRATCH", 1 << 20)
+    mine, like = arena.Arena(), torch.empty(1 << 19)
+    for _ in range(3):
+        mine.begin()
+        taken = [mine.take(like) for _ in range(2)]
+        assert taken[0].untyped_storage().data_ptr() != taken[1].untyped_storage().data_ptr()
+        mine.end()
+    gc.collect()
+    assert mine._memory.numel() == 0
+
+
+def test_a_gradient_that_is_part_of_a_tensor_in_an_arena():
+    made = torch.arange(20.0)[8:]
+    found = backward.gradient(backward.View(0, (2, 3), (3, 1), 4), [made])
+    assert torch.equal(found, torch.arange(12.0, 18.0).view(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "grad", "reads"),
+    [(1, False, True), (1, True, True), (95, True, True), (96, True, False)],
+)
+def test_explain_says_that_matrices_are_read_as_they_are(steps, grad, reads):
+    spec = cells.lstm.spec(9, 40)
+    problem = Problem(spec, torch.bfloat16, "cpu", grad=grad, steps=steps, batch=1)
+    assert any("but matrices are read as bfloat16" in line for line in described(problem)) == reads
