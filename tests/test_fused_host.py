@@ -269,7 +269,7 @@ def test_weights_are_permuted(hidden, offset, dtype):
     _, _, _, every, (blocks, *_) = zip(*jobs[2:])
     for _, _, out, _, _ in jobs[2:]:
         out.fill_(math.nan)
-    kernels.launch_several("permute_weights", one.name, one.device, every, blocks)
+    kernels.launch_several("permute_weights", one.dtype_name, one.device, every, blocks)
     for _, want, out, _, _ in jobs[2:]:
         assert torch.equal(out, want)
 
