@@ -87,7 +87,7 @@ class Cell:
         p: tuple[Tensor, ...] = (),
         clip: Clip = _identity,
     ) -> tuple[Tensor, ...]:
-        """The same with plain tuples, in the order of `gates`, `states` and `unit_params`."""
+        """A step from plain tuples, in the order of `gates`, `states` and `unit_params`."""
         given = (
             Names(self.gates, x),
             Names(self.gates, r) if isinstance(r, tuple) else r,

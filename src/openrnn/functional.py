@@ -193,7 +193,7 @@ def repeat(
 def repeat_recorded(
     call: Plain, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
 ) -> tuple[Route, RecordedRepeat] | None:
-    """The same for a call that records gradients; its route, too.
+    """What makes a call again that records gradients, and its route.
 
     Args:
         given: the shapes of x and the states as the caller has them, of the same order of elements.

@@ -308,7 +308,7 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
 
 
 def _with_grad(how: How, inputs: Sequence[Any]) -> Route:
-    """The same call, keeping what backward needs.
+    """The route of a call that keeps what backward needs.
 
     Raises:
         NoBackendError: the backend that the graph names computes no gradient of this call.
@@ -360,7 +360,7 @@ def run(route: Route, *inputs: Any) -> Sequence[Tensor]:
 
 
 def recorded(how: How, *inputs: Any) -> Sequence[Tensor]:
-    """The same call as a graph or a trace shows it: one operator."""
+    """The call as a graph or a trace shows it: one operator."""
     found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
     return found
 

@@ -192,7 +192,7 @@ def _tied(
 
 
 def _run_packed(call: Call) -> Outputs:
-    """The same for a packed x (N, I): only second derivatives come here."""
+    """Runs a call of a packed x (N, I): only second derivatives come here."""
     if call.lengths is None:
         raise ValueError("a packed call needs lengths")
     lengths = call.lengths.to(call.x.device)

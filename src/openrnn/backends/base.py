@@ -275,7 +275,7 @@ class Backend:
     def repeat_recorded(
         self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
     ) -> RecordedRepeat | None:
-        """The same for calls that record gradients.
+        """As `repeat`, for calls that record gradients.
 
         Args:
             given: the shapes of x and the states as the caller has them, of the same order of
@@ -331,7 +331,7 @@ def state_shapes(problem: Problem, batch: int) -> list[tuple[int, int, int]]:
 
 
 def result_shapes(problem: Problem, steps: int, batch: int) -> list[tuple[int, ...]]:
-    """Of y, each final state, and each state of all steps where these are asked for."""
+    """The shapes of y, each final state, and each state of all steps where they are asked for."""
     spec = problem.spec
     y = (steps, batch, spec.directions * spec.output_size)
     every = [(spec.chains, steps, batch, width) for width in spec.state_sizes]

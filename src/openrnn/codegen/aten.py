@@ -216,7 +216,7 @@ def _made(value: Value, **options: object) -> Value:
 
 
 def _like(number: float) -> Rule:
-    """Of `zeros_like` and its kind, also of a size: `zeros`."""
+    """The rule of `zeros_like` and its kind, and of `zeros`, which takes a size."""
 
     def rule(emit: Builder, x: object, **options: object) -> Value:
         return _made(number, **options)
@@ -225,7 +225,7 @@ def _like(number: float) -> Rule:
 
 
 def _sized(number: float) -> Rule:
-    """Of `new_zeros` and its kind."""
+    """The rule of `new_zeros` and its kind."""
 
     def rule(emit: Builder, x: object, size: object, **options: object) -> Value:
         return _made(number, **options)

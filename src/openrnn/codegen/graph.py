@@ -173,7 +173,7 @@ class Builder:
 
 
 def factored(graph: Graph, linear: frozenset[str]) -> Graph:
-    """The same with products regrouped, where every output is linear in the inputs `linear`.
+    """The graph with products regrouped, where every output is linear in the inputs `linear`.
 
     (d * a) * b becomes d * (a * b), and d * a + d * b becomes d * (a + b): what is multiplied by
     gradients can be known before they are. The numbers differ in rounding only, but for a * b
@@ -235,7 +235,7 @@ def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
 
 
 def _fold_truth(op: str, args: tuple[Value, ...]) -> Value | None:
-    """The same of `and`, `or`, `not` where an argument is constant."""
+    """Folds `and`, `or` and `not` where an argument is constant."""
     if op == "not":
         return float(not args[0])
     if op not in ("and", "or"):

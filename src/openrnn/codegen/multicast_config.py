@@ -81,7 +81,7 @@ class MulticastConfig(KernelConfig):
         return ceil_div(self._block_sums(cell), 8)
 
     def slots(self) -> int:
-        """Of a warp that computes cells."""
+        """Slots of a warp that computes cells."""
         groups = self.groups_of_block
         warps_of_group = max(1, CELL_WARPS // groups)
         return ceil_div(groups, CELL_WARPS) * ceil_div(self.tiles, warps_of_group)

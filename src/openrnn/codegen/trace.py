@@ -73,7 +73,7 @@ class Traced:
 
     @cached_property
     def numbered(self) -> "Traced":
-        """The same with numbers for the user's names, which generated source must not hold."""
+        """The trace with numbers for the user's names, which generated source must not hold."""
         inputs: dict[str, str] = {}
         outputs: dict[str, str] = {}
         for names, reads, gives in (

@@ -19,7 +19,7 @@ Blocks = dict[tuple[str, str], Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one layer and direction: inputs, units, outputs of a projection (or 0), heads."""
+    """Sizes of one layer and direction: inputs, units, outputs of a projection (or 0), heads."""
 
     inputs: int
     hidden: int

@@ -48,7 +48,7 @@ def refusal(
 
 
 def forward_refusal(backend: str, problem: Problem, device: torch.device) -> str | None:
-    """The same of forward mode, whatever T and B: kernels were quicker at all sizes measured."""
+    """Why no kernels run forward mode, or None; whatever T and B: kernels won wherever measured."""
     return _refusal(backend, problem, _place(problem, device), problem.grad)
 
 

@@ -47,7 +47,7 @@ def second(
 def _second(
     backend: Backend, call: Call, grads: Cotangents, along: Direction, needs: Needs
 ) -> tuple[Gradients, Cotangents]:
-    """The same of numbers of 32 bits or more."""
+    """Second derivatives of a call whose numbers have 32 bits or more."""
     run = Run(backend, call)
     tangent = tangent_of(call.problem.spec)
     loop = _tangent_call(run, tangent, along, bool(grads.all_states))
@@ -118,7 +118,7 @@ def _parts(run: Run, tangent: Tangent, gates: Tensor) -> _Parts:
     places = {name: place for place, name in enumerate(tangent.cell.gates)}
 
     def gathered(one: str, other: str) -> Tensor:
-        """Of each gate what has its number and this letter, or the other one: (T, B, G*H)."""
+        """The tangent gates `one` + number, or `other` + number, of each gate: (T, B, G*H)."""
         wanted = [places.get(f"{one}{g}", places.get(f"{other}{g}")) for g in range(count)]
         first = wanted[0]
         if first is not None and wanted == [*range(first, first + count)]:

@@ -21,7 +21,7 @@ NARROW = torch.float16, torch.bfloat16
 
 
 def problem_of(problem: Problem) -> Problem:
-    """The same in float32; itself if its numbers have 32 bits or more."""
+    """The problem in float32; itself if its numbers have 32 bits or more."""
     if problem.dtype not in NARROW:
         return problem
     precision = "tf32" if problem.device == "cuda" else problem.precision
@@ -29,7 +29,7 @@ def problem_of(problem: Problem) -> Problem:
 
 
 def call_of(call: Call) -> Call:
-    """The same in float32."""
+    """The call with all tensors in float32."""
     return replace(
         call, problem=problem_of(call.problem), x=call.x.float(),
         states=[state.float() for state in call.states],
@@ -45,17 +45,17 @@ def outputs_of(out: Outputs) -> Outputs:
 
 
 def direction_of(along: Direction) -> Direction:
-    """The same in float32."""
+    """The direction with all tensors in float32."""
     return Direction(*_cast(torch.float32, *along))
 
 
 def cotangents_of(grads: Cotangents, dtype: torch.dtype = torch.float32) -> Cotangents:
-    """The same of a dtype."""
+    """The cotangents, cast to a dtype."""
     return Cotangents(*_cast(dtype, grads.y, grads.finals, grads.all_states))
 
 
 def gradients_of(grads: Gradients, dtype: torch.dtype) -> Gradients:
-    """The same of a dtype."""
+    """The gradients, cast to a dtype."""
     return Gradients(*_cast(dtype, grads.x, grads.states, grads.params, grads.reset_states))
 
 

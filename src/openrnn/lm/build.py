@@ -30,7 +30,7 @@ def build(config: Config, vocabulary: tuple[str, ...] = ()) -> LanguageModel:
 
 
 def widths(config: Config) -> list[tuple[int, int]]:
-    """Of each layer of a model of words, the features of its input and of its output."""
+    """The features of the input and the output of each layer of a model of words."""
     last = config.embed if config.tied else config.hidden
     edges = [config.embed, *[config.hidden] * (config.layers - 1), last]
     return list(pairwise(edges))

@@ -11,7 +11,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings() -> list[tuple[str, bytes]]:
-    """Of each module but tests, all documentation strings, under the module's relative path."""
+    """All documentation strings of each module but tests, under the module's relative path."""
     found = []
     for name, source in read_files(None):
         if TESTS & set(name.split("/")) or b'"""' not in source:

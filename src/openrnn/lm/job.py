@@ -89,7 +89,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, folder: Path, given: Mapping[str, Any]) -> "Snapshot":
-        """Of a run's folder: its model is that of the config, whose sizes can be trusted.
+        """That of a run's folder: its model is that of the config, whose sizes can be trusted.
 
         Raises:
             CheckpointError: there is none, or it is not what a run leaves.

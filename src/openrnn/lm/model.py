@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
         return self._cuts[key]
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """The same for one symbol of each stream: x_t (B,) -> logits (B, S), state."""
+        """Reads one symbol of each stream: x_t (B,) -> logits (B, S), state."""
         after: State = ()
         y_t = self.embedding(x_t)
         for stack, mine in zip(self.stacks, self.split(state)):

@@ -249,7 +249,7 @@ class CudaKernel:
         self.launch_at(found.address, clusters, current_stream(self.device), launch_event)
 
     def launch_at(self, parameter: int, clusters: int, stream: int, launch_event: int = 0) -> None:
-        """The same on any stream with arguments that lie in memory: `parameter` is its address."""
+        """Launches on any stream, with arguments in memory: `parameter` is its address."""
         key = clusters, stream, launch_event
         config = self._configs.get(key) or self._new_config(key)
         (status,) = self._launch(config, self._function, parameter, 0)

@@ -23,7 +23,7 @@ def wanted(device: torch.device) -> torch.dtype | None:
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The same tensors in the dtype that autocast asks for."""
+    """The tensors, cast to the dtype that autocast asks for."""
     return [tensor.to(dtype) if tensor.dtype in CHANGED else tensor for tensor in tensors]
 
 

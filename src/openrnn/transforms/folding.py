@@ -28,7 +28,7 @@ class Counts(NamedTuple):
 
     @property
     def gradients(self) -> list[int | None]:
-        """The same for what has gradients: x, states, parameters, reset states."""
+        """Which dimension of the gradients of x, states, parameters and reset states is B."""
         return [1, *[1] * self.states, *[None] * self.params, *[1] * self.resets]
 
     def maps_params(self, dims: Dims) -> bool:

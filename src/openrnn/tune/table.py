@@ -55,7 +55,7 @@ def _key(one: KernelTime) -> Key:
 
 
 def fastest(tried: Sequence[tuple[float, Config]]) -> tuple[float, Config]:
-    """Of kernels within EVEN of the fastest the one tried first."""
+    """The kernel tried first among those within EVEN of the fastest."""
     least = min(time for time, _ in tried)
     return next(one for one in tried if one[0] <= EVEN * least)
 

@@ -23,7 +23,7 @@ def for_memory(steps: int, batch: int, row: int) -> int:
 
 
 def for_recompute(steps: int, batch: int, row: int) -> int:
-    """The same with recompute.
+    """How many chunks a call with recompute has.
 
     The reserve's size follows from it, so symbolic T and B must meet no branch.
     """

@@ -44,7 +44,7 @@ def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: 
 
 
 def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
-    """The same in microseconds."""
+    """The time of a step by the model, in microseconds."""
     return time_of(cell, dtype, config, batch, limits) / (1e3 * GHZ)
 
 

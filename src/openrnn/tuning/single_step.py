@@ -43,7 +43,7 @@ def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -
 def differentiates(
     problem: Problem, steps: int, batch: int, before: bool, reset_state: bool = False
 ) -> bool:
-    """The same for the backward pass.
+    """Whether the backward pass of these sizes runs as a single step.
 
     Args:
         before: gradients of initial or reset states are wanted.

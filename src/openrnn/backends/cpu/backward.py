@@ -232,7 +232,7 @@ def _slots(kept: int, given: Given) -> list[Slot]:
 
 
 def values(y: Tensor, reserve: list[Tensor], grads: Cotangents) -> list[int]:
-    """Of these slots; `grads` contiguous but for y, whose rows are."""
+    """Values of these slots; `grads` are contiguous, of y the rows."""
     found = [y.data_ptr(), *map(address, reserve)]
     if grads.y is not None:
         found += [*grads.y.stride()[:2], grads.y.data_ptr()]

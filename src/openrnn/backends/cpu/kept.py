@@ -19,34 +19,59 @@ from openrnn.memory import Made
 OUT = "out"  # the slot of what a launch here writes, the last of its values
 
 
-class KeptPanels:
+class Kept:
+    """What calls make of a matrix and keep for the next one until its elements change.
+
+    Args:
+        key: the matrix among the parameters, and what else the result follows from.
+        digest: writes to `OUT`; words: int32 numbers of the digest.
+    """
+
+    def __init__(self, key: Hashable, digest: Launch, words: int) -> None:
+        self._key, self._digest, self._words = key, digest, ctypes.c_int32 * words
+
+    def get(self, values: Sequence[int], memory: Memory, make: Callable[[], Tensor]) -> Tensor:
+        """The result in memory while it is right, else what `make` returns.
+
+        Results are never overwritten: another thread may read them.
+
+        Args:
+            values: of the slots that the digest reads, but for `OUT`.
+        """
+        digest, known = self.digest(values), memory.get(self._key)
+        if known is None or known[0] != digest:
+            known = memory[self._key] = digest, make()
+        found: Tensor = known[1]
+        return found
+
+    def digest(self, values: Sequence[int]) -> bytes:
+        """Of the elements that there are now."""
+        words = self._words()
+        self._digest.run([*values, ctypes.addressof(words)])
+        return bytes(words)
+
+
+class KeptPanels(Kept):
     """A matrix in panels for the calls of a program.
 
     Args:
-        key: the matrix among the parameters, and what its panels follow from beyond its elements.
-        digest, pack: write to `OUT`; words: int32 numbers of the digest.
-        made: memory for the panels.
+        key, digest, words: see `Kept`.
+        pack: writes to `OUT`; made: memory for the panels.
     """
 
     def __init__(self, key: Hashable, digest: Launch, words: int, pack: Launch, made: Made) -> None:
-        self._key, self._digest, self._pack, self._made = key, digest, pack, made
-        self._words = ctypes.c_int32 * words
+        super().__init__(key, digest, words)
+        self._pack, self._made = pack, made
 
     def panels(self, values: Sequence[int], memory: Memory | None) -> Tensor:
-        """The panels of a call's matrix: those in memory while they are right, else new ones.
-
-        Panels are never overwritten: another thread may read them.
+        """The panels of a call's matrix; without memory they are packed anew.
 
         Args:
             values: of the slots that a run gives.
         """
         if memory is None:
             return self._packed(values)
-        digest, known = self._digest_of(values), memory.get(self._key)
-        if known is None or known[0] != digest:
-            known = memory[self._key] = digest, self._packed(values)
-        panels: Tensor = known[1]
-        return panels
+        return self.get(values, memory, lambda: self._packed(values))
 
     def bound(self, values: Sequence[int]) -> tuple[Tensor, Callable[[], None]]:
         """Panels in memory of their own, and what packs them where the matrix has changed."""
@@ -54,17 +79,12 @@ class KeptPanels:
 
         def update() -> None:
             nonlocal before
-            digest = self._digest_of(values)
+            digest = self.digest(values)
             if digest != before:
                 self._pack.run([*values, panels.data_ptr()])
                 before = digest
 
         return panels, update
-
-    def _digest_of(self, values: Sequence[int]) -> bytes:
-        words = self._words()
-        self._digest.run([*values, ctypes.addressof(words)])
-        return bytes(words)
 
     def _packed(self, values: Sequence[int]) -> Tensor:
         panels = self._made.like(self._made.template)

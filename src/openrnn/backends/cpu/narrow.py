@@ -5,7 +5,6 @@ On some processors products are of bfloat16 nevertheless, see `rounding`.
 Without gradients large parameters are converted once, as panels are packed once (`kept.py`).
 """
 
-import ctypes
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from openrnn.backends.base import Call, Memory
 from openrnn.backends.cpu.again import Again, AgainRecorded, Shapes
 from openrnn.backends.cpu.arena import ARENA, LEAST
 from openrnn.backends.cpu.backward import BackwardProgram
-from openrnn.backends.cpu.kept import OUT
+from openrnn.backends.cpu.kept import OUT, Kept
 from openrnn.backends.cpu.program import Launch, Value
 from openrnn.backends.cpu.rounding import reads_in_place
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
@@ -46,7 +45,7 @@ class Narrow:
         self._how = _conversions(call, {*in_place, *self._kept})
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """See `Again`."""
+        """Whether `Again` takes them."""
         return self._wide.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -90,7 +89,7 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
     return step
 
 
-class KeptParameter:
+class KeptParameter(Kept):
     """A parameter in float32, which calls of a module keep until its elements change.
 
     Args:
@@ -103,22 +102,12 @@ class KeptParameter:
         words = param.nbytes // 4  # of 32 bits, as a digest reads it
         args = matrices.digest_args(words, "float32", launch.threads())
         given = {"matrix": Value("matrix"), "out": Value(OUT)}
-        self._digest = Launch(matrices.digest(), args, args.tasks, given, {"matrix": 0, OUT: 1})
-        self._words = ctypes.c_int32 * (args.parts * DIGEST_WORDS)
-        self._key = "wide", place, param.dtype
+        digest = Launch(matrices.digest(), args, args.tasks, given, {"matrix": 0, OUT: 1})
+        super().__init__(("wide", place, param.dtype), digest, args.parts * DIGEST_WORDS)
 
     def read(self, param: Tensor, memory: Memory) -> Tensor:
-        """The parameter in float32: what is in memory while it is right, else a new copy.
-
-        Copies are never overwritten: another thread may read them.
-        """
-        words = self._words()
-        self._digest.run([param.data_ptr(), ctypes.addressof(words)])
-        digest, known = bytes(words), memory.get(self._key)
-        if known is None or known[0] != digest:
-            known = memory[self._key] = digest, param.detach().float()
-        wide: Tensor = known[1]
-        return wide
+        """The parameter in float32."""
+        return self.get([param.data_ptr()], memory, lambda: param.detach().float())
 
 
 class _Wide(AgainRecorded):
@@ -149,7 +138,7 @@ class NarrowRecorded:
         self.saved = [(y, self._dtype), *reserve]
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """See `Again`."""
+        """Whether `Again` takes them."""
         return self._wide.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:

@@ -243,7 +243,7 @@ class Program:
         self._results, self._scratch = self._makers[:-1], self.made[-1].template.nbytes
 
     def lent(self, count: int, least: int, take: Callable[[Tensor], Tensor]) -> "Program":
-        """The same with other memory for the first tensors that it makes, but not for zeros.
+        """The program with other memory for the first tensors that it makes, but not for zeros.
 
         Args:
             least: elements of a tensor that gets it; take: gives memory for one of this shape.

@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(call: Call) -> Sizes:
-    """Of a call as `tensors.readable` makes it, with as many threads as torch's operators use."""
+    """Sizes of a call that `tensors.readable` made, with the threads of torch's operators."""
     problem, (steps, batch) = call.problem, call.x.shape[:2]
     return Sizes(
         problem, steps, batch, launch.threads(), bool(call.states), bool(call.reset_states),
@@ -127,7 +127,7 @@ class Recorder:
 
     def make(self, slot: Slot, shape: tuple[int, ...], zeros: bool = False) -> Value:
         """A tensor that each run makes, of any values or of zeros."""
-        self.places[slot] = len(self.places) - 1  # without the workspace
+        self.places[slot] = self._given + len(self.made)
         self.made.append(self._made(shape, zeros))
         return Value(slot)
 
@@ -301,7 +301,7 @@ class Recorder:
 
 
 def values(call: Call, order: Tensor | None) -> list[int]:
-    """Of the slots that `slots` names.
+    """Values of the slots that `slots` names.
 
     Args:
         call: as `tensors.readable` makes it.

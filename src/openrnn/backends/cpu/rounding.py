@@ -56,7 +56,7 @@ def why_not(problem: Problem, steps: int, batch: int) -> str | None:
 
 
 def _whatever_sizes(problem: Problem) -> str | None:
-    """The same where T and B are not known."""
+    """Why no call rounds, whatever T and B; None where some do."""
     if problem.dtype != torch.float32:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}, needs float32"
     return "gradients are wanted" if problem.grad else None

@@ -59,7 +59,7 @@ class Cudnn(Backend):
         return library.absent()
 
     def refusals(self, problem: Problem) -> list[str]:
-        """Also: cells that cuDNN does not have, bounds and algorithms that do not fit the spec."""
+        """Also refuses cells that cuDNN lacks, bounds and algorithms that do not fit the spec."""
         spec = problem.spec
         reasons = super().refusals(problem)
         if spec.cell not in CELLS:

@@ -67,7 +67,7 @@ def layout_of(x: Tensor, algorithm: str) -> int:
 
 
 def _laid(tensor: Tensor, layout: int) -> Tensor:
-    """The same values in this order; (B, T, ...) in memory for BATCH_MAJOR."""
+    """The tensor in memory in this order: (B, T, ...) for BATCH_MAJOR."""
     return (tensor.transpose(0, 1) if layout == BATCH_MAJOR else tensor).contiguous()
 
 

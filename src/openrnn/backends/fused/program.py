@@ -53,7 +53,7 @@ class Launch(NamedTuple):
     signals: bool
 
     def moved(self, to: Moved) -> "Launch":
-        """The same with its values elsewhere."""
+        """This operation with its values elsewhere."""
         return self._replace(given=tuple((place, to(value)) for place, value in self.given))
 
     def bound(self) -> Run:
@@ -87,7 +87,7 @@ class Multiply(NamedTuple):
     space: Value  # of its workspace
 
     def moved(self, to: Moved) -> "Multiply":
-        """The same with its values elsewhere."""
+        """This operation with its values elsewhere."""
         return self._replace(a=to(self.a), b=to(self.b), d=to(self.d), space=to(self.space))
 
     def bound(self) -> Run:
@@ -142,7 +142,7 @@ Operation = Launch | Multiply | Wait | WaitForLaunch
 
 
 def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The same on fewer streams: what forks runs on the main one, and nothing waits for it."""
+    """Operations on fewer streams: what forks runs on the main one, and nothing waits for it."""
     waits = [one for one in operations if isinstance(one, Wait) and one.forks]
     forked = {max(wait.stream, wait.other) for wait in waits}  # the other of the two is main, 0
     kept = (one for one in operations if one not in waits)
@@ -202,7 +202,7 @@ class Program:
         self._replays = graphs.Replays()
 
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> "Program":
-        """The same, in which the first tensors that it makes have other shapes."""
+        """The program with other shapes of the first tensors that it makes."""
         first, rest = self.made[: len(shapes)], self.made[len(shapes) :]
         made = [one.shaped(shape) for one, shape in zip(first, shapes)]
         return Program(self.operations, [*made, *rest], self.device)

@@ -96,12 +96,12 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
 
 def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
-    """See `Chunking`: the kind of a loop, if it polls."""
+    """`Chunking.fills` of one loop: its kind, if it polls."""
     return frozenset({kind} if loop.polls else ())
 
 
 def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
-    """The same, with small products after loops side by side where the key asks for that."""
+    """Chunkings whose small products after loops run side by side, if the key asks for that."""
     spec = key.spec
     rows = len(spec.gates) * spec.hidden_size
     columns = max(spec.layer_input(0), spec.layer_input(spec.num_layers - 1), spec.hidden_size)
@@ -181,7 +181,7 @@ def _at_once(
     key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags,
     columns: Callable[[int], int], inputs: Callable[[int], int], wanted: bool,
 ) -> Chunkings:  # fmt: skip
-    """The same, with both directions at once in each layer where that is quicker.
+    """Chunkings in which both directions of a layer run at once where that is quicker.
 
     Args:
         on, flags: of the loops.

@@ -64,7 +64,7 @@ def _table(cls: Table) -> Table:
 
 @_table
 class LoopArgs(Args):
-    """Of the time loops, forward and backward, of one layer and direction."""
+    """Arguments of the time loops, forward and backward, of one layer and direction."""
 
     __slots__ = ()
     row_function: Annotated[int, "address of the cell's step or derivative: f(int64)"]
@@ -168,7 +168,7 @@ class LoopArgs(Args):
 
 @_table
 class PackArgs(Args):
-    """Of `transpose` and `pack`, which write a matrix in panels."""
+    """Arguments of `transpose` and `pack`, which write a matrix in panels."""
 
     __slots__ = ()
     tasks: Annotated[int, "tasks that share the panels"]
@@ -182,7 +182,7 @@ class PackArgs(Args):
 
 @_table
 class DigestArgs(Args):
-    """Of `digest`, which tells whether a matrix has changed."""
+    """Arguments of `digest`, which tells whether a matrix has changed."""
 
     __slots__ = ()
     tasks: Annotated[int, "tasks that share the matrix"]
@@ -194,7 +194,7 @@ class DigestArgs(Args):
 
 @_table
 class CollectArgs(Args):
-    """Of `collect`, which adds up the gradients that teams made."""
+    """Arguments of `collect`, which adds up the gradients that teams made."""
 
     __slots__ = ()
     tasks: Annotated[int, "tasks that share the rows"]
@@ -211,7 +211,7 @@ class CollectArgs(Args):
 
 @_table
 class RegionArgs(Args):
-    """Of `regions.share`: a kernel whose tasks the threads of a parallel region share."""
+    """Arguments of `regions.share`: a kernel whose tasks the threads of a parallel region share."""
 
     __slots__ = ()
     kernel: Annotated[int, "address of f(args, task, running)"]
@@ -223,7 +223,7 @@ class RegionArgs(Args):
 
 @_table
 class TaskArgs(Args):
-    """Of `regions.run_alone`: a kernel of one task, which lacks some of its arguments."""
+    """Arguments of `regions.run_alone`: a kernel of one task, which lacks some of its arguments."""
 
     __slots__ = ()
     kernel: Annotated[int, "address of f(args, task, running)"]

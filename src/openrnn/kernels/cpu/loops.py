@@ -18,6 +18,6 @@ def source(kind: str, dtype: str) -> str:
 
 @resource
 def loop(kind: str, dtype: str) -> objects.CompiledFunction:
-    """The same, compiled."""
+    """A time loop, compiled."""
     what = f"the time loop {kind} of all cells for {dtype}"
     return objects.kernels(source(kind, dtype), [kind], what)[0]

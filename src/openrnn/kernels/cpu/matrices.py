@@ -145,7 +145,7 @@ class Gradient(NamedTuple):
 def gradients(
     layout: Layout, teams: int, present: Sequence[bool], threads: int
 ) -> list[Gradient | None]:
-    """Of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors; None where one is not `present`."""
+    """Gradients of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors; None where not `present`."""
     gates, padded, units = layout.gates, layout.padded, layout.units
     w_ih, w_hh, w_hr, bias_x, bias_r, vectors = layout.sum_offsets
     where = [  # offset; gates, padded, rows, width, columns of `CollectArgs`

@@ -59,7 +59,7 @@ def row_sources(
 def rows_from(
     emitter: Emitter, sources: list[tuple[ir.Value, ir.Value]], first: ir.Value
 ) -> list[ir.Value]:
-    """Of each of `row_sources` a vector from an element on; 0 beyond the last one."""
+    """A vector of each of `row_sources`, from an element on; 0 beyond the last one."""
     return [
         emitter.load(
             emitter.at(source, first),

@@ -10,7 +10,7 @@ from openrnn.kernels.cuda.table import Args, States, table
 
 @table
 class ForwardArgs(Args):
-    """Of the forward time loop of one layer and direction.
+    """Arguments of the forward time loop of one layer and direction.
 
     Strides in bytes lead to the loop's next step: they are negative where it runs back in time.
     """
@@ -61,7 +61,7 @@ class ForwardArgs(Args):
 
 @table
 class BackwardArgs(Args):
-    """Of the backward time loop of one layer and direction.
+    """Arguments of the backward time loop of one layer and direction.
 
     Strides in bytes lead to the loop's next step, which is forward's step before.
     """
@@ -108,7 +108,7 @@ class BackwardArgs(Args):
 
 @table
 class StepForwardArgs(Args):
-    """Of `step_forward` and `step_cell`, one step (T = 1) of one layer and direction."""
+    """Arguments of `step_forward` and `step_cell`: T = 1, one layer and direction."""
 
     weight: Annotated[int, "const storage_t*", "R [GATES, hidden, hidden]"]
     w_ih: Annotated[int, "const storage_t*", "W_ih [GATES, hidden, inputs], or null"] = 0
@@ -139,7 +139,7 @@ class StepForwardArgs(Args):
 
 @table
 class StepBackwardArgs(Args):
-    """Of `step_backward`, the derivative of one step of one layer and direction."""
+    """Arguments of `step_backward`, the derivative of one step of one layer and direction."""
 
     saved: Annotated[int, "const storage_t*", "as forward wrote it"]
     dy: Annotated[int, "const storage_t*", "[B, hidden], by rows; or null"] = 0
@@ -162,7 +162,7 @@ class StepBackwardArgs(Args):
 
 @table
 class PermuteWeightsArgs(Args):
-    """Of `permute_weights`."""
+    """Arguments of `permute_weights`."""
 
     matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns]"]
     out: Annotated[int, "storage_t*", "[gates, units, columns] or, turned, [across, gates, units]"]
@@ -177,7 +177,7 @@ class PermuteWeightsArgs(Args):
 
 @table
 class CopyRowsArgs(Args):
-    """Of `copy_rows`."""
+    """Arguments of `copy_rows`."""
 
     x: Annotated[int, "const storage_t*", "[T, B, width], by strides"]
     x_step: Annotated[int, "int64", "values from a step to the next"]
@@ -194,7 +194,7 @@ class CopyRowsArgs(Args):
 
 @table
 class NarrowValuesArgs(Args):
-    """Of `narrow_values`; both begin at multiples of 16 bytes."""
+    """Arguments of `narrow_values`; both begin at multiples of 16 bytes."""
 
     x: Annotated[int, "const float*", "[count]"]
     out: Annotated[int, "storage_t*", "out [count], 16 bits"]
@@ -203,7 +203,7 @@ class NarrowValuesArgs(Args):
 
 @table
 class FillFlagsArgs(Args):
-    """Of `fill_flags`."""
+    """Arguments of `fill_flags`."""
 
     buffer: Annotated[int, "void*", "[rows], by their stride"]
     rows: Annotated[int, "int64", ""]
@@ -213,7 +213,7 @@ class FillFlagsArgs(Args):
 
 @table
 class DropoutArgs(Args):
-    """Of `dropout`."""
+    """Arguments of `dropout`."""
 
     x: Annotated[int, "const storage_t*", "[T, B, width]"]
     out: Annotated[int, "storage_t*", "[T, B, width]"]
@@ -229,7 +229,7 @@ class DropoutArgs(Args):
 
 @table
 class ReduceBiasGradientsArgs(Args):
-    """Of `reduce_bias_gradients`."""
+    """Arguments of `reduce_bias_gradients`."""
 
     sums: Annotated[int, "const float*", "[parts, planes + vectors, units]"]
     input_bias: Annotated[int, "storage_t*", "out [gates, hidden], or null"] = 0
@@ -247,7 +247,7 @@ class ReduceBiasGradientsArgs(Args):
 
 @table
 class SortLengthsArgs(Args):
-    """Of `sort_lengths`."""
+    """Arguments of `sort_lengths`."""
 
     lengths: Annotated[int, "const int64*", "[B]"]
     order: Annotated[int, "int64*", "out [B]: rows by falling length"]
@@ -256,7 +256,7 @@ class SortLengthsArgs(Args):
 
 @table
 class CutLengthsArgs(Args):
-    """Of `cut_lengths`."""
+    """Arguments of `cut_lengths`."""
 
     lengths: Annotated[int, "const int64*", "[B]"]
     inside: Annotated[int, "int64*", "out [B]: in 0 to steps"]
