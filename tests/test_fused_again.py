@@ -432,7 +432,7 @@ def launches_awaited(spec, options):
     if "wavefront" in options:  # a layer's stream has its number
         return [one for layer in layers for one in (("signal", 7, layer), ("wait", layer + 1))]
     chunks = len(options["cuts"]) - 1 if "backward" in options.get("cut", ()) else 1
-    beside = range(spec.num_layers * chunks - 1)
+    beside = range(2, 2 + spec.num_layers * chunks - 1)  # after two streams for what forks
     return [
         one for number in beside for stream in (MAIN, SIDE)
         for one in (("signal", 7, stream), ("wait", SIDE + 1 + 2 * number))

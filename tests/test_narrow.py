@@ -1,7 +1,6 @@
 """Calls of 16 bits on a CPU: matrices read in place, and memory of conversions."""
 
 import copy
-import gc
 import itertools
 import threading
 
@@ -13,7 +12,7 @@ import openrnn
 from openrnn import cells
 from openrnn.backends.cpu import arena, backward
 from openrnn.backends.cpu.rounding import described, reads_in_place
-from openrnn.kernels.cpu import host
+from openrnn.kernels.cpu import host, objects
 from openrnn.spec import Problem
 
 KINDS = {
@@ -152,36 +151,72 @@ def test_threads_have_arenas_of_their_own():
 
 def test_an_arena_gives_memory_of_its_own_until_the_call_ends():
     mine, like = arena.Arena(), torch.empty(300, 300)
-    mine.begin()
-    first = mine.take(like)
-    mine.end()  # it now has as much as that call took
-    mine.begin()
-    one, other = mine.take(like), mine.take(like)  # the second does not fit
-    mine.begin()  # a call within a call, from a finalizer
-    inner = mine.take(like)
-    mine.end()
-    taken = [first, one, other, inner]
-    for value, tensor in enumerate(taken):
-        tensor.fill_(value)
-    assert [tensor[0, 0].item() for tensor in taken] == [0, 1, 2, 3]
-    mine.end()
-    mine.begin()
-    assert len({mine.take(like).untyped_storage().data_ptr() for _ in range(3)}) == 1
-    mine.end()
+    with mine:
+        first = mine.take(like)
+    with mine:  # it now has as much as that call took
+        one, other = mine.take(like), mine.take(like)  # the second does not fit
+        with mine:  # a call within a call, from a finalizer
+            inner = mine.take(like)
+        taken = [first, one, other, inner]
+        for value, tensor in enumerate(taken):
+            tensor.fill_(value)
+        assert [tensor[0, 0].item() for tensor in taken] == [0, 1, 2, 3]
+    with mine:
+        assert len({mine.take(like).untyped_storage().data_ptr() for _ in range(3)}) == 1
     outside = [mine.take(like), mine.take(like)]
     assert outside[0].data_ptr() != outside[1].data_ptr()
 
 
-def test_an_arena_has_a_limit(monkeypatch):
+def test_a_call_beyond_the_limit_leaves_an_arena_to_others(monkeypatch):
     monkeypatch.setattr(arena, "SCRATCH", 1 << 20)
-    mine, like = arena.Arena(), torch.empty(1 << 19)
+    mine, large, small = arena.Arena(), torch.empty(1 << 19), torch.empty(1 << 10)
     for _ in range(3):
-        mine.begin()
-        taken = [mine.take(like) for _ in range(2)]
-        assert taken[0].untyped_storage().data_ptr() != taken[1].untyped_storage().data_ptr()
-        mine.end()
-    gc.collect()
+        with mine:
+            taken = [mine.take(large) for _ in range(2)]
+            places = {one.untyped_storage().data_ptr() for one in taken}
+            assert len(places) == 2
     assert mine._memory.numel() == 0
+    with mine:
+        mine.take(small)
+    assert mine._memory.numel() == 1 << 10
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+def test_torch_s_default_dtype_is_not_that_of_an_arena(default):
+    layer, x = openrnn.LSTM(LARGE, LARGE).bfloat16(), torch.randn(1, 4, LARGE).bfloat16()
+
+    def step():
+        y = layer(x)[0]
+        return [y.detach(), *torch.autograd.grad(y.float().sum(), [*layer.parameters()])]
+
+    wanted, before = step(), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for _ in range(6):
+            assert all(map(torch.equal, step(), wanted))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_nor_is_torch_s_default_device():
+    """As on a GPU a call of a layer on the CPU has."""
+    layer = openrnn.LSTM(256, 256).bfloat16()
+    with torch.no_grad():
+        x = torch.randn(40, 20, 256).bfloat16()
+        wanted = layer(x)[0]
+        for _ in range(3):
+            layer(x[:20])
+        with torch.device("meta"):
+            for _ in range(4):
+                assert torch.equal(layer(x)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_with_matrices_in_place_are_compiled_ahead(monkeypatch, dtype):
+    layer, x = openrnn.GRU(9, 40).to(dtype), torch.randn(1, 3, 9).to(dtype)
+    openrnn.compile_kernels(layer, dtype, device="cpu")
+    monkeypatch.setattr(objects, "kernels", lambda *_: pytest.fail("it compiles"))
+    layer(x)
 
 
 def test_a_gradient_that_is_part_of_a_tensor_in_an_arena():

@@ -30,7 +30,7 @@ class Made(NamedTuple):
     """A tensor that a call which repeats makes each time.
 
     Args:
-        like: `torch.empty_like` or `torch.zeros_like`.
+        like: `torch.empty_like`, `torch.zeros_like`, or what gives memory for a shape.
         template: a tensor of its shape, without memory.
     """
 

@@ -91,7 +91,7 @@ def _inputs(layer: int, pair: Sequence[Chunk], fills: bool, stream: int) -> Iter
 
 def backward(
     layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool,
-    streams: Iterator[int],
+    streams: Iterator[int], forks: Sequence[int] = (),
 ) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer: both directions add to dx.
 
@@ -102,7 +102,7 @@ def backward(
         above: chunkings of the layer above whose weights' products run beside the loops of this
             one; None for none.
         overlap: the products of this layer's weights run beside the loops of the layer below.
-        streams: see `product_streams`.
+        streams: see `product_streams`; forks: see `fork`.
     """
     pairs = [*zip(*(chunking.chunks[::-1] for chunking in chunkings))]
     loops, fills = chunkings[0].loops, "backward" in chunkings[0].fills
@@ -134,10 +134,10 @@ def backward(
         yield from dx
     elif chunkings[0].forks:
         beside_dx = [
-            [GradientProducts(layer, way, chunk, "weights", stream=next(streams))]
+            GradientProducts(layer, way, chunk, "weights", stream=forks[way])
             for way, chunk in enumerate(whole)
         ]
-        yield from fork(dx, *beside_dx)
+        yield from fork(dx, beside_dx)
     elif several:
         yield from dx
         yield from _products(layer, whole, "weights", MAIN)

@@ -36,7 +36,8 @@ class Chunking:
         wavefront: its chunks run beside those of other layers.
         stack: one launch runs the loops of all layers.
         step: it is a single step, which has kernels of its own.
-        forks: backward: the products after the last loop run side by side, on streams of their own.
+        forks: backward: the products after the only loop, and after the last ones of `at_once`
+            without overlap, run side by side, on streams of their own.
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.

@@ -69,13 +69,13 @@ def _forward_in_turn(
 
 def _backward_in_turn(
     layer: int, directions: Sequence[Chunking], recompute: bool, products: bool,
-    streams: Iterator[int],
+    forks: Sequence[int],
 ) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer, one direction after the other."""
     for direction, chunking in enumerate(directions):
         yield BeginLayer(layer, direction)
         if products:
-            yield from _backward(layer, direction, chunking, recompute, streams)
+            yield from _backward(layer, direction, chunking, recompute, forks)
         else:
             backwards = chunking.chunks[::-1]
             yield from [Loop(layer, direction, chunk, "backward") for chunk in backwards]
@@ -112,10 +112,12 @@ def backward(
     """
     found: list[Operation] = []
     streams = both_directions.product_streams(backward=True)
+    # nothing else runs on these two
+    forks = (next(streams), next(streams)) if chunkings[0][0].forks else ()
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].stack:
-        return tuple(stack.backward(len(chunkings), chunkings[0][0], streams))
+        return tuple(stack.backward(len(chunkings), chunkings[0][0], forks))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
@@ -124,24 +126,24 @@ def backward(
         if directions[0].at_once:
             below = chunkings[layer - 1][0] if layer else None
             overlap = below is not None and below.at_once and below.overlap
-            found += both_directions.backward(layer, directions, above, overlap, streams)
+            found += both_directions.backward(layer, directions, above, overlap, streams, forks)
             above = directions if overlap else None
         elif directions[0].step:
-            found += single_step.backward(layer, directions, streams)
+            found += single_step.backward(layer, directions, forks)
         else:
-            found += _backward_in_turn(layer, directions, recompute, products, streams)
+            found += _backward_in_turn(layer, directions, recompute, products, forks)
         if dropout and layer:
             found.append(Dropout(layer - 1, gradient=True))
     return tuple(found)
 
 
 def _backward(
-    layer: int, direction: int, chunking: Chunking, recompute: bool, streams: Iterator[int]
+    layer: int, direction: int, chunking: Chunking, recompute: bool, forks: Sequence[int]
 ) -> Iterator[Operation]:
     """Products of a chunk need its loop; with overlap they run beside the loop that follows.
 
     Args:
-        streams: for products that fork.
+        forks: see `fork`.
     """
     chunks = chunking.chunks[::-1]
     overlap, fills = chunking.overlap, "backward" in chunking.fills
@@ -167,7 +169,7 @@ def _backward(
             yield from beside
         waits = bool(beside)
         if len(chunks) == 1:
-            yield from gradient_products(layer, direction, chunking, streams)
+            yield from gradient_products(layer, direction, chunking, forks)
         elif not overlap:
             yield GradientProducts(layer, direction, chunk)
     if overlap and len(chunks) > 1:

@@ -214,33 +214,31 @@ def loop_inputs(
 
 
 def gradient_products(
-    layer: int, direction: int, chunking: Chunking, streams: Iterator[int]
+    layer: int, direction: int, chunking: Chunking, forks: Sequence[int]
 ) -> Iterator[Operation]:
-    """The products of a chunking's only chunk, after its loop; `streams`: for those that fork."""
+    """The products of a chunking's only chunk, after its loop; `forks`: see `fork`."""
     chunk = chunking.whole
     if not chunking.forks:
         yield GradientProducts(layer, direction, chunk)
         return
-    yield from fork(
-        [GradientProducts(layer, direction, chunk, "x")],
-        [GradientProducts(layer, direction, chunk, "input", stream=next(streams))],
-        [GradientProducts(layer, direction, chunk, "recurrent", stream=next(streams))],
-    )
+    beside = [
+        GradientProducts(layer, direction, chunk, of, stream=stream)
+        for of, stream in zip(("input", "recurrent"), forks)
+    ]
+    yield from fork([GradientProducts(layer, direction, chunk, "x")], beside)
 
 
-def fork(main: Sequence[Operation], *sides: Sequence[Operation]) -> Iterator[Operation]:
-    """Operations on the main stream beside those on others, for which it waits in the end.
+def fork(main: Sequence[Operation], beside: Sequence[Operation]) -> Iterator[Operation]:
+    """Operations on the main stream beside others, each on its own, for which it waits in the end.
 
-    Nothing else may run on those streams.
+    A pass has two streams for them, on which nothing else runs.
     """
-    streams = [operations[0].stream for operations in sides]
-    for stream in streams:
-        yield Wait(MAIN, True, stream=stream)
+    for one in beside:
+        yield Wait(MAIN, True, stream=one.stream)
     yield from main
-    for operations in sides:
-        yield from operations
-    for stream in streams:
-        yield Wait(stream, True)
+    yield from beside
+    for one in beside:
+        yield Wait(one.stream, True)
 
 
 Schedule = tuple[Operation, ...]

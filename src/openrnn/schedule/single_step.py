@@ -20,11 +20,11 @@ def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
 
 
 def backward(
-    layer: int, chunkings: Sequence[Chunking], streams: Iterator[int]
+    layer: int, chunkings: Sequence[Chunking], forks: Sequence[int]
 ) -> Iterator[Operation]:
-    """The backward pass of a layer; `streams`: for products that fork."""
+    """The backward pass of a layer; `forks`: see `fork`."""
     for direction, chunking in enumerate(chunkings):
         yield BeginLayer(layer, direction)
         yield Step(layer, direction, chunking.chunks[0], "backward")
-        yield from gradient_products(layer, direction, chunking, streams)
+        yield from gradient_products(layer, direction, chunking, forks)
         yield FinishWeights(layer, direction)

@@ -1,6 +1,6 @@
 """A stack in one launch: the loops of all layers, each a step behind the layer before."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
@@ -24,11 +24,11 @@ def forward(layers: int, whole: Chunk) -> Iterator[Operation]:
     yield StackLoop(whole)
 
 
-def backward(layers: int, chunking: Chunking, streams: Iterator[int]) -> Iterator[Operation]:
+def backward(layers: int, chunking: Chunking, forks: Sequence[int]) -> Iterator[Operation]:
     """The backward pass: the loop gives gradients to the layers below, which need no dx.
 
     Args:
-        streams: for gradients of weights that fork.
+        forks: see `fork`.
     """
     whole = chunking.whole
     for layer in reversed(range(layers)):
@@ -37,7 +37,7 @@ def backward(layers: int, chunking: Chunking, streams: Iterator[int]) -> Iterato
     yield StackLoop(whole, "backward")
     below = GradientProducts(0, 0, whole, "x")
     if chunking.forks:
-        yield from fork([below], [StackGradients(whole, stream=next(streams))])
+        yield from fork([below], [StackGradients(whole, stream=forks[0])])
     else:
         yield below
         yield StackGradients(whole)

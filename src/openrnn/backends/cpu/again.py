@@ -68,10 +68,7 @@ class AgainRecorded(Again):
     ) -> list[Tensor | None]:
         """The gradients that are needed of x, parameters and states."""
         found = [None if grad is None else grad.contiguous() for grad in grads]
-        key = needs, *[grad is not None for grad in found]
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._backward(needs, key[1:])
+        known = self.program_of(grads, needs)
         values = [*self.strides, *map(address, every), *map(address, outputs)]
         dy, *d_finals = found
         if dy is not None:
@@ -80,6 +77,20 @@ class AgainRecorded(Again):
         made = known.program.run(values)
         places = (known.x, *known.params, *known.states)
         return [backwards.gradient(place, made) for place in places]
+
+    def program_of(
+        self, grads: Sequence[Tensor | None], needs: tuple[bool, ...]
+    ) -> backwards.BackwardProgram:
+        """The backward pass from these of the gradients of y and the final states."""
+        key = needs, *[grad is not None for grad in grads]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._backward(needs, key[1:])
+        return known
+
+    def reads(self, program: Program, place: int) -> bool:
+        """Whether a program reads the tensor of a call at this place."""
+        return program.reads(len(self.strides) + place)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
         last = len(self._given) + self._params  # then come masks

@@ -13,7 +13,7 @@ def compiled(problem: Problem) -> int:
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
     that pack matrices, what starts all of them and, where bfloat16 is permitted or is the dtype of
-    the call, its products.
+    the call, its products; of 16 bits also the product with matrices as they are.
     """
     from openrnn.kernels.cpu import host, launch, matrices
 
@@ -29,4 +29,7 @@ def compiled(problem: Problem) -> int:
         matrices.bf16_product()
     elif narrow:
         matrices.pairs()
-    return len(found) + 2 + (reads or narrow)
+    in_place = narrow or (problem.dtype == torch.float16 and host.WIDENS_FLOAT16)
+    if in_place:
+        matrices.narrow_dots(str(problem.dtype).removeprefix("torch."))
+    return len(found) + 2 + (reads or narrow) + in_place

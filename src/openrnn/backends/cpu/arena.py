@@ -4,6 +4,7 @@ glibc gives large pieces back to the system when they are freed, and each call w
 pages again: of 10 MB that takes 1 ms, several times as long as a step that reads them.
 """
 
+from contextlib import suppress
 from threading import local
 
 import torch
@@ -15,38 +16,44 @@ LEAST = 1 << 16  # elements of a tensor that is worth it: smaller ones are taken
 _ALIGNMENT = 16  # elements: a cache line of float32
 
 
-class Arena(local):
-    """Float32 tensors one after the other, all let go at once.
+def _fresh(*shape: int) -> Tensor:
+    """Memory for float32, whatever torch's default dtype and device."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
-    It has as much memory as the largest call needed so far, up to `SCRATCH` bytes.
+
+class Arena(local):
+    """Float32 tensors one after the other. All are let go where the outermost `with` of it ends.
+
+    It has as much memory as a call needed so far, up to `SCRATCH` bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._memory = _memory(0)
-        self._used = self._most = self._calls = 0
+        self._used = self._calls = 0
 
-    def begin(self) -> None:
-        """A call begins; one within another, in a finalizer or a signal handler, goes on."""
-        self._calls += 1
+    def __enter__(self) -> "Arena":
+        self._calls += 1  # more than 1 in a call that a finalizer or a signal handler makes
+        return self
 
-    def end(self) -> None:
-        """It has ended: what was taken since the first `begin` is let go."""
+    def __exit__(self, *_: object) -> None:
         self._calls -= 1
-        if not self._calls:
-            self._used = 0
-            if self._memory.numel() < self._most <= SCRATCH // 4:
-                self._memory = _memory(self._most)
+        if self._calls:
+            return
+        used, self._used = self._used, 0
+        if self._memory.numel() < used <= SCRATCH // 4:
+            self._memory = _memory(0)  # the old one goes first
+            with suppress(RuntimeError):  # without room the next call takes fresh memory, too
+                self._memory = _memory(used)
 
     def take(self, like: Tensor) -> Tensor:
         """A contiguous float32 tensor of any values, in the shape of another one."""
         count, start = like.numel(), self._used
         if not self._calls:
-            return torch.empty(like.shape)
+            return _fresh(*like.shape)
         self._used += -(-count // _ALIGNMENT) * _ALIGNMENT
-        self._most = max(self._most, self._used)
         if self._used > self._memory.numel():
-            return torch.empty(like.shape)
+            return _fresh(*like.shape)
         return self._memory[start : start + count].view(like.shape)
 
     def widened(self, tensor: Tensor) -> Tensor:
@@ -58,7 +65,7 @@ class Arena(local):
 
 def _memory(count: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.empty(count)
+        return _fresh(count)
 
 
 ARENA = Arena()

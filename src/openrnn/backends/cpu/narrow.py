@@ -1,6 +1,6 @@
-"""Calls in float16 or bfloat16 made again: in float32, between conversions of all tensors.
+"""Calls in float16 or bfloat16 made again: in float32, between conversions of tensors.
 
-On some processors products are of bfloat16 nevertheless, see `rounding`.
+Forward may read matrices as they are, and products may be of bfloat16: see `rounding`.
 
 Without gradients large parameters are converted once, as panels are packed once (`kept.py`).
 """
@@ -21,10 +21,6 @@ from openrnn.backends.cpu.rounding import reads_in_place
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
-from openrnn.params import module_slots, places
-
-LEAST_KEPT = 1 << 16  # below, converting takes no longer than the call of a digest
-
 
 Convert = Callable[[Tensor], Tensor]
 
@@ -40,7 +36,7 @@ class Narrow:
         self._kept = {
             place: KeptParameter(place, param)
             for place, param in large.items()
-            if param.numel() >= LEAST_KEPT and param.nbytes % 4 == 0 and place not in in_place
+            if param.numel() >= LEAST and param.nbytes % 4 == 0 and place not in in_place
         }
         self._how = _conversions(call, {*in_place, *self._kept})
 
@@ -52,12 +48,9 @@ class Narrow:
         """Y and the final states, of x, parameters and states."""
         if not self.ready(every):
             return None
-        ARENA.begin()
-        try:
+        with ARENA:
             found = self.wide(every)
             return None if found is None else [one.to(self._dtype) for one in found]
-        finally:
-            ARENA.end()
 
     def wide(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """What a call returns, in float32; None where there are other threads, or no memory."""
@@ -76,11 +69,8 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
         return None
 
     def step(x: Tensor) -> None:
-        ARENA.begin()
-        try:
+        with ARENA:
             found = run.wide((x, *given))
-        finally:
-            ARENA.end()
         if found is None:
             raise ValueError("x or a parameter has no memory, or the number of threads has changed")
         for result, new in zip(results, found):
@@ -131,9 +121,8 @@ class NarrowRecorded:
         in_place = _in_place(call)
         wide = readable(call, torch.float32, bool(in_place))
         self._wide = _Wide(wide, shapes, given)
-        self._spec, self._how = call.problem.spec, _conversions(call, in_place)
-        self._all = _conversions(call, ())
-        self._backwards: dict[tuple[bool, ...], list[Convert]] = {}  # by which gradients are needed
+        self._how, self._of_every = _conversions(call, in_place), _conversions(call, ())
+        self._of_backward: dict[Any, list[Convert]] = {}  # by gradients given and needed
         (y, _), *reserve = self._wide.saved
         self.saved = [(y, self._dtype), *reserve]
 
@@ -147,12 +136,9 @@ class NarrowRecorded:
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states and the reserve, which stays float32."""
-        ARENA.begin()
-        try:
+        with ARENA:
             found = self._wide.forward(_converted(self._how, every))
             visible = [one.to(self._dtype) for one in found[: self._visible]]
-        finally:
-            ARENA.end()
         return [*visible, *found[self._visible :]]
 
     def backward(
@@ -163,37 +149,26 @@ class NarrowRecorded:
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """The gradients that are needed of x, parameters and states."""
-        ARENA.begin()
-        try:
+        with ARENA:
             wide = [converted(grad, torch.float32) for grad in grads]
-            given = _converted(self._conversions(needs), every)
+            given = _converted(self._conversions(grads, needs), every)
             y, *reserve = outputs  # which is float32
             found = self._wide.backward(given, [y.float(), *reserve], wide, needs)
             return [converted(grad, self._dtype) for grad in found]
-        finally:
-            ARENA.end()
 
-    def _conversions(self, needs: tuple[bool, ...]) -> list[Convert]:
-        """Those of a backward pass, which does not read all matrices."""
-        found = self._backwards.get(needs)
+    def _conversions(
+        self, grads: Sequence[Tensor | None], needs: tuple[bool, ...]
+    ) -> list[Convert]:
+        """Those of a backward pass: what its program does not read stays as it is."""
+        key = needs, *[grad is not None for grad in grads]
+        found = self._of_backward.get(key)
         if found is None:
-            unread = self._unread(needs)
-            found = self._backwards[needs] = [
-                _as_it_is if place in unread else how for place, how in enumerate(self._all)
+            program = self._wide.program_of(grads, needs).program
+            found = self._of_backward[key] = [
+                how if self._wide.reads(program, place) else _as_it_is
+                for place, how in enumerate(self._of_every)
             ]
         return found
-
-    def _unread(self, needs: tuple[bool, ...]) -> set[int]:
-        """The places among the tensors of a call of matrices that backward does not read."""
-        spec, steps = self._spec, self._wide.sizes.steps
-        states = needs[1 + len(module_slots(spec)) :]
-        unread = set[int]()
-        for chain, (w_ih, w_hh, *_) in enumerate(places(spec)):
-            if w_ih is not None and chain < spec.directions and not needs[0]:
-                unread.add(1 + w_ih)
-            if w_hh is not None and steps == 1 and not any(states):
-                unread.add(1 + w_hh)
-        return unread
 
 
 def _in_place(call: Call) -> frozenset[int]:

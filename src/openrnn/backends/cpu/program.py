@@ -89,6 +89,7 @@ class Launch:
         self._template = bytes(args)
         self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
         self._barriers_at = args.place("barriers") if barriers else 0
+        self.slots = frozenset(place for _, place, _ in words)  # places of those of a run's values
 
     def run(self, values: Sequence[int]) -> None:
         """Runs it and waits; several threads may do so at a time."""
@@ -134,6 +135,8 @@ class Launch:
 class _Fixed:
     """An operation that reads nothing but weights."""
 
+    slots: frozenset[int]
+
     def run(self, values: Sequence[int]) -> None:
         raise NotImplementedError
 
@@ -147,6 +150,7 @@ class Clear(_Fixed):
 
     def __init__(self, target: Value, size: int, places: Mapping[Slot, int]) -> None:
         self._slot, self._offset, self._size = places[target.slot], target.offset, size
+        self.slots = frozenset([self._slot])
 
     def run(self, values: Sequence[int]) -> None:
         """Writes them."""
@@ -160,6 +164,7 @@ class Copy(_Fixed):
         self._target, self._target_offset = places[target.slot], target.offset
         self._source, self._source_offset = places[source.slot], source.offset
         self._size = size
+        self.slots = frozenset([self._target, self._source])
 
     def run(self, values: Sequence[int]) -> None:
         """Copies them."""
@@ -241,6 +246,10 @@ class Program:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
         self._makers = tuple(one.maker for one in self.made)
         self._results, self._scratch = self._makers[:-1], self.made[-1].template.nbytes
+
+    def reads(self, place: int) -> bool:
+        """Whether it uses the value of a run at this place; not for programs with kept panels."""
+        return any(place in operation.slots for operation in self.operations)
 
     def lent(self, count: int, least: int, take: Callable[[Tensor], Tensor]) -> "Program":
         """The program with other memory for the first tensors that it makes, but not for zeros.

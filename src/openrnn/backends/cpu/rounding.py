@@ -79,7 +79,7 @@ def _narrow(problem: Problem) -> list[str]:
         elif any(reads(problem, problem.steps, problem.batch) for reads in _READ):
             name = str(problem.dtype).removeprefix("torch.")
             but = f", but matrices are read as {name}"
-    return [f"computed in float32, between conversions of all tensors{but}"]
+    return [f"computed in float32, between conversions of tensors{but}"]
 
 
 def _rounded(problem: Problem) -> list[str]:

@@ -206,7 +206,7 @@ class Fused(Backend):
         outputs = [rest[0][layer] for layer in range(spec.num_layers - 1)]
         all_states = any(grad is not None for grad in grads.all_states)
         with On(x.device.index):
-            # in a graph, where events between streams cost the host nothing; of a program see there
+            # in a graph, where events between streams cost the host nothing; see `Program`
             forks = CURRENT.recording is not None or torch.cuda.is_current_stream_capturing()
             cut, schedule = schedules.backward(
                 ScheduleKey.of(call, all_states, self.spin_limit, forks), needs

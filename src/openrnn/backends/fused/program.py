@@ -157,12 +157,13 @@ class _Order:
     """Operations in their order.
 
     Attributes:
-        sides: how many side streams they have.
+        sides: the numbers of the side streams that they use.
     """
 
     def __init__(self, operations: Sequence[Operation], device: int) -> None:
         self._operations, self._device, self._local = operations, device, _OfThread()
-        self.sides = max((one.stream for one in operations), default=0)
+        used = {one.stream for one in operations}
+        self.sides, self._numbers = sorted(used - {0}), range(max(used, default=0) + 1)
 
     def give(self, values: list[int], beside: Any) -> None:
         """Gives them to a main stream and the side streams beside it.
@@ -173,7 +174,7 @@ class _Order:
         if beside is None:
             handles = [current_stream(self._device)]
         else:
-            handles = [beside.handle(number) for number in range(self.sides + 1)]
+            handles = [beside.handle(number) for number in self._numbers]
         for run in self._bound():
             run(values, handles, beside)
 
@@ -236,6 +237,6 @@ class Program:
             order.give(values, beside)
         except BaseException:  # what runs on side streams is waited for
             if beside is not None:
-                for number in range(order.sides):
-                    beside.wait(0, number + 1)
+                for number in order.sides:
+                    beside.wait(0, number)
             raise

@@ -115,7 +115,7 @@ class LoopArgs(Args):
     y_row: Annotated[int, "from a row to the next"]
 
     w_ih: Annotated[int, "[gates * units, inputs], or panels of it"]
-    w_hh: Annotated[int, "[gates * units, outputs], or panels of it"]
+    w_hh: Annotated[int, "[gates * units, outputs], or panels of it; see `product`"]
     w_hr: Annotated[int, "panels of the projection [outputs, units]"]
     bias_x: Annotated[int, "[gates, units]"]
     bias_r: Annotated[int, "[gates, units]"]
@@ -124,7 +124,7 @@ class LoopArgs(Args):
     scales_ih: Annotated[int, "w_ih is int8 panels with these scales"]
     scales_hh: Annotated[int, "w_hh is int8 panels with these scales"]
     product: Annotated[
-        int, "address of the product with panels of int8, bfloat16 or pairs of it; 0: float32 ones"
+        int, "address of the product with a matrix that is not float32, as it is or in panels; or 0"
     ]
     pairs_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
     pairs_outer: Annotated[int, "backward: address of `pairs_outer`"]

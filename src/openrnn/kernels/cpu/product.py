@@ -256,7 +256,7 @@ def _make_product(dtype: str) -> Any:
 
 
 def make_dots(dtype: str, name: str, elements: Elements) -> Any:
-    """`dots` with sums of a dtype; `name`: of the elements of W, as each function has its own."""
+    """`dots` for sums of a dtype and a kind of `elements` of W, which `name` tells from others."""
     size, w_size, widths, dots_tile = SIZES[dtype], elements.size, _UNITS, _dots_tile_of(elements)
     highest = len(widths)
 
