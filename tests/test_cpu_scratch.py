@@ -1,13 +1,17 @@
 """Temporaries of a run on the CPU are memory of its thread, and stay that."""
 
 import ctypes
+import os
+import platform
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 
 import openrnn
-from openrnn.backends.cpu import program
+from openrnn.backends.cpu import heap, program
 from openrnn.backends.cpu.program import Program, Workspace
 from openrnn.kernels.cpu.args import LINE
 from openrnn.memory import Made, template
@@ -122,3 +126,46 @@ def test_a_training_step_takes_only_its_results_anew():
         taken.append((scratch._address, scratch._size))
     assert len({*taken}) == 1
     assert taken[0][1] > 8 << 20
+
+
+BLOCKS = """
+import ctypes, sys, torch
+from openrnn.backends.cpu.heap import keep_freed_memory
+libc = ctypes.CDLL(None)
+class Info(ctypes.Structure):  # mallinfo2(3)
+    _fields_ = [(f"field{k}", ctypes.c_size_t) for k in range(10)]
+libc.mallinfo2.restype = Info
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+before = libc.mallinfo2().field3  # blocks that are mapped
+block = torch.empty(24 << 20, dtype=torch.uint8)
+print(libc.mallinfo2().field3 - before)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not hasattr(ctypes.CDLL(None), "mallinfo2"),
+    reason="another allocator than glibc's, or none that tells of its blocks",
+)
+def test_large_blocks_are_of_the_heap_then():
+    """Which is kept; a block that is mapped goes back to the system when it is freed."""
+    told = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    told["LD_PRELOAD"] = ""
+
+    def mapped(words):
+        done = subprocess.run(
+            [sys.executable, "-c", BLOCKS, words], capture_output=True, text=True, check=True,
+            env=told,
+        )  # fmt: skip
+        return int(done.stdout)
+
+    assert (mapped("kept"), mapped("as it is")) == (0, 1)
+
+
+def test_passes_with_large_results_ask_for_that(monkeypatch):
+    asked = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: asked.append(1))
+    for hidden, expected in ((19, []), (399, [1])):
+        layer, x = openrnn.GRU(hidden, hidden), torch.randn(1, 1, hidden)
+        layer(x)[0].sum().backward()
+        assert asked == expected

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from openrnn import philox
 from openrnn.backends.base import Call, state_shapes
+from openrnn.backends.cpu import heap
 from openrnn.backends.cpu.kept import OUT, KeptPanels
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype, layer_kernels, loop_plan
 from openrnn.backends.cpu.program import (
@@ -141,6 +142,8 @@ class Recorder:
 
     def program(self) -> Program:
         """What was written down."""
+        if sum(one.template.nbytes for one in self.made) >= heap.LEAST:
+            heap.keep_freed_memory()
         workspace = self._made((-(-self.workspace.size // self.size),))
         return Program(self.operations, [*self.made, workspace], self.kept)
 
