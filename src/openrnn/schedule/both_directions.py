@@ -91,7 +91,7 @@ def _inputs(layer: int, pair: Sequence[Chunk], fills: bool, stream: int) -> Iter
 
 def backward(
     layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool,
-    streams: Iterator[int], forks: Sequence[int] = (),
+    streams: Iterator[int], forks: Sequence[int],
 ) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer: both directions add to dx.
 
@@ -129,20 +129,16 @@ def backward(
     if beside is not None and several:
         yield Wait(beside)  # the products on that stream write dx, too
     whole = [one.whole for one in chunkings]
-    dx = [*_products(layer, pairs[-1], "x", MAIN)]
-    if overlap:
-        yield from dx
-    elif chunkings[0].forks:
-        beside_dx = [
+    if forks and not overlap:
+        weights = [
             GradientProducts(layer, way, chunk, "weights", stream=forks[way])
             for way, chunk in enumerate(whole)
         ]
-        yield from fork(dx, beside_dx)
-    elif several:
-        yield from dx
-        yield from _products(layer, whole, "weights", MAIN)
+        yield from fork([*_products(layer, pairs[-1], "x", MAIN)], weights)
     else:
-        yield from _products(layer, pairs[-1], "all", MAIN)
+        yield from _products(layer, pairs[-1], "x" if overlap or several else "all", MAIN)
+        if several and not overlap:
+            yield from _products(layer, whole, "weights", MAIN)
     if above is not None:
         if beside is not None and not several:
             yield Wait(beside)

@@ -112,12 +112,11 @@ def backward(
     """
     found: list[Operation] = []
     streams = both_directions.product_streams(backward=True)
-    # nothing else runs on these two
     forks = (next(streams), next(streams)) if chunkings[0][0].forks else ()
     if chunkings[0][0].wavefront:
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].stack:
-        return tuple(stack.backward(len(chunkings), chunkings[0][0], forks))
+        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole, forks))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
@@ -146,7 +145,7 @@ def _backward(
         forks: see `fork`.
     """
     chunks = chunking.chunks[::-1]
-    overlap, fills = chunking.overlap, "backward" in chunking.fills
+    overlap, fills = chunking.overlap and len(chunks) > 1, "backward" in chunking.fills
     waits = False  # something runs on the side stream
     for place, chunk in enumerate(chunks):
         if recompute:
@@ -168,10 +167,8 @@ def _backward(
             yield WaitForLaunch(stream=SIDE)
             yield from beside
         waits = bool(beside)
-        if len(chunks) == 1:
-            yield from gradient_products(layer, direction, chunking, forks)
-        elif not overlap:
-            yield GradientProducts(layer, direction, chunk)
-    if overlap and len(chunks) > 1:
+        if not overlap:
+            yield from gradient_products(layer, direction, chunk, () if len(chunks) > 1 else forks)
+    if overlap:
         yield Wait(SIDE)
         yield GradientProducts(layer, direction, chunks[-1])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from openrnn.schedule.chunks import Chunk, Chunking
+from openrnn.schedule.chunks import Chunk
 
 MAIN, SIDE = 0, 1  # torch's current stream, and the first of ours beside it
 
@@ -214,11 +214,10 @@ def loop_inputs(
 
 
 def gradient_products(
-    layer: int, direction: int, chunking: Chunking, forks: Sequence[int]
+    layer: int, direction: int, chunk: Chunk, forks: Sequence[int]
 ) -> Iterator[Operation]:
-    """The products of a chunking's only chunk, after its loop; `forks`: see `fork`."""
-    chunk = chunking.whole
-    if not chunking.forks:
+    """The products of a chunk after its loop; `forks`: see `fork`, none where there are more."""
+    if not forks:
         yield GradientProducts(layer, direction, chunk)
         return
     beside = [
@@ -231,7 +230,8 @@ def gradient_products(
 def fork(main: Sequence[Operation], beside: Sequence[Operation]) -> Iterator[Operation]:
     """Operations on the main stream beside others, each on its own, for which it waits in the end.
 
-    A pass has two streams for them, on which nothing else runs.
+    A pass that forks has two streams for them, its `forks`, on which nothing else runs; others have
+    none.
     """
     for one in beside:
         yield Wait(MAIN, True, stream=one.stream)

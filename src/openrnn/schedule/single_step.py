@@ -26,5 +26,5 @@ def backward(
     for direction, chunking in enumerate(chunkings):
         yield BeginLayer(layer, direction)
         yield Step(layer, direction, chunking.chunks[0], "backward")
-        yield from gradient_products(layer, direction, chunking, forks)
+        yield from gradient_products(layer, direction, chunking.chunks[0], forks)
         yield FinishWeights(layer, direction)

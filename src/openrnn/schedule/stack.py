@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from openrnn.schedule.chunks import Chunk, Chunking
+from openrnn.schedule.chunks import Chunk
 from openrnn.schedule.operations import (
     BeginLayer,
     FillFlags,
@@ -24,19 +24,18 @@ def forward(layers: int, whole: Chunk) -> Iterator[Operation]:
     yield StackLoop(whole)
 
 
-def backward(layers: int, chunking: Chunking, forks: Sequence[int]) -> Iterator[Operation]:
+def backward(layers: int, whole: Chunk, forks: Sequence[int]) -> Iterator[Operation]:
     """The backward pass: the loop gives gradients to the layers below, which need no dx.
 
     Args:
         forks: see `fork`.
     """
-    whole = chunking.whole
     for layer in reversed(range(layers)):
         yield BeginLayer(layer, 0, layers=layers)
     yield FillFlags(0, 0, whole, backward=True)
     yield StackLoop(whole, "backward")
     below = GradientProducts(0, 0, whole, "x")
-    if chunking.forks:
+    if forks:
         yield from fork([below], [StackGradients(whole, stream=forks[0])])
     else:
         yield below

@@ -3,6 +3,7 @@
 import torch
 
 from openrnn.backends.base import traced
+from openrnn.backends.cpu import rounding
 from openrnn.backends.cpu.layer import compute_dtype
 from openrnn.codegen import build
 from openrnn.spec import Problem
@@ -29,7 +30,6 @@ def compiled(problem: Problem) -> int:
         matrices.bf16_product()
     elif narrow:
         matrices.pairs()
-    in_place = narrow or (problem.dtype == torch.float16 and host.WIDENS_FLOAT16)
-    if in_place:
+    if in_place := rounding.widens(problem.dtype):
         matrices.narrow_dots(str(problem.dtype).removeprefix("torch."))
     return len(found) + 2 + (reads or narrow) + in_place

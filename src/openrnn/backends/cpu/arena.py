@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cpu.program import SCRATCH
+from openrnn.backends.cpu.recorder import CPU
+from openrnn.memory import memory_for
 
 LEAST = 1 << 16  # elements of a tensor that is worth it: smaller ones are taken as ever
 _ALIGNMENT = 16  # elements: a cache line of float32
 
 
-def _fresh(*shape: int) -> Tensor:
-    """Memory for float32, whatever torch's default dtype and device."""
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
+_fresh = memory_for(torch.float32, CPU).empty
 
 
 class Arena(local):

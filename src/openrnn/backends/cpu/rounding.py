@@ -26,12 +26,18 @@ def reads_in_place(problem: Problem, steps: int, batch: int) -> bool:
     Where they are not packed. A float32 copy would take longer to make, or to find right, than to
     read: up to B 64 a step takes 0.4 to 0.95 of the time.
     """
-    if problem.dtype == torch.float16 and not launch.packs(steps, batch):
-        from openrnn.kernels.cpu import host
+    bf16 = problem.dtype == torch.bfloat16
+    packs = launch.packs_bf16 if bf16 and not problem.grad else launch.packs
+    return widens(problem.dtype) and not packs(steps, batch)
 
-        return host.WIDENS_FLOAT16
-    packs = launch.packs if problem.grad else launch.packs_bf16
-    return problem.dtype == torch.bfloat16 and not packs(steps, batch)
+
+def widens(dtype: torch.dtype) -> bool:
+    """Whether there is a product with matrices of this dtype as they are."""
+    if dtype != torch.float16:
+        return dtype == torch.bfloat16
+    from openrnn.kernels.cpu import host
+
+    return host.WIDENS_FLOAT16
 
 
 def multiplies_bf16(problem: Problem, steps: int, batch: int) -> bool:

@@ -143,9 +143,13 @@ Operation = Launch | Multiply | Wait | WaitForLaunch
 
 def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Operations on fewer streams: what forks runs on the main one, and nothing waits for it."""
-    waits = [one for one in operations if isinstance(one, Wait) and one.forks]
-    forked = {max(wait.stream, wait.other) for wait in waits}  # the other of the two is main, 0
-    kept = (one for one in operations if one not in waits)
+    forked = set[int]()
+    kept = list[Operation]()
+    for one in operations:
+        if isinstance(one, Wait) and one.forks:
+            forked.add(one.stream or one.other)  # the other of the two is main, 0
+        else:
+            kept.append(one)
     return tuple(one._replace(stream=0) if one.stream in forked else one for one in kept)
 
 

@@ -102,14 +102,14 @@ def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
 
 def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
     """Chunkings whose small products after loops run side by side, if the key asks for that."""
+    if not key.forks or found[0][0].wavefront:
+        return found
     spec = key.spec
     rows = len(spec.gates) * spec.hidden_size
     if found[0][0].stack:  # one call multiplies all layers but one
         rows *= spec.num_layers - 1
     columns = max(spec.layer_input(0), spec.layer_input(spec.num_layers - 1), spec.hidden_size)
-    if not key.forks or not overlap.forks(key.steps, key.batch, rows, columns):
-        return found
-    if found[0][0].wavefront:
+    if not overlap.forks(key.steps, key.batch, rows, columns):
         return found
     return tuple(tuple(replace(one, forks=True) for one in directions) for directions in found)
 
