@@ -10,10 +10,12 @@ from bench_cases import MACHINE, result
 from openrnn import cells, cli
 from openrnn.bench.cases import BenchRow
 from openrnn.bench.record import KernelTime, Writer, read
+from openrnn.cells import lookup
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.tune import command, kernels, regions, table
 from openrnn.tune.candidates import KINDS, Candidate, Size, candidates, variants
+from openrnn.tune.launches import STEPS, arguments
 from openrnn.tuning import measured, plan
 from openrnn.tuning.choice import CudnnRegion
 from openrnn.tuning.limits import Limits
@@ -52,6 +54,19 @@ def test_masks_are_of_the_kernels():
     for mask in measured.MASKS:
         first = candidates(SIZE._replace(mask=mask), CAPABILITY, 1)[0].config
         assert (first.lengths, first.reset) == (mask == "lengths", mask == "reset")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", measured.MASKS)
+def test_a_kernel_gets_every_argument_that_it_has(kind, mask):
+    """Random ones, here in memory of the CPU, since nothing is launched."""
+    size = SIZE._replace(kind=kind, mask=mask)
+    config, cell = candidates(size, CAPABILITY, 1)[0].config, trace(lookup(size.cell))
+    tensors, asked = arguments(cell, config, size.batch, torch.bfloat16, "cpu")
+    assert (asked.hidden, asked.batch, asked.steps) == (size.hidden, size.batch, STEPS)
+    places = {one.data_ptr() for one in tensors}
+    assert {asked.weight, asked.saved, asked.vectors} <= places
+    assert (bool(asked.lengths), bool(asked.reset)) == (mask == "lengths", mask == "reset")
 
 
 def test_variants_fit_and_differ_in_what_they_hold():

@@ -83,33 +83,33 @@ def _at_once(launches: Sequence[Callable[[], None]]) -> None:
 
 
 def arguments(
-    cell: Traced, config: KernelConfig, batch: int, dtype: torch.dtype
+    cell: Traced, config: KernelConfig, batch: int, dtype: torch.dtype, device: str = "cuda"
 ) -> tuple[list[Tensor], ForwardArgs | BackwardArgs]:
     """Tensors to keep alive, the second of them the flag buffer; and the kernel's arguments."""
 
     def some(*shape: int) -> Tensor:
-        return (torch.rand(shape, device="cuda") * 0.2 - 0.1).to(dtype)
+        return (torch.rand(shape, device=device) * 0.2 - 0.1).to(dtype)
 
     short = config.operand_bytes(str(dtype).removeprefix("torch.")) == 2
 
     def flags(*shape: int) -> Tensor:
         bits = torch.int16 if short else torch.int32
-        return torch.full(shape, -1, dtype=bits, device="cuda")
+        return torch.full(shape, -1, dtype=bits, device=device)
 
     units, gates, states = config.units, len(cell.gates), len(cell.states)
     saved = some(STEPS, (batch + 7) // 8, units // 8, 64 * saved_values(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     size, none = dtype.itemsize, [0] * states
     vectors = some(len(cell.unit_params), units)
-    order = torch.arange(batch, device="cuda")
+    order = torch.arange(batch, device=device)
     lengths = STEPS * (batch - order) // batch
-    masks = [lengths, order, torch.rand((STEPS, batch), device="cuda") < SHARE]
+    masks = [lengths, order, torch.rand((STEPS, batch), device=device) < SHARE]
     on = config.lengths, config.lengths, config.reset
     masked = [mask.data_ptr() if here else 0 for mask, here in zip(masks, on)]
     shared = {
         "weight": weight.data_ptr(), "saved": saved.data_ptr(), "vectors": vectors.data_ptr(),
         **dict(zip(("lengths", "order", "reset"), masked)),
-        "steps": STEPS, "batch": batch, "units": units, "reverse": 0,
+        "steps": STEPS, "batch": batch, "hidden": units, "reverse": 0,
     }  # fmt: skip
     if config.kind == "forward":
         x = some(STEPS, batch, gates * units)
@@ -127,7 +127,7 @@ def arguments(
         return [x, buffer, y, saved, weight, vectors, *final, *masks], forward
     planes = len(cuda.planes(cell))
     dy, d_gates = some(STEPS, batch, units), flags(STEPS, batch, planes, units)
-    sums = torch.empty(config.sum_parts(batch), planes + len(vectors), units, device="cuda")
+    sums = torch.empty(config.sum_parts(batch), planes + len(vectors), units, device=device)
     buffer = d_gates if config.y_flags else flags(*config.flag_buffer(cell, STEPS, batch).shape)
     backward = BackwardArgs(
         flag_buffer=0 if config.y_flags else buffer.data_ptr(),
