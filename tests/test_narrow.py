@@ -11,7 +11,7 @@ from cases import thinned
 import openrnn
 from openrnn import cells
 from openrnn.backends.cpu import arena, backward
-from openrnn.backends.cpu.rounding import described, reads_in_place
+from openrnn.backends.cpu.rounding import described, reads_in_place, reads_in_place_back
 from openrnn.kernels.cpu import host, objects
 from openrnn.spec import Problem
 
@@ -85,6 +85,45 @@ def test_bits_are_those_of_float32_between_conversions(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "hidden"), [(64, 64), (320, 96), (96, 320), (9, 37)])
+@pytest.mark.parametrize(("batch", "layers"), [(1, 1), (5, 2), (40, 1), (95, 1)])
+def test_gradients_of_one_step_are_those_of_float32_rounded(
+    threads, dtype, kind, inputs, hidden, batch, layers
+):
+    """To the bit: backward of one step reads no y, so it computes with the same numbers.
+
+    Matrices of some of these sizes are read, and gradients of them written, in 16 bits.
+    """
+    torch.manual_seed(0)
+    before, x = torch.get_num_threads(), torch.randn(1, batch, inputs).to(dtype)
+    layer = KINDS[kind](inputs, hidden, num_layers=layers).to(dtype)
+    count = 2 if kind in ("LSTM", "peephole") else 1
+    states = [torch.randn(layers, batch, hidden).to(dtype) for _ in range(count)]
+    dy = torch.randn(1, batch, hidden).to(dtype)
+    wide = wide_of(layer)
+    steps = Problem(layer.spec, dtype, "cpu", grad=True), 1, batch
+    whole = inputs % 32 == hidden % 32 == 0
+    assert reads_in_place_back(*steps) == (whole and reads_in_place(*steps))
+
+    def gradients(of, kind):
+        leaves = [one.detach().to(kind).requires_grad_() for one in (x, *states)]
+        given = tuple(leaves[1:]) if count > 1 else leaves[1]
+        y = of(leaves[0], given)[0]
+        return torch.autograd.grad(y, [*leaves, *of.parameters()], dy.to(kind))
+
+    torch.set_num_threads(threads)
+    try:
+        wanted = gradients(wide, torch.float32)
+        for _ in range(3):
+            for found, one in zip(gradients(layer, dtype), wanted, strict=True):
+                assert torch.equal(found, one.to(dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
 def check_narrower():
     """What a process with narrower vectors runs, see test_widths."""
     for dtype, (hidden, batch) in itertools.product(DTYPES, ((5, 3), (37, 1), (100, 7))):
@@ -92,6 +131,12 @@ def check_narrower():
         with torch.no_grad():
             for _ in range(3):
                 assert torch.equal(layer(x)[0], wide_of(layer)(x.float())[0].to(dtype))
+    for dtype, batch in itertools.product(DTYPES, (1, 7)):
+        layer, x = openrnn.GRU(64, 96).to(dtype), torch.randn(1, batch, 64).to(dtype)
+        wide = wide_of(layer)
+        wanted = torch.autograd.grad(wide(x.float())[0].sum(), [*wide.parameters()])
+        found = torch.autograd.grad(layer(x)[0].sum(), [*layer.parameters()])
+        assert all(torch.equal(one, other.to(dtype)) for one, other in zip(found, wanted))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

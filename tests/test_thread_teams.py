@@ -262,7 +262,8 @@ def test_who_may_share_a_tile(vector, whole, split):
         (64, 1, 1, 8, False, (1, 1, 1)),  # too little for a second thread
         (256, 1, 1, 2, False, (1, 1, 2)),  # each reads half of the matrix
         (512, 50, 64, 2, False, (32, 2, 1)),  # rows enough for all
-        (256, 1, 64, 2, True, (32, 1, 2)),  # another team's sums cost more than barriers
+        (256, 1, 64, 2, True, (64, 1, 2)),  # another team's sums cost more than barriers
+        (256, 2, 64, 2, True, (32, 1, 2)),  # a tile of more rows, but of a single step
         (256, 100, 64, 2, True, (32, 2, 1)),  # and less
         (512, 50, 0, 8, False, (0, 1, 1)),
     ],

@@ -14,7 +14,7 @@ def compiled(problem: Problem) -> int:
 
     They are a time loop that all cells share and this cell's step, in each direction, the kernels
     that pack matrices, what starts all of them and, where bfloat16 is permitted or is the dtype of
-    the call, its products; of 16 bits also the product with matrices as they are.
+    the call, its products; of 16 bits also the products with matrices as they are.
     """
     from openrnn.kernels.cpu import host, launch, matrices
 
@@ -30,6 +30,9 @@ def compiled(problem: Problem) -> int:
         matrices.bf16_product()
     elif narrow:
         matrices.pairs()
-    if in_place := rounding.widens(problem.dtype):
-        matrices.narrow_dots(str(problem.dtype).removeprefix("torch."))
-    return len(found) + 2 + (reads or narrow) + in_place
+    name, in_place = str(problem.dtype).removeprefix("torch."), rounding.widens(problem.dtype)
+    if in_place:
+        matrices.narrow_dots(name)
+    if in_place and problem.grad:
+        matrices.narrow_back(name)
+    return len(found) + 2 + (reads or narrow) + in_place * (1 + problem.grad)

@@ -129,7 +129,9 @@ class Cpu(Backend):
         if steps == 0 or batch == 0:
             return nothing_back(call, grads, needs)
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
-        call, grads = tensors.readable(call, dtype), tensors.readable_gradients(grads, dtype)
+        in_place = rounding.reads_in_place_back(call.problem, steps, batch)
+        call = tensors.readable(call, dtype, in_place)
+        grads = tensors.readable_gradients(grads, dtype)
         order, y = tensors.rows_by_length(call), tensors.converted(y, dtype).contiguous()
         reserve = [each.contiguous() for each in reserve]  # a hook of saved tensors may turn them
         present = backward.Given(

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from openrnn.backends.base import Cotangents, Needs, state_shapes
@@ -9,13 +10,14 @@ from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
 from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, Value
 from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, address, slots
+from openrnn.backends.cpu.rounding import reads_in_place_back
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, FinishWeights, Loop
 
 if TYPE_CHECKING:
-    from openrnn.kernels.cpu.matrices import Gradient
+    from openrnn.kernels.cpu.matrices import Gradient, NarrowBack
 
 
 class Given(NamedTuple):
@@ -77,6 +79,11 @@ class Backward(Recorder):
         self._gradients: list[Gradient | None] = []
         self._apart: list[Value] = []  # of the first of these, those that are no part of the sums
         self._mark = 0
+        self._narrow: NarrowBack | None = None  # kernels for matrices of 16 bits as they are
+        if reads_in_place_back(problem, sizes.steps, sizes.batch):
+            from openrnn.kernels.cpu import matrices
+
+            self._narrow = matrices.narrow_back(str(problem.dtype).removeprefix("torch."))
         self.d_x: Place = None
         if needs.x:
             # the loops write nothing past the end of a sequence
@@ -117,8 +124,9 @@ class Backward(Recorder):
         from openrnn.kernels.cpu import matrices
 
         layer, self._mark = self.kernels(operation), self.workspace.mark()
+        layout = layer.layout
         plan = self.plan(layer, operation, "backward")
-        loop, derivative = build.backward(layer.cell, layer.layout.dtype)
+        loop, derivative = build.backward(layer.cell, layout.dtype)
         args = plan.args()
         args.row_function = derivative
         saved = self.saved.activations[layer.chain]
@@ -130,12 +138,20 @@ class Backward(Recorder):
             args.product, args.pairs_outer = pairs.product.address, pairs.outer.address
             args.pairs_panels = pairs.panels.address
             self.take_rounded(args, given, plan.tasks)
+        elif self._narrow is not None:
+            args.product = self._narrow.product.address
         if self._dy is not None:
             self.set_rows(args, given, "dy", self.of_direction(operation, self._dy))
         if self._dx is not None:
             self.set_rows(args, given, "dx", self._dx)
             args.dx_add = operation.direction
-        self._gradients = self._gradients_of(layer, plan.teams, args.overwrite == 1)
+        # with one chunk for all rows nothing is added to what products write
+        narrow = self._narrow if self.batch <= args.tile_rows and args.chunk == self.steps else None
+        dtype = self.dtype if narrow is None else self.problem.dtype
+        self._gradients = self._gradients_of(layer, plan.teams, args.overwrite == 1, dtype)
+        if self._apart and narrow is not None:
+            args.store_narrow, args.rounded_bytes = narrow.store.address, layout.narrow_memory
+            self.take_rounded(args, given, plan.tasks)
         if self._sums is not None:
             given["sums"] = self._sums
         given |= dict(zip(("d_w_ih", "d_w_hh"), self._apart))
@@ -167,12 +183,13 @@ class Backward(Recorder):
         return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
 
     def _gradients_of(
-        self, layer: LayerKernels, teams: int, overwrite: bool
+        self, layer: LayerKernels, teams: int, overwrite: bool, dtype: torch.dtype
     ) -> "list[Gradient | None]":
         """Where gradients of weights will lie; takes memory for the sums if any is needed.
 
         Args:
             overwrite: as in `LoopArgs`.
+            dtype: of gradients that are no part of the sums.
         """
         from openrnn.kernels.cpu import matrices
 
@@ -188,7 +205,7 @@ class Backward(Recorder):
                 # And autograd adds in place what the steps of a loop give, if nothing shares memory
                 columns, before = layout.columns, sum(layout.sums[:2])
                 shapes = (columns, layout.wide), (columns, layout.width)
-                self._apart = [self.make(("d_w", layer.chain, k), shape)
+                self._apart = [self.make(("d_w", layer.chain, k), shape, dtype=dtype)
                                for k, shape in enumerate(shapes)]  # fmt: skip
             sums = self.make(("sums", layer.chain), (size - before,))
             self._sums = sums._replace(offset=-before * self.size)

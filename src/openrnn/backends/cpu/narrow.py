@@ -1,6 +1,6 @@
 """Calls in float16 or bfloat16 made again: in float32, between conversions of tensors.
 
-Forward may read matrices as they are, and products may be of bfloat16: see `rounding`.
+Both passes may read matrices as they are, and products may be of bfloat16: see `rounding`.
 
 Without gradients large parameters are converted once, as panels are packed once (`kept.py`).
 """
@@ -17,10 +17,11 @@ from openrnn.backends.cpu.arena import ARENA, LEAST
 from openrnn.backends.cpu.backward import BackwardProgram
 from openrnn.backends.cpu.kept import OUT, Kept
 from openrnn.backends.cpu.program import Launch, Value
-from openrnn.backends.cpu.rounding import reads_in_place
+from openrnn.backends.cpu.rounding import reads_in_place, reads_in_place_back
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
+from openrnn.spec import Problem
 
 Convert = Callable[[Tensor], Tensor]
 
@@ -30,7 +31,7 @@ class Narrow:
 
     def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
         self._dtype, self._memory = call.x.dtype, memory
-        in_place = _in_place(call)
+        in_place = _in_place(call, reads_in_place)
         self._wide = Again(readable(call, torch.float32, bool(in_place)), shapes, memory)
         large = {} if memory is None else dict(enumerate(call.params, 1))
         self._kept = {
@@ -118,10 +119,11 @@ class NarrowRecorded:
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         self._dtype, self._visible = call.x.dtype, len(shapes)
-        in_place = _in_place(call)
+        in_place = _in_place(call, reads_in_place)
         wide = readable(call, torch.float32, bool(in_place))
         self._wide = _Wide(wide, shapes, given)
-        self._how, self._of_every = _conversions(call, in_place), _conversions(call, ())
+        self._how = _conversions(call, in_place)
+        self._of_every = _conversions(call, _in_place(call, reads_in_place_back))
         self._of_backward: dict[Any, list[Convert]] = {}  # by gradients given and needed
         (y, _), *reserve = self._wide.saved
         self.saved = [(y, self._dtype), *reserve]
@@ -171,10 +173,10 @@ class NarrowRecorded:
         return found
 
 
-def _in_place(call: Call) -> frozenset[int]:
-    """The places among the tensors of a call of matrices that forward reads as they are."""
+def _in_place(call: Call, reads: Callable[[Problem, int, int], bool]) -> frozenset[int]:
+    """The places among the tensors of a call of matrices that a pass reads as they are."""
     steps, batch, _ = call.x.shape
-    if not reads_in_place(call.problem, steps, batch):
+    if not reads(call.problem, steps, batch):
         return frozenset()
     return frozenset(1 + place for place in gate_matrices(call.problem.spec))  # x is the first
 

@@ -255,11 +255,13 @@ class Program:
         """The program with other memory for the first tensors that it makes, but not for zeros.
 
         Args:
-            least: elements of a tensor that gets it; take: gives memory for one of this shape.
+            least: elements of a float32 tensor that gets it; take: gives memory for one of this
+                shape.
         """
         made = list(self.made)
         for place, one in enumerate(made[:count]):
-            if one.like is torch.empty_like and one.template.numel() >= least:
+            whole = one.template.dtype == torch.float32 and one.template.numel() >= least
+            if one.like is torch.empty_like and whole:
                 made[place] = one._replace(like=take)
         return Program(self.operations, made, self.kept)
 

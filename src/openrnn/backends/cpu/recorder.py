@@ -126,15 +126,23 @@ class Recorder:
     def abandon(self) -> None:
         """Nothing runs while operations are written down."""
 
-    def make(self, slot: Slot, shape: tuple[int, ...], zeros: bool = False) -> Value:
-        """A tensor that each run makes, of any values or of zeros."""
+    def make(
+        self, slot: Slot, shape: tuple[int, ...], zeros: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Value:  # fmt: skip
+        """A tensor that each run makes, of any values or of zeros.
+
+        dtype: None for the one that the kernels compute in.
+        """
         self.places[slot] = self._given + len(self.made)
-        self.made.append(self._made(shape, zeros))
+        self.made.append(self._made(shape, zeros, dtype))
         return Value(slot)
 
-    def _made(self, shape: tuple[int, ...], zeros: bool = False) -> Made:
+    def _made(
+        self, shape: tuple[int, ...], zeros: bool = False, dtype: torch.dtype | None = None
+    ) -> Made:
         like = torch.zeros_like if zeros else torch.empty_like
-        return Made(like, template(shape, self.dtype, CPU))
+        return Made(like, template(shape, dtype or self.dtype, CPU))
 
     def place_of(self, made: Value) -> int:
         """The place of a tensor among those that a run makes."""

@@ -9,6 +9,7 @@ is rounded, and a forward pass reads matrices of bfloat16 as they are.
 
 import torch
 
+from openrnn.backends.cpu.layer import compute_dtype, layout_of
 from openrnn.kernels.cpu import launch
 from openrnn.spec import Problem
 
@@ -29,6 +30,14 @@ def reads_in_place(problem: Problem, steps: int, batch: int) -> bool:
     bf16 = problem.dtype == torch.bfloat16
     packs = launch.packs_bf16 if bf16 and not problem.grad else launch.packs
     return widens(problem.dtype) and not packs(steps, batch)
+
+
+def reads_in_place_back(problem: Problem, steps: int, batch: int) -> bool:
+    """Whether backward reads them so, too: where no layer's matrices need padding."""
+    spec, dtype = problem.spec, compute_dtype(problem.dtype)
+    return reads_in_place(problem, steps, batch) and all(
+        layout_of(spec, layer, dtype).plain for layer in range(spec.num_layers)
+    )
 
 
 def widens(dtype: torch.dtype) -> bool:

@@ -128,6 +128,9 @@ class LoopArgs(Args):
     ]
     pairs_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
     pairs_outer: Annotated[int, "backward: address of `pairs_outer`"]
+    store_narrow: Annotated[
+        int, "backward: address of what stores gradients of gate matrices in 16 bits; or 0"
+    ]
     rounded: Annotated[int, "memory [tasks, rounded_bytes], for rows that are rounded"]
     rounded_bytes: Annotated[int, "of one task"]
 

@@ -15,6 +15,7 @@ from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args_type import loop_args_at
 from openrnn.kernels.cpu.gradients import column_sums_float32 as column_sums
 from openrnn.kernels.cpu.gradients import gate_product_float32 as gate_product
+from openrnn.kernels.cpu.gradients import narrow_product_float32 as narrow_product
 from openrnn.kernels.cpu.gradients import packed_memory_float32 as packed_memory
 from openrnn.kernels.cpu.gradients import packed_product_float32 as packed_product
 from openrnn.kernels.cpu.gradients import pairs_products
@@ -64,7 +65,7 @@ class Tile(NamedTuple):
     b_at: int  # [capacity] int64: b of each row
     packed: tuple[int, int]  # memory of `packed_product`: for panels, for this thread's strip
     sums: int  # weight and bias gradients, as `LoopArgs.sums` says; 0 where not wanted
-    rounded: int  # memory for rows that are rounded, this thread's
+    rounded: int  # memory for rows that are rounded, of this thread
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -79,10 +80,8 @@ def tile_of(args, start, rows, scratch, sums, rounded, team):
     entry = d_others + 2 * rows * other * SIZE
     dm = entry + rows * other * SIZE
     dr = dm + rows * padded * SIZE
-    dx_gates = dr
-    h_rows = dr + capacity * columns * SIZE
-    if args.summed == 0:
-        dx_gates, h_rows = h_rows, h_rows + capacity * columns * SIZE
+    dx_gates = dr if args.summed != 0 else dr + capacity * columns * SIZE
+    h_rows = dx_gates + capacity * columns * SIZE
     x_rows = h_rows + capacity * width * SIZE
     dh_rows = x_rows + capacity * args.wide * SIZE
     m_rows = dh_rows + (capacity * width * SIZE if projecting else 0)
@@ -92,8 +91,7 @@ def tile_of(args, start, rows, scratch, sums, rounded, team):
     packed = packed_memory(args, team, t_at + 16 * capacity, capacity)
     return Tile(
         start, rows, begin, end, d_hidden, d_others, entry, dm, dr, dx_gates, h_rows, x_rows,
-        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, packed, sums,
-        rounded,
+        dh_rows, m_rows, bias, spare, t_at, t_at + 8 * capacity, packed, sums, rounded,
     )  # fmt: skip
 
 
@@ -112,7 +110,9 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
     h, memory = (tile.h_rows, width), tile.packed
     both = args.pairs_outer != 0 and args.summed != 0 and args.skip == 0
-    if not both:
+    if args.store_narrow != 0:
+        narrow_product(args, part, count, dr, h, d_w_hh, tile.rounded)
+    elif not both:
         phase = packed_product(args, team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
     if args.w_hr != 0:
         dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
@@ -133,11 +133,13 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
         else:
             copy(target, source, args.inputs, wide)
     phase = barrier(team, phase)
-    if not both:
+    if args.store_narrow != 0:
+        narrow_product(args, part, count, dx, x, d_w_ih, tile.rounded)
+    elif both:
+        b, c = (h, x), (d_w_hh, d_w_ih)
+        phase = pairs_products(args, team, phase, part, count, dr, b, memory, c, accumulate)
+    else:
         phase = packed_product(args, team, phase, part, count, dx, x, memory, d_w_ih, accumulate)
-        return barrier(team, phase)
-    b, c = (h, x), (d_w_hh, d_w_ih)
-    phase = pairs_products(args, team, phase, part, count, dr, b, memory, c, accumulate)
     return barrier(team, phase)
 
 

@@ -80,7 +80,8 @@ def word_tile(panel: int, factor: ir.Type, vectors_of: VectorsOf, add: Add) -> A
                 rows = [emitter.at(start, builder.mul(k, number(panel))) for start in panels]
                 vectors = [vector for row in rows for vector in vectors_of(emitter, row)]
                 if height >= LEAST_AHEAD:
-                    prefetch_rows(emitter, rows, panel, number(AHEAD * panel))
+                    later = [emitter.at(row, number(AHEAD * panel)) for row in rows]
+                    prefetch_rows(emitter, later, 4 * panel)
                 for row, at in enumerate(a_rows):
                     word = builder.load(emitter.at(at, k), typ=factor)
                     word = emitter.splat(word, _LANES)

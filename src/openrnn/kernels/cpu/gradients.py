@@ -8,6 +8,7 @@ from numba import int64, njit
 from openrnn.kernels.cpu import product as products
 from openrnn.kernels.cpu import rows
 from openrnn.kernels.cpu.layout import (
+    NARROW_ROWS,
     NEAR_BYTES,
     PACKED_STRIP,
     PANELS_TO_PACK,
@@ -45,25 +46,8 @@ def pairs_products(args, team, phase, wanted, count, a, b, memory, c, accumulate
     return phase
 
 
-def _for(dtype):
-    size, panel = SIZES[dtype], PANEL[dtype]
-    copy, add = getattr(rows, f"copy_{dtype}"), getattr(rows, f"add_{dtype}")
-    product, highest = getattr(products, f"product_{dtype}"), products.HIGHEST
-
-    @njit(nogil=True, error_model="numpy")
-    @named(dtype)
-    def column_sums(sums, values, shape, partial, wanted):
-        """sums[columns] += the sum over rows of values, (rows, columns) = shape.
-
-        Of the columns [begin, end) = wanted. The sum is made apart, in partial: it rounds less.
-        """
-        count, columns = shape
-        begin, end = wanted
-        partial, values = partial + begin * size, values + begin * size
-        copy(partial, 0, 0, end - begin)
-        for i in range(count):
-            add(partial, values + i * columns * size, end - begin)
-        add(sums + begin * size, partial, end - begin)
+def _outer_for(dtype):
+    size, panel, product = SIZES[dtype], PANEL[dtype], getattr(products, f"product_{dtype}")
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
@@ -86,6 +70,45 @@ def _for(dtype):
                 accumulate,
                 False,
             )
+
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def narrow_product(args, wanted, count, a, b, c, memory):
+        """`outer_product` whose result is stored in 16 bits.
+
+        memory: for NARROW_ROWS of its rows in float32, which are rounded while they are near.
+        """
+        begin, end = wanted
+        a_at, a_row = a
+        columns = b[1]
+        for first in range(begin, end, NARROW_ROWS):
+            some = min(NARROW_ROWS, end - first)
+            outer_product((0, some), count, (a_at + first * size, a_row), b, memory, False)
+            given = (memory, c + first * columns * 2, some * columns)
+            call(args.store_narrow, given)  # type: ignore[call-arg]  # numba's
+
+    return outer_product, narrow_product
+
+
+def _for(dtype, outer_product):
+    size, panel = SIZES[dtype], PANEL[dtype]
+    copy, add = getattr(rows, f"copy_{dtype}"), getattr(rows, f"add_{dtype}")
+    product, highest = getattr(products, f"product_{dtype}"), products.HIGHEST
+
+    @njit(nogil=True, error_model="numpy")
+    @named(dtype)
+    def column_sums(sums, values, shape, partial, wanted):
+        """sums[columns] += the sum over rows of values, (rows, columns) = shape.
+
+        Of the columns [begin, end) = wanted. The sum is made apart, in partial: it rounds less.
+        """
+        count, columns = shape
+        begin, end = wanted
+        partial, values = partial + begin * size, values + begin * size
+        copy(partial, 0, 0, end - begin)
+        for i in range(count):
+            add(partial, values + i * columns * size, end - begin)
+        add(sums + begin * size, partial, end - begin)
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
@@ -182,6 +205,8 @@ def _gates_for(dtype):
     return gate_product
 
 
-column_sums_float32, packed_product_float32, packed_memory_float32 = _for("float32")
-column_sums_float64, packed_product_float64, packed_memory_float64 = _for("float64")
+_outer_float32, narrow_product_float32 = _outer_for("float32")
+_outer_float64, narrow_product_float64 = _outer_for("float64")
+column_sums_float32, packed_product_float32, packed_memory_float32 = _for("float32", _outer_float32)
+column_sums_float64, packed_product_float64, packed_memory_float64 = _for("float64", _outer_float64)
 gate_product_float32, gate_product_float64 = _gates_for("float32"), _gates_for("float64")

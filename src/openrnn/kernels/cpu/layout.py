@@ -8,6 +8,8 @@ from openrnn.kernels.cpu.host import SIZES, WIDTH, lanes_of, panel_of
 
 # rows of a tile: enough to reuse each loaded weight often, few enough for the caches
 MOST_ROWS = 32
+# of one in backward of a single step: each tile after the first adds to the weight gradients
+ONE_STEP_ROWS = 128
 # bytes of a matrix that a core's own cache holds beside what else a step reads
 CACHE_BYTES = 1 << 20
 # elements of a chunk's gate rows: about half of a second-level cache; and its least rows
@@ -19,6 +21,8 @@ STRIP_ROWS = 40
 # panels of the other factor from which on both are packed, and columns of the first then
 PANELS_TO_PACK = 8
 PACKED_STRIP = 96
+# rows of a weight gradient that are made in float32 before they are stored in 16 bits
+NARROW_ROWS = 12
 # of the panels of a weight gradient's second factor, which stay in a first-level cache
 NEAR_BYTES = 16 << 10
 # rows whose int8 products are made together
@@ -147,6 +151,11 @@ class Layout:
             row = whole_pairs(width)
             words = max(words, row * min(rows, rounded_rows(row)))
         return _up(4 * words, 64)
+
+    @property
+    def narrow_memory(self) -> int:
+        """Bytes of a thread for rows of weight gradients, before they are stored in 16 bits."""
+        return NARROW_ROWS * self.widest * self.size
 
     @cached_property
     def widest(self) -> int:

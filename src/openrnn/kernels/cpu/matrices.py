@@ -74,6 +74,21 @@ def narrow_dots(dtype: str) -> objects.CompiledFunction:
     return objects.kernels(source, [name], f"products with {dtype} matrices")[0]
 
 
+class NarrowBack(NamedTuple):
+    """The kernels of `narrow_rows` for backward, by their names there."""
+
+    product: objects.CompiledFunction
+    store: objects.CompiledFunction
+
+
+@resource
+def narrow_back(dtype: str) -> NarrowBack:
+    """What backward calls where matrices, and gradients of them, are of 16 bits."""
+    names = [f"{dtype}_{name}" for name in NarrowBack._fields]
+    source = f"from openrnn.kernels.cpu.narrow_rows import {', '.join(names)}\n"
+    return NarrowBack(*objects.kernels(source, names, f"gradients with {dtype} matrices"))
+
+
 class Pairs(NamedTuple):
     """The kernels of `pairs` and `pair_panels`, by their names there."""
 

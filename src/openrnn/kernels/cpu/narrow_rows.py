@@ -1,19 +1,23 @@
-"""Products of few float32 rows with a matrix of 16 bits as it is, W[units, inner]; float32 sums.
+"""Products of few float32 rows with a matrix of 16 bits as it is; sums are float32.
 
 A step reads half as many bytes as of a float32 copy, which need not be made. Sums are added up in
-the order of `dots`, so the bits are those of such a copy. Each kernel is one of its own, which time
-loops call by address: those of other dtypes lack it.
+the order of `product`, so the bits are those of such a copy. Weight gradients are rounded to 16
+bits while they are near, as torch rounds. Each kernel is one of its own, which time loops call by
+address: those of other dtypes lack it.
 """
 
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
+from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded
 from openrnn.kernels.cpu.memory import named
-from openrnn.kernels.cpu.product import Elements, make_dots
-from openrnn.kernels.cpu.vectors import Emitter
+from openrnn.kernels.cpu.product import Elements, make_dots, make_product
+from openrnn.kernels.cpu.vectors import PANEL, Emitter, intrinsic
 
-_HALF, _WORD = ir.IntType(16), ir.IntType(32)
+_HALF = ir.IntType(16)
+_PANEL: int = PANEL["float32"]
 
 
 def _at(emitter: Emitter, base: ir.Value, *offsets: ir.Value) -> ir.Value:
@@ -36,9 +40,9 @@ def _bits(emitter: Emitter, pointer: ir.Value, mask: ir.Value | None) -> ir.Valu
 
 def _bfloat16(emitter: Emitter, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
     """Numbers of bfloat16, the upper halves of float32."""
-    builder, words = emitter.builder, ir.VectorType(_WORD, emitter.lanes)
-    bits = builder.zext(_bits(emitter, pointer, mask), words)
-    return builder.bitcast(builder.shl(bits, words([16] * emitter.lanes)), emitter.vector)
+    builder = emitter.builder
+    bits = builder.zext(_bits(emitter, pointer, mask), WORDS)
+    return builder.bitcast(builder.shl(bits, SIXTEEN), emitter.vector)
 
 
 def _float16(emitter: Emitter, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
@@ -48,7 +52,20 @@ def _float16(emitter: Emitter, pointer: ir.Value, mask: ir.Value | None = None) 
     return emitter.builder.fpext(bits, emitter.vector)
 
 
-def _kernel(name: str, load: Any) -> Any:
+def _to_bfloat16(emitter: Emitter, vector: ir.Value) -> ir.Value:
+    """The bits of the nearest numbers of bfloat16, ties to even."""
+    builder = emitter.builder
+    upper = builder.lshr(rounded(builder, vector), SIXTEEN)
+    return builder.trunc(upper, ir.VectorType(_HALF, emitter.lanes))
+
+
+def _to_float16(emitter: Emitter, vector: ir.Value) -> ir.Value:
+    """The bits of the nearest numbers of float16, ties to even."""
+    numbers = emitter.builder.fptrunc(vector, ir.VectorType(ir.HalfType(), emitter.lanes))
+    return emitter.builder.bitcast(numbers, ir.VectorType(_HALF, emitter.lanes))
+
+
+def _dots(name: str, load: Any) -> Any:
     made = make_dots("float32", name, Elements(2, _at, load))
 
     @named(name)
@@ -72,4 +89,59 @@ def _kernel(name: str, load: Any) -> Any:
     return dots
 
 
-bfloat16_dots, float16_dots = _kernel("bfloat16", _bfloat16), _kernel("float16", _float16)
+def _product(name: str, load: Any) -> Any:
+    made = make_product("float32", name, Elements(2, _at, load))
+
+    @named(name)
+    def product(  # type: ignore[no-untyped-def]
+        rows, inner, gates, units, padded, first, end, a_at, a_row, w, scales, c_at, c_row,
+        accumulate, memory, backwards,
+    ):  # fmt: skip
+        """C[i, j] (+)= sum over k of A[i, k] W[k, j], for the columns [first, end), whole panels.
+
+        Args:
+            rows, inner: of A. Strides `a_row` and `c_row` count elements.
+            units: the columns of W.
+            gates, padded, scales, memory: unused, as other products have them.
+            backwards: from the last panels to the first, with the same results.
+        """
+        made(
+            (rows, inner, end - first), (a_at, a_row, 1), (w + first * 2, units, _PANEL),
+            (c_at + first * 4, c_row), accumulate != 0, backwards != 0,
+        )  # fmt: skip
+
+    return product
+
+
+def _store(name: str, narrowed: Any) -> Any:
+    @intrinsic
+    def stored(_, source, target, count):  # type: ignore[no-untyped-def]
+        def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+            emitter = Emitter(builder, "float32")
+            source, target, count = args
+
+            def store(offset: ir.Value, mask: ir.Value | None) -> None:
+                numbers = emitter.load(emitter.at(source, offset), mask)
+                pointer = _at(emitter, target, offset)
+                emitter.store(narrowed(emitter, numbers), pointer, mask, align=2)
+
+            emitter.whole_vectors(count, store)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    @named(name)
+    def store(source, target, count):  # type: ignore[no-untyped-def]
+        """target[0:count] = source, float32 numbers rounded to 16 bits."""
+        stored(source, target, count)
+
+    return store
+
+
+bfloat16_dots, float16_dots = _dots("bfloat16", _bfloat16), _dots("float16", _float16)
+bfloat16_product, float16_product = (
+    _product("bfloat16", _bfloat16), _product("float16", _float16),
+)  # fmt: skip
+bfloat16_store, float16_store = (
+    _store("bfloat16", _to_bfloat16), _store("float16", _to_float16),
+)  # fmt: skip

@@ -25,8 +25,8 @@ from openrnn.kernels.cpu.vectors import (
 
 __all__ = [
     "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "Elements", "dots_float32", "dots_float64",
-    "make_dots", "of_each_tile", "prefetch_rows", "product_float32", "product_float64",
-    "store_sums",
+    "make_dots", "make_product", "of_each_tile", "prefetch_rows", "product_float32",
+    "product_float64", "store_sums",
 ]  # fmt: skip
 
 # The widths of tiles of 1, 2, .. rows: in panels for `product`, in units for `dots`. With more than
@@ -64,12 +64,13 @@ def of_each_tile(
                 emit_tile(emitter, height, width, inner, args)
 
 
-def prefetch_rows(emitter: Emitter, rows: list[ir.Value], size: int, ahead: ir.Value) -> None:
-    """Asks for the rows of panels, `size` elements each, that lie `ahead` elements beyond these."""
+def prefetch_rows(emitter: Emitter, rows: list[ir.Value], size: int) -> None:
+    """Asks for the rows of panels that begin at these pointers, `size` bytes each."""
+    byte = ir.IntType(8)
     for row in rows:
-        start = emitter.at(row, ahead)
-        for line in range(0, size * emitter.size, LINE):
-            emitter.prefetch(emitter.at(start, number(line // emitter.size)))
+        start = emitter.builder.bitcast(row, byte.as_pointer())
+        for line in range(0, size, LINE):
+            emitter.prefetch(emitter.builder.gep(start, [number(line)], source_etype=byte))
 
 
 def store_sums(
@@ -88,13 +89,21 @@ def store_sums(
             emitter.store(builder.load(slot), pointer)
 
 
-@intrinsic
-def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
-    """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], rows in TILE_PANELS.
+class Elements(NamedTuple):
+    """How a matrix of weights lies in memory, and becomes vectors of the dtype of the sums.
 
-    shape: (rows, panels, inner); a, b and c as `product` takes them.
+    Attributes:
+        size: bytes of an element.
+        at: as `Emitter.at`; load: as `Emitter.load`.
     """
-    signature = types.void(dtype, _INT64_3, _INT64_3, _INT64_3, _INT64_2, types.boolean)
+
+    size: int
+    at: Callable[..., ir.Value]
+    load: Callable[..., ir.Value]
+
+
+def _product_tile_of(elements: Elements) -> Any:
+    """An intrinsic that makes a tile of `product`."""
 
     def emit_case(
         emitter: Emitter, height: int, width: int, inner: ir.Value, args: list[ir.Value]
@@ -107,18 +116,20 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
         columns = [(panel, half) for panel in range(width) for half in range(2)]
         sums = [emitter.zeros(len(columns)) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
-        b_panels = [emitter.at(b, builder.mul(b_panel, number(panel))) for panel in range(width)]
+        panels = [builder.mul(b_panel, number(panel)) for panel in range(width)]
+        b_panels = [elements.at(emitter, b, offset) for offset in panels]
         with emitter.loop(inner) as k:
             a_offset = builder.mul(k, a_inner)
             b_offset = builder.mul(k, b_inner)
-            b_vectors = [
-                emitter.load(emitter.at(b_panels[panel], b_offset, number(half * emitter.lanes)))
-                for panel, half in columns
-            ]
+            rows = [elements.at(emitter, panel, b_offset) for panel in b_panels]
+            b_vectors = []
+            for panel, half in columns:
+                pointer = elements.at(emitter, rows[panel], number(half * emitter.lanes))
+                b_vectors.append(elements.load(emitter, pointer))
             if height >= LEAST_AHEAD:
-                rows = [emitter.at(panel, b_offset) for panel in b_panels]
                 ahead = builder.mul(number(AHEAD), b_inner)
-                prefetch_rows(emitter, rows, 2 * emitter.lanes, ahead)
+                later = [elements.at(emitter, row, ahead) for row in rows]
+                prefetch_rows(emitter, later, 2 * emitter.lanes * elements.size)
             for row in range(height):
                 value = builder.load(emitter.at(a_rows[row], a_offset), typ=emitter.scalar)
                 value = emitter.splat(value, emitter.lanes)
@@ -126,26 +137,23 @@ def _product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-unty
                     emitter.add_product(slot, value, vector)
         store_sums(emitter, sums, c, c_row, accumulate)
 
-    def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
-        emitter = Emitter(builder, dtype.literal_value)
-        _, shape, *others = args
-        of_each_tile(emitter, shape, others, emit_case)
-        return context.get_dummy_value()
+    @intrinsic
+    def product_tile(_, dtype, shape, a, b, c, accumulate):  # type: ignore[no-untyped-def]
+        """c[rows, panels * PANEL] (+)= a[rows, inner] b[inner, panels * PANEL], of TILE_PANELS.
 
-    return signature, emit
+        shape: (rows, panels, inner); a, b and c as `product` takes them.
+        """
+        signature = types.void(dtype, _INT64_3, _INT64_3, _INT64_3, _INT64_2, types.boolean)
 
+        def emit(context: Any, builder: ir.IRBuilder, _: Any, args: list[ir.Value]) -> ir.Value:
+            emitter = Emitter(builder, dtype.literal_value)
+            _, shape, *others = args
+            of_each_tile(emitter, shape, others, emit_case)
+            return context.get_dummy_value()
 
-class Elements(NamedTuple):
-    """How a matrix of weights lies in memory, and becomes vectors of the dtype of the sums.
+        return signature, emit
 
-    Attributes:
-        size: bytes of an element.
-        at: as `Emitter.at`; load: as `Emitter.load`.
-    """
-
-    size: int
-    at: Callable[..., ir.Value]
-    load: Callable[..., ir.Value]
+    return product_tile
 
 
 def _dots_tile_of(elements: Elements) -> Any:
@@ -213,12 +221,13 @@ def _dots_tile_of(elements: Elements) -> Any:
     return dots_tile
 
 
-def _make_product(dtype: str) -> Any:
-    size, panel, widths = SIZES[dtype], PANEL[dtype], TILE_PANELS
-    highest = HIGHEST
+def make_product(dtype: str, name: str, elements: Elements) -> Any:
+    """`product` for sums of a dtype and some `elements` of B, which `name` tells from others."""
+    size, b_size, panel, widths = SIZES[dtype], elements.size, PANEL[dtype], TILE_PANELS
+    highest, product_tile = HIGHEST, _product_tile_of(elements)
 
     @compiled
-    @named(dtype)
+    @named(name)
     def product(shape, a, b, c, accumulate, backwards):  # type: ignore[no-untyped-def]
         """C[i, j] (+)= sum over k of A[i, k] B[k, j], for i < rows, k < inner, j < columns.
 
@@ -244,10 +253,10 @@ def _make_product(dtype: str) -> Any:
             row = 0
             for block in range(blocks):
                 height = (rows - row) // (blocks - block)
-                _product_tile(
+                product_tile(
                     dtype, (height, width, inner),
                     (a_at + row * a_row * size, a_row, a_inner),
-                    (b_at + done * b_panel * size, b_inner, b_panel),
+                    (b_at + done * b_panel * b_size, b_inner, b_panel),
                     (c_at + (row * c_row + done * panel) * size, c_row), accumulate,
                 )  # fmt: skip
                 row += height
@@ -302,8 +311,6 @@ def make_dots(dtype: str, name: str, elements: Elements) -> Any:
     return dots
 
 
-product_float32, product_float64 = _make_product("float32"), _make_product("float64")
-dots_float32, dots_float64 = (
-    make_dots(dtype, dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load))
-    for dtype in ("float32", "float64")
-)
+_AS_THEY_ARE = [(dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load)) for dtype in SIZES]
+product_float32, product_float64 = (make_product(name, name, own) for name, own in _AS_THEY_ARE)
+dots_float32, dots_float64 = (make_dots(name, name, own) for name, own in _AS_THEY_ARE)

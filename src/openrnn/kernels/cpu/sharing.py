@@ -10,7 +10,7 @@ the same bits on every processor with the same vectors.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from openrnn.kernels.cpu.layout import CACHE_BYTES, MOST_ROWS, Layout
+from openrnn.kernels.cpu.layout import CACHE_BYTES, MOST_ROWS, ONE_STEP_ROWS, Layout
 from openrnn.memo import memo
 
 # what a core does in a microsecond: float32 multiply-adds, and bytes that it reads from its own
@@ -54,16 +54,17 @@ def sharing(
     def rank(way: Sharing) -> tuple[float, int]:
         return run_time(layout, backward, steps, batch, threads, way), way.teams * way.size
 
-    return min(_ways(layout, batch, threads, shares), key=rank)
+    most = ONE_STEP_ROWS if backward and steps == 1 else MOST_ROWS
+    return min(_ways(layout, batch, threads, shares, most), key=rank)
 
 
-def _ways(layout: Layout, batch: int, threads: int, shares: bool) -> Iterator[Sharing]:
+def _ways(layout: Layout, batch: int, threads: int, shares: bool, most: int) -> Iterator[Sharing]:
     """All ways but those with more teams or threads than others of the same rows and panels."""
     sizes = _divisions(layout.padded // layout.panel) if shares else [1]
     for teams in _divisions(batch):
         for size in sizes:
             if teams * size <= threads:
-                yield Sharing(_tile_rows(-(-batch // teams)), teams, size)
+                yield Sharing(_tile_rows(-(-batch // teams), most), teams, size)
 
 
 def _divisions(count: int) -> list[int]:
@@ -71,9 +72,9 @@ def _divisions(count: int) -> list[int]:
     return sorted({-(-count // part) for part in range(1, count + 1)}) or [1]
 
 
-def _tile_rows(rows: int) -> int:
-    """Rows of a tile, where a team takes so many rows: equal tiles of `MOST_ROWS` at most."""
-    return -(-rows // max(1, -(-rows // MOST_ROWS)))
+def _tile_rows(rows: int, most: int) -> int:
+    """Rows of a tile, where a team takes so many rows: equal tiles of so many at most."""
+    return -(-rows // max(1, -(-rows // most)))
 
 
 def run_time(

@@ -73,13 +73,19 @@ class Emitter:
         given = pointer, number(align, 32), mask, vector(None)
         return self._call("masked.load", ".p0", vector, *given)
 
-    def store(self, value: ir.Value, pointer: ir.Value, mask: ir.Value | None = None) -> None:
+    def store(
+        self, value: ir.Value, pointer: ir.Value, mask: ir.Value | None = None, align: int = 0
+    ) -> None:
+        """Writes a vector of any type, but not where `mask` is false.
+
+        align: bytes that the pointer is a multiple of; 0 stands for the size of an element.
+        """
         pointer = self.builder.bitcast(pointer, value.type.as_pointer())
         if mask is None:
-            self.builder.store(value, pointer, align=self.size)
+            self.builder.store(value, pointer, align=align or self.size)
         else:
-            align = number(self.size, 32)
-            self._call("masked.store", ".p0", ir.VoidType(), value, pointer, align, mask)
+            given = value, pointer, number(align or self.size, 32), mask
+            self._call("masked.store", ".p0", ir.VoidType(), *given)
 
     def prefetch(self, pointer: ir.Value) -> None:
         """Asks for the cache line of `pointer`, which need not be memory of ours."""
