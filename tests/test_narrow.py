@@ -124,6 +124,19 @@ def test_gradients_of_one_step_are_those_of_float32_rounded(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_hook_of_saved_tensors_may_change_their_dtype(dtype, steps):
+    torch.manual_seed(0)
+    layer = openrnn.GRU(64, 96).to(dtype)
+    x = torch.randn(steps, 3, 64).to(dtype).requires_grad_()
+    wanted = torch.autograd.grad(layer(x)[0].sum(), [x, *layer.parameters()])
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.float(), lambda one: one):
+        y = layer(x)[0]
+    found = torch.autograd.grad(y.sum(), [x, *layer.parameters()])
+    assert all(map(torch.equal, found, wanted))
+
+
 def check_narrower():
     """What a process with narrower vectors runs, see test_widths."""
     for dtype, (hidden, batch) in itertools.product(DTYPES, ((5, 3), (37, 1), (100, 7))):

@@ -77,7 +77,7 @@ class Backward(Recorder):
         # how those of weights, biases and unit vectors lie in a row; the workspace before it
         self._sums: Value | None = None
         self._gradients: list[Gradient | None] = []
-        self._apart: list[Value] = []  # of the first of these, those that are no part of the sums
+        self._apart: list[Value] = []  # d_w_ih and d_w_hh, where they are tensors of their own
         self._mark = 0
         self._narrow: NarrowBack | None = None  # kernels for matrices of 16 bits as they are
         if reads_in_place_back(problem, sizes.steps, sizes.batch):
@@ -189,7 +189,7 @@ class Backward(Recorder):
 
         Args:
             overwrite: as in `LoopArgs`.
-            dtype: of gradients that are no part of the sums.
+            dtype: of d_w_ih and d_w_hh, if they are tensors of their own.
         """
         from openrnn.kernels.cpu import matrices
 

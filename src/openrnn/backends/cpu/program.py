@@ -260,8 +260,9 @@ class Program:
         """
         made = list(self.made)
         for place, one in enumerate(made[:count]):
-            whole = one.template.dtype == torch.float32 and one.template.numel() >= least
-            if one.like is torch.empty_like and whole:
+            # what is of 16 bits goes to the caller as it is
+            large = one.template.dtype == torch.float32 and one.template.numel() >= least
+            if one.like is torch.empty_like and large:
                 made[place] = one._replace(like=take)
         return Program(self.operations, made, self.kept)
 

@@ -33,7 +33,10 @@ def reads_in_place(problem: Problem, steps: int, batch: int) -> bool:
 
 
 def reads_in_place_back(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether backward reads them so, too: where no layer's matrices need padding."""
+    """Whether backward reads matrices of 16 bits where they lie, and may store gradients so.
+
+    Where forward does, and no layer's matrices need padding.
+    """
     spec, dtype = problem.spec, compute_dtype(problem.dtype)
     return reads_in_place(problem, steps, batch) and all(
         layout_of(spec, layer, dtype).plain for layer in range(spec.num_layers)

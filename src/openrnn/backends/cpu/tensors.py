@@ -1,6 +1,6 @@
 """The tensors of a call as the kernels read them, and as the caller wants them back."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -19,33 +19,33 @@ def readable(call: Call, dtype: torch.dtype, in_place: bool = False) -> Call:
     """The call in the dtype that the kernels compute in, every tensor laid out as they read it.
 
     Args:
-        in_place: gate matrices stay in their own dtype.
+        in_place: gate matrices are read in the dtype of the problem.
     """
     # with int8 weights every tensor is as the kernels read it, but for strides
     int8 = call.problem.precision == "int8"
+    # a hook of saved tensors may have changed the dtype of matrices that are read in their own
+    own = dict.fromkeys(gate_matrices(call.problem.spec), call.problem.dtype) if in_place else {}
     kinds = (dtype, torch.int8) if int8 else (dtype,)
     for tensor in (*call.states, *call.params, *call.reset_states):
-        if tensor.dtype not in kinds or not tensor.is_contiguous():
+        if own or tensor.dtype not in kinds or not tensor.is_contiguous():
             break
     else:
         masks = [mask for mask in (call.lengths, call.reset) if mask is not None]
         if call.x.stride(-1) == 1 and all(mask.is_contiguous() for mask in masks):
             return call
 
-    def plain(tensors: list[Tensor], but: Collection[int] = ()) -> list[Tensor]:
+    def plain(tensors: list[Tensor], kept: Mapping[int, torch.dtype]) -> list[Tensor]:
         return [
-            (tensor if place in but else tensor.to(dtype)).contiguous()
-            for place, tensor in enumerate(tensors)
+            tensor.to(kept.get(place, dtype)).contiguous() for place, tensor in enumerate(tensors)
         ]
 
-    kept = gate_matrices(call.problem.spec) if in_place else ()
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
     return replace(
-        call, x=contiguous_rows(x), states=plain(call.states),
-        params=call.params if int8 else plain(call.params, kept),
+        call, x=contiguous_rows(x), states=plain(call.states, {}),
+        params=call.params if int8 else plain(call.params, own),
         lengths=None if call.lengths is None else call.lengths.contiguous(),
         reset=None if call.reset is None else call.reset.contiguous(),
-        reset_states=plain(call.reset_states),
+        reset_states=plain(call.reset_states, {}),
     )  # fmt: skip
 
 

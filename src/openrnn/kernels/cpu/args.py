@@ -131,7 +131,7 @@ class LoopArgs(Args):
     store_narrow: Annotated[
         int, "backward: address of what stores gradients of gate matrices in 16 bits; or 0"
     ]
-    rounded: Annotated[int, "memory [tasks, rounded_bytes], for rows that are rounded"]
+    rounded: Annotated[int, "memory [tasks, rounded_bytes]: rows for a product, or of gradients"]
     rounded_bytes: Annotated[int, "of one task"]
 
     lengths: Annotated[int, "int64 [B]"]

@@ -28,7 +28,7 @@ NEAR_BYTES = 16 << 10
 # rows whose int8 products are made together
 INT8_ROWS = 32
 # words of rows that are rounded to pairs of bfloat16 together, about a quarter of a second-level
-# cache, and the least such rows: no fewer than a tile has
+# cache, and the least such rows; a product of more rows is split
 PAIR_WORDS, PAIRS_ROWS = 1 << 16, MOST_ROWS
 # pairs of bfloat16 that rows and columns of them are whole blocks of, with zeros at the end
 PAIR_BLOCK = 16
