@@ -33,6 +33,6 @@ def compiled(problem: Problem) -> int:
     name, in_place = str(problem.dtype).removeprefix("torch."), rounding.widens(problem.dtype)
     if in_place:
         matrices.narrow_dots(name)
-    if in_place and problem.grad:
-        matrices.narrow_back(name)
+        if problem.grad:
+            matrices.narrow_back(name)
     return len(found) + 2 + (reads or narrow) + in_place * (1 + problem.grad)

@@ -122,9 +122,9 @@ class NarrowRecorded:
         in_place = _in_place(call, reads_in_place)
         wide = readable(call, torch.float32, bool(in_place))
         self._wide = _Wide(wide, shapes, given)
-        self._how = _conversions(call, in_place)
-        self._of_every = _conversions(call, _in_place(call, reads_in_place_back))
-        self._of_backward: dict[Any, list[Convert]] = {}  # by gradients given and needed
+        self._forward_conversions = _conversions(call, in_place)
+        self._backward_conversions = _conversions(call, _in_place(call, reads_in_place_back))
+        self._by_gradients: dict[Any, list[Convert]] = {}  # by those given and needed
         (y, _), *reserve = self._wide.saved
         self.saved = [(y, self._dtype), *reserve]
 
@@ -139,7 +139,7 @@ class NarrowRecorded:
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states and the reserve, which stays float32."""
         with ARENA:
-            found = self._wide.forward(_converted(self._how, every))
+            found = self._wide.forward(_converted(self._forward_conversions, every))
             visible = [one.to(self._dtype) for one in found[: self._visible]]
         return [*visible, *found[self._visible :]]
 
@@ -163,12 +163,12 @@ class NarrowRecorded:
     ) -> list[Convert]:
         """Those of a backward pass: what its program does not read stays as it is."""
         key = needs, *[grad is not None for grad in grads]
-        found = self._of_backward.get(key)
+        found = self._by_gradients.get(key)
         if found is None:
             program = self._wide.program_of(grads, needs).program
-            found = self._of_backward[key] = [
+            found = self._by_gradients[key] = [
                 how if self._wide.reads(program, place) else _as_it_is
-                for place, how in enumerate(self._of_every)
+                for place, how in enumerate(self._backward_conversions)
             ]
         return found
 

@@ -1,6 +1,6 @@
 """The tensors of a call as the kernels read them, and as the caller wants them back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -21,18 +21,12 @@ def readable(call: Call, dtype: torch.dtype, in_place: bool = False) -> Call:
     Args:
         in_place: gate matrices are read in the dtype of the problem.
     """
-    # with int8 weights every tensor is as the kernels read it, but for strides
     int8 = call.problem.precision == "int8"
     # a hook of saved tensors may have changed the dtype of matrices that are read in their own
     own = dict.fromkeys(gate_matrices(call.problem.spec), call.problem.dtype) if in_place else {}
-    kinds = (dtype, torch.int8) if int8 else (dtype,)
-    for tensor in (*call.states, *call.params, *call.reset_states):
-        if own or tensor.dtype not in kinds or not tensor.is_contiguous():
-            break
-    else:
-        masks = [mask for mask in (call.lengths, call.reset) if mask is not None]
-        if call.x.stride(-1) == 1 and all(mask.is_contiguous() for mask in masks):
-            return call
+    # with int8 weights every tensor is as the kernels read it, but for strides
+    if not own and _is_ready(call, (dtype, torch.int8) if int8 else (dtype,)):
+        return call
 
     def plain(tensors: list[Tensor], kept: Mapping[int, torch.dtype]) -> list[Tensor]:
         return [
@@ -47,6 +41,15 @@ def readable(call: Call, dtype: torch.dtype, in_place: bool = False) -> Call:
         reset=None if call.reset is None else call.reset.contiguous(),
         reset_states=plain(call.reset_states, {}),
     )  # fmt: skip
+
+
+def _is_ready(call: Call, kinds: Collection[torch.dtype]) -> bool:
+    """Whether tensors but x are of these dtypes, and all lie as the kernels read them."""
+    for tensor in (*call.states, *call.params, *call.reset_states):
+        if tensor.dtype not in kinds or not tensor.is_contiguous():
+            return False
+    masks = [mask for mask in (call.lengths, call.reset) if mask is not None]
+    return call.x.stride(-1) == 1 and all(mask.is_contiguous() for mask in masks)
 
 
 @memo(256)

@@ -65,7 +65,7 @@ class Tile(NamedTuple):
     b_at: int  # [capacity] int64: b of each row
     packed: tuple[int, int]  # memory of `packed_product`: for panels, for this thread's strip
     sums: int  # weight and bias gradients, as `LoopArgs.sums` says; 0 where not wanted
-    rounded: int  # memory for rows that are rounded, of this thread
+    rounded: int  # this thread's part of `LoopArgs.rounded`
 
 
 @njit(forceinline=True, error_model="numpy")

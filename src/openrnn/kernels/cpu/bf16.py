@@ -31,7 +31,7 @@ from openrnn.kernels.cpu.vectors import Emitter, compiled, intrinsic, number
 
 __all__ = [
     "SIXTEEN", "UPPER", "WORDS", "bf16_product", "bf16_transpose", "over_panels", "rounded",
-    "word_tile",
+    "rounded_halves", "word_tile",
 ]  # fmt: skip
 
 _LANES: int = LANES["float32"]
@@ -190,6 +190,12 @@ def rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     near = builder.add(bits, builder.add(odd, WORDS([0x7FFF] * _LANES)))
     quiet = builder.or_(bits, WORDS([0x00400000] * _LANES))
     return builder.select(builder.fcmp_unordered("uno", vector, vector), quiet, near)
+
+
+def rounded_halves(emitter: Emitter, vector: ir.Value) -> ir.Value:
+    """The bits of the bfloat16 nearest to each float, ties to even, as int16."""
+    builder, halves = emitter.builder, ir.VectorType(ir.IntType(16), _LANES)
+    return builder.trunc(builder.lshr(rounded(builder, vector), SIXTEEN), halves)
 
 
 @intrinsic

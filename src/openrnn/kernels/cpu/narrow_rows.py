@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded
+from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded_halves
 from openrnn.kernels.cpu.memory import named
 from openrnn.kernels.cpu.product import Elements, make_dots, make_product
 from openrnn.kernels.cpu.vectors import PANEL, Emitter, intrinsic
@@ -50,13 +50,6 @@ def _float16(emitter: Emitter, pointer: ir.Value, mask: ir.Value | None = None) 
     numbers = ir.VectorType(ir.HalfType(), emitter.lanes)
     bits = emitter.builder.bitcast(_bits(emitter, pointer, mask), numbers)
     return emitter.builder.fpext(bits, emitter.vector)
-
-
-def _to_bfloat16(emitter: Emitter, vector: ir.Value) -> ir.Value:
-    """The bits of the nearest numbers of bfloat16, ties to even."""
-    builder = emitter.builder
-    upper = builder.lshr(rounded(builder, vector), SIXTEEN)
-    return builder.trunc(upper, ir.VectorType(_HALF, emitter.lanes))
 
 
 def _to_float16(emitter: Emitter, vector: ir.Value) -> ir.Value:
@@ -143,5 +136,5 @@ bfloat16_product, float16_product = (
     _product("bfloat16", _bfloat16), _product("float16", _float16),
 )  # fmt: skip
 bfloat16_store, float16_store = (
-    _store("bfloat16", _to_bfloat16), _store("float16", _to_float16),
+    _store("bfloat16", rounded_halves), _store("float16", _to_float16),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 
 from openrnn.kernels.cpu.args_type import pack_args_at
-from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded
+from openrnn.kernels.cpu.bf16 import WORDS, rounded_halves
 from openrnn.kernels.cpu.host import LANES, MULTIPLIES_BF16
 from openrnn.kernels.cpu.layout import PAIR_BLOCK
 from openrnn.kernels.cpu.packing import row_sources, rows_from, transposed
@@ -33,7 +33,7 @@ def halves(emitter: Emitter, vector: ir.Value) -> ir.Value:
         takes = ir.FunctionType(kind, [emitter.vector])
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
         return builder.call(cgutils.get_or_insert_function(builder.module, takes, name), [vector])
-    return builder.trunc(builder.lshr(rounded(builder, vector), SIXTEEN), kind)
+    return rounded_halves(emitter, vector)
 
 
 def _pairs_of(emitter: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:

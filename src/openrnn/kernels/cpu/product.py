@@ -311,6 +311,6 @@ def make_dots(dtype: str, name: str, elements: Elements) -> Any:
     return dots
 
 
-_AS_THEY_ARE = [(dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load)) for dtype in SIZES]
-product_float32, product_float64 = (make_product(name, name, own) for name, own in _AS_THEY_ARE)
-dots_float32, dots_float64 = (make_dots(name, name, own) for name, own in _AS_THEY_ARE)
+_OF_THE_SUMS = [(dtype, dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load)) for dtype in SIZES]
+product_float32, product_float64 = (make_product(*of) for of in _OF_THE_SUMS)
+dots_float32, dots_float64 = (make_dots(*of) for of in _OF_THE_SUMS)
