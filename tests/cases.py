@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from openrnn import cells, dispatch, functional, memo, params, reference
 from openrnn.cells import Cell
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.call_cache import CallCache
 from openrnn.spec import BIAS_MODES, Problem, Spec
 
 # the cells that the package ships, examples included; not those that tests and doctests define
@@ -42,10 +42,10 @@ def under(monkeypatch, module, run, *patched):
     with monkeypatch.context() as patch:
         patch.setattr(*patched)
         memo.clear()
-        module._repeats = Repeats()
+        module._call_cache = CallCache()
         found = run()
     memo.clear()
-    module._repeats = Repeats()
+    module._call_cache = CallCache()
     return found
 
 

@@ -116,7 +116,7 @@ def run(
 
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
-        patch.object(schedules, "edges_at_once", lambda *_: edges) if cut else nullcontext(),
+        patch.object(schedules, "edges_of_both", lambda *_: edges) if cut else nullcontext(),
         patch.multiple(plan, forward=none, backward=none) if stepwise else nullcontext(),
         torch.set_grad_enabled(grad),
     ):

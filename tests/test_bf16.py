@@ -148,7 +148,9 @@ def check_panels(gates, units, padded, columns):
         words = [0x7F800001, 0xFF800001 - 2**32, -1, 0x3F808000, 0x3F818000, 0x3F808001]
         weight[10:16] = torch.tensor(words, dtype=torch.int32).view(torch.float32)
     args = matrices.pack_args(gates, units, padded, columns, 2)
-    panels = torch.full((matrices.panels("transpose_bf16", "float32", gates, padded, columns),), -1)
+    panels = torch.full(
+        (matrices.panel_elements("transpose_bf16", "float32", gates, padded, columns),), -1
+    )
     panels = panels.to(torch.float32)
     args.matrix, args.out = weight.data_ptr(), panels.data_ptr()
     launch.run(matrices.kernel("transpose_bf16", "float32"), args, args.tasks)
@@ -182,7 +184,7 @@ def test_kept_panels_have_half_the_memory_and_see_every_change():
     assert all(torch.equal(y, first[0]) for y in first)
     for _ in range(4):
         plain(x)
-    kept, of_float32 = (each._repeats.memory.values() for each in (layer, plain))
+    kept, of_float32 = (each._call_cache.module_cache.values() for each in (layer, plain))
     assert len(kept) == 2
     for (_, panels), (_, wider) in zip(kept, of_float32, strict=True):
         assert 2 * panels.nbytes == wider.nbytes
@@ -329,7 +331,7 @@ def test_the_product_adds_to_what_is_there():
     gates, units, inner, rows = 2, 2 * PANEL["float32"], 19, 3
     weight, a = torch.randn(gates * units, inner), torch.randn(rows, inner)
     args = matrices.pack_args(gates, units, units, inner, 1)
-    panels = torch.empty(matrices.panels("transpose_bf16", "float32", gates, units, inner))
+    panels = torch.empty(matrices.panel_elements("transpose_bf16", "float32", gates, units, inner))
     args.matrix, args.out = weight.data_ptr(), panels.data_ptr()
     launch.run(matrices.kernel("transpose_bf16", "float32"), args, 1)
     before = torch.randn(rows, gates * units)

@@ -111,10 +111,10 @@ def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
     masks = masks_of(masks, 32)
     run = partial(step, module, x, **masks)
     cut = [0, 40, 90, T]
-    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
-    wanted = under(monkeypatch, module, run, schedules, "edges_at_once", lambda *_: [])
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
+    wanted = under(monkeypatch, module, run, schedules, "edges_of_both", lambda *_: [])
     chunked = (
-        schedules, "edges_at_once", lambda key, layer, on, *_: cut if on.kind == "forward" else []
+        schedules, "edges_of_both", lambda key, layer, on, *_: cut if on.kind == "forward" else []
     )  # fmt: skip
     for found in under(monkeypatch, module, lambda: [run() for _ in range(5)], *chunked):
         assert all(map(torch.equal, found, wanted))
@@ -131,11 +131,11 @@ def test_dx_of_a_chunk_is_computed_beside_both_loops(monkeypatch, kind, cut, mas
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     masks = masks_of(masks, 32)
     run = partial(step, module, x, **masks)
-    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
-    near = under(monkeypatch, module, run, schedules, "edges_at_once", lambda *_: [])
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
+    near = under(monkeypatch, module, run, schedules, "edges_of_both", lambda *_: [])
     near = [one.detach() for one in near]  # no capture bears an autograd graph of this stream
     chunked = (
-        schedules, "edges_at_once", lambda key, layer, on, *_: cut if on.kind == "backward" else []
+        schedules, "edges_of_both", lambda key, layer, on, *_: cut if on.kind == "backward" else []
     )  # fmt: skip
 
     def several():
@@ -167,8 +167,10 @@ def test_products_of_weights_run_beside_the_layer_below(monkeypatch):
     module, _ = given(hidden=512, num_layers=3, dropout=0.1)
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     run = partial(step, module, x)
-    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)  # whatever runs beside the loops
-    monkeypatch.setattr(schedules, "edges_at_once", lambda *_: [])
+    monkeypatch.setattr(
+        schedules, "choose_both_directions", lambda *_: 2
+    )  # whatever runs beside the loops
+    monkeypatch.setattr(schedules, "edges_of_both", lambda *_: [])
     wanted = under(monkeypatch, module, run, schedules, "idle", lambda *_: 0.0)
     table = openrnn.explain(module, x, schedule=True, quiet=True)
     lines = [line for row in table.rows for line in row.details]

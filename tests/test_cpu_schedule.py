@@ -7,8 +7,8 @@ import torch
 
 import openrnn
 from openrnn.backends.cpu import schedules
-from openrnn.backends.cpu.backward import Backward
-from openrnn.backends.cpu.forward import Forward
+from openrnn.backends.cpu.backward import BackwardBuilder
+from openrnn.backends.cpu.forward import ForwardBuilder
 from openrnn.schedule.operations import MAIN, BeginLayer, FinishWeights, Loop
 
 SIZES = [(1, 1, 1), (1, 2, 9), (3, 1, 4), (3, 2, 7)]  # layers, directions, T
@@ -70,8 +70,8 @@ def test_each_layer_and_direction_runs_all_steps_once(sizes):
 
 def test_the_passes_have_a_method_for_each_operation():
     for operations, kind in (
-        (schedules.forward(2, 2, 3), Forward),
-        (schedules.backward(2, 2, 3), Backward),
+        (schedules.forward(2, 2, 3), ForwardBuilder),
+        (schedules.backward(2, 2, 3), BackwardBuilder),
     ):
         assert all(callable(getattr(kind, operation.verb)) for operation in operations)
 

@@ -14,7 +14,7 @@ import openrnn
 from openrnn.backends.cpu import heap, program
 from openrnn.backends.cpu.program import Program, Workspace
 from openrnn.kernels.cpu.args import LINE
-from openrnn.memory import Made, template
+from openrnn.memory import TensorFactory, template
 
 
 class Failing:
@@ -34,7 +34,8 @@ def test_a_run_inside_another_has_a_workspace_of_its_own():
 
     device = torch.device("cpu")
     made = [
-        Made(torch.empty_like, template(shape, torch.float32, device)) for shape in [(3,), (9,)]
+        TensorFactory(torch.empty_like, template(shape, torch.float32, device))
+        for shape in [(3,), (9,)]
     ]
     inner = Program([Operation()], made)
     for number in (2, 3):
@@ -66,7 +67,9 @@ def of(noting):
     """A program that makes one result besides."""
     device = torch.device("cpu")
     sizes = 3, noting.size // 4
-    made = [Made(torch.empty_like, template((size,), torch.float32, device)) for size in sizes]
+    made = [
+        TensorFactory(torch.empty_like, template((size,), torch.float32, device)) for size in sizes
+    ]
     return Program([noting], made)
 
 

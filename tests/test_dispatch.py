@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
 from openrnn import cells, dispatch
-from openrnn.backends.base import Backend, Capabilities, Faster
+from openrnn.backends.base import Backend, Capabilities, PreferredBackend
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.errors import NoBackendError
@@ -87,7 +87,7 @@ MISSING = {
         replace(PLAIN, return_states=True),
         "does not do the states of all steps",
     ),
-    "opaque": (False, replace(PLAIN, opaque="x is a DTensor, which has"), "x is a DTensor"),
+    "opaque": (False, replace(PLAIN, opaque_reason="x is a DTensor, which has"), "x is a DTensor"),
     "empty": (
         False,
         replace(PLAIN, spec=PLAIN.spec.with_(hidden_size=0)),
@@ -112,7 +112,7 @@ class Fake(Backend):
     def absent(self):
         return self.gone
 
-    def yields(self, problem):
+    def preferred_backend(self, problem):
         return self.over
 
 
@@ -280,7 +280,7 @@ def test_the_table_needs_no_compiler_near_the_largest_size(asked, masks):
 def test_no_table_needs_a_compiler(problem):
     for backend in dispatch.BACKENDS.values():
         assert isinstance(backend.refusals(problem), list)
-        backend.yields(problem)
+        backend.preferred_backend(problem)
 
 
 def test_auto_takes_the_first_without_reasons(install):
@@ -307,7 +307,9 @@ def test_what_is_absent_is_not_taken(install):
 
 
 def test_one_that_yields_still_runs_when_named(install):
-    install(Fake(EVERYTHING, "slow", over=Faster("second", "H 4")), Fake(EVERYTHING, "second"))
+    install(
+        Fake(EVERYTHING, "slow", over=PreferredBackend("second", "H 4")), Fake(EVERYTHING, "second")
+    )
     assert dispatch.select(PLAIN) == "second"
     assert dispatch.select(PLAIN, "slow") == "slow"
     first, _ = dispatch.explain(PLAIN).rows

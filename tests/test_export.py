@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import openrnn
 from openrnn import dispatch
-from openrnn.route import How
+from openrnn.route import CallConstants
 
 pytestmark = [
     pytest.mark.usefixtures("operators_of_torch"),
@@ -79,12 +79,14 @@ def test_a_graph_of_inference_says_who_cannot_train_it(monkeypatch):
 def test_outputs_are_counted_alike():
     """With and without a gradient the operator returns what its graph expects."""
     layer = openrnn.LSTM(3, 4, backend="cpu")
-    how = How(layer.spec.text, "cpu", False, False, True)
+    constants = CallConstants(layer.spec.text, "cpu", False, False, True)
     x = torch.randn(5, 2, 3)
     counts = []
     for wanted in (True, False):
         weights = [weight.detach().requires_grad_(wanted) for weight in layer.weights()]
-        counts.append(len(torch.ops.openrnn.forward(x, [], weights, None, None, [], None, *how)))
+        counts.append(
+            len(torch.ops.openrnn.forward(x, [], weights, None, None, [], None, *constants))
+        )
     assert counts == [5, 5]
 
 

@@ -202,7 +202,7 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(loops, 
     cell, rows = trace(named[gates]), measured.table(loops)[size]
     for row in rows:
         found = rank(cell, dtype, units, 8 * row.batch_tiles, *WHOLE)
-        assert plan.holds(found[0], 8 * row.batch_tiles, loops, Limits.of(*WHOLE))
+        assert plan.fits_concurrently(found[0], 8 * row.batch_tiles, loops, Limits.of(*WHOLE))
         assert measured.shape_of(found[0]) == row.shape
         assert (found[0].register_fragments, found[0].stages, found[0].low_register) == row.fill
         assert found[0].operand_bytes(dtype) == operand_bytes
@@ -228,7 +228,8 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(loops, 
             found = rank(cell, dtype, units, 8 * batch_tiles, *WHOLE)
             limits = Limits.of((9, 0), 132)
             model = min(
-                found, key=lambda config: plan.time_of(cell, dtype, config, 8 * batch_tiles, limits)
+                found,
+                key=lambda config: plan.cycles_of(cell, dtype, config, 8 * batch_tiles, limits),
             )
             delays = {measured.shape_of(model): {model.delay}}
             near = sorted((before, after), key=lambda row: abs(row.batch_tiles - batch_tiles))
@@ -375,7 +376,7 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
 def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
     cell = trace(cells.rnn_tanh)
     (*_, last) = itertools.islice(
-        plan.holding("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
+        plan.compilable_configs("forward", cell, "bfloat16", 1024, 1, (), (9, 0)), kernels.TRIES
     )
 
     def binary(cell, dtype, config, arch, spin_limit):

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import openrnn
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Needs, traced
-from openrnn.backends.fused import kernels, launches, layer, prepared, schedules
+from openrnn.backends.fused import kernels, layer, pass_runner, prepared, schedules
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.dispatch import BACKENDS
 from openrnn.schedule import Chunking
@@ -35,12 +35,12 @@ def test_masks_of_chunks_cover_every_step_once(monkeypatch):
     problem = Problem(cells.lstm.spec(8, 8), torch.float32, "cpu")
     call = Call(problem, torch.zeros(100, 4, 8), [], [], lengths.lengths, reset)
     asked = []
-    monkeypatch.setattr(launches, "cut_lengths", lambda *of: asked.append(of) or lengths)
+    monkeypatch.setattr(pass_runner, "cut_lengths", lambda *of: asked.append(of) or lengths)
     for number in (1, 2, 3, 7, 100):
         found = cut(chunks.even(number, 100))
         assert max(chunk.steps for chunk in found) - min(chunk.steps for chunk in found) <= 1
         asked.clear()
-        masks = [launches.Launches(call, lengths).masks(chunk) for chunk in found]
+        masks = [pass_runner.PassRunner(call, lengths).masks(chunk) for chunk in found]
         assert asked == [(lengths, chunk) for chunk in found if number > 1]
         assert all(mask.lengths is lengths for mask in masks)
         assert torch.equal(torch.cat([mask.reset for mask in masks]), reset)
@@ -144,7 +144,7 @@ def test_chunks_give_what_one_launch_gives(
 def test_products_beside_loops_give_what_those_after_them_give(
     monkeypatch, fresh_schedules, training, cell, hidden, dtype, edges
 ):
-    """Alike twice, and but for rounding what one chunk gives; also from a CUDA graph."""
+    """CallGuard twice, and but for rounding what one chunk gives; also from a CUDA graph."""
     step, cases = training(cell, hidden, dtype)
     for given in cases:
         wanted = step(**given)
@@ -213,9 +213,9 @@ def test_two_loops_at_once_leave_room_for_long_products():
     loop = plan.LoopRequest("forward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
-    assert both_directions.loops(loop, 300, True) == 1
+    assert both_directions.loops_to_fit(loop, 300, True) == 1
     beside = overlap.Beside(160.0)
-    assert both_directions.loops(loop, 300, True, beside=beside) == 2
+    assert both_directions.loops_to_fit(loop, 300, True, beside=beside) == 2
     assert both_directions.edges(loop, 300, beside, 1) == []
     cut = both_directions.edges(loop, 300, beside, 2)
     assert (cut[0], cut[-1]) == (0, 300)
@@ -246,11 +246,11 @@ def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
     cell = traced(cells.lstm.spec(512, 512))
     loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
     beside = overlap.Beside(160.0, 73.0)
-    assert both_directions.loops(loop, 300, False, beside=beside) == 2
+    assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2
     ranked = plan.ranked
     monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())
     assert both_directions.edges(loop, 300, beside, 2) == []
-    assert both_directions.loops(loop, 300, False, beside=beside) == 2  # by the times alone
+    assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2  # by the times alone
 
 
 def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):

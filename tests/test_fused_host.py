@@ -15,8 +15,8 @@ from openrnn import cells
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused import lengths as sorting
 from openrnn.backends.fused.copies import copied, narrowed
-from openrnn.backends.fused.launches import fill_flags
 from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
+from openrnn.backends.fused.pass_runner import fill_flags
 from openrnn.codegen import cuda
 from openrnn.kernels.cuda.args import PLAIN, CopyRowsArgs, PermuteWeightsArgs
 from openrnn.native import nvrtc
@@ -233,7 +233,7 @@ def test_a_thread_without_a_context_may_launch_first():
         try:
             args = PermuteWeightsArgs(
                 matrix=matrix.data_ptr(), out=out.data_ptr(), units=2, hidden=2, across=3,
-                columns=3, gates=1, order=nibbles((0,)), turned=True,
+                columns=3, gates=1, order=nibbles((0,)), transposed=True,
             )  # fmt: skip
             kernel.launch(1, args.words())
         except nvrtc.LaunchError as error:

@@ -23,7 +23,7 @@ from openrnn.codegen.multicast_config import CELL_WARPS, MulticastConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.native import nvrtc
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.call_cache import CallCache
 from openrnn.tuning import plan
 
 LAG = """
@@ -123,7 +123,7 @@ def lagged(patch, folder, case, when, changes=None, kind=None):
     patch.setattr(store, "folder", lambda: folder)
     patch.setattr(cuda, "source", partial(late, cuda.source, when, changes or {}, kind))
     patch.setitem(BACKENDS, "fused", Fused(spin_limit=next(SPIN_LIMITS)))
-    case[0]._repeats = Repeats()  # the calls that it remembers run kernels without a lag
+    case[0]._call_cache = CallCache()  # the calls that it remembers run kernels without a lag
     return step(*case)
 
 
@@ -165,7 +165,7 @@ def keep_kernels(patch, case):
         )
         kept[kind] = found[1]
         patch.setattr(type(found[1]), "most_spilled", 1 << 16)
-    patch.setattr(plan, "holding", lambda kind, *_: iter([kept[kind]]))
+    patch.setattr(plan, "compilable_configs", lambda kind, *_: iter([kept[kind]]))
 
 
 def given(cell, hidden, batch, dtype=torch.bfloat16, layers=1):

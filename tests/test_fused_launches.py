@@ -17,12 +17,12 @@ from openrnn.backends.fused import (
     describe,
     forward_loop,
     kernels,
-    launches,
+    pass_runner,
     products,
     program,
     schedules,
 )
-from openrnn.backends.fused.layer import BackwardFlags, ForwardFlags
+from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -102,7 +102,7 @@ def without_side_stream(monkeypatch, joins, awaits=lambda stream: None):
         launch_event=7, wait_for_launch=awaits, wait=wait,
         handle=lambda number: number, side=lambda number: None,
     )  # fmt: skip
-    monkeypatch.setattr(launches, "streams", lambda device: beside)
+    monkeypatch.setattr(pass_runner, "streams", lambda device: beside)
     monkeypatch.setattr(program, "streams", lambda device: beside)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
@@ -113,7 +113,7 @@ def wavefront_if_asked(key, *_):
     if not asked or key.layer(0, 0).units != key.spec.hidden_size:
         return None
     edges = chunks.even(-(-key.steps // asked), key.steps)
-    cut = Chunking(edges, wavefront=True, overlap=schedules.supported())
+    cut = Chunking(edges, mode="wavefront", overlap=schedules.supported())
     return ((cut,),) * key.spec.num_layers
 
 
@@ -178,7 +178,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
-    monkeypatch.setattr(schedules, "at_once", lambda *_: False)
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: False)
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     monkeypatch.setattr(schedules, "supported", lambda: False)
     monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
@@ -223,7 +223,7 @@ def test_both_directions_at_once(monkeypatch, launched, given):
     """Two layers: the streams wait for each other once a layer and pass; no memory is shared."""
     waits = []
     without_side_stream(monkeypatch, lambda: waits.append(len(launched.events)))
-    monkeypatch.setattr(schedules, "at_once", lambda *_: True)
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: True)
     spec = cells.lstm.spec(64, 64, bidirectional=True, num_layers=2)
     found = launched(CLUSTERS, spec, 11, **{name: MASKS[name] for name in given})
     assert waits == [2, 4, 6, 8]
@@ -274,9 +274,9 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     configs = {1: first, 2: replace(config, tiles=4)}
     of_device = SimpleNamespace(max_clusters=asked["clusters"])
     on_a_device(monkeypatch, lambda loops: (of_device, configs[loops]))
-    monkeypatch.setattr(plan, "us_of", lambda *_: 0.5)
+    monkeypatch.setattr(plan, "microseconds_of", lambda *_: 0.5)
     monkeypatch.setattr(plan, "step_times", lambda *_: plan.StepTimes(0.5, asked["several"]))
-    monkeypatch.setattr(both_directions, "held_twice", lambda _: asked["held"])
+    monkeypatch.setattr(both_directions, "fits_twice", lambda _: asked["held"])
     monkeypatch.setattr(schedules, "supported", lambda: True)
     if "slowdown" in asked:
         step = overlap.LoopStep(0.5, 0.5, asked["slowdown"], overlap.OF_CLUSTERS)
@@ -286,10 +286,12 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     key = schedules.ScheduleKey(problem, 0, asked["steps"], 128, False, False)
     edges = asked.get("edges", (0, 50, 100) if "overlap" in changed else (0, 100))
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
-    on = BackwardFlags(*[False] * 4) if "overlap" in changed else ForwardFlags(*[False] * 5)
+    on = BackwardOptions(*[False] * 4) if "overlap" in changed else ForwardOptions(*[False] * 5)
     layer, above = asked.get("layer", 0), asked.get("above", 0)
     inner = 0 if on.kind == "backward" else asked["columns"]
-    found = schedules.at_once(key, layer, cut, on, (), asked["columns"], inner, above)
+    found = schedules.choose_both_directions(
+        key, layer, cut, on, (), asked["columns"], inner, above
+    )
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 
@@ -305,7 +307,7 @@ def test_kernels_that_schedules_choose_are_known_by_values(
     """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
 
     def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1):
-        on = plan.deciding(kind, flags)
+        on = plan.measured_options(kind, flags)
         config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
             0
         ]
@@ -355,7 +357,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
     monkeypatch.setattr(schedules, "supported", lambda: True)
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
-    on = ForwardFlags(False, False, False, False, False)
+    on = ForwardOptions(False, False, False, False, False)
     found = schedules.in_wavefront(key, on, (), True)
     assert set(loaded) == ({asked["loops"]} if model else set())
     assert (found is not None) == wanted
@@ -364,7 +366,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
         fills = frozenset({"forward"} if asked["grid"] else ())
         assert other == (cut,)
         assert cut == Chunking(
-            (0, 10, 20, 30), overlap=asked["loops"] == 1, wavefront=True, loops=asked["loops"],
+            (0, 10, 20, 30), overlap=asked["loops"] == 1, mode="wavefront", loops=asked["loops"],
             fills=fills,
         )  # fmt: skip
     clear_caches()
@@ -395,12 +397,12 @@ def test_grids_that_run_at_once_find_their_flags_filled(
     monkeypatch, launched, at_once, half_operands, given
 ):
     without_side_stream(monkeypatch, lambda: None)
-    monkeypatch.setattr(schedules, "at_once", lambda *_: 2)
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
 
     def in_wavefront(key, on, *_):
         if key.spec.bidirectional:
             return None
-        cut = Chunking((0, 4, 8, 11), wavefront=True, loops=2, fills=frozenset({on.kind}))
+        cut = Chunking((0, 4, 8, 11), mode="wavefront", loops=2, fills=frozenset({on.kind}))
         return ((cut,),) * key.spec.num_layers
 
     monkeypatch.setattr(schedules, "in_wavefront", in_wavefront)
@@ -420,7 +422,7 @@ def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapp
     """Each but the first of a grid's loops, forward and backward, waits for the side stream."""
     (sizes, joined), filled, multiplied = overlapped, [], []
     number = len(sizes)
-    fill = launches.fill_flags
+    fill = pass_runner.fill_flags
     for module in (forward_loop, backward):
         monkeypatch.setattr(
             module, "fill_flags", lambda box: filled.append(len(launched.events)) or fill(box)

@@ -48,7 +48,9 @@ def multiply(product, a, b, d, add=False):
     rows, columns, inner = product.sizes
     layouts = product.a, product.b, product.d
     for number in range(product.count):
-        starts = [start + 4 * number * layout.apart for start, layout in zip((a, b, d), layouts)]
+        starts = [
+            start + 4 * number * layout.batch_stride for start, layout in zip((a, b, d), layouts)
+        ]
         x, w, y = layouts
         left = at(starts[0], (inner, rows) if x.transposed else (rows, inner), x.stride)
         right = at(starts[1], (columns, inner) if w.transposed else (inner, columns), w.stride)
@@ -63,7 +65,7 @@ def permute_weights(args):
     taken = matrix.unflatten(0, (args.gates, args.hidden))
     taken = taken[[args.order >> 4 * gate & 15 for gate in range(args.gates)]]
     wide = pad(taken, (0, args.across - args.columns, 0, args.units - args.hidden))
-    made = wide.permute(2, 0, 1) if args.turned else wide
+    made = wide.permute(2, 0, 1) if args.transposed else wide
     at(args.out, (1, made.numel()))[0].copy_(made.flatten())
 
 
@@ -119,7 +121,7 @@ class Given:
 
 def divide(monkeypatch, number):
     """Calls have that many chunks, or others whose products run beside the loops of the next."""
-    monkeypatch.setattr(schedules, "at_once", lambda *_: number == "at once")
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: number == "at once")
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     if isinstance(number, int):
         monkeypatch.setattr(chunks, "for_memory", lambda *_: number)
@@ -231,7 +233,10 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
-        mine, other = d_gates[part].contiguous(), weight_gradients.widened(values[None, part])[0]
+        mine, other = (
+            d_gates[part].contiguous(),
+            weight_gradients.padded_to_16_bytes(values[None, part])[0],
+        )
         found.add(
             weight_gradients.Rows(mine.data_ptr(), mine.shape[1]),
             weight_gradients.Rows(other.data_ptr(), other.shape[1]), len(mine),

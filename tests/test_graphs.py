@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from openrnn.backends.cudnn.run import CallPlan
-from openrnn.backends.fused.program import Launch, Program, Value
+from openrnn.backends.fused.program import LaunchOp, Program, SlotRef
 from openrnn.errors import LibraryError
-from openrnn.memory import Made, template
+from openrnn.memory import TensorFactory, template
 from openrnn.native import graphs
 from openrnn.native.nvrtc import LaunchError
 
@@ -75,10 +75,10 @@ def program(kernel, count):
     fixed = torch.zeros(4)
     like = template((4,), torch.float32, torch.device("cpu"))
     launches = [
-        Launch(kernel, number, (0,), 0, ((0, Value(0, 0)),), signals=False)
+        LaunchOp(kernel, number, (0,), 0, ((0, SlotRef(0, 0)),), signals=False)
         for number in range(count)
     ]
-    return Program(launches, [Made(lambda _: fixed, like)] * 2, DEVICE)
+    return Program(launches, [TensorFactory(lambda _: fixed, like)] * 2, DEVICE)
 
 
 def test_the_third_run_with_the_same_addresses_is_a_graph(kernel):

@@ -65,7 +65,7 @@ def test_the_tangent_cell_is_the_derivative_along_a_direction(key, clip):
     found = made.cell.step(tuple(x), tuple(zeros), tuple(to_s), (*at_p, *to_p), bound)
     torch.testing.assert_close(found, wanted)
     traced = trace(made.cell, clip)
-    assert traced.narrow is None
+    assert traced.no_float64_reason is None
     assert traced.summed == {*made.cell.gates}  # as kernels like it
 
 

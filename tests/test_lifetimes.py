@@ -4,17 +4,17 @@ import random
 from itertools import combinations
 
 import pytest
-from test_fused_again import CLUSTERS, GRIDS, OPTIONS, pretended, shapes_of  # noqa: F401
+from test_fused_program_call import CLUSTERS, GRIDS, OPTIONS, pretended, shapes_of  # noqa: F401
 
 from openrnn.backends.fused import record
 from openrnn.backends.fused.lifetimes import Lifetime, lifetimes_of, values_of, workspace_offsets
-from openrnn.backends.fused.program import Launch, Multiply, Value, Wait, WaitForLaunch
+from openrnn.backends.fused.program import LaunchOp, MatmulOp, SlotRef, WaitForLaunchOp, WaitOp
 from openrnn.dispatch import BACKENDS
 
 
 def launch(stream, *slots, signals=False):
-    given = tuple((place, Value(slot, 0)) for place, slot in enumerate(slots))
-    return Launch(None, 1, (), stream, given, signals)
+    given = tuple((place, SlotRef(slot, 0)) for place, slot in enumerate(slots))
+    return LaunchOp(None, 1, (), stream, given, signals)
 
 
 def before(operations):
@@ -24,12 +24,12 @@ def before(operations):
     for place, one in enumerate(operations):
         mine = done.setdefault(one.stream, set())
         found.append(set(mine))
-        if isinstance(one, Wait):
+        if isinstance(one, WaitOp):
             mine |= done.get(one.other, set())
-        elif isinstance(one, WaitForLaunch):  # that launch has begun; it has not ended
+        elif isinstance(one, WaitForLaunchOp):  # that launch has begun; it has not ended
             mine |= launched
         else:
-            if isinstance(one, Launch) and one.signals:
+            if isinstance(one, LaunchOp) and one.signals:
                 launched = set(mine)
             mine.add(place)
     return found
@@ -69,13 +69,13 @@ def drawn(dice):
         if streams > 1 and dice.random() < 0.4:
             other = dice.choice([0, *range(streams)])
             if other != stream:
-                operations.append(Wait(stream, other))
+                operations.append(WaitOp(stream, other))
         elif dice.random() < 0.1:
-            operations.append(WaitForLaunch(stream))
+            operations.append(WaitForLaunchOp(stream))
         else:
             given = dice.choices(range(slots), k=dice.randint(1, 3))
             operations.append(launch(stream, *given, signals=dice.random() < 0.2))
-    return [*operations, *(Wait(0, stream) for stream in range(1, streams))]
+    return [*operations, *(WaitOp(0, stream) for stream in range(1, streams))]
 
 
 def test_slots_that_share_memory_are_apart_in_every_order_of_streams():
@@ -110,7 +110,7 @@ def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, 
         record, "lifetimes_of", lambda found: timed.append(found) or lifetimes_of(found)
     )
     call = pretended(16, configs, **options)
-    run = BACKENDS["fused"].repeat_recorded(
+    run = BACKENDS["fused"].prepare_grad(
         call, shapes_of(call), [call.x.shape, *(state.shape for state in call.states)]
     )
     every = [call.x, *call.params, *call.states]
@@ -129,8 +129,8 @@ def test_so_are_those_of_the_backends_programs(monkeypatch, pretended, options, 
 
 def test_a_slot_on_a_side_stream_is_in_use_between_waits():
     operations = [
-        launch(0, 1), Wait(1, 0), launch(1, 2), launch(0, 3), Wait(0, 1), launch(0, 4),
-        WaitForLaunch(2), launch(2, 5),
+        launch(0, 1), WaitOp(1, 0), launch(1, 2), launch(0, 3), WaitOp(0, 1), launch(0, 4),
+        WaitForLaunchOp(2), launch(2, 5),
     ]  # fmt: skip
     assert lifetimes_of(operations) == {
         1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),
@@ -140,9 +140,9 @@ def test_a_slot_on_a_side_stream_is_in_use_between_waits():
 
 def test_a_stream_that_waits_for_a_launch_uses_nothing_before_that():
     operations = [
-        launch(0, 1), launch(0, 2, signals=True), WaitForLaunch(2), launch(2, 3), launch(0, 4),
-        Wait(0, 2), Wait(1, 0), launch(1, 5, signals=True), launch(0, 6), WaitForLaunch(2),
-        launch(2, 7), Wait(0, 2), Wait(0, 1),
+        launch(0, 1), launch(0, 2, signals=True), WaitForLaunchOp(2), launch(2, 3), launch(0, 4),
+        WaitOp(0, 2), WaitOp(1, 0), launch(1, 5, signals=True), launch(0, 6), WaitForLaunchOp(2),
+        launch(2, 7), WaitOp(0, 2), WaitOp(0, 1),
     ]  # fmt: skip
     found = lifetimes_of(operations)
     assert found[3] == Lifetime(1, 5)  # from that launch of the main stream on
@@ -163,14 +163,14 @@ def test_many_layers_share_the_memory_of_few(monkeypatch, pretended):  # noqa: F
             16, CLUSTERS, grad=False, at_once=True, cuts=(0, 2, 5, 11), length=11,
             num_layers=layers, bidirectional=True,
         )  # fmt: skip
-        BACKENDS["fused"].repeat(call, shapes_of(call))
+        BACKENDS["fused"].prepare(call, shapes_of(call))
     assert taken[2] == taken[1]
 
 
 def test_values_of_a_product_move():
-    at = [Value(slot, 8) for slot in range(4)]
-    product = Multiply(None, *at[:3], False, 0, at[3])
+    at = [SlotRef(slot, 8) for slot in range(4)]
+    product = MatmulOp(None, *at[:3], False, 0, at[3])
     assert values_of(product) == at
-    assert values_of(product.moved(lambda value: Value(9, value.offset + value.slot))) == [
-        Value(9, 8), Value(9, 9), Value(9, 10), Value(9, 11)
+    assert values_of(product.relocated(lambda value: SlotRef(9, value.offset + value.slot))) == [
+        SlotRef(9, 8), SlotRef(9, 9), SlotRef(9, 10), SlotRef(9, 11)
     ]  # fmt: skip

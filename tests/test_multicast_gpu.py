@@ -15,7 +15,7 @@ import openrnn
 from openrnn import cells, memo
 from openrnn.backends.fused import kernels, schedules
 from openrnn.codegen.multicast_config import MulticastConfig
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.call_cache import CallCache
 from openrnn.tuning import chunks
 
 pytestmark = [
@@ -160,7 +160,7 @@ def check_callers_stream(net, inputs, dy):
     """Calls on another stream read what that stream wrote before them."""
     wanted = [step(net, x.clone().requires_grad_(), dy) for x in inputs]
     x = torch.zeros_like(inputs[0]).requires_grad_()
-    net._repeats = Repeats()
+    net._call_cache = CallCache()
     torch.cuda.synchronize()
     found = []
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -363,9 +363,9 @@ def test_a_call_that_is_remembered(loops, grad):
 
     wanted = []
     for x in inputs:
-        net._repeats = Repeats()
+        net._call_cache = CallCache()
         wanted.append(call(x))
-    net._repeats = Repeats()
+    net._call_cache = CallCache()
     for _ in range(3):  # backward is written down one call later than forward
         call(inputs[0])
     before = len(loops)

@@ -65,7 +65,9 @@ def packed(name, weight, gates, units, padded):
     """A matrix in panels, and the same as a tensor (columns of the product, its inner length)."""
     columns = weight.shape[1]
     args = matrices.pack_args(gates, units, padded, columns, 2)
-    panels = torch.full((matrices.panels(name, "float32", gates, padded, columns),), float("nan"))
+    panels = torch.full(
+        (matrices.panel_elements(name, "float32", gates, padded, columns),), float("nan")
+    )
     args.matrix, args.out = weight.data_ptr(), panels.data_ptr()
     launch.run(matrices.kernel(name, "float32"), args, args.tasks)
     inner = 2 * whole_pairs(gates * padded if name == "pack_pairs" else columns)

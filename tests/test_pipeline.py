@@ -359,7 +359,7 @@ def test_stages_of_chunks_run_layer_by_layer():
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_chunks_repeat(monkeypatch, grad):
-    """Chunks of a kind are one `Repeat` from the second on; odd ones are calls.
+    """Chunks of a kind are one `PreparedCall` from the second on; odd ones are calls.
 
     A stage has three kinds: without states, with them, and the last one, of 1 step and not 2.
     """
@@ -369,11 +369,11 @@ def test_chunks_repeat(monkeypatch, grad):
     eager, asked_for = [], []
     run, cpu = stages.op.eager, type(stages.BACKENDS["cpu"])
     monkeypatch.setattr(stages.op, "eager", lambda *a: eager.append(1) or run(*a))
-    name = "repeat_recorded" if grad else "repeat"
+    name = "prepare_grad" if grad else "prepare"
     repeat = getattr(cpu, name)
     monkeypatch.setattr(cpu, name, lambda *a, **k: asked_for.append(1) or repeat(*a, **k))
-    back, backward = [], stages.turned.backward
-    monkeypatch.setattr(stages.turned, "backward", lambda *a: back.append(1) or backward(*a))
+    back, backward = [], stages.time_reversed.backward
+    monkeypatch.setattr(stages.time_reversed, "backward", lambda *a: back.append(1) or backward(*a))
     for kinds, alone in ((1, 3), (2, 0), (0, 0)):  # that come to repeat in this call, or do not
         with torch.set_grad_enabled(grad):
             found = pipeline(x)
@@ -506,7 +506,7 @@ def test_chunks_on_gpus_are_programs(second):
         x = torch.randn(23, 16, 64).bfloat16().to("cuda:0")
         want = asked(exact, x.cpu().double(), None, {})
         no_worse(want, asked(layer, x, None, {}), asked(pipeline, x, None, {}), 2**-7)
-        stage = [pipeline._repeats.memory[key] for key in pipeline._repeats.memory]
+        stage = [*pipeline._call_cache.module_cache.values()]
         assert [len(known) for known in stage] == [3, 3]
         runs = [run for known in stage for run in known.values()]
         assert runs.count(stages.ONCE) == (4 if number == 0 else 0)

@@ -172,7 +172,7 @@ def test_calls_that_repeat_and_bound_steps(name):
         for _ in range(2):
             first, again = layer(x), [layer(x) for _ in range(3)]
             assert all(bits(first, each) for each in again)
-            assert any(layer._repeats._known.values())
+            assert any(layer._call_cache._calls.values())
             stepper = layer.stepper(3)
             steps = [stepper(x[0]).clone() for _ in range(3)]
             assert stepper._runs

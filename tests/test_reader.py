@@ -97,7 +97,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_understood_is_right(name):
-    assert agree(of(TAKEN[name], name)).narrow is None
+    assert agree(of(TAKEN[name], name)).no_float64_reason is None
 
 
 NARROW = {
@@ -178,7 +178,7 @@ def test_sides_with_gradients_of_their_own():
         return tanh(x.a.detach() + r.a) + tanh(x.b + r.b)
 
     traced = agree(detached)
-    assert (traced.summed, traced.apart) == ({"a", "b"}, ("a",))
+    assert (traced.summed, traced.split_gates) == ({"a", "b"}, ("a",))
     assert not numba.all_summed(traced)
     assert cuda.planes(traced) == ("dx_a", "da_b", "dr_a")
 

@@ -10,7 +10,7 @@ from cases import ON_CPU
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import openrnn
-from openrnn import cells, dispatch, ops, turned
+from openrnn import cells, dispatch, ops, time_reversed
 
 STEPS, BATCH, INPUTS, HIDDEN = 6, 4, 3, 5
 LENGTHS = {"full": None, "lengths": torch.tensor([6, 0, 2, 5])}
@@ -105,16 +105,20 @@ def test_dropout_masks_are_those_of_the_turned_sequence(backend):
         return y, h, c, *torch.autograd.grad(h.sum() + (y * y).sum(), [x, *layer.parameters()])
 
     y, h, c, dx, *grads = run(layer, x)
-    wanted = run(ahead, turned.turn(x, lengths))
-    torch.testing.assert_close([turned.turn(y, lengths), h, c], [*wanted[:3]])
-    torch.testing.assert_close([turned.turn(dx, lengths), *grads], [*wanted[3:]])
+    wanted = run(ahead, time_reversed.flip_time(x, lengths))
+    torch.testing.assert_close([time_reversed.flip_time(y, lengths), h, c], [*wanted[:3]])
+    torch.testing.assert_close([time_reversed.flip_time(dx, lengths), *grads], [*wanted[3:]])
 
 
 def test_turning_is_its_own_inverse():
     x = torch.arange(12).view(3, 4)
     lengths = torch.tensor([3, 0, 1, 2])
-    assert turned.turn(x, lengths).tolist() == [[8, 1, 2, 7], [4, 5, 6, 3], [0, 9, 10, 11]]
-    assert torch.equal(turned.turn(turned.turn(x, lengths), lengths), x)
+    assert time_reversed.flip_time(x, lengths).tolist() == [
+        [8, 1, 2, 7],
+        [4, 5, 6, 3],
+        [0, 9, 10, 11],
+    ]
+    assert torch.equal(time_reversed.flip_time(time_reversed.flip_time(x, lengths), lengths), x)
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
@@ -149,7 +153,7 @@ def test_other_backends_are_given_forward_calls():
         layer(x, lengths=lengths, reset=RESETS["resets"])
     (call,) = seen
     assert call.problem.spec == layer.spec.with_(reverse=False)
-    assert torch.equal(call.x, turned.turn(x, lengths))
+    assert torch.equal(call.x, time_reversed.flip_time(x, lengths))
     assert not call.reset[0].any()
     assert "runs forward" in str(openrnn.explain(layer, x, quiet=True))
     assert "runs forward" not in str(openrnn.explain(layer, x, quiet=True, backend="reference"))

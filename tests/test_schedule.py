@@ -10,6 +10,7 @@ from openrnn.schedule import Chunking
 from openrnn.schedule.operations import (
     MAIN,
     SIDE,
+    AllocateInputs,
     BeginLayer,
     CutMasks,
     Dropout,
@@ -18,7 +19,6 @@ from openrnn.schedule.operations import (
     GradientProducts,
     InputProduct,
     Loop,
-    MakeRoom,
     OfChunk,
     Wait,
     WaitForLaunch,
@@ -80,7 +80,7 @@ def needs(operation, operations, chunking):
         ]
 
     if isinstance(operation, InputProduct | FillFlags) and operation.stream == SIDE:
-        return [] if getattr(operation, "backward", False) else of(MakeRoom, operation.chunk)
+        return [] if getattr(operation, "backward", False) else of(AllocateInputs, operation.chunk)
     if isinstance(operation, Loop) and operation.kind == "forward":
         before = chunks[operation.chunk.number - 1] if operation.chunk.number else None
         return [
@@ -126,7 +126,9 @@ def test_nothing_runs_before_what_it_needs(edges, options, reverse):
 
 @pytest.mark.parametrize("step", [False, True])
 def test_products_after_a_loop_that_fork_do_not_wait_for_each_other(step):
-    chunking = Chunking((0, 1 if step else 11), step=step, forks=True)
+    chunking = Chunking(
+        (0, 1 if step else 11), mode="single_step" if step else "in_turn", forks=True
+    )
     operations = schedule.backward(((chunking,),))
     products = [one for one in operations if isinstance(one, GradientProducts)]
     assert [one.of for one in products] == ["x", "input", "recurrent"]
@@ -160,10 +162,10 @@ def needs_at_once(operation, operations):
     cut = [one for one in operations if isinstance(one, CutMasks)]
     masks = [one for one in cut if one.chunk == getattr(operation, "chunk", None)]
     if isinstance(operation, InputProduct):  # of both directions of the layer below
-        room = of(MakeRoom, layer, own, number)
+        room = of(AllocateInputs, layer, own, number)
         return [*of(BeginLayer, layer, own), *of(Loop, layer - 1), *room]
     if isinstance(operation, FillFlags):
-        return [*of(BeginLayer, layer, own), *of(MakeRoom, layer, own, number)]
+        return [*of(BeginLayer, layer, own), *of(AllocateInputs, layer, own, number)]
     if isinstance(operation, Loop) and not back:
         read = of(InputProduct | FillFlags, layer, own, number)
         return [*read, *masks, *(of(Loop, layer, own, number - 1) if number else [])]
@@ -188,7 +190,7 @@ def needs_at_once(operation, operations):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_both_directions_run_at_once_and_after_what_they_need(overlap, forks, layers, fills):
     more = {"overlap": overlap, "forks": forks, "fills": frozenset(fills)}
-    whole = tuple(Chunking((0, 11), back, at_once=True, **more) for back in (False, True))
+    whole = tuple(Chunking((0, 11), back, mode="both_directions", **more) for back in (False, True))
     for operations in (schedule.forward((whole,) * layers), schedule.backward((whole,) * layers)):
         for place, operation in enumerate(operations):
             done = finished_before(operations, operation.stream, place)
@@ -211,7 +213,7 @@ def both(edges, fills):
     """The chunkings of both directions of a layer that run at once, of 11 steps."""
     mirrored = tuple(11 - edge for edge in reversed(edges))
     return tuple(
-        Chunking(cuts, reverse, overlap=True, at_once=True, fills=frozenset(fills))
+        Chunking(cuts, reverse, overlap=True, mode="both_directions", fills=frozenset(fills))
         for cuts, reverse in ((edges, False), (mirrored, True))
     )
 
@@ -237,7 +239,9 @@ def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers
             assert all(one.signals for one in loops)  # either may begin last
     beside = [one.stream for one in operations if isinstance(one, WaitForLaunch)]
     assert 2 * len({*beside} - {MAIN, SIDE}) == len(beside) == 2 * layers * (len(edges) - 2)
-    whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
+    whole = tuple(
+        Chunking((0, 11), back, overlap=True, mode="both_directions") for back in (False, True)
+    )
     backward = {one.stream for one in schedule.backward((whole,) * layers)}
     assert not ({*beside} & backward)
     for chunking, direction in zip(pair, (0, 1)):
@@ -253,7 +257,9 @@ def test_inputs_of_the_next_chunk_are_multiplied_beside_both_loops(edges, layers
 @pytest.mark.parametrize("layers", [1, 2, 5])
 def test_products_of_weights_wait_for_the_launches_of_the_layer_below(layers):
     """Of both loops. Not those of layer 0; each layer has its own stream."""
-    whole = tuple(Chunking((0, 11), back, overlap=True, at_once=True) for back in (False, True))
+    whole = tuple(
+        Chunking((0, 11), back, overlap=True, mode="both_directions") for back in (False, True)
+    )
     operations = schedule.backward((whole,) * layers)
     begun, beside = [], []
     for operation in operations:
@@ -319,11 +325,16 @@ def test_dx_of_a_chunk_is_computed_beside_both_loops_of_the_next(edges, layers, 
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
 def test_what_the_side_stream_uses_is_taken_before_it_begins(back):
     """And the main stream takes no memory before it has waited, which might be that."""
-    whole = Chunking((0, 11), at_once=True), Chunking((0, 11), True, at_once=True)
+    whole = (
+        Chunking((0, 11), mode="both_directions"),
+        Chunking((0, 11), True, mode="both_directions"),
+    )
     operations = (schedule.backward if back else schedule.forward)((whole,))
     verbs = [(operation.verb, operation.stream) for operation in operations]
     fork, join = verbs.index(("wait", SIDE)), verbs.index(("wait", MAIN))
-    room = [place for place, (verb, _) in enumerate(verbs) if verb in ("begin_layer", "make_room")]
+    room = [
+        place for place, (verb, _) in enumerate(verbs) if verb in ("begin_layer", "allocate_inputs")
+    ]
     assert max(room) < fork
     sides = [place for place, (_, stream) in enumerate(verbs) if stream == SIDE]
     assert min(sides) == fork
@@ -346,7 +357,7 @@ def test_products_run_beside_the_loop_of_the_chunk_before():
     operations = schedule.forward((one((0, 2, 5, 11), overlap=True),))
     lines = [(type(operation), operation.stream) for operation in operations]
     room, loop, wait, product, join = (
-        (MakeRoom, MAIN), (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE),
+        (AllocateInputs, MAIN), (Loop, MAIN), (WaitForLaunch, SIDE), (InputProduct, SIDE),
         (Wait, MAIN),
     )  # fmt: skip
     assert lines == [
@@ -422,7 +433,7 @@ def test_a_person_can_read_it():
     assert lines[:6] == [
         "main  begin_layer  layer 0  forward direction",
         "main  input_product  layer 0  forward direction  steps 0 to 2",
-        "main  make_room  layer 0  forward direction  steps 2 to 5",
+        "main  allocate_inputs  layer 0  forward direction  steps 2 to 5",
         "main  loop  forward  layer 0  forward direction  steps 0 to 2",
         "side  wait_for_launch",
         "side  input_product  layer 0  forward direction  steps 2 to 5",
@@ -490,7 +501,7 @@ def needs_of_wavefront(operation, operations):
     own = chunks.index(chunk) if chunk in chunks else 0
     begun = of(BeginLayer, layer) if not isinstance(operation, BeginLayer | Dropout) else []
     if isinstance(operation, FillFlags):  # all chunks of a layer may have one buffer
-        before = of(Loop, layer, chunks[own - 1]) if own else of(MakeRoom, layer)
+        before = of(Loop, layer, chunks[own - 1]) if own else of(AllocateInputs, layer)
         return [*begun, *before]
     if isinstance(operation, Loop):
         before = of(Loop, layer, chunks[own - 1]) if own else []  # its states
@@ -502,7 +513,7 @@ def needs_of_wavefront(operation, operations):
         )  # fmt: skip
         return [*begun, *before, *masks, *given]
     if isinstance(operation, InputProduct):  # all chunks of a layer write the same room
-        before = of(Loop, layer, chunks[own - 1]) if own else of(MakeRoom, layer)
+        before = of(Loop, layer, chunks[own - 1]) if own else of(AllocateInputs, layer)
         below = [*of(Loop, layer - 1, chunk), *of(Dropout, layer - 1, chunk)]
         return [*begun, *before, *below]
     if isinstance(operation, Dropout) and chunk is not None:
@@ -550,7 +561,7 @@ def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout, k
 @pytest.mark.parametrize("layers", [2, 3, 9])
 def test_products_of_weights_in_a_wavefront_run_beside_the_last_loop_of_the_layer_below(layers):
     """They wait until it is launched, on the stream of their own layer."""
-    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True, overlap=True),),) * layers
+    chunkings = ((Chunking((0, 2, 5, 11), mode="wavefront", overlap=True),),) * layers
     operations = schedule.backward(chunkings)
     for place, operation in enumerate(operations):
         if not (isinstance(operation, GradientProducts) and operation.of == "weights"):
@@ -590,11 +601,11 @@ def test_layers_of_a_wavefront_run_at_the_same_time(layers, kind):
 
 
 def test_a_wavefronts_memory_is_taken_on_the_main_stream_first():
-    chunkings = ((Chunking((0, 2, 5, 11), wavefront=True),),) * 3
+    chunkings = ((Chunking((0, 2, 5, 11), mode="wavefront"),),) * 3
     for operations in (schedule.forward(chunkings, True), schedule.backward(chunkings, True)):
         fork = next(place for place, one in enumerate(operations) if isinstance(one, Wait))
         room = [
             place for place, one in enumerate(operations)
-            if isinstance(one, BeginLayer | MakeRoom | CutMasks)
+            if isinstance(one, BeginLayer | AllocateInputs | CutMasks)
         ]  # fmt: skip
         assert max(room) < fork

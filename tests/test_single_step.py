@@ -121,7 +121,7 @@ def test_what_runs_spills_nothing(name, dtype):
 
 
 def test_its_schedule_has_neither_loop_nor_input_product():
-    chunkings = ((Chunking((0, 1), step=True),) * 2,) * 2
+    chunkings = ((Chunking((0, 1), mode="single_step"),) * 2,) * 2
     forward = schedule.show(schedule.forward(chunkings, dropout=True))
     assert [line.split()[1] for line in forward] == [
         *["begin_layer", "step"] * 2, "dropout", *["begin_layer", "step"] * 2
@@ -248,7 +248,7 @@ class Kernel:
         def value(name):  # what is not saved has no part in the derivative, but in its size
             return values.setdefault(name, zero.clone().requires_grad_())
 
-        apart = self.traced.apart
+        apart = self.traced.split_gates
         x = tuple(value(f"x_{g}" if g in apart else f"a_{g}") for g in self.cell.gates)
         r = tuple(value(f"r_{g}") if g in apart else zero for g in self.cell.gates)
         states = tuple(value(f"s_{name}") for name in self.cell.states)
@@ -388,7 +388,7 @@ def test_a_step_that_repeats_has_new_addresses_alone(pretended, name, resets, nu
     call = pretended(name, grad=False, num_layers=num_layers, **given)
     fused = BACKENDS["fused"]
     out = fused.forward(call)
-    run = fused.repeat(call, [tuple(one.shape) for one in (out.y, *out.finals)])
+    run = fused.prepare(call, [tuple(one.shape) for one in (out.y, *out.finals)])
     copies = len(call.problem.spec.unit_params)  # that put these vectors side by side
     assert len(run.program.operations) == num_layers * (1 + copies)
     for place in range(3):

@@ -8,7 +8,7 @@ from cases import CELLS
 
 import openrnn
 from openrnn import memo
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.call_cache import CallCache
 from openrnn.tuning import single_step
 
 pytestmark = pytest.mark.gpu
@@ -262,7 +262,7 @@ def test_beside_the_loop(monkeypatch, name):
     monkeypatch.setattr(single_step, "takes", lambda *_: False)
     memo.clear()
     try:
-        layer._repeats = Repeats()
+        layer._call_cache = CallCache()
         assert "step" not in verbs(layer, x)
         for have, want in zip(found, seeded(), strict=True):
             assert (have - want).norm() <= FAIR[x.dtype] * want.norm()
@@ -300,7 +300,7 @@ def test_calls_that_repeat(grad):
             chained.append(y)
         state, fresh = states, copy.deepcopy(layer)
         for want in chained:
-            fresh._repeats = Repeats()
+            fresh._call_cache = CallCache()
             y, state = fresh(x, state)
             assert torch.equal(y, want)
 

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_fused_again import (
+from test_fused_launches import clear_caches, on_a_device
+from test_fused_products import at, permute_weights
+from test_fused_program_call import (
     BATCH,
     Kernel,
     backward,
@@ -18,13 +20,11 @@ from test_fused_again import (
     pretended,  # noqa: F401
     shapes_of,
 )
-from test_fused_launches import clear_caches, on_a_device
-from test_fused_products import at, permute_weights
 
 from openrnn import cells, schedule, store
 from openrnn.backends.fused import ahead, describe, kernels, program, schedules, wavefronts
-from openrnn.backends.fused.launches import Weights, turn_all
-from openrnn.backends.fused.layer import BackwardFlags, ForwardFlags, LayerKernels
+from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
+from openrnn.backends.fused.pass_runner import Weights, transpose_all
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastBackwardConfig, MulticastForwardConfig
 from openrnn.codegen.trace import trace
@@ -69,7 +69,7 @@ def problem(hidden=512, layers=4, dtype=torch.bfloat16, cell=cells.lstm, place=N
 
 
 def cut_of(*fills, steps=11):
-    return Chunking((0, steps), stack=True, fills=frozenset(fills))
+    return Chunking((0, steps), mode="one_launch", fills=frozenset(fills))
 
 
 # what runs, in which order
@@ -179,7 +179,7 @@ def test_the_model_takes_a_stack(kind):
     assert best(kind=kind, wavefront=1) == found
     # T + L - 1 steps, and what does not depend on T
     apart = best(steps=256, kind=kind).us - found.us
-    step = plan.us_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
+    step = plan.microseconds_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
     assert 128 * step < apart < 1.6 * 128 * step
     assert best(steps=1, kind=kind, wavefront=1).us > 4 * step + stack_model.LAUNCH
 
@@ -249,9 +249,9 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     absent, reset_states = changed.pop("absent", False), changed.pop("reset_states", False)
     asked = problem(wavefront=1, **changed)
     on = (
-        ForwardFlags(False, False, False, False, True)
+        ForwardOptions(False, False, False, False, True)
         if kind == "forward"
-        else BackwardFlags(False, False, False, False)
+        else BackwardOptions(False, False, False, False)
     )
 
     def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
@@ -352,7 +352,9 @@ def test_kernels_compile_without_spills(monkeypatch, tmp_path, cell, hidden, lay
     """The first of the ranking; the skeletons assert their own sizes, shared memory for one."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
     asked = trace(cell), "bfloat16"
-    held = plan.holding(kind, *asked, hidden, 8, KINDS[kind], HOPPER, PROCESSORS, layers=layers)
+    held = plan.compilable_configs(
+        kind, *asked, hidden, 8, KINDS[kind], HOPPER, PROCESSORS, layers=layers
+    )
     kernels.binary.cache_clear()
     made = kernels.binary(*asked, next(held), "sm_90a")
     kernels.binary.cache_clear()
@@ -398,13 +400,13 @@ def test_backward_multiplies_by_the_matrix_above_in_the_order_of_planes(monkeypa
     params = [torch.randn(slot.shape) for slot in module_slots(spec)]
     layers = [LayerKernels(spec, layer, torch.float32, 0) for layer in range(2)]
     below, weights = (Weights(SimpleNamespace(params=params), layer) for layer in layers)
-    turn_all([below, weights])
-    assert below.input_turned is None
+    transpose_all([below, weights])
+    assert below.input_transposed is None
     d_gates = {gate: torch.randn(5, UNITS) for gate in cell.gates}
     above = dict(zip(cell.gates, weights.w_ih.unflatten(0, (gates, UNITS))))
     # of planes named dx_GATE or, where both sides have the same, da_GATE
     published = torch.stack([d_gates[plane[3:]] for plane in planes(trace(cell))[:gates]], 1)
-    found = published.flatten(1) @ weights.input_turned.flatten(1).T
+    found = published.flatten(1) @ weights.input_transposed.flatten(1).T
     wanted = sum(d_gates[gate] @ above[gate] for gate in cell.gates)
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -523,7 +525,7 @@ def launches_of(run, kind):
     return [
         one
         for one in run.operations
-        if isinstance(one, program.Launch) and one.kernel.made.name == kind
+        if isinstance(one, program.LaunchOp) and one.kernel.made.name == kind
     ]
 
 
@@ -546,7 +548,7 @@ def test_one_launch_computes_what_layers_in_turn_do(stack, layers, states, masks
         call = stack(layers, in_turn, states=states, grad=False, **masks)
         out = fused.forward(call)
         found.append([out.y, *out.finals])
-        run = fused.repeat(call, shapes_of(call))
+        run = fused.prepare(call, shapes_of(call))
         number = len(launches_of(run.program, "forward"))
         assert number == (layers if in_turn else 1)
         torch.manual_seed(1)
@@ -568,7 +570,7 @@ def test_so_does_its_backward(stack, layers, states, needs, masks):
         call = stack(layers, in_turn, states=states, **masks)
         shapes, count = shapes_of(call), len(call.params)
         inner = [call.x.shape, *(state.shape for state in call.states)]
-        run = fused.repeat_recorded(call, shapes, inner)
+        run = fused.prepare_grad(call, shapes, inner)
         left = len(call.states)
         wanted = {
             "all": (True,) * (1 + count + left),

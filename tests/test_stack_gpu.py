@@ -29,7 +29,7 @@ from test_multicast_gpu import (
 import openrnn
 from openrnn import cells, memo
 from openrnn.backends.fused import kernels
-from openrnn.nn.repeats import Repeats
+from openrnn.nn.call_cache import CallCache
 from openrnn.tuning import measured, single_step
 
 pytestmark = pytest.mark.gpu
@@ -297,9 +297,9 @@ def test_a_call_that_is_remembered(loops, hidden, layers, batch, masked):
 
     wanted = []
     for x in inputs:
-        net._repeats = Repeats()
+        net._call_cache = CallCache()
         wanted.append(call(x))
-    net._repeats = Repeats()
+    net._call_cache = CallCache()
     for _ in range(4):  # backward is written down one call later than forward
         call(inputs[0])
     before = len(loops)
@@ -353,7 +353,7 @@ def test_memory_is_not_more_than_that_of_a_wavefront(loops, layers):
     ids=str,
 )  # fmt: skip
 def test_what_it_does_not_take_runs_another_way(loops, dtype, options, masks):
-    """Asked for by `wavefront=1` as elsewhere."""
+    """WarnsOnApply for by `wavefront=1` as elsewhere."""
     net = stack_of(**{"dtype": dtype, **options})
     x, states = drawn(9, 17, WIDTH, dtype=dtype), states_of(net, 17, dtype)
     agree(net, x, states, slack=slack_of(3), **masks_of(masks, 9, 17))

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from test_fused_again import Kernel, Plan
 from test_fused_launches import clear_caches
+from test_fused_program_call import Kernel, Plan
 
 from openrnn import cells
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.launches import Launches
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
+from openrnn.backends.fused.pass_runner import PassRunner
 from openrnn.backends.fused.stack_gradients import weights_of_stack
 from openrnn.native import cublaslt, nvrtc
 from openrnn.params import module_slots
@@ -64,10 +64,10 @@ def check(cell, layers, steps, batch, states=None, frozen=(), bias_mode="double"
     params = [torch.randn(slot.shape) for slot in module_slots(spec)]
     x = torch.randn(steps, batch, WIDTH)
     call = Call(Problem(spec, torch.float32, "cpu", grad=True), x, given, params)
-    launches, whole = Launches(call, None), Chunk(0, 0, steps, steps)
+    runner, whole = PassRunner(call, None), Chunk(0, 0, steps, steps)
     outputs = [*torch.randn(layers - 1, steps, batch, HIDDEN), torch.randn(steps, batch, HIDDEN)]
     inputs = [x, *outputs[:-1]]
-    width = launches.weights(0, 0).layer.width
+    width = runner.weights(0, 0).layer.width
     d_gates = torch.randn(layers, steps, batch, width)
     each = []
     for number in range(layers):
@@ -77,12 +77,12 @@ def check(cell, layers, steps, batch, states=None, frozen=(), bias_mode="double"
         tensors = LayerTensors(inputs[number], outputs[number], None, None)
         each.append(
             LayerGradients(
-                launches, launches.weights(number, 0), Chunking((0, steps), stack=True), 2,
+                runner, runner.weights(number, 0), Chunking((0, steps), mode="one_launch"), 2,
                 tensors, tuple(wanted), d_gates[number],
             )
         )  # fmt: skip
         each[-1]._sums.normal_()
-    weights_of_stack(launches, each, whole)
+    weights_of_stack(runner, each, whole)
     memory = []
     for number, one in enumerate(each):
         w_ih, w_hh, *found = one.finished()

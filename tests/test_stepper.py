@@ -39,7 +39,7 @@ def close(a, b):
 
 
 def is_bound(stepper):
-    return stepper._alike is not None
+    return stepper._guard is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

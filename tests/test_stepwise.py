@@ -12,7 +12,7 @@ from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native import nvrtc, recording
 from openrnn.native.recording import NotRepeatableError
 from openrnn.spec import Problem
@@ -29,12 +29,12 @@ STEPS, BATCH, HIDDEN = 5, 3, 37
 def test_every_size_has_a_kernel_and_one_that_holds_r_comes_first(kind, capability):
     cell = trace(cells.lstm)
     for hidden in (64, 4096, 20000):
-        held = [*plan.holding(kind, cell, "bfloat16", hidden, 1, (), capability)]
+        held = [*plan.compilable_configs(kind, cell, "bfloat16", hidden, 1, (), capability)]
         assert [one.stepwise for one in held] == [False] * (len(held) - 1) + [True]
         assert (len(held) > 1) == (hidden == 64)
     # and none of which a device could hold two at once, or that runs several layers
     for more in ({"loops": 2}, {"layers": 3}):
-        held = plan.holding(kind, cell, "bfloat16", 4096, 1, (), capability, **more)
+        held = plan.compilable_configs(kind, cell, "bfloat16", 4096, 1, (), capability, **more)
         assert not [*held]
 
 
@@ -100,8 +100,8 @@ def watched(monkeypatch):
         spec = cell.spec(8, HIDDEN, bidirectional=True)
         layer = LayerKernels(spec, direction, torch.bfloat16, 0)
         seen = Watched(kind)
-        on_cpu = lambda dtype, _: memory_for(dtype, torch.device("cpu"))  # noqa: E731
-        monkeypatch.setattr(stepwise, "memory_for", on_cpu)
+        on_cpu = lambda dtype, _: allocator_for(dtype, torch.device("cpu"))  # noqa: E731
+        monkeypatch.setattr(stepwise, "allocator_for", on_cpu)
         monkeypatch.setattr(stepwise.products, "input_product", lambda *_, **__: seen)
         monkeypatch.setattr(stepwise.products, "hidden_gradient", lambda *_: seen)
         config = model.config(kind, layer.units, BATCH)

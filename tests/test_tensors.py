@@ -170,14 +170,14 @@ def test_plain_tensors_are_known_by_their_keys(device):
         x[:1].expand(5, 3, 6), x.clone().requires_grad_(), x.clone().requires_grad_() * 2,
         nn.Parameter(x), *of_inference,
     ]  # fmt: skip
-    assert all(map(tensors.plain, known))
+    assert all(map(tensors.is_plain, known))
     odd = [
         hostile.negative(x), hostile.zero(x), hostile.Wrapper(x), x.to("meta"), x.to_sparse(),
         torch._to_functional_tensor(x), x.to(torch.complex64).conj(),
         torch.nested.nested_tensor([x[0]]), None, 1, x.cpu().numpy(),
     ]  # fmt: skip
-    assert not any(map(tensors.plain, odd))
-    torch.vmap(lambda row: odd.append(tensors.plain(row)) or row)(x)
+    assert not any(map(tensors.is_plain, odd))
+    torch.vmap(lambda row: odd.append(tensors.is_plain(row)) or row)(x)
     assert odd[-1] is False
 
 
@@ -232,8 +232,8 @@ def test_many_layers_in_one_buffer_are_known(monkeypatch):
         for parameter in layer.parameters():
             parameter.data = next(parts).view(parameter.shape)
         layer(X)
-    looks, look = [], arguments._look
-    monkeypatch.setattr(arguments, "_look", lambda *given: looks.append(0) or look(*given))
+    looks, look = [], arguments._check_each
+    monkeypatch.setattr(arguments, "_check_each", lambda *given: looks.append(0) or look(*given))
     for layer in layers:
         layer(X)
     assert not looks
@@ -440,7 +440,7 @@ def test_fresh_memory_is_that_of_torch(monkeypatch, like, public, shape, dtype):
     if public:
         monkeypatch.setattr(memory, "_empty_on_cpu", None)
     wanted = torch.empty(shape, dtype=dtype)
-    make = memory.Made(like, memory.template(shape, dtype, torch.device("cpu"))).maker
+    make = memory.TensorFactory(like, memory.template(shape, dtype, torch.device("cpu"))).maker
     for inference in (False, True):
         with torch.inference_mode(inference):
             made, other = make(), make()

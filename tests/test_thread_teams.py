@@ -96,7 +96,7 @@ def test_gradients_whose_factors_are_packed(threads, count, proj_size):
     plain.load_state_dict(ours.state_dict())
     sizes = Layout("float64", 4, 1, 0, 0, True, 261, 300, proj_size or 300)
     x, ends = torch.randn(60, 9, 261, dtype=torch.float64), torch.arange(52, 61)
-    assert all(map(sizes.packs_gradient, (sizes.width, sizes.wide, sizes.padded)))
+    assert all(map(sizes.packs_gradient, (sizes.h_width, sizes.x_width, sizes.padded)))
     assert sizes.chunk(60, 9) < 60
     threads(count)
     for lengths in (None, ends):
@@ -302,7 +302,7 @@ def test_sizes_are_whole_vectors_and_panels(vector, dtype, units, outputs):
     assert found.padded >= units > found.padded - whole
     assert found.padded % whole == 0
     assert found.columns >= 3 * found.padded > found.columns - panel
-    assert {found.columns % panel, found.width % panel, found.wide % panel} == {0}
+    assert {found.columns % panel, found.h_width % panel, found.x_width % panel} == {0}
     parts = max(1, found.padded // found.panel)
     starts = [team.share_of(found.padded, panel, part, parts) for part in range(parts + 1)]
     assert found.shares == (starts[-1] == found.padded)

@@ -46,8 +46,8 @@ def test_candidates_for_two_loops_are_those_of_which_the_device_holds_two():
     size = SIZE._replace(hidden=1024, batch=64)
     alone, two = (candidates(size._replace(loops=loops), CAPABILITY, 8) for loops in (1, 2))
     limits = Limits.of(CAPABILITY)
-    assert not all(plan.holds(one.config, 64, 2, limits) for one in alone)
-    assert {plan.holds(one.config, 64, 2, limits) for one in two} == {True}
+    assert not all(plan.fits_concurrently(one.config, 64, 2, limits) for one in alone)
+    assert {plan.fits_concurrently(one.config, 64, 2, limits) for one in two} == {True}
 
 
 def test_masks_are_of_the_kernels():

@@ -89,7 +89,7 @@ def test_a_network_and_products_in_narrower_vectors(width, tmp_path):
         "import test_widths as t; t.compare(); print(t.host.WIDTH, t.host.LANES);"
         "import test_bf16 as t; t.check_narrower();"
         "import test_pairs as t; t.check_narrower();"
-        "import test_narrow as t; t.check_narrower();"
+        "import test_call_16bit as t; t.check_narrower();"
         "import test_kernels as t; t.check_narrower(); print(t.LANES['float32'])"
     )
     lanes = {"float32": width // 4, "float64": width // 8}

@@ -17,7 +17,7 @@ from openrnn.bench.charts import usual
 from openrnn.bench.ratios import Pair, lines_of
 from openrnn.bench.record import read
 from openrnn.cells import Cell
-from openrnn.spec import Problem
+from openrnn.spec import Problem, dtype_name
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -114,7 +114,7 @@ def _backends(cell: Cell) -> Iterator[str]:
                 )
                 refused = backend.refusals(problem)
                 if not refused:
-                    runs.setdefault(device, []).append(str(dtype).removeprefix("torch."))
+                    runs.setdefault(device, []).append(dtype_name(dtype))
                 elif not any(reason.startswith("device ") for reason in refused):
                     reasons = reasons or refused
         where = "; ".join(f"{device}: {', '.join(dtypes)}" for device, dtypes in runs.items())

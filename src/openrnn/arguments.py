@@ -12,7 +12,15 @@ from openrnn.guards import TYPES, Sizes, guard, nested
 from openrnn.params import check as check_shapes
 from openrnn.params import module_slots
 from openrnn.spec import Spec
-from openrnn.tensors import Group, held, holds, mixed, own, plain, settle
+from openrnn.tensors import (
+    Group,
+    check_own_memory,
+    has_storage,
+    held,
+    is_plain,
+    mixed,
+    settle,
+)
 
 _tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
 # for `map`: a loop over tensors costs the host a microsecond
@@ -29,7 +37,7 @@ def names_of(spec: Spec, params: int, states: int, resets: int) -> list[str]:
     return ["x", *weights, *initial, *(f"reset_state {word}" for word in words[:resets])]
 
 
-class _Fit(NamedTuple):
+class _ArgumentGuard(NamedTuple):
     """One test of all tensors of a call in place of seven of each, made of some that passed."""
 
     check: Callable[..., bool]  # keys, type, dtype, device, requires_grad; sizes but for T and B
@@ -40,14 +48,14 @@ class _Known(NamedTuple):
     """What is known of calls of one network."""
 
     sizes: tuple[int, ...]  # of the parameters, in bytes
-    fits: tuple[_Fit, ...]
+    fits: tuple[_ArgumentGuard, ...]
 
 
 FITS = 8  # kept of each: x and others with gradients or not, autocast and inference mode or not
 _seen: dict[tuple[Any, ...], _Known] = {}
 
 
-def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit | None:
+def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _ArgumentGuard | None:
     """What says that no tensor of a call needs another look.
 
     Args:
@@ -62,9 +70,9 @@ def _fit(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> _Fit 
         if not TYPES.issuperset(map(type, tensors)) or any(map(nested, tensors)):
             return None
         # asked of every call: a storage that shrinks leaves no trace, and may stay where it was
-        if not holds(x) or not _hold(params, known.sizes, x.itemsize):
+        if not has_storage(x) or not _hold(params, known.sizes, x.itemsize):
             return None
-        if others and not all(map(holds, others)):
+        if others and not all(map(has_storage, others)):
             return None
     except RuntimeError:  # one has no storage
         return None
@@ -80,7 +88,7 @@ def _hold(params: Group, sizes: tuple[int, ...], width: int) -> bool:
     return all(map(ge, map(_bytes, map(_storage, params)), ends)) and all(map(_address, params))
 
 
-def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
+def _remember_guard(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> None:
     """Remembers what tensors are that were found to be right."""
     every = (x, *params, *others)
     if any(type(tensor) not in TYPES for tensor in every) or not all(
@@ -98,10 +106,12 @@ def _learn(key: tuple[Any, ...], x: Tensor, params: Group, others: Group) -> Non
         _seen.clear()
     before = _seen[key].fits if key in _seen else ()
     extents = tuple(tensor.nbytes for tensor in params)
-    _seen[key] = _Known(extents, (_Fit(guard(every, sizes, steps), grad), *before[: FITS - 1]))
+    _seen[key] = _Known(
+        extents, (_ArgumentGuard(guard(every, sizes, steps), grad), *before[: FITS - 1])
+    )
 
 
-def inputs(
+def check_inputs(
     spec: Spec, x: Tensor, params: Group, states: Group, resets: Group, rows: int | None = None
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
     """The tensors of a call settled; whether any requires a gradient; why not to take addresses.
@@ -128,10 +138,10 @@ def inputs(
             batch = x.shape[1] if rows is None else rows
             if all(state.shape[1] == batch for state in others):
                 return x, params, states, resets, fit.grad, ""
-    return _look(key, others, spec, x, params, states, resets, rows)
+    return _check_each(key, others, spec, x, params, states, resets, rows)
 
 
-def _look(
+def _check_each(
     key: tuple[Any, ...],
     others: Group,
     spec: Spec,
@@ -141,32 +151,32 @@ def _look(
     resets: Group,
     rows: int | None,
 ) -> tuple[Tensor, Group, Group, Group, bool, str]:
-    """The long way of `inputs`, tensor by tensor; sizes are not looked at while jit traces."""
+    """The long way of `check_inputs`, tensor by tensor; no sizes are compared while jit traces."""
     names = names_of(spec, len(params), len(states), len(resets))
     (x, *rest), why = settle(names, (x, *params, *states, *resets))
     why = why or mixed(names, (x, *rest))
     a, b = len(params), len(params) + len(states)
     params, states, resets = rest[:a], rest[a:b], rest[b:]
     if not key:
-        return x, params, states, resets, alike(x, rest), why
+        return x, params, states, resets, check_same_dtype_and_device(x, rest), why
     shape = x.shape
     if len(shape) != (3 if rows is None else 2) or shape[-1] != spec.input_size:
         lead = "T, B" if rows is None else "N"
         raise ValueError(f"x must have shape ({lead}, {spec.input_size}), got {tuple(shape)}")
     check_shapes(spec, params)
     check_states(spec, shape[1] if rows is None else rows, states, resets)
-    grad = alike(x, rest)
-    if plain(x, *rest):
+    grad = check_same_dtype_and_device(x, rest)
+    if is_plain(x, *rest):
         for name, tensor in zip(names, (x, *rest)):
             held(name, tensor)
         # settled tensors are right, those that came instead of them may not be
         single = len({id(tensor) for tensor in (x, *params, *others)}) == 1 + a + len(others)
-        if single and plain(*others):
-            _learn(key, x, params, others)
+        if single and is_plain(*others):
+            _remember_guard(key, x, params, others)
     return x, params, states, resets, grad, why
 
 
-def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
+def check_operator_inputs(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs of an operator, settled, where they do not come from `functional`.
 
     The dispatcher brings them, or the autograd engine, which kept them: meanwhile they may have
@@ -177,15 +187,19 @@ def ready(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     """
     x, states, params, lengths, reset, resets, seed = given
     rows = lengths.numel() if lengths is not None and x.dim() == 2 else None
-    x, weights, states, resets, _, why = inputs(spec, x, params, states, resets, rows)
-    if why or (weights is not params and not plain(x, *weights, *states, *resets)):
+    x, weights, states, resets, _, why = check_inputs(spec, x, params, states, resets, rows)
+    if why or (weights is not params and not is_plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")
     if lengths is not None or reset is not None or seed is not None:
-        lengths, reset, seed = own("lengths", lengths), own("reset", reset), own("seed", seed)
+        lengths, reset, seed = (
+            check_own_memory("lengths", lengths),
+            check_own_memory("reset", reset),
+            check_own_memory("seed", seed),
+        )
     return x, states, weights, lengths, reset, resets, seed
 
 
-def alike(x: Tensor, others: Iterable[Tensor]) -> bool:
+def check_same_dtype_and_device(x: Tensor, others: Iterable[Tensor]) -> bool:
     """Whether any requires a gradient; ValueError unless all have one dtype and device."""
     dtype, device, grad = x.dtype, x.device, x.requires_grad
     for tensor in others:

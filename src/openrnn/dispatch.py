@@ -114,7 +114,7 @@ def _absent(name: str) -> str | None:
 
 def _overtaken(backend: Backend, problem: Problem) -> str | None:
     """Why `auto` takes another backend that can run the problem, too; or None."""
-    faster = backend.yields(problem)
+    faster = backend.preferred_backend(problem)
     other = BACKENDS.get(faster.backend) if faster else None
     if other is None or _absent(other.name) or other.refusals(problem):
         return None

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import dispatch, functional, request
+from openrnn import dispatch, functional, problem_key
 from openrnn.dispatch import Table
 from openrnn.higher import network
 from openrnn.nn import Layer, autocast
 from openrnn.nn.cells import CellModule
 from openrnn.nn.quantized import Quantized
 from openrnn.params import module_slots
-from openrnn.request import Request
+from openrnn.problem_key import ProblemKey
 from openrnn.spec import Problem, Spec, precision_of
 
 STEPS, REPEATS = 256, 7  # of what is measured
@@ -102,8 +102,8 @@ def explain(
             why = layer.why_not_int8(kind, where, grad, trains, transform, name)
             notes = [f"int8 weights become floating point for each call: {why}"] if why else []
             precision = precision if why else "int8"
-        problem = request.problem(
-            Request(
+        problem = problem_key.problem_of(
+            ProblemKey(
                 spec.text, kind, where, precision, grad, trains,
                 lengths, reset, return_states, transform, batch=batch, steps=steps,
                 capability=capability, reset_state=reset_state,

@@ -4,40 +4,31 @@ Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from openrnn import arguments, dispatch, op, philox, reference, request, tensors, transforms
-from openrnn.backends import captured
-from openrnn.backends.base import (
-    Backend,
-    Call,
-    Memory,
-    Outputs,
-    RecordedRepeat,
-    Repeat,
-    remember_host,
-)
+from openrnn import arguments, dispatch, op, philox, problem_key, reference, tensors, transforms
+from openrnn.backends.base import Call, Outputs, remember_host
 from openrnn.memo import memo
-from openrnn.request import Request
-from openrnn.route import How, Route, call_of, route_for
+from openrnn.problem_key import ProblemKey
+from openrnn.route import CallConstants, Route, route_for
 from openrnn.spec import Spec, precision_of
 
 States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def choose(name: str, asked: Request) -> Route:
+def choose(name: str, asked: ProblemKey) -> Route:
     """How a call runs on the named backend, or on the first that takes it."""
-    problem = request.problem(asked)
-    how = How(
+    problem = problem_key.problem_of(asked)
+    constants = CallConstants(
         problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
         problem.return_states, problem.precision,
     )  # fmt: skip
     device, masks = problem.device, (problem.lengths, problem.reset)
-    return route_for(how, problem.dtype, device, *masks, problem.precision)
+    return route_for(constants, problem.dtype, device, *masks, problem.precision)
 
 
 def _backend_in_graph(
@@ -50,11 +41,11 @@ def _backend_in_graph(
     """
     precision = precision_of(Spec.parse(text), dtype, device.type)
     grad, drops, lengths, reset, return_states, generator = flags
-    asked = Request(
+    asked = ProblemKey(
         text, dtype, device, precision, grad, drops, lengths, reset, return_states,
-        request.transformed(), generator,
+        problem_key.transformed(), generator,
     )  # fmt: skip
-    return choose(name, asked).how.backend
+    return choose(name, asked).constants.backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -106,15 +97,15 @@ def recurrent(
     followed: Route | None = None
     if torch.compiler.is_compiling():
         arguments.check_states(spec, None, given, resets)
-        wanted = arguments.alike(x, (*params, *given, *resets))
+        wanted = arguments.check_same_dtype_and_device(x, (*params, *given, *resets))
         lengths, reset, _ = _masks(x, lengths, reset)
         grad = wanted and torch.is_grad_enabled()
         flags = (grad, drops, *masks, return_states, generated)
         name = _backend_in_graph(backend, spec.text, x.dtype, x.device, flags)
-        route, how = None, How(spec.text, name, grad, drops, return_states)
+        route, constants = None, CallConstants(spec.text, name, grad, drops, return_states)
     else:
         rows = _packed_rows(x, lengths) if lengths is not None else None
-        x, params, given, resets, wanted, opaque = arguments.inputs(
+        x, params, given, resets, wanted, opaque = arguments.check_inputs(
             spec, x, params, given, resets, rows
         )
         if lengths is not None or reset is not None:
@@ -122,34 +113,36 @@ def recurrent(
             opaque = opaque or why
         # a trace serves calls with and without gradients
         grad = wanted and (torch.is_grad_enabled() or op.tracing())
-        device, transform = x.device, request.transformed()
-        asked = Request(
+        device, transform = x.device, problem_key.transformed()
+        asked = ProblemKey(
             spec.text, x.dtype, device, precision_of(spec, x.dtype, device.type), grad, drops,
-            *masks, return_states, transform, generated, request.size_class(x), opaque,
+            *masks, return_states, transform, generated, problem_key.size_class(x), opaque,
         )  # fmt: skip
         if transform:
             seen = transforms.look(x, params, (*given, lengths, reset, *resets))
             followed = None if seen is None else _followed(backend, asked, seen)
         route = choose(backend, asked) if followed is None else followed
-        how = route.how
-        if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[how.backend].packed):
+        constants = route.constants
+        if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[constants.backend].packed):
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
-    seed = philox.draw(dispatch.seed_device(how.backend, x.device), generator) if drops else None
+    seed = None
+    if drops:
+        seed = philox.draw(dispatch.seed_device(constants.backend, x.device), generator)
     inputs = (x, given, params, lengths, reset, resets, seed)
-    if how.backend == "reference" and not _exports():
-        return _by_reference(spec, how, inputs, "" if route is None else opaque, backend)
+    if constants.backend == "reference" and not _exports():
+        return _by_reference(spec, constants, inputs, "" if route is None else opaque, backend)
     if followed is not None and seen is not None:
         out: Sequence[Tensor] = transforms.run(followed, seen, *inputs)
     else:
-        out = op.recorded(how, *inputs) if route is None else op.run(route, *inputs)
+        out = op.recorded(constants, *inputs) if route is None else op.run(route, *inputs)
     count = len(spec.states)
     all_states = tuple(out[1 + count : 1 + 2 * count]) if return_states else ()
     return out[0], tuple(out[1 : 1 + count]), all_states
 
 
-def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
+def _followed(name: str, asked: ProblemKey, seen: transforms.Seen) -> Route | None:
     """How kernels run a call under the transforms that are active; None where they do not."""
-    if asked.training or asked.opaque:
+    if asked.training or asked.opaque_reason:
         return None
     grad = seen.grad and torch.is_grad_enabled()
     # a derivative is that of a function of the weights as they are
@@ -158,94 +151,9 @@ def _followed(name: str, asked: Request, seen: transforms.Seen) -> Route | None:
     return None if transforms.refusal(route, seen, asked.device) else route
 
 
-class Plain(NamedTuple):
-    """A call of `recurrent` with no more than states, lengths and resets."""
-
-    spec: Spec
-    x: Tensor
-    params: Sequence[Tensor]
-    states: Sequence[Tensor]
-    training: bool
-    backend: str
-    precision: str = ""  # of its `Problem`, if it is not by the spec, or torch's setting
-    lengths: Tensor | None = None  # (B,) int64, contiguous
-    reset: Tensor | None = None  # (T, B) bool, contiguous
-
-
-def repeat(
-    call: Plain, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
-) -> Repeat | None:
-    """What runs a call that has been run, and calls like it, with no new look at the tensors.
-
-    None where its backend has none, where the call turns sequences, and where it draws dropout
-    masks on a CPU. On a GPU those that draw some take a seed, `philox.draw`, as the last tensor.
-
-    Args:
-        call: it records no gradient, is under no transform, and its tensors have memory of their
-            own.
-        shapes: of y and the final states as they are to be returned, contiguous.
-        memory: of the module that calls, for what calls may leave for each other.
-    """
-    taken = _taken(call)
-    return None if taken is None else taken.backend.repeat(taken.call, shapes, memory)
-
-
-def repeat_recorded(
-    call: Plain, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
-) -> tuple[Route, RecordedRepeat] | None:
-    """What makes a call again that records gradients, and its route.
-
-    Args:
-        given: the shapes of x and the states as the caller has them, of the same order of elements.
-    """
-    taken = _taken(call, grad=True)
-    run = None if taken is None else taken.backend.repeat_recorded(taken.call, shapes, given)
-    return None if taken is None or run is None else (taken.route, run)
-
-
-def bind(call: Plain, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
-    """What runs the call again and again with other x; None as for `repeat`.
-
-    Args:
-        call: as `repeat` takes it, with states.
-        results: y and the final states, which each run writes.
-    """
-    # each run would need a seed of its own
-    taken = None if call.spec.drops(call.training) else _taken(call)
-    if taken is not None and call.x.is_cuda:
-        return captured.bound(taken.backend, taken.call, results)
-    return None if taken is None else taken.backend.bind(taken.call, results)
-
-
-class _Taken(NamedTuple):
-    """A call as its backend takes it."""
-
-    route: Route
-    backend: Backend
-    call: Call
-
-
-def _taken(call: Plain, grad: bool = False) -> _Taken | None:
-    """The call; None where `recurrent` does more: sequences turn, or a CPU draws dropout masks."""
-    spec, x = call.spec, call.x
-    drops, seed = spec.drops(call.training), None
-    if spec.reverse or (drops and not x.is_cuda):
-        return None
-    if drops:  # a rehearsal needs an address that no other tensor has, and reads no values
-        seed = torch.empty(2, dtype=torch.int64, device=x.device)
-    precision = call.precision or precision_of(spec, x.dtype, x.device.type)
-    asked = Request(
-        spec.text, x.dtype, x.device, precision, grad, drops, call.lengths is not None,
-        call.reset is not None, batch=request.size_class(x),
-    )  # fmt: skip
-    route = choose(call.backend, asked)
-    made = call_of(route, (x, call.states, call.params, call.lengths, call.reset, (), seed))
-    return _Taken(route, dispatch.BACKENDS[route.how.backend], made)
-
-
 def _exports() -> bool:
     """Whether a graph is recorded in which a loop over steps would have a fixed T."""
-    return torch.compiler.is_exporting() and not request.transformed()
+    return torch.compiler.is_exporting() and not problem_key.transformed()
 
 
 _exports._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _backend_in_graph
@@ -265,14 +173,14 @@ def _masks(
 
 
 def _by_reference(
-    spec: Spec, how: How, inputs: tuple[Any, ...], opaque: str, asked: str
+    spec: Spec, constants: CallConstants, inputs: tuple[Any, ...], opaque: str, asked: str
 ) -> tuple[Tensor, States, States]:
     """Ordinary autograd code; says once where `auto` runs a large call so."""
     x, states, params, lengths, reset, resets, seed = inputs
-    problem = request.for_backend(
-        spec, x.dtype, x.device.type, grad=how.grad, training=how.training,
-        lengths=lengths is not None, reset=reset is not None, return_states=how.return_states,
-        opaque=opaque,
+    problem = problem_key.for_backend(
+        spec, x.dtype, x.device.type, grad=constants.grad, training=constants.training,
+        lengths=lengths is not None, reset=reset is not None, return_states=constants.return_states,
+        opaque_reason=opaque,
     )  # fmt: skip
     if asked == "auto" and not torch.compiler.is_compiling():
         dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
@@ -286,9 +194,9 @@ def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> 
     try:
         return run(call)
     except Exception as error:
-        if not call.problem.opaque:
+        if not call.problem.opaque_reason:
             raise
-        raise ValueError(f"{call.problem.opaque}; its operators refuse this call") from error
+        raise ValueError(f"{call.problem.opaque_reason}; its operators refuse this call") from error
 
 
 def _packed_rows(x: Tensor, lengths: Tensor) -> int | None:
@@ -321,14 +229,14 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         raise ValueError("lengths must have values, got a tensor of device meta")
     lengths = lengths.to(torch.int64)  # some others, such as uint16, have few operators
     compiling = torch.compiler.is_compiling()
-    here = not compiling and lengths.device.type == "cpu" and tensors.plain(lengths)
+    here = not compiling and lengths.device.type == "cpu" and tensors.is_plain(lengths)
     if here and lengths.numel():
         low, high = (int(value) for value in lengths.aminmax())
         if low < 0 or high > x.shape[0]:
             raise ValueError(
                 f"lengths must be in [0, {x.shape[0]}], got values from {low} to {high}"
             )
-    crosses = x.is_cuda and not lengths.is_cuda and not compiling and tensors.plain(lengths)
+    crosses = x.is_cuda and not lengths.is_cuda and not compiling and tensors.is_plain(lengths)
     if crosses and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "lengths on the host cannot be copied during the capture of a CUDA graph, "
@@ -343,7 +251,7 @@ def check_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     return lengths.to(x.device).clamp(0, x.shape[0])
 
 
-def turned_mask(reset: Tensor) -> Tensor:
+def transposed_mask(reset: Tensor) -> Tensor:
     """A reset mask (B, T) as (T, B)."""
     reset = tensors.readable("reset", reset)
     if reset.dim() != 2:
@@ -376,16 +284,16 @@ def takes_packed(
     inputs = (x, *params, *(states or ()))
     if torch.compiler.is_compiling() or not x.is_cuda or op.watched(*inputs):
         return False
-    if spec.reverse or not tensors.plain(*inputs):
+    if spec.reverse or not tensors.is_plain(*inputs):
         return False
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
-    asked = Request(
+    asked = ProblemKey(
         spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad, drops,
-        lengths=True, transform=request.transformed(),
+        lengths=True, transform=problem_key.transformed(),
         generator=drops and generator is not None,
     )  # fmt: skip
-    return dispatch.BACKENDS[choose(backend, asked).how.backend].packed
+    return dispatch.BACKENDS[choose(backend, asked).constants.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

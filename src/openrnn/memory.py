@@ -26,7 +26,7 @@ def template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return made
 
 
-class Made(NamedTuple):
+class TensorFactory(NamedTuple):
     """A tensor that a call which repeats makes each time.
 
     Args:
@@ -48,13 +48,13 @@ class Made(NamedTuple):
         strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(shape)))
         return partial(_empty_on_cpu, shape, strides, one.dtype)
 
-    def shaped(self, shape: tuple[int, ...]) -> "Made":
+    def shaped(self, shape: tuple[int, ...]) -> "TensorFactory":
         """The same memory in another shape."""
         one = self.template
-        return Made(self.like, template(shape, one.dtype, one.device))
+        return TensorFactory(self.like, template(shape, one.dtype, one.device))
 
 
-class Memory:
+class Allocator:
     """Fresh memory of a dtype on a device, for shapes that come again and again.
 
     `torch.empty_like` of a tensor without memory takes the host 0.8 us less than `new_empty` on a
@@ -77,4 +77,4 @@ class Memory:
         return torch.empty_like(found)
 
 
-memory_for = memo(256)(Memory)  # one object each, as it remembers shapes
+allocator_for = memo(256)(Allocator)  # one object each, as it remembers shapes

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import arguments, request, turned
+from openrnn import arguments, problem_key, time_reversed
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, result_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
 from openrnn.errors import NoBackendError
 from openrnn.higher import network
 from openrnn.reference import differentiate
-from openrnn.route import How, Route, call_of, check_precision, route_of
+from openrnn.route import CallConstants, Route, call_of, check_precision, route_of
 from openrnn.spec import Spec
 
 _INPUTS = (
@@ -47,14 +47,14 @@ def _flat(out: Outputs) -> list[Tensor]:
 
 def eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(turned.forward(BACKENDS[route.how.backend], call_of(route, inputs)))
+    return _flat(time_reversed.forward(BACKENDS[route.constants.backend], call_of(route, inputs)))
 
 
 def _forward(*args: Any) -> list[Tensor]:
     *given, spec, backend, grad, training, return_states, precision = args
-    how = How(spec, backend, grad, training, return_states, precision)
-    inputs = arguments.ready(Spec.parse(spec), given)
-    route = route_of(how, inputs)
+    constants = CallConstants(spec, backend, grad, training, return_states, precision)
+    inputs = arguments.check_operator_inputs(Spec.parse(spec), given)
+    route = route_of(constants, inputs)
     check_precision(route)
     with torch.no_grad():
         return eager(route, *inputs)
@@ -65,9 +65,9 @@ def forward_fake(*args: Any) -> list[Tensor]:
     for told in ON_TRACE:
         told(torch.onnx.is_in_onnx_export())
     x, states, *others, spec, backend, grad, training, return_states, precision = args
-    how = How(spec, backend, grad, training, return_states, precision)
+    constants = CallConstants(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
-    problem = route_of(how, inputs).problem
+    problem = route_of(constants, inputs).problem
     steps, batch = x.shape[0], x.shape[1]
     made = [x.new_empty(shape) for shape in result_shapes(problem, steps, batch)]
     if grad:
@@ -78,12 +78,15 @@ def forward_fake(*args: Any) -> list[Tensor]:
 
 def _backward(*args: Any) -> list[Tensor]:
     *tensors, y, reserve, grads, spec, backend, training, return_states, precision, needs = args
-    how = How(spec, backend, True, training, return_states, precision)
-    y, kept = checks.own("y", y), [checks.own("the reserve", tensor) for tensor in reserve]
-    grads = [checks.own("a gradient", grad) for grad in grads]
+    constants = CallConstants(spec, backend, True, training, return_states, precision)
+    y, kept = (
+        checks.check_own_memory("y", y),
+        [checks.check_own_memory("the reserve", tensor) for tensor in reserve],
+    )
+    grads = [checks.check_own_memory("a gradient", grad) for grad in grads]
     wanted = _needs(needs, len(tensors[1]), len(tensors[2]))
     with torch.no_grad():
-        found = eager_backward(route_of(how, tensors), tensors, y, kept, grads, wanted)
+        found = eager_backward(route_of(constants, tensors), tensors, y, kept, grads, wanted)
     return [grad for grad in found if grad is not None]
 
 
@@ -102,10 +105,10 @@ def eager_backward(
         reserve: what forward left; nobody but us has seen it.
         last: nobody differentiates this call again, and its reserve may be used up.
     """
-    call = call_of(route, arguments.ready(route.problem.spec, inputs))
-    call.last = last
-    backend = BACKENDS[route.how.backend]
-    return turned.backward(backend, call, y, reserve, cotangents(call, grads), needs).flat
+    call = call_of(route, arguments.check_operator_inputs(route.problem.spec, inputs))
+    call.may_overwrite_reserve = last
+    backend = BACKENDS[route.constants.backend]
+    return time_reversed.backward(backend, call, y, reserve, cotangents(call, grads), needs).flat
 
 
 def _backward_fake(*args: Any) -> list[Tensor]:
@@ -131,8 +134,8 @@ class Recurrence(torch.autograd.Function):
         inputs, visible = unflatten(counts, tensors), route.visible
         traced = watched(*tensors)
         if traced:
-            route = route._replace(how=route.how.recorded())
-            out = torch.ops.openrnn.forward(*inputs, *route.how)
+            route = route._replace(constants=route.constants.for_graph())
+            out = torch.ops.openrnn.forward(*inputs, *route.constants)
         else:
             out = eager(route, *inputs)
         ctx.route, ctx.counts = route, counts
@@ -181,7 +184,7 @@ def gradients(
             return _differentiated(route, inputs, visible, needs)
         call = call_of(route, inputs)
         return network.differentiated(
-            route.how.backend, call, cotangents(call, visible), needs,
+            route.constants.backend, call, cotangents(call, visible), needs,
             lambda: _fast_backward(route, inputs, y, list(reserve), visible, needs),
         )  # fmt: skip
     return _fast_backward(route, inputs, y, list(reserve), visible, needs)
@@ -194,16 +197,16 @@ def _derives(
     x = inputs[0]
     if x.dim() != 3 or 0 in x.shape or all(grad is None for grad in grads):
         return False
-    if watched(y) or _watches(inputs) or request.transformed():
+    if watched(y) or _watches(inputs) or problem_key.transformed():
         return False
-    return network.refusal(route.how.backend, route.problem, x.device, *x.shape[:2]) is None
+    return network.refusal(route.constants.backend, route.problem, x.device, *x.shape[:2]) is None
 
 
 def _differentiated(
     route: Route, inputs: Sequence[Any], grads: list[Tensor | None], needs: Needs
 ) -> list[Tensor | None]:
     """Backward by the reference, which alone has a derivative of its own, and many at a time."""
-    call, backend = call_of(route, inputs), route.how.backend
+    call, backend = call_of(route, inputs), route.constants.backend
     if call.problem.drops and BACKENDS[backend].own_masks:
         why = "its dropout masks are its own, and a second derivative cannot repeat them"
         raise NoBackendError(f"the derivative of {call.problem}", {backend: [why]})
@@ -226,9 +229,11 @@ def _fast_backward(
 ) -> list[Tensor | None]:
     if not watched(y):
         last = not torch._C._autograd._get_current_graph_task_keep_graph()
-        return eager_backward(route, inputs, checks.own("y", y), reserve, grads, needs, last)
+        return eager_backward(
+            route, inputs, checks.check_own_memory("y", y), reserve, grads, needs, last
+        )
     run: Any = torch.ops.openrnn.backward
-    how, wanted = route.how, needs.flat
+    constants, wanted = route.constants, needs.flat
     x, lengths = inputs[0], inputs[3]
     batch = x.shape[1] if x.dim() == 3 else lengths.shape[0]
     shapes = [y.shape, *result_shapes(route.problem, x.shape[0], batch)[1:]]
@@ -236,8 +241,8 @@ def _fast_backward(
     grads = [y.new_zeros(shape) if g is None else g for g, shape in zip(grads, shapes)]
     found = iter(
         run(
-            *inputs, y, reserve, grads, how.spec, how.backend, how.training, how.return_states,
-            how.precision, list(wanted),
+            *inputs, y, reserve, grads, constants.spec, constants.backend, constants.training,
+            constants.return_states, constants.precision, list(wanted),
         )
     )  # fmt: skip
     return [next(found) if need else None for need in wanted]
@@ -278,20 +283,20 @@ def tracing() -> bool:
 
 def _autograd(*args: Any) -> list[Tensor]:
     *given, spec, backend, grad, training, return_states, precision = args
-    how = How(spec, backend, grad, training, return_states, precision)
+    constants = CallConstants(spec, backend, grad, training, return_states, precision)
     # AOTInductor passes None for an empty list
     inputs = [[] if place in _LISTS and part is None else part for place, part in enumerate(given)]
     if not _watches(inputs):
-        inputs = list(arguments.ready(Spec.parse(spec), inputs))
+        inputs = list(arguments.check_operator_inputs(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
         if grad:
-            return list(recurrence(route_of(how, inputs), *inputs))
+            return list(recurrence(route_of(constants, inputs), *inputs))
         # a graph that was recorded where nothing required a gradient, and is now trained
         if _requires_grad(inputs):
-            route = _with_grad(how, inputs)
+            route = _with_grad(constants, inputs)
             return list(recurrence(route, *inputs)[: route.visible])
     with torch._C._AutoDispatchBelowAutograd():
-        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how)
+        found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *constants)
     return found
 
 
@@ -307,16 +312,16 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
     return any(tensor.requires_grad for tensor in (x, *states, *params, *reset_states))
 
 
-def _with_grad(how: How, inputs: Sequence[Any]) -> Route:
+def _with_grad(constants: CallConstants, inputs: Sequence[Any]) -> Route:
     """The route of a call that keeps what backward needs.
 
     Raises:
         NoBackendError: the backend that the graph names computes no gradient of this call.
     """
-    route, device = route_of(how._replace(grad=True), inputs), inputs[0].device
+    route, device = route_of(constants._replace(grad=True), inputs), inputs[0].device
     capability, processors = place_of(device)
     asked = replace(route.problem, capability=capability, processors=processors)
-    select(asked, how.backend)
+    select(asked, constants.backend)
     return route
 
 
@@ -351,21 +356,21 @@ _apply: Any = super(torch.autograd.Function, Recurrence).apply
 
 def run(route: Route, *inputs: Any) -> Sequence[Tensor]:
     """One eager call by the shortest way that is right; inputs as `recurrence` takes them."""
-    if tracing() or (not route.how.grad and _watches(inputs)):
-        return recorded(route.how, *inputs)
-    if route.how.grad:
+    if tracing() or (not route.constants.grad and _watches(inputs)):
+        return recorded(route.constants, *inputs)
+    if route.constants.grad:
         return recurrence(route, *inputs)
     # nothing here requires a gradient, so nothing needs to be switched off
     return eager(route, *inputs)
 
 
-def recorded(how: How, *inputs: Any) -> Sequence[Tensor]:
+def recorded(constants: CallConstants, *inputs: Any) -> Sequence[Tensor]:
     """The call as a graph or a trace shows it: one operator."""
-    found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *how.recorded())
+    found: list[Tensor] = torch.ops.openrnn.forward(*inputs, *constants.for_graph())
     return found
 
 
-def _apart(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
+def _own_storage_each(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
     """What `run` returns, each tensor dense and in storage of its own: so the fakes say."""
     seen: set[int] = set()
     made = []
@@ -378,8 +383,8 @@ def _apart(run: Callable[..., list[Tensor]], *args: Any) -> list[Tensor]:
 
 
 for _device in ("CPU", "CUDA"):
-    _LIBRARY.impl("forward", partial(_apart, _forward), _device)
-    _LIBRARY.impl("backward", partial(_apart, _backward), _device)
+    _LIBRARY.impl("forward", partial(_own_storage_each, _forward), _device)
+    _LIBRARY.impl("backward", partial(_own_storage_each, _backward), _device)
 _LIBRARY.impl("forward", _autograd, "Autograd")
 _LIBRARY.impl("backward", _backward_autograd, "Autograd")
 torch.library.register_fake("openrnn::forward", forward_fake, lib=_LIBRARY)

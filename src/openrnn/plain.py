@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from openrnn.dispatch import BACKENDS
-from openrnn.route import How, call_of, route_of
+from openrnn.route import CallConstants, call_of, route_of
 
 
 def plain_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -26,8 +26,8 @@ def _unrolled(*args: Any) -> list[Tensor]:
         ValueError: the call draws dropout masks.
     """
     *inputs, spec, backend, grad, training, return_states, precision = args
-    how = How(spec, backend, grad, training, return_states, precision)
-    call = call_of(route_of(how, inputs), inputs)
+    constants = CallConstants(spec, backend, grad, training, return_states, precision)
+    call = call_of(route_of(constants, inputs), inputs)
     problem = call.problem
     if problem.drops:
         raise ValueError("dropout between layers stays in the graph: call model.eval() before")

@@ -26,7 +26,7 @@ from openrnn.cells import Cell, clip_of, lookup
 from openrnn.memo import memo
 from openrnn.params import Chain, chains
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem, Spec
-from openrnn.turned import turn
+from openrnn.time_reversed import flip_time
 
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -142,7 +142,7 @@ def run(call: Call) -> Outputs:
             if call.seed is None:
                 raise ValueError("dropout needs a seed")
             mask = philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
-            x = x * (turn(mask, call.lengths) if spec.reverse else mask)
+            x = x * (flip_time(mask, call.lengths) if spec.reverse else mask)
     all_states = (
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )

@@ -294,6 +294,11 @@ def precision_of(spec: Spec, dtype: torch.dtype, device: str) -> str:
     return "ieee" if asked == "ieee" else "tf32"
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without "torch.", such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Problem:
     """What one call asks of a network: everything by which a backend may refuse.
@@ -304,13 +309,13 @@ class Problem:
         grad: the call keeps what backward needs.
         training: dropout between layers is on.
         transform: `torch.func` or forward mode asks for what only the reference has.
-        steps: T, where known; reset_state: resets begin from states that are given. Both inform a
-            report and never decide.
+        steps: T, where known; reset_state: resets begin from states that are given. They are set
+            for `explain` alone: what a call does follows from its own (`ScheduleKey`).
         batch: B, where known; it decides at most which of two backends is faster.
         generator: dropout masks are to follow a generator that the caller gave.
         precision: of float32 products, "ieee", "tf32" or "bf16"; by default as `precision_of` says
             when the problem is made. "int8": gate matrices are int8, which the cpu backend reads.
-        opaque: why no address may be taken of one of its tensors, in words; or empty.
+        opaque_reason: why no address may be taken of one of its tensors, in words; or empty.
     """
 
     spec: Spec
@@ -328,7 +333,7 @@ class Problem:
     generator: bool = False
     precision: str = ""
     processors: int | None = None
-    opaque: str = ""
+    opaque_reason: str = ""
     reset_state: bool = False
 
     def __post_init__(self) -> None:
@@ -349,13 +354,18 @@ class Problem:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
+    def dtype_name(self) -> str:
+        """The name of its dtype without "torch."."""
+        return dtype_name(self.dtype)
+
+    @property
     def drops(self) -> bool:
         """Whether this call draws dropout masks."""
         return self.spec.drops(self.training)
 
     def __str__(self) -> str:
         flags = [name for name in FLAGS if getattr(self, name)]
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = self.dtype_name
         sizes = [
             f"{letter}={value}"
             for letter, value in (("T", self.steps), ("B", self.batch))

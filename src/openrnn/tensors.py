@@ -35,7 +35,7 @@ def _known() -> frozenset[int]:
 PLAIN = _known()
 
 
-def plain(*tensors: Tensor) -> bool:
+def is_plain(*tensors: Tensor) -> bool:
     """Whether all are tensors of a CPU or CUDA device whose memory holds their values."""
     try:
         for tensor in tensors:
@@ -46,7 +46,7 @@ def plain(*tensors: Tensor) -> bool:
     return True
 
 
-def dense(name: str, tensor: Any) -> None:
+def check_dense(name: str, tensor: Any) -> None:
     """Raises unless it is a tensor, and neither nested nor sparse nor of another library."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a Tensor, got {type(tensor).__name__}")
@@ -71,7 +71,7 @@ def settled(name: str, tensor: Tensor) -> tuple[Tensor, str]:
             f"{name} is an expanded weight of call_for_per_sample_grads, which no recurrent layer "
             "takes: for gradients of each sample use torch.func.vmap of torch.func.grad"
         )
-    dense(name, tensor)
+    check_dense(name, tensor)
     if isinstance(tensor, torch.nn.Parameter) and torch._is_functional_tensor(tensor):
         # `parameter.data = wrapper` makes one that no operator of torch can read
         raise ValueError(f"{name} must be a plain parameter, got one whose data is a wrapper's")
@@ -81,7 +81,7 @@ def settled(name: str, tensor: Tensor) -> tuple[Tensor, str]:
         tensor = tensor.resolve_neg()
     if tensor._is_zerotensor():
         tensor = tensor.clone()
-    if plain(tensor) or tensor.device.type not in ("cpu", "cuda"):
+    if is_plain(tensor) or tensor.device.type not in ("cpu", "cuda"):
         return tensor, ""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -103,7 +103,7 @@ def _traced(tensor: Tensor) -> bool:
 
 def mixed(names: Iterable[str], tensors: Group) -> str:
     """Why no operator takes these tensors: some are fake and others are not; or empty."""
-    if all(map(plain, tensors)):
+    if all(map(is_plain, tensors)):
         return ""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -121,7 +121,7 @@ def settle(names: Iterable[str], tensors: Group) -> tuple[list[Tensor], str]:
     return [tensor for tensor, _ in found], next((why for _, why in found if why), "")
 
 
-def holds(tensor: Tensor) -> bool:
+def has_storage(tensor: Tensor) -> bool:
     """Whether the storage of a plain tensor has all of its elements."""
     end = extent(tensor)
     if not end:
@@ -155,7 +155,7 @@ def extent(tensor: Tensor) -> int:
 
 def held(name: str, tensor: Tensor) -> None:
     """Raises ValueError unless the storage of a plain tensor has all of its elements."""
-    if not holds(tensor):
+    if not has_storage(tensor):
         have = f"{tensor.untyped_storage().nbytes()} bytes" if tensor.data_ptr() else "no bytes"
         raise ValueError(
             f"{name} must have memory for its shape {tuple(tensor.shape)}, got a storage of {have}"
@@ -167,7 +167,7 @@ def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tenso
     try:
         return view(tensor)
     except RuntimeError:
-        own(name, tensor)
+        check_own_memory(name, tensor)
         raise
 
 
@@ -187,14 +187,14 @@ def readable(name: str, given: Any) -> Tensor:
     """A mask that a user gave, as a dense tensor whose numbers can be read."""
     compiling = torch.compiler.is_compiling()
     # first: inside a torch.func transform the next line wraps it
-    if not compiling and isinstance(given, Tensor) and plain(given):
+    if not compiling and isinstance(given, Tensor) and is_plain(given):
         held(name, given)
     try:
         tensor = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a Tensor, got {type(given).__name__}") from error
     if not compiling:
-        dense(name, tensor)
+        check_dense(name, tensor)
     return tensor
 
 
@@ -203,10 +203,10 @@ def masks(
 ) -> tuple[Tensor | None, Tensor | None, str]:
     """Both `settled`, and the first reason."""
     reasons = []
-    if lengths is not None and not plain(lengths):
+    if lengths is not None and not is_plain(lengths):
         lengths, why = settled("lengths", lengths)
         reasons.append(why)
-    if reset is not None and not plain(reset):
+    if reset is not None and not is_plain(reset):
         reset, why = settled("reset", reset)
         reasons.append(why)
     if reasons:
@@ -215,16 +215,16 @@ def masks(
     return lengths, reset, next(filter(None, reasons), "")
 
 
-def own(name: str, tensor: Tensor | None) -> Any:
+def check_own_memory(name: str, tensor: Tensor | None) -> Any:
     """The tensor with its lazy values computed, or None.
 
     Raises:
         ValueError: it has no memory of its own, or too little.
     """
-    if tensor is None or (plain(tensor) and holds(tensor)):
+    if tensor is None or (is_plain(tensor) and has_storage(tensor)):
         return tensor
     tensor, why = settled(name, tensor)
-    if not plain(tensor):
+    if not is_plain(tensor):
         raise ValueError(why or f"{name} has no memory of its own: it is a {type(tensor).__name__}")
     held(name, tensor)
     return tensor
@@ -237,12 +237,12 @@ def gradients(grads: Iterable[Tensor | None]) -> tuple[list[Tensor | None], bool
         ValueError: the memory of one has shrunk.
     """
     found = [
-        grad if grad is None or plain(grad) else settled("a gradient", grad)[0] for grad in grads
+        grad if grad is None or is_plain(grad) else settled("a gradient", grad)[0] for grad in grads
     ]
     every = True
     for grad in found:
         if grad is not None:
-            if plain(grad):
+            if is_plain(grad):
                 held("a gradient", grad)
             else:
                 every = False

@@ -81,11 +81,11 @@ def explain(
     """
     import torch
 
-    from openrnn import cells, dispatch, request
+    from openrnn import cells, dispatch, problem_key
     from openrnn.explain import explain as explain_problem
     from openrnn.lm.config import refusing
     from openrnn.lm.model import find
-    from openrnn.request import Request
+    from openrnn.problem_key import ProblemKey
     from openrnn.spec import clip_bounds, precision_of
 
     with refusing():
@@ -104,12 +104,12 @@ def explain(
         where = _choice("device", device, ("cpu", "cuda"))
         name = _choice("dtype", dtype, ("float32", "float16", "bfloat16", "float64"))
         kind: torch.dtype = getattr(torch, name)
-        asked = Request(
+        asked = ProblemKey(
             spec.text, kind, torch.device(where), precision_of(spec, kind, where), grad=training,
             training=training, lengths=lengths, reset=reset, batch=batch, steps=steps,
             capability=_capability(capability),
         )  # fmt: skip
-        table = explain_problem(request.problem(asked), backend=backend, schedule=schedule)
+        table = explain_problem(problem_key.problem_of(asked), backend=backend, schedule=schedule)
     gone = {name: backend.absent() for name, backend in dispatch.BACKENDS.items()}
     # what refuses for nothing but its own absence, before what would run here
     there = next((row.backend for row in table.rows if row.reasons == (gone[row.backend],)), None)

@@ -10,28 +10,39 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from openrnn.cells import lookup
 from openrnn.memo import memo
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, dtype_name
 
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
 
-Memory = dict[Hashable, Any]  # what calls of one module keep for each other
+Shapes = Sequence[tuple[int, ...]]
+
+# what the calls of one module keep for its later calls: packed or converted weights
+ModuleCache = dict[Hashable, Any]
 
 
-class Repeat(Protocol):
-    """A call made again, of x, parameters, states and masks alike those of an earlier one."""
+class PreparedCall(Protocol):
+    """A call whose checks and choices were made once.
+
+    It runs again with other tensors of the same sizes, strides and dtypes: x, parameters, states
+    and masks, in this order.
+    """
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether they have memory, and alignment, precision or threads are as they were."""
+        """Whether it can run with these tensors now.
+
+        They have memory, and alignment, torch's precision and the number of threads are as when
+        the call was prepared.
+        """
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
-        """Y and the final states of those that are ready; None of others."""
+        """Y and the final states (of a `PreparedGradCall` the reserve, too); None if not ready."""
 
 
-class RecordedRepeat(Repeat, Protocol):
-    """A call that autograd records, and its backward pass, for tensors alike those of another.
+class PreparedGradCall(PreparedCall, Protocol):
+    """A call that autograd records, with its backward pass.
 
     Attributes:
         saved: the shapes and dtypes of y and the reserve.
@@ -49,9 +60,11 @@ class RecordedRepeat(Repeat, Protocol):
         grads: Sequence[Tensor | None],
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
-        """The gradients of x, parameters and states that are needed, as `every` has them.
+        """The gradients of x, parameters and states that are needed, in this order.
 
         Args:
+            needs: a bool for each of x, parameters and states, in this order. That of `Needs.flat`
+                is another: x, states, parameters.
             outputs: y and the reserve, as forward returned them.
             grads: of y and the final states.
         """
@@ -96,12 +109,12 @@ class Call:
     reset_states: list[Tensor] = field(default_factory=list)  # like states; empty for zeros
     seed: Tensor | None = None  # (2,) int64: seed and offset of the dropout masks
     seed_given: bool = False  # by the user, not drawn for this call
-    last: bool = False  # no other backward will read the reserve: this one may overwrite it
+    may_overwrite_reserve: bool = False  # no other backward will read the reserve
     # memory for y and the final states that forward may write, contiguous; empty: it makes its own
     results: list[Tensor] = field(default_factory=list)
 
 
-def masks_of(problem: Problem, tensors: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+def lengths_reset_seed(problem: Problem, tensors: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
     """Lengths, resets and seed of a call made again: those that it has, in this order."""
     rest = iter(tensors)
     there = problem.lengths, problem.reset, problem.drops
@@ -154,15 +167,11 @@ class Gradients:
         return [self.x, *self.states, *self.params, *self.reset_states]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _words(values: frozenset[str]) -> str:
     return " or ".join(sorted(values)) or "nothing"
 
 
-class Faster(NamedTuple):
+class PreferredBackend(NamedTuple):
     """Another backend that runs instead, and where.
 
     Args:
@@ -185,7 +194,9 @@ class Backend:
     can: Capabilities
     packed = False  # it takes packed sequences (N, I) as they are, without padding
     recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
-    reverses = False  # it runs reverse layers itself; else `turned` makes forward ones of them
+    reverses = (
+        False  # it runs reverse layers itself; else `time_reversed` makes forward ones of them
+    )
     # B * H up to which second derivatives run by its tangent cells (`higher/tangent.py`). Forward
     # mode uses them at any size. 0: it runs no tangent cells, so the reference does both.
     tangents_up_to: float = 0
@@ -205,8 +216,8 @@ class Backend:
             have, need = (".".join(map(str, pair)) for pair in (problem.capability, can.capability))
             reasons.append(f"compute capability {have}, needs {need}")
         if problem.dtype not in can.dtypes:
-            needs = _words(frozenset(map(_name, can.dtypes)))
-            reasons.append(f"dtype {_name(problem.dtype)}, needs {needs}")
+            needs = _words(frozenset(map(dtype_name, can.dtypes)))
+            reasons.append(f"dtype {problem.dtype_name}, needs {needs}")
         if spec.bias_mode not in can.bias_modes:
             reasons.append(f"bias_mode {spec.bias_mode}, needs {_words(can.bias_modes)}")
         if spec.input_mode not in can.input_modes:
@@ -228,8 +239,8 @@ class Backend:
             (problem.precision == "int8", can.int8, "int8 weights"),
         )
         reasons += [f"does not do {what}" for asked, able, what in wants if asked and not able]
-        if problem.opaque and not can.opaque:
-            reasons.append(problem.opaque)
+        if problem.opaque_reason and not can.opaque:
+            reasons.append(problem.opaque_reason)
         if lookup(spec.cell).dependent_product and not can.dependent_product:
             reasons.append(
                 f"cell {spec.cell} multiplies by the recurrent matrix again after its reset gate: "
@@ -237,7 +248,7 @@ class Backend:
             )
         return reasons
 
-    def yields(self, problem: Problem) -> Faster | None:
+    def preferred_backend(self, problem: Problem) -> PreferredBackend | None:
         """The backend that `auto` takes instead where that one can run, too; or None."""
         return None
 
@@ -260,25 +271,25 @@ class Backend:
         """Runs the call; keeps a reserve only where `call.problem.grad`."""
         raise NotImplementedError
 
-    def repeat(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
-    ) -> Repeat | None:
-        """What runs this call, without gradients, and those of tensors that are alike; or None.
+    def prepare(
+        self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None
+    ) -> PreparedCall | None:
+        """What runs this call, which records no gradients, again with other tensors; or None.
 
         Args:
             call: without reset states; with a seed where it drops.
-            shapes: of y and the final states as it returns them, contiguous.
-            memory: of the module that calls, for what calls may leave for each other.
+            output_shapes: of y and the final states as it returns them, contiguous.
+            cache: of the module that calls, for what calls may leave for each other.
         """
         return None
 
-    def repeat_recorded(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
-    ) -> RecordedRepeat | None:
-        """As `repeat`, for calls that record gradients.
+    def prepare_grad(
+        self, call: Call, output_shapes: Shapes, input_shapes: Shapes
+    ) -> PreparedGradCall | None:
+        """As `prepare`, for a call that records gradients.
 
         Args:
-            given: the shapes of x and the states as the caller has them, of the same order of
+            input_shapes: those of x and the states as the caller has them, of the same order of
                 elements as in `call`.
         """
         return None
@@ -287,7 +298,7 @@ class Backend:
         """What runs this call again and again, each time with another x of its strides; or None.
 
         Args:
-            call: as `repeat` takes it, with states; its other tensors are read where they lie.
+            call: as `prepare` takes it, with states; its other tensors are read where they lie.
             results: y and the final states, which each run writes.
         """
         return None
@@ -350,7 +361,7 @@ def traced(spec: Spec) -> "Traced":
     return trace(lookup(spec.cell), spec.cell_clip)
 
 
-def nothing(backend: Backend, call: Call) -> Outputs:
+def empty_forward(backend: Backend, call: Call) -> Outputs:
     """A call of which no row has a step: y is 0 and the states stay what they were."""
     problem, spec, x = call.problem, call.problem.spec, call.x
     steps, batch = x.shape[:2]
@@ -362,7 +373,7 @@ def nothing(backend: Backend, call: Call) -> Outputs:
     return Outputs(y, finals, all_states, [x.new_empty(shape, dtype=kind) for shape, kind in kinds])
 
 
-def nothing_back(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
+def empty_backward(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
     """The gradients of the same: those of the final states reach the initial ones."""
     d_states = zeros_of(call.states, needs.states)
     for place, (state, final) in enumerate(zip(d_states, grads.finals)):

@@ -53,7 +53,7 @@ def planes(cell: Traced) -> tuple[str, ...]:
     So the gradients of the input side are the first `len(cell.gates)` planes, and those of the
     recurrent side the last.
     """
-    alone = cell.apart
+    alone = cell.split_gates
     shared = [f"da_{gate}" for gate in cell.gates if gate not in alone]
     return (*(f"dx_{g}" for g in alone), *shared, *(f"dr_{g}" for g in alone))
 

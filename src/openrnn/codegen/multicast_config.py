@@ -153,4 +153,4 @@ class MulticastBackwardConfig(MulticastConfig, BackwardConfig):
         return 1
 
     def _published(self, cell: Traced) -> int:
-        return len(cell.gates) + (len(cell.apart) if self.layers > 1 else 0)
+        return len(cell.gates) + (len(cell.split_gates) if self.layers > 1 else 0)

@@ -80,7 +80,7 @@ def saved_sides(cell: Traced) -> tuple[str, ...]:
 
 def all_summed(cell: Traced) -> bool:
     """Whether one row serves both sides of every gate, in forward and of their gradients."""
-    return not cell.apart
+    return not cell.split_gates
 
 
 def _step_rows(cell: Traced) -> str:

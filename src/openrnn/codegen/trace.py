@@ -41,7 +41,7 @@ class Traced:
         derivative: da_* or dx_* and dr_*, ds_*, dp_* from what `saved` names, s_*, p_*, d_*.
         saved: the gate inputs that forward saves for the derivative, `a_i` or `x_n`, `r_n`.
         summed: the gates of which cell and derivative read only x + r; their gradients may differ.
-        narrow: why no kernel of float64 is right, or None.
+        no_float64_reason: why no kernel of float64 is right, or None.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Traced:
     derivative: Graph
     saved: tuple[str, ...]
     summed: frozenset[str]
-    narrow: str | None = None
+    no_float64_reason: str | None = None
 
     @cached_property
-    def apart(self) -> tuple[str, ...]:
+    def split_gates(self) -> tuple[str, ...]:
         """The gates whose two sides have gradients of their own."""
         outputs = self.derivative.outputs
         return tuple(gate for gate in self.gates if f"da_{gate}" not in outputs)
@@ -144,7 +144,7 @@ def _trace_once(cell: "Cell", clip: Clip) -> Traced | str:
 def _trace(cell: "Cell", clip: Clip) -> Traced:
     gates = cell.gates
     forward, backward = _graphs(cell, clip, SHAPE, torch.float32)
-    narrow = None if _is_ours(cell) else _compare(cell, clip, (forward, backward))
+    no_float64_reason = None if _is_ours(cell) else _compare(cell, clip, (forward, backward))
 
     summed = frozenset(
         gate for gate in gates if _only_sum(forward, gate) and _only_sum(backward, gate, 0)
@@ -159,7 +159,7 @@ def _trace(cell: "Cell", clip: Clip) -> Traced:
     saved = tuple(name for name in backward.inputs if name[0] in "axr" and name in backward.reads)
     return Traced(
         cell.name, gates, cell.states, cell.unit_params, forward, _with_sums(forward, summed),
-        backward, saved, summed, narrow,
+        backward, saved, summed, no_float64_reason,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None
         CellError: what the cell does depends on the shape of its inputs, or changes by itself.
     """
     # compared as text, in which nan is nan
-    narrow = None
+    no_float64_reason = None
     if str(_again(cell, clip, _OTHER_SHAPE, _OTHER_DTYPE)) != str(found):
         other = _again(cell, clip, _OTHER_SHAPE, torch.float32)
         if str(other) != str(found):
@@ -240,7 +240,7 @@ def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None
                 f"{SHAPE}{why}: a kernel would keep what it reads of shapes or values, or draws at "
                 "random"
             )
-        narrow = (
+        no_float64_reason = (
             f"cell '{cell.name}' does other things in float64 than in float32: it names a dtype, "
             "as x.f.float() does where x.f.to(s.h.dtype) is right in both, or has numbers of one"
         )
@@ -252,7 +252,7 @@ def _compare(cell: "Cell", clip: Clip, found: tuple[Graph, Graph]) -> str | None
             f"cell '{cell.name}' depends on whether {asked}, of a batch of B and H units: a kernel "
             "is the same for all sizes"
         )
-    return narrow
+    return no_float64_reason
 
 
 def _asked_of_sizes(cell: "Cell", clip: Clip) -> str | None:

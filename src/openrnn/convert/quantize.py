@@ -12,7 +12,8 @@ from openrnn.convert.swap import convert
 from openrnn.dispatch import BACKENDS
 from openrnn.nn import Layer, quantized
 from openrnn.printed import Printed
-from openrnn.request import for_backend
+from openrnn.problem_key import for_backend
+from openrnn.spec import dtype_name
 
 MIB = 2**20
 MOST_COLUMNS = 2**16
@@ -96,7 +97,7 @@ def _turn(module: nn.Module) -> tuple[str, bool]:
     if reason is not None or not isinstance(module, Layer):
         return f"left: {reason}", False
     exact = [weight.detach() for weight in module.weights()]
-    quantized.turn(module)
+    quantized.quantize_in_place(module)
     pairs = zip(exact, module.weights())
     worst = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
     return f"int8, largest error of a weight {worst:.2g}", True
@@ -112,7 +113,7 @@ def _why_not(module: nn.Module) -> str | None:
     if not isinstance(module, Layer) or weights is None or type(module) not in quantized.TWINS:
         return "only openrnn.LSTM, GRU, RNN and Recurrent themselves can have int8 weights"
     if weights[0].dtype != torch.float32:
-        kind = str(weights[0].dtype).removeprefix("torch.")
+        kind = dtype_name(weights[0].dtype)
         return f"dtype {kind}, int8 kernels need float32: call float() on it first"
     if weights[0].is_meta:
         return "its weights have no values yet: they are on the meta device"

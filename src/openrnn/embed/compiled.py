@@ -12,7 +12,7 @@ from openrnn.embed.header import header
 from openrnn.embed.source import DATA, LOOP, ROW, functions
 from openrnn.embed.undefined import undefined
 from openrnn.errors import ExportError
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, dtype_name
 
 REAL = {torch.float32: "float", torch.float64: "double"}
 # what the code may call of the C library: sched_yield is named and never called, and functions of
@@ -70,7 +70,7 @@ def compiled(job: Job) -> Compiled:
 
     spec, dtype = job.spec, job.weights[0].dtype
     problem = Problem(spec.with_(precision="default"), dtype, "cpu")
-    kind = str(dtype).removeprefix("torch.")
+    kind = dtype_name(dtype)
     with torch.no_grad():
         found = functions(baked(problem, job.block, job.weights), job.block)
     public = {"reset": f"{job.name}_reset", "step": f"{job.name}_step"}

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from openrnn.backends.cpu.baked import CONSTANTS, Baked
-from openrnn.backends.cpu.program import WORKSPACE, Value
+from openrnn.backends.cpu.program import WORKSPACE, SlotRef
 from openrnn.kernels.cpu.args import LINE
 
 WORD = 8  # bytes of an argument
@@ -91,7 +91,7 @@ def functions(baked: Baked, block: int) -> Functions:
     return Functions(text, bytes(data), states, scratch + baked.workspace.size + LINE)
 
 
-def _expression(value: Value, starts: list[int], scratch: int, baked: Baked) -> str:
+def _expression(value: SlotRef, starts: list[int], scratch: int, baked: Baked) -> str:
     """The value of a slot in the text of `step`."""
     spec, size = baked.spec, baked.size
     slot, offset = value

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import request
+from openrnn import problem_key
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs
 from openrnn.dispatch import BACKENDS
@@ -115,9 +115,9 @@ def loop(backend: str, call: Call) -> Outputs:
 
 def untouched(*tensors: Tensor | None) -> bool:
     """Whether kernels may read these tensors, and nothing watches."""
-    if torch._C._len_torch_dispatch_stack() or request.transformed():
+    if torch._C._len_torch_dispatch_stack() or problem_key.transformed():
         return False
-    return checks.plain(*(tensor for tensor in tensors if tensor is not None))
+    return checks.is_plain(*(tensor for tensor in tensors if tensor is not None))
 
 
 def _inputs(call: Call) -> list[Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from openrnn import philox, request
+from openrnn import philox, problem_key
 from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
 from openrnn.cells import lookup
 from openrnn.dispatch import BACKENDS, Place, place_of
@@ -18,8 +18,8 @@ from openrnn.memo import memo
 from openrnn.params import places
 from openrnn.reference import differentiate
 from openrnn.spec import Problem, Spec
-from openrnn.turned import forward as turned_forward
-from openrnn.turned import turn
+from openrnn.time_reversed import flip_time
+from openrnn.time_reversed import forward as turned_forward
 
 Loop = Callable[[str, Call], Outputs]
 NOWHERE: Place = (None, None)
@@ -83,7 +83,7 @@ def tangent_problem(problem: Problem, place: Place, grad: bool) -> Problem:
         CellError: there is no such cell.
     """
     tangent, problem = spec_of(problem.spec), wide.problem_of(problem)
-    asked = request.for_backend(
+    asked = problem_key.for_backend(
         tangent, problem.dtype, problem.device, grad=grad, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
@@ -132,7 +132,7 @@ def network(backend: str, call: Call, loop: Loop = functions.loop) -> Outputs:
             if call.seed is None:
                 raise ValueError("dropout needs a seed")
             mask = philox.mask(call.seed, layer, spec.dropout, (*x.shape,), x)
-            x = x * (turn(mask, call.lengths) if spec.reverse else mask)
+            x = x * (flip_time(mask, call.lengths) if spec.reverse else mask)
     ends, states = ([torch.cat(parts) for parts in zip(*group)] for group in (finals, every))
     return Outputs(x, ends, states, [])
 
@@ -141,7 +141,7 @@ def _loop_of(call: Call, x: Tensor, layer: int, direction: int) -> Call:
     """The call of one layer and direction, which may be reverse."""
     spec, problem = call.problem.spec, call.problem
     chain = layer * spec.directions + direction
-    made = request.for_backend(
+    made = problem_key.for_backend(
         _one(spec, layer, direction), problem.dtype, problem.device, grad=True, training=False,
         lengths=problem.lengths, reset=problem.reset, return_states=problem.return_states,
         precision=problem.precision,
@@ -164,7 +164,7 @@ def _one(spec: Spec, layer: int, direction: int) -> Spec:
 
 
 class _Loops(Backend):
-    """The loops of a backend as `loop` runs them, for `turned`."""
+    """The loops of a backend as `loop` runs them, for `time_reversed`."""
 
     def __init__(self, name: str, loop: Loop) -> None:
         self.name, self._loop = name, loop

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn import request
+from openrnn import problem_key
 from openrnn.backends.base import Backend, Call, Cotangents, Gradients, Needs
 from openrnn.higher import wide
 from openrnn.higher.along import gate_parts, tangent_inputs
@@ -88,7 +88,7 @@ def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> 
         for part in parts[1:]:
             out.add_(part)
     inputs = tangent_inputs(run, tangent, along, gates.flatten(2))
-    problem = request.for_backend(
+    problem = problem_key.for_backend(
         spec_of(run.spec), call.x.dtype, call.x.device.type, grad=True, training=False,
         lengths=call.lengths is not None, reset=call.reset is not None, return_states=every,
         precision=call.problem.precision,

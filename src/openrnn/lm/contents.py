@@ -19,6 +19,7 @@ from openrnn.lm.build import BYTES, build
 from openrnn.lm.config import DTYPES, LARGEST, Config
 from openrnn.lm.model import LanguageModel
 from openrnn.lm.schedule import MOMENTS, Plateau
+from openrnn.spec import dtype_name
 
 GENERATOR = re.compile(r"generator/cuda/(0|[1-9][0-9]*)")
 
@@ -193,10 +194,10 @@ def _compare(tensors: Mapping[str, Tensor], wanted: ExpectedTensor) -> None:
     if tensor is None:
         raise CheckpointError(f"it lacks the tensor {wanted.name}")
     if tuple(tensor.shape) != wanted.shape or tensor.dtype not in wanted.dtypes:
-        needs = " or ".join(sorted(map(_word, wanted.dtypes)))
+        needs = " or ".join(sorted(map(dtype_name, wanted.dtypes)))
         raise CheckpointError(
             f"its tensor {wanted.name} must have shape {wanted.shape} and dtype {needs}, "
-            f"got {tuple(tensor.shape)} and {_word(tensor.dtype)}"
+            f"got {tuple(tensor.shape)} and {dtype_name(tensor.dtype)}"
         )
 
 
@@ -204,7 +205,3 @@ def _finite(tensors: Mapping[str, Tensor], begin: str) -> None:
     for name, tensor in tensors.items():
         if name.startswith(begin) and not tensor.isfinite().all():
             raise CheckpointError(f"its tensor {name} has values that are nan or infinite")
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

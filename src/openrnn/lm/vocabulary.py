@@ -7,6 +7,7 @@ from torch import Tensor
 
 from openrnn.errors import CheckpointError, shown
 from openrnn.lm.words import END, UNKNOWN
+from openrnn.spec import dtype_name
 
 NAME = "vocabulary"
 
@@ -26,7 +27,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     if tensor is None:
         raise CheckpointError(f"it lacks the tensor {NAME}")
     if tensor.dim() != 1 or tensor.dtype != torch.uint8:
-        kind = str(tensor.dtype).removeprefix("torch.")
+        kind = dtype_name(tensor.dtype)
         raise CheckpointError(
             f"its tensor {NAME} must have one dimension and dtype uint8, "
             f"got {tuple(tensor.shape)} and {kind}"

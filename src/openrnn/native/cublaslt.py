@@ -100,12 +100,12 @@ class Layout(NamedTuple):
 
     Attributes:
         stride: elements from one row to the next; where transposed, from one column to the next.
-        apart: elements to the next matrix, where several are multiplied at once.
+        batch_stride: elements to the next matrix, where several are multiplied at once.
     """
 
     stride: int
     transposed: bool = False
-    apart: int = 0
+    batch_stride: int = 0
 
 
 class MatmulPlan:
@@ -142,7 +142,7 @@ class MatmulPlan:
         if count > 1:
             for made, layout in zip((self.a, self.b, self.d), layouts):
                 self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
-                self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(layout.apart))
+                self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(layout.batch_stride))
         wish = self._make("MatmulPreference")
         self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
@@ -198,7 +198,7 @@ class Product:
         sizes: rows and columns of d, and the columns of a; none of them 0.
         a, b, d: how they lie in memory.
         full: d is float32.
-        count: of products at once, of matrices that are `apart` from each other.
+        count: of products at once, of matrices that are `batch_stride` elements apart.
     """
 
     def __init__(
@@ -209,10 +209,12 @@ class Product:
             dtype, device, sizes, full, count
         )  # fmt: skip
         self.a, self.b, self.d = a, b, d
-        self._apart = 0  # bits of the distances in bytes
+        self._batch_strides = 0  # bits of the distances in bytes
         if count > 1:
             size = 4 if full else dtype.itemsize
-            self._apart = (a.apart | b.apart) * dtype.itemsize | d.apart * size
+            self._batch_strides = (
+                a.batch_stride | b.batch_stride
+            ) * dtype.itemsize | d.batch_stride * size
         self._plans: dict[int, MatmulPlan] = {}  # by alignment
 
     def _plan(self, aligned: int) -> MatmulPlan:
@@ -228,7 +230,7 @@ class Product:
         Args:
             add: to d, else d is written.
         """
-        places = a | b | d | self._apart
+        places = a | b | d | self._batch_strides
         aligned = min(16, places & -places)
         plan = self._plans.get(aligned) or self._plan(aligned)
         if CURRENT.recording is not None:

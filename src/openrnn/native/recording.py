@@ -20,7 +20,7 @@ class NotRepeatableError(OpenRNNError, RuntimeError):
     """What was to be written down is more than launches, products and waits."""
 
 
-class Launched(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A launch of a kernel.
 
     Attributes:
@@ -35,7 +35,7 @@ class Launched(NamedTuple):
     signals: bool
 
 
-class Multiplied(NamedTuple):
+class RecordedMatmul(NamedTuple):
     """A product d = a b, or d + a b, by the addresses of its matrices."""
 
     plan: "MatmulPlan"
@@ -46,7 +46,7 @@ class Multiplied(NamedTuple):
     stream: int
 
 
-class Waited(NamedTuple):
+class RecordedWait(NamedTuple):
     """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
 
     stream: int
@@ -54,13 +54,13 @@ class Waited(NamedTuple):
     forks: bool = False
 
 
-class LaunchAwaited(NamedTuple):
+class RecordedWaitForLaunch(NamedTuple):
     """A stream waits until all blocks of the last launch that signals have begun."""
 
     stream: int
 
 
-Recorded = Launched | Multiplied | Waited | LaunchAwaited
+RecordedOperation = RecordedLaunch | RecordedMatmul | RecordedWait | RecordedWaitForLaunch
 
 
 # operations: those of 4,096 steps that are a product and a launch each. Their program takes 30 MB
@@ -76,7 +76,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.operations: list[Recorded] = []
+        self.operations: list[RecordedOperation] = []
         self._stream = 0
 
     @contextmanager
@@ -92,13 +92,13 @@ class Recording:
         self, kernel: "CudaKernel", clusters: int, words: Sequence[int], launch_event: int
     ) -> None:
         """Instead of `CudaKernel.launch`."""
-        self._add(Launched(kernel, clusters, tuple(words), self._stream, bool(launch_event)))
+        self._add(RecordedLaunch(kernel, clusters, tuple(words), self._stream, bool(launch_event)))
 
     def multiply(self, plan: "MatmulPlan", a: int, b: int, d: int, add: bool) -> None:
         """Instead of `Product.run`."""
-        self._add(Multiplied(plan, a, b, d, add, self._stream))
+        self._add(RecordedMatmul(plan, a, b, d, add, self._stream))
 
-    def _add(self, operation: "Recorded") -> None:
+    def _add(self, operation: "RecordedOperation") -> None:
         if len(self.operations) == MOST:
             raise NotRepeatableError(f"it has more than {MOST} operations")
         self.operations.append(operation)

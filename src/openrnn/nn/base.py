@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import functional, packed, tensors
+from openrnn import functional, packed, prepared_calls, tensors
 from openrnn.nn import autocast, checks, foreign, jagged
-from openrnn.nn.repeats import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
+from openrnn.nn.call_cache import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
 
@@ -62,7 +62,7 @@ class Layer(TorchNames):
         masks = kernel_masks(input, lengths, reset, self.batch_first) if masked else NO_MASKS
         if masks is None:
             return self._forward(input, hx, *options)
-        found = self._repeats.run(self, "forward", input, hx, masks)
+        found = self._call_cache.run(self, "forward", input, hx, masks)
         if found is None:
             return self._forward(input, hx, *options, repeats=masks)
         y, finals = found[0], self._give(tuple(found[1:]))
@@ -104,7 +104,7 @@ class Layer(TorchNames):
                 reset = tensors.readable("reset", reset).unsqueeze(-1)
         elif self.batch_first:
             input = tensors.transposed("input", input)
-            reset = functional.turned_mask(reset) if reset is not None else None
+            reset = functional.transposed_mask(reset) if reset is not None else None
         if repeats is not None:
             lengths, reset = repeats  # which need no other copy
         self._check_input(input)
@@ -155,7 +155,7 @@ class Layer(TorchNames):
         repeats = not is_compiling() and reset_state is None
         repeats = repeats and (reset is None or is_kernel_mask(reset, x_t))
         if repeats:
-            found = self._repeats.run(self, "step", x_t, state, of_step(reset))
+            found = self._call_cache.run(self, "step", x_t, state, of_step(reset))
             if found is not None:
                 y_t, *states = found
                 return y_t, self._give(tuple(states))
@@ -212,12 +212,12 @@ class Layer(TorchNames):
             reset = masks.reset
             if kind == "step" and reset is not None:
                 reset = reset.reshape(1, -1)
-            call = functional.Plain(
+            call = prepared_calls.RecurrentCall(
                 self.spec, x, weights, states or (), self.training, self.backend, self._precision,
                 masks.lengths, reset,
             )  # fmt: skip
             batch_first = kind == "forward" and self.batch_first and given[0].dim() == 3
-            self._repeats.remember(self, kind, (*given, masks), call, results, batch_first)
+            self._call_cache.remember(self, kind, (*given, masks), call, results, batch_first)
 
     def _forward_ragged(
         self, given: Tensor | PackedSequence, hx: Any, generator: torch.Generator | None, bare: bool
@@ -270,7 +270,7 @@ class Layer(TorchNames):
         if masks is None:
             return self._run(x, states, lengths, None, None, False, generator)[:2]
         hx = None if states is None else tuple(states)
-        found = self._repeats.run(self, "padded", x, hx, masks)
+        found = self._call_cache.run(self, "padded", x, hx, masks)
         if found is not None:
             return found[0], tuple(found[1:])
         y, finals, _ = self._run(x, states, masks.lengths, None, None, False, None)
@@ -315,7 +315,7 @@ class Layer(TorchNames):
                 reset_states=reset_states, return_states=return_states, training=self.training,
                 generator=generator, backend=self.backend,
             )  # fmt: skip
-        call = functional.Plain(
+        call = prepared_calls.RecurrentCall(
             self.spec, x, weights, states or (), self.training, self.backend,
             lengths=masks.lengths, reset=masks.reset,
         )  # fmt: skip

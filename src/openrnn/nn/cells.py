@@ -8,19 +8,19 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from openrnn import cells, dispatch, functional, params, tensors
+from openrnn import cells, dispatch, functional, params, prepared_calls, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
-from openrnn.nn.repeats import NO_MASKS, RepeatingModule
+from openrnn.nn.call_cache import NO_MASKS, CachingModule
 
 
-class CellModule(RepeatingModule):
+class CellModule(CachingModule):
     """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
 
     `input_mode` is that of the layers: without `weight_ih` where it is "skip" or "gates".
     """
 
-    dropout, batch_first = 0.0, False  # as `Repeats` asks them of layers, too
+    dropout, batch_first = 0.0, False  # as `CallCache` asks them of layers, too
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CellModule(RepeatingModule):
         """The next states of a step like an earlier one; None if it is not known to be one."""
         if torch.compiler.is_compiling():
             return None
-        found = self._repeats.run(self, "step", input, hx)
+        found = self._call_cache.run(self, "step", input, hx)
         return found and found[1:]
 
     def _step(self, input: Tensor, hx: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
@@ -117,17 +117,21 @@ class CellModule(RepeatingModule):
         compiling, casts = torch.compiler.is_compiling(), autocast.wanted(x.device) is not None
         x, weights, states = autocast.applied(x, given, states)
         if casts and not compiling:
-            plain = functional.Plain(self._spec, x, weights, states or (), False, self.backend)
-            y, finals = self._cast(plain, NO_MASKS)
+            cast = prepared_calls.RecurrentCall(
+                self._spec, x, weights, states or (), False, self.backend
+            )
+            y, finals = self._cast(cast, NO_MASKS)
         else:
             y, finals, _ = functional.recurrent(
                 self._spec, x, weights, states, training=self.training, backend=self.backend
             )
         after = tuple(state[0] if batched else state[0, 0] for state in finals)
         if not compiling:
-            call = functional.Plain(self._spec, x, given, states or (), False, self.backend)
+            call = prepared_calls.RecurrentCall(
+                self._spec, x, given, states or (), False, self.backend
+            )
             asked = hx[0] if hx is not None and len(hx) == 1 else hx  # as the caller has it
-            self._repeats.remember(self, "step", (input, asked, NO_MASKS), call, (y, *after))
+            self._call_cache.remember(self, "step", (input, asked, NO_MASKS), call, (y, *after))
         return after
 
 

@@ -45,13 +45,13 @@ def bias_mode(bias: bool, mode: str | None) -> str:
 def dense(name: str, tensor: Any) -> None:
     """Raises unless it is a tensor with sizes and strides; a mere subclass is one."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-        tensors.dense(name, tensor)
+        tensors.check_dense(name, tensor)
 
 
 def packed(given: PackedSequence) -> None:
     """Raises unless data and batch sizes of packed sequences belong together."""
     data, sizes = given.data, given.batch_sizes
-    tensors.dense("the data of a PackedSequence", data)
+    tensors.check_dense("the data of a PackedSequence", data)
     if data.dim() != 2:
         raise RuntimeError(f"input must have 2 dimensions, got {data.dim()}")
     # what a tracer records has no numbers yet

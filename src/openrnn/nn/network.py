@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from openrnn import cells, dispatch, params
 from openrnn.cells import Cell
 from openrnn.nn import checks, flat, foreign
-from openrnn.nn.repeats import RepeatingModule
+from openrnn.nn.call_cache import CachingModule
 from openrnn.spec import Spec, clip_bounds
 
 
-class Network(RepeatingModule):
+class Network(CachingModule):
     """The module of a network: its spec, its parameters and their memory. `Layer` has the calls."""
 
     cell: Cell
@@ -114,7 +114,7 @@ class Network(RepeatingModule):
         own: dict[str, Any] = self._parameters
         before = {name: flat.addresses([own.get(name)]) for name in self._names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
-        self._repeats.memory.clear()  # of parameters that may be elsewhere now
+        self._call_cache.module_cache.clear()  # of parameters that may be elsewhere now
         # what stays where it was may be shared, as by processes that train together
         if all(flat.addresses([own.get(name)]) != there for name, there in before.items()):
             self.flatten_parameters()
@@ -124,7 +124,7 @@ class Network(RepeatingModule):
         made = self.__new__(type(self))
         memo[id(self)] = made
         # a parametrized one refuses to give its state
-        made.__setstate__(copy.deepcopy(RepeatingModule.__getstate__(self), memo))
+        made.__setstate__(copy.deepcopy(CachingModule.__getstate__(self), memo))
         made.flatten_parameters()
         return made
 

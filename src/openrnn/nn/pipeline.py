@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from openrnn import arguments, dispatch, functional, op, philox, request
+from openrnn import arguments, dispatch, functional, op, philox, problem_key
 from openrnn.nn import autocast, checks, flat, stages
 from openrnn.nn.base import Layer
+from openrnn.nn.call_cache import CachingModule
 from openrnn.nn.layers import _OneState
-from openrnn.nn.repeats import RepeatingModule
 from openrnn.nn.stages import Group, Plan, Stage
 from openrnn.nn.stepper import Stepper
 from openrnn.params import module_slots
-from openrnn.request import Request
+from openrnn.problem_key import ProblemKey
 from openrnn.route import Route
 from openrnn.spec import precision_of
 from openrnn.spec import whole as whole_number
@@ -87,7 +87,7 @@ class Pipeline(Layer):
             )
         if chunks is not None and whole_number("chunks", chunks) < 1:
             raise ValueError(f"chunks must be a number from 1, or None, got {chunks}")
-        RepeatingModule.__init__(self)  # without parameters of its own
+        CachingModule.__init__(self)  # without parameters of its own
         for name in (
             "cell", "bias_mode", "bias", "batch_first", "bidirectional", "dropout", "backend",
             "_spec", "input_size", "hidden_size", "num_layers", "proj_size", "_names", "mode",
@@ -213,7 +213,7 @@ def _across(
     spec, cut, training = pipeline.spec, pipeline.stages, pipeline.training
     masks = [mask for mask in (lengths, reset) if isinstance(mask, Tensor)]  # they may be lists
     every = (x, *chain(*given), *masks)
-    if request.transformed() or op.tracing() or op.watched(*every):
+    if problem_key.transformed() or op.tracing() or op.watched(*every):
         raise ValueError(
             "a Pipeline runs outside of torch.func, torch.jit.trace and dispatch modes, on plain "
             "tensors: call the layer that it was made of on one device"
@@ -226,11 +226,11 @@ def _across(
 
     def routes(cut: Sequence[Stage]) -> list[Route]:
         asked = [
-            Request(
+            ProblemKey(
                 stage.spec.text, x.dtype, stage.device,
                 precision_of(stage.spec, x.dtype, stage.device.type), grad,
                 stage.spec.drops(training), lengths is not None, reset is not None, return_states,
-                False, stage.spec.drops(training) and own is not None, request.size_class(x),
+                False, stage.spec.drops(training) and own is not None, problem_key.size_class(x),
             )
             for stage, grad, own in zip(cut, grads, generators)
         ]  # fmt: skip
@@ -238,7 +238,7 @@ def _across(
 
     found = routes(cut)
     # by default chunks are for "fused" alone: with other backends the host launches each step
-    fused = all(route.how.backend == "fused" for route in found)
+    fused = all(route.constants.backend == "fused" for route in found)
     number = pipeline.chunks or (chunks_for(cut, steps) if fused else 1)
     if number > 1:
         cut = stages.cut(spec, pipeline.devices, chunked=True)
@@ -251,21 +251,21 @@ def _across(
         lengths = (lengths - begins).clamp(0, size)  # of each chunk
     reset = None if reset is None else functional.check_reset(reset, x)
     plan = Plan(cut, found, chunks, [], spec.dropout if dropping else 0.0, generators, [])
-    # calls that no `Repeat` is made for
+    # calls that no `PreparedCall` is made for
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
     odd = return_states or lengths is not None or reset is not None or bool(given[2])
     odd = odd or not x.numel() or hooks(False) is not None
     nothing = [None] * len(chunks)
     for place, (stage, group, own, route) in enumerate(zip(cut, groups, generators, found)):
-        if route.how.backend == "reference" and pipeline.backend == "auto":
+        if route.constants.backend == "reference" and pipeline.backend == "auto":
             dispatch.warn_if_large(route.problem, steps, batch)
         ends: Any = nothing if lengths is None else lengths.to(stage.device)
         mask, drops = None if reset is None else reset.to(stage.device), stage.spec.drops(training)
         resets: Any = nothing if mask is None else [mask[chunk] for chunk in chunks]
-        seeds: Any = _seeds(route.how.backend, stage, own, len(chunks)) if drops else nothing
+        seeds: Any = _seeds(route.constants.backend, stage, own, len(chunks)) if drops else nothing
         plan.masks.append([*zip(ends, resets, seeds)])
         alone = odd or drops or not all(map(Tensor.is_contiguous, (*group.params, *group.states)))
-        memory = pipeline._repeats.memory
+        memory = pipeline._call_cache.module_cache
         plan.known.append(None if alone else memory.setdefault((place, route), {}))
     return stages.run(plan, x, groups)
 
@@ -294,7 +294,7 @@ def _groups(
         )
         if groups:
             like = x.new_empty((0, x.shape[1], stage.spec.input_size), device=stage.device)
-        _, *settled, wanted, why = arguments.inputs(
+        _, *settled, wanted, why = arguments.check_inputs(
             stage.spec, like, params[stage.weights], initial, fresh
         )
         if why:

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from openrnn import functional, op, params, request, tensors, turned
+from openrnn import functional, op, params, problem_key, tensors, time_reversed
 from openrnn.backends.base import Call
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cpu.args import INT8_PANEL
 from openrnn.memo import memo
 from openrnn.nn import autocast
 from openrnn.nn.base import Layer
+from openrnn.nn.call_cache import Masks
 from openrnn.nn.layers import GRU, LSTM, RNN, Recurrent
-from openrnn.nn.repeats import Masks
 from openrnn.spec import Problem, Spec
 
 LARGEST = 127
@@ -23,7 +23,7 @@ LARGEST = 127
 @memo(1024)
 def _problem(spec: Spec, lengths: bool, reset: bool, return_states: bool) -> Problem:
     """The problem of a call that the kernels take."""
-    return request.for_backend(
+    return problem_key.for_backend(
         spec, torch.float32, "cpu", grad=False, training=False, lengths=lengths, reset=reset,
         return_states=return_states, precision="int8",
     )  # fmt: skip
@@ -134,7 +134,7 @@ class Quantized(Layer):
         stored, given = self._stored(), [*(states or ()), *(reset_states or ())]
         if stored is None or not self._takes(x, stored, given, [lengths, reset]):
             return super()._run(x, states, lengths, reset, reset_states, return_states, generator)
-        x, *given = [tensors.own("x or a state", tensor) for tensor in (x, *given)]
+        x, *given = [tensors.check_own_memory("x or a state", tensor) for tensor in (x, *given)]
         count = len(states or ())
         if lengths is not None:
             lengths = functional.check_lengths(lengths, x)
@@ -143,7 +143,7 @@ class Quantized(Layer):
         problem = _problem(self.spec, lengths is not None, reset is not None, return_states)
         call = Call(problem, x, given[:count], stored, lengths, reset, given[count:])
         with torch.no_grad():
-            out = turned.forward(BACKENDS["cpu"], call)
+            out = time_reversed.forward(BACKENDS["cpu"], call)
         return out.y, tuple(out.finals), tuple(out.all_states)
 
     def _remember(
@@ -175,7 +175,7 @@ class Quantized(Layer):
                 raise ValueError(f"{name} must have shape {wanted}, got {got}")
             if tensor.dtype is not (torch.int8 if name in self._columns else torch.float32):
                 return None
-            if tensors.plain(tensor):
+            if tensors.is_plain(tensor):
                 tensors.held(name, tensor)
         return found if all(tensor.is_contiguous() for tensor in found) else None
 
@@ -188,14 +188,18 @@ class Quantized(Layer):
     ) -> bool:
         """Whether the kernels read these tensors as they are, and nothing watches the call."""
         every = [x, *given, *(mask for mask in masks if mask is not None), *stored]
-        if op.watched(*every) or autocast.wanted(x.device) is not None or not tensors.plain(*every):
+        if (
+            op.watched(*every)
+            or autocast.wanted(x.device) is not None
+            or not tensors.is_plain(*every)
+        ):
             return False
         if any(each.dtype is not x.dtype for each in given):
             return False  # the usual way says what is wrong
         if any(each.device != x.device for each in (*given, *stored)):
             return False
         grad = torch.is_grad_enabled() and any(each.requires_grad for each in every)
-        transform = request.transformed()
+        transform = problem_key.transformed()
         kind = x.dtype, x.device, grad, self.training, transform, self.backend
         return self.why_not_int8(*kind) is None
 
@@ -244,7 +248,7 @@ def _floating(panels: Tensor, scale: Tensor, units: int, columns: int) -> Tensor
     return rows[:, :units, :columns].flatten(0, 1)
 
 
-def turn(layer: Layer) -> None:
+def quantize_in_place(layer: Layer) -> None:
     """Makes a layer one of `TWINS`, in place: its Parameters become buffers."""
     with torch.inference_mode(False), torch.no_grad():
         weights = [weight.detach().clone() for weight in layer.weights()]

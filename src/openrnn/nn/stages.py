@@ -4,7 +4,7 @@ A stage runs chunk k after its own chunk k - 1, and after the stage below has ru
 thread launches the whole forward pass in the order of `schedule/wavefront.py`, and the whole
 backward pass in the opposite one. (Autograd would run backward with a thread for each device, and
 these would wait for each other's Python.) Launching can take longer than the GPUs need, so chunks
-of the same shape run by a `Repeat` of the backend, which decides nothing anew.
+of the same shape run by a `PreparedCall` of the backend, which decides nothing anew.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn import arguments, op, philox, tensors, turned
-from openrnn.backends.base import Memory, Needs, result_shapes
+from openrnn import arguments, op, philox, tensors, time_reversed
+from openrnn.backends.base import ModuleCache, Needs, result_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.memo import memo
 from openrnn.nn.links import Links, mains
@@ -87,7 +87,7 @@ class Plan:
         masks: lengths, reset and seed, by stage, then by chunk.
         drop: the probability of dropout between stages.
         generators: what draws these masks, by stage; None: torch's own generator.
-        known: by stage, the `Repeat` of each kind of chunk; None where none may be used.
+        known: by stage, the `PreparedCall` of each kind of chunk; None where none may be used.
     """
 
     stages: Sequence[Stage]
@@ -96,7 +96,7 @@ class Plan:
     masks: list[list[tuple[Tensor | None, Tensor | None, Tensor | None]]]
     drop: float
     generators: list[torch.Generator | None]
-    known: list[Memory | None]
+    known: list[ModuleCache | None]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -108,11 +108,8 @@ class Plan:
         lengths, reset, seed = self.masks[d][k]
         return x, states, group.params, lengths, reset, group.resets, seed
 
-    def again(self, d: int, x: Tensor, states: Sequence[Tensor], params: Any) -> Any:
-        """The `Repeat` or `RecordedRepeat` for chunks like this one, made for the second; or None.
-
-        A shape that comes once is not worth it.
-        """
+    def prepared(self, d: int, x: Tensor, states: Sequence[Tensor], params: Any) -> Any:
+        """The prepared call for chunks like this one, from the second of them on; or None."""
         known, kind = self.known[d], (x.shape, x.stride(), len(states))
         if known is None:
             return None
@@ -129,21 +126,21 @@ class Plan:
 
     def _made(self, d: int, x: Tensor, states: Sequence[Tensor], params: Any) -> Any:
         route = self.routes[d]
-        backend = BACKENDS[route.how.backend]
+        backend = BACKENDS[route.constants.backend]
         call = call_of(route, (x, states, params, None, None, (), None))
         shapes = result_shapes(route.problem, *x.shape[:2])
-        if not route.how.grad:
-            return backend.repeat(call, shapes)
+        if not route.constants.grad:
+            return backend.prepare(call, shapes)
         given = [tuple(each.shape) for each in (x, *states)]
-        return backend.repeat_recorded(call, shapes, given)
+        return backend.prepare_grad(call, shapes, given)
 
 
-class Kept(NamedTuple):
+class SavedChunk(NamedTuple):
     """What backward needs of a chunk in a stage.
 
     Attributes:
         mask: of the dropout between this stage and the next.
-        again: the `RecordedRepeat` that ran forward; None: another call did.
+        prepared: the `PreparedGradCall` that ran forward; None: another call did.
     """
 
     x: Tensor
@@ -151,10 +148,10 @@ class Kept(NamedTuple):
     y: Tensor
     reserve: Sequence[Tensor]
     mask: Tensor | None
-    again: Any
+    prepared: Any
 
 
-Chunks = dict[tuple[int, int], Kept]  # by stage and chunk
+Chunks = dict[tuple[int, int], SavedChunk]  # by stage and chunk
 
 
 def forward(
@@ -176,7 +173,7 @@ def forward(
         links.at(stages[d].device)
         steps, route, mask = plan.chunks[k], plan.routes[d], None
         part = arriving[d] if d else x[steps]
-        (y, *rest), again = _run(plan, d, k, part, states[d], groups[d])
+        (y, *rest), prepared = _run(plan, d, k, part, states[d], groups[d])
         before, states[d] = states[d], rest[:count]
         every[d].append(rest[count : route.visible - 1])
         if d < len(stages) - 1:
@@ -188,8 +185,8 @@ def forward(
             arriving[d + 1] = links.send(sent, stages[d + 1].device, rooms[d], steps)
         else:
             outputs.append(y)
-        if route.how.grad:
-            kept[d, k] = Kept(part, before, y, rest[route.visible - 1 :], mask, again)
+        if route.constants.grad:
+            kept[d, k] = SavedChunk(part, before, y, rest[route.visible - 1 :], mask, prepared)
     finals = [[links.send(state, home) for state in own] for own in states]
     whole = [[links.send(_joined(found, 1), home) for found in zip(*chunks)] for chunks in every]
     links.at(home)
@@ -201,10 +198,10 @@ def _run(
     plan: Plan, d: int, k: int, x: Tensor, states: Sequence[Tensor], group: Group
 ) -> tuple[list[Tensor], Any]:
     """Chunk k in stage d: y, final states, all states if asked for, the reserve; what repeated."""
-    again = plan.again(d, x, states, group.params)
-    found = None if again is None else again((x, *group.params, *states))
+    prepared = plan.prepared(d, x, states, group.params)
+    found = None if prepared is None else prepared((x, *group.params, *states))
     if found is not None:
-        return found, again
+        return found, prepared
     return op.eager(plan.routes[d], *plan.inputs(d, k, x, states, group)), None
 
 
@@ -274,19 +271,19 @@ def backward(
 
 
 def _run_back(
-    plan: Plan, d: int, k: int, own: Kept, group: Group, reached: Gradients, needs: Needs,
+    plan: Plan, d: int, k: int, own: SavedChunk, group: Group, reached: Gradients, needs: Needs,
     last_time: bool,
 ) -> tuple[Tensor | None, Gradients, Gradients]:  # fmt: skip
     """The gradients of a chunk's x, of its states, of parameters and reset states."""
     every, params = (own.x, *group.params, *own.states), len(group.params)
-    if own.again is not None and own.again.ready(every):
+    if own.prepared is not None and own.prepared.ready(every):
         flags = needs.x, *needs.params, *needs.states
-        back, *found = own.again.backward(every, [own.y, *own.reserve], reached, flags)
+        back, *found = own.prepared.backward(every, [own.y, *own.reserve], reached, flags)
         return back, found[params:], found[:params]
     call = call_of(plan.routes[d], plan.inputs(d, k, own.x, own.states, group))
-    call.last = last_time
-    backend, given = BACKENDS[plan.routes[d].how.backend], op.cotangents(call, reached)
-    grads = turned.backward(backend, call, own.y, [*own.reserve], given, needs)
+    call.may_overwrite_reserve = last_time
+    backend, given = BACKENDS[plan.routes[d].constants.backend], op.cotangents(call, reached)
+    grads = time_reversed.backward(backend, call, own.y, [*own.reserve], given, needs)
     return grads.x, grads.states, [*grads.params, *grads.reset_states]
 
 
@@ -317,7 +314,7 @@ class _Pipelined(torch.autograd.Function):
         ctx.plan, ctx.counts, ctx.streams = plan, counts, mains(plan.devices)
         with Links(ctx.streams) as links:
             made, kept = forward(plan, x, _groups(counts, iter(flat)), links)
-        ctx.kept = [(k, len(own.states), len(own.reserve), own.again) for k, own in kept.items()]
+        ctx.kept = [(k, len(own.states), len(own.reserve), own.prepared) for k, own in kept.items()]
         tensors = [(own.x, own.y, own.mask, *own.states, *own.reserve) for own in kept.values()]
         ctx.save_for_backward(*flat, *chain(*tensors))
         ctx.set_materialize_grads(False)
@@ -333,15 +330,17 @@ class _Pipelined(torch.autograd.Function):
             )
         saved, flags = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
         groups, kept = _groups(ctx.counts, saved), {}
-        for place, states, reserve, again in ctx.kept:
+        for place, states, reserve, prepared in ctx.kept:
             # hooks of saved tensors may have changed them
-            every = [tensors.own("a saved tensor", next(saved)) for _ in range(3 + states)]
+            every = [
+                tensors.check_own_memory("a saved tensor", next(saved)) for _ in range(3 + states)
+            ]
             x, y, mask, *before = every
-            kept[place] = Kept(x, before, y, [*islice(saved, reserve)], mask, again)
+            kept[place] = SavedChunk(x, before, y, [*islice(saved, reserve)], mask, prepared)
         for d, (stage, group) in enumerate(zip(ctx.plan.stages, groups)):
             if (d, 0) in kept:
                 inputs = ctx.plan.inputs(d, 0, kept[d, 0].x, kept[d, 0].states, group)
-                _, _, params, _, _, resets, _ = arguments.ready(stage.spec, inputs)
+                _, _, params, _, _, resets, _ = arguments.check_operator_inputs(stage.spec, inputs)
                 groups[d] = Group(group.states, params, resets)
         wanted = flags[0], _groups(ctx.counts, iter(flags[1:]))
         last_time = not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -356,7 +355,7 @@ class _Pipelined(torch.autograd.Function):
 
 def run(plan: Plan, x: Tensor, groups: Sequence[Group]) -> list[Tensor]:
     """`forward`, recorded by autograd where a gradient may be asked for."""
-    if not any(route.how.grad for route in plan.routes):
+    if not any(route.constants.grad for route in plan.routes):
         with Links(mains(plan.devices)) as links:
             return forward(plan, x, groups, links)[0]
     counts = [tuple(map(len, group)) for group in groups]

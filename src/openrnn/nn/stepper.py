@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from openrnn import functional, tensors
-from openrnn.nn.alike import Alike, guardable, ordinary, unseen
+from openrnn import prepared_calls, tensors
+from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode, is_unobserved
 
 _address, _storage = Tensor.data_ptr, Tensor.untyped_storage
 _increment_version = torch.autograd.graph.increment_version
@@ -60,7 +60,7 @@ class Stepper:
         self._turn = 0  # the half of the states that the next step reads; it writes the other
         self._make_room(layer._any_weight())
         # steps bound to memory: for tensors like these, of settings and parameters in these places
-        self._alike: Alike | None = None
+        self._guard: CallGuard | None = None
         self._place: tuple[Any, ...] = ()
         self._runs: list[Callable[[Tensor], None]] = []  # by turn
         self._seen: tuple[Any, ...] = ()  # the place of the step before, of those not bound
@@ -76,11 +76,11 @@ class Stepper:
         """
         every = x_t, *self._parameters()
         if (
-            self._alike is None
+            self._guard is None
             or torch.compiler.is_compiling()
-            or unseen()
-            or not guardable(every)
-            or not self._alike(every)
+            or has_unguarded_mode()
+            or not can_guard(every)
+            or not self._guard(every)
             or self._place != self._place_of(every)
         ):
             return self._step(x_t)
@@ -93,7 +93,7 @@ class Stepper:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has memory of its own, to which its first step binds it
-        return {**self.__dict__, "_alike": None, "_place": (), "_runs": [], "_seen": ()}
+        return {**self.__dict__, "_guard": None, "_place": (), "_runs": [], "_seen": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -194,10 +194,10 @@ class Stepper:
     def _bind(self, x_t: Tensor) -> None:
         """Binds steps like the one that was made, if its backend can."""
         layer, every = self._layer, (x_t, *self._parameters())
-        self._alike = None
-        if layer.own_weights() is None or not guardable(every) or not ordinary(x_t):
+        self._guard = None
+        if layer.own_weights() is None or not can_guard(every) or not is_unobserved(x_t):
             return
-        if not tensors.plain(*every):
+        if not tensors.is_plain(*every):
             return
         if x_t.is_cuda:  # a capture costs milliseconds, too much for parameters that change
             seen, self._seen = self._seen, (*self._place_of(every), *x_t.stride())
@@ -208,12 +208,12 @@ class Stepper:
         runs = []
         for turn in (0, 1):
             states = [state if batched else state[:, None] for state in self._halves[turn]]
-            call = functional.Plain(
+            call = prepared_calls.RecurrentCall(
                 layer.spec, x, every[1:], states, layer.training, layer.backend, layer._precision
             )
-            run = functional.bind(call, (self._y, *self._halves[1 - turn]))
+            run = prepared_calls.bind(call, (self._y, *self._halves[1 - turn]))
             if run is None:
                 return
             runs.append(run)
-        self._alike, self._runs = Alike(every), runs
+        self._guard, self._runs = CallGuard(every), runs
         self._place = self._place_of(every)

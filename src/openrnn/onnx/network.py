@@ -10,7 +10,7 @@ from openrnn.backends.base import Call, Outputs
 from openrnn.dispatch import BACKENDS
 from openrnn.onnx.nodes import has_node, node
 from openrnn.onnx.scan import scan
-from openrnn.route import How, call_of, route_of
+from openrnn.route import CallConstants, call_of, route_of
 
 
 def decomposed(*args: Any) -> list[Tensor]:
@@ -20,8 +20,8 @@ def decomposed(*args: Any) -> list[Tensor]:
         ValueError: the call draws dropout masks.
     """
     *inputs, spec, backend, grad, training, return_states, precision = args
-    how = How(spec, backend, grad, training, return_states, precision)
-    call = call_of(route_of(how, inputs), inputs)
+    constants = CallConstants(spec, backend, grad, training, return_states, precision)
+    call = call_of(route_of(constants, inputs), inputs)
     if call.problem.drops:
         raise ValueError(
             "dropout between layers has no form in ONNX: call model.eval() before torch.onnx.export"

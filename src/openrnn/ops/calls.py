@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn import arguments, cells, dispatch, functional, philox, request, tensors, turned
+from openrnn import (
+    arguments,
+    cells,
+    dispatch,
+    functional,
+    philox,
+    problem_key,
+    tensors,
+    time_reversed,
+)
 from openrnn.backends.base import Call
 from openrnn.params import check, module_slots, size, unpack
 from openrnn.spec import Spec, precision_of
@@ -134,7 +143,7 @@ def outside(name: str, tensor: Tensor) -> Tensor:
         TypeError: it is no tensor.
         ValueError: it is not dense.
     """
-    if tensors.plain(tensor):
+    if tensors.is_plain(tensor):
         tensors.held(name, tensor)
     else:
         tensor, _ = tensors.settled(name, tensor)
@@ -225,7 +234,7 @@ def _settled(
     reset: Tensor | None,
 ) -> _Settled:
     """The tensors of a call, checked as those of a layer are."""
-    _, weights, initial, settled, _, why = arguments.inputs(spec, x, params, states, resets)
+    _, weights, initial, settled, _, why = arguments.check_inputs(spec, x, params, states, resets)
     if lengths is not None:
         lengths = functional.check_lengths(lengths, x)
     if reset is not None:
@@ -238,7 +247,7 @@ def _settled(
         *settled,
         *(mask for mask in (lengths, reset) if mask is not None),
     ]
-    if not tensors.plain(*found):
+    if not tensors.is_plain(*found):
         why = why or other or "one of its tensors has no memory of its own"
     return _Settled(x, list(weights), list(initial), list(settled), lengths, reset, why)
 
@@ -302,7 +311,7 @@ def forward(
     """
     cells.check(spec)
     x = outside("x", x)
-    request.check_dtype(x.dtype)
+    problem_key.check_dtype(x.dtype)
     if x.dim() != 3 or x.shape[-1] != spec.input_size:
         layout = "T, B" if time_major else "B, T"
         raise ValueError(f"x must have shape ({layout}, {spec.input_size}), got {tuple(x.shape)}")
@@ -310,7 +319,7 @@ def forward(
         raise ValueError("reset_states are what reset puts in place: needs reset, got None")
     if not time_major:
         x = x.transpose(0, 1)
-        reset = None if reset is None else functional.turned_mask(reset)
+        reset = None if reset is None else functional.transposed_mask(reset)
     names, reset_names = state_names(spec)
     states = by_state(spec, ("h0", "c0", "states"), h0, c0, states)
     resets = by_state(spec, ("", "", "reset_states"), None, None, reset_states)
@@ -320,11 +329,11 @@ def forward(
             _filled(spec, resets, x, reset_names), lengths, reset,
         )  # fmt: skip
     drops = spec.drops(is_training)
-    problem = request.problem(
-        request.Request(
+    problem = problem_key.problem_of(
+        problem_key.ProblemKey(
             spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), is_training,
-            drops, lengths is not None, reset is not None, return_states, request.transformed(),
-            drops and generator is not None, request.size_class(x), found.why,
+            drops, lengths is not None, reset is not None, return_states, problem_key.transformed(),
+            drops and generator is not None, problem_key.size_class(x), found.why,
         )
     )  # fmt: skip
     name = dispatch.select(problem, backend)
@@ -343,7 +352,7 @@ def forward(
             seed_given=seed is not None,
         )
         with uncast(x.device):
-            run = partial(turned.forward, dispatch.BACKENDS[name])
+            run = partial(time_reversed.forward, dispatch.BACKENDS[name])
             out = functional.by_operators(call, run)
     y, all_states = out.y, out.all_states
     reserve = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from openrnn import arguments, tensors, turned
+from openrnn import arguments, tensors, time_reversed
 from openrnn.backends.base import Call, Cotangents, Gradients, Needs
 from openrnn.dispatch import BACKENDS
 from openrnn.ops.calls import Reserve, by_state, like, state_names, uncast
@@ -87,7 +87,7 @@ def backward(
         if reserve.backend != "reference":
             call, cotangents = _readable(reserve, call, cotangents)
         with uncast(call.x.device):
-            found = turned.backward(
+            found = time_reversed.backward(
                 BACKENDS[reserve.backend], call, reserve.y, reserve.kept, cotangents, needs
             )
     with torch.no_grad(), uncast(call.x.device):
@@ -192,11 +192,13 @@ def _readable(reserve: Reserve, call: Call, grads: Cotangents) -> tuple[Call, Co
     """Call and gradients, of whose tensors addresses may be taken now; ValueError if of none."""
 
     def own(named: Iterable[tuple[str, Tensor | None]]) -> list[Tensor | None]:
-        return [tensors.own(name, tensor) for name, tensor in named]
+        return [tensors.check_own_memory(name, tensor) for name, tensor in named]
 
     spec = call.problem.spec
     given = call.states, call.params, call.lengths, call.reset, call.reset_states, call.seed
-    x, states, params, lengths, reset, resets, seed = arguments.ready(spec, (call.x, *given))
+    x, states, params, lengths, reset, resets, seed = arguments.check_operator_inputs(
+        spec, (call.x, *given)
+    )
     call = replace(
         call, x=x, states=states, params=params, lengths=lengths, reset=reset, reset_states=resets,
         seed=seed,
@@ -206,7 +208,7 @@ def _readable(reserve: Reserve, call: Call, grads: Cotangents) -> tuple[Call, Co
     d_all_states = own(
         (f"dall_states of {n}", grad) for n, grad in zip(spec.states, grads.all_states)
     )
-    return call, Cotangents(tensors.own("dy", grads.y), finals, d_all_states)
+    return call, Cotangents(tensors.check_own_memory("dy", grads.y), finals, d_all_states)
 
 
 def _by_name(found: Gradients, spec: Spec, time_major: bool) -> dict[str, Tensor | None]:

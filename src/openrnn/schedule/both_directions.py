@@ -16,13 +16,13 @@ from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
     SIDE,
+    AllocateInputs,
     BeginLayer,
     CutMasks,
     FillFlags,
     FinishWeights,
     GradientProducts,
     Loop,
-    MakeRoom,
     Operation,
     Wait,
     WaitForLaunch,
@@ -48,7 +48,7 @@ def forward(
     for number, pair in enumerate(pairs):
         after = pairs[number + 1 : number + 2]
         for other in after:
-            yield from [MakeRoom(layer, way, chunk) for way, chunk in enumerate(other)]
+            yield from [AllocateInputs(layer, way, chunk) for way, chunk in enumerate(other)]
         yield Wait(MAIN, stream=SIDE)
         beside = next(streams) if after else None
         yield from _loops(layer, pair, "forward", beside)

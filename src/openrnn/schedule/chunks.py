@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+Mode = Literal["in_turn", "both_directions", "wavefront", "one_launch", "single_step"]
 
 
 class Chunk(NamedTuple):
@@ -29,27 +31,23 @@ class Chunking:
     Args:
         edges: where chunks begin and end, in time, from 0 to T.
         reverse: forward begins with the last chunk.
-        overlap: products of one chunk run on a side stream beside the loop of another; with
-            wavefront, in backward, those of the weights of the layer above beside its loops; with
-            at_once both.
-        at_once: the loops of both directions of the layer run at the same time.
-        wavefront: its chunks run beside those of other layers.
-        stack: one launch runs the loops of all layers.
-        step: it is a single step, which has kernels of its own.
-        forks: backward: the products after the only loop, and after the last ones of `at_once`
-            without overlap, run side by side, on streams of their own.
-        loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
+        mode: what runs at the same time: nothing ("in_turn"), the loops of both directions of the
+            layer, chunks of several layers ("wavefront"), or all layers in one launch. A single
+            step has kernels of its own.
+        overlap: products run on a side stream while a loop runs. In turn: those of another chunk.
+            Wavefront: in backward those of the weights of the layer above. Both directions: both.
+        forks: in backward, once no loop is left, the products that remain run side by side, each
+            on a stream of its own.
+        loops: how many loops the device must hold at the same time, for which their kernel is
+            chosen; 1: the usual kernel.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
     """
 
     edges: tuple[int, ...]
     reverse: bool = False
+    mode: Mode = "in_turn"
     overlap: bool = False
-    at_once: bool = False
-    wavefront: bool = False
-    stack: bool = False
-    step: bool = False
     forks: bool = False
     loops: int = 1
     fills: frozenset[str] = frozenset()

@@ -11,13 +11,13 @@ from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
     MAIN,
     SIDE,
+    AllocateInputs,
     BeginLayer,
     Dropout,
     FillFlags,
     FinishWeights,
     GradientProducts,
     Loop,
-    MakeRoom,
     Operation,
     Schedule,
     Wait,
@@ -38,15 +38,15 @@ def forward(
         products: input products are operations of their own; else the loops compute them.
     """
     found: list[Operation] = []
-    if chunkings[0][0].wavefront:
+    if chunkings[0][0].mode == "wavefront":
         return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
-    if chunkings[0][0].stack:
+    if chunkings[0][0].mode == "one_launch":
         return tuple(stack.forward(len(chunkings), chunkings[0][0].whole))
     streams = both_directions.product_streams(backward=False)
     for layer, directions in enumerate(chunkings):
-        if directions[0].at_once:
+        if directions[0].mode == "both_directions":
             found += both_directions.forward(layer, directions, streams)
-        elif directions[0].step:
+        elif directions[0].mode == "single_step":
             found += single_step.forward(layer, directions)
         else:
             found += _forward_in_turn(layer, directions, products)
@@ -90,7 +90,7 @@ def _forward(layer: int, direction: int, chunking: Chunking) -> Iterator[Operati
         if not chunking.overlap or chunk.number == 0:
             yield from loop_inputs(layer, direction, chunk, fills, MAIN)
         for other in ahead:
-            yield MakeRoom(layer, direction, other)
+            yield AllocateInputs(layer, direction, other)
         yield Loop(layer, direction, chunk, "forward", bool(ahead))
         for other in ahead:
             yield WaitForLaunch(stream=SIDE)
@@ -113,21 +113,21 @@ def backward(
     found: list[Operation] = []
     streams = both_directions.product_streams(backward=True)
     forks = (next(streams), next(streams)) if chunkings[0][0].forks else ()
-    if chunkings[0][0].wavefront:
+    if chunkings[0][0].mode == "wavefront":
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
-    if chunkings[0][0].stack:
+    if chunkings[0][0].mode == "one_launch":
         return tuple(stack.backward(len(chunkings), chunkings[0][0].whole, forks))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
             found.append(Dropout(layer - 1))  # what this layer read was not saved
         directions = chunkings[layer]
-        if directions[0].at_once:
+        if directions[0].mode == "both_directions":
             below = chunkings[layer - 1][0] if layer else None
-            overlap = below is not None and below.at_once and below.overlap
+            overlap = below is not None and below.mode == "both_directions" and below.overlap
             found += both_directions.backward(layer, directions, above, overlap, streams, forks)
             above = directions if overlap else None
-        elif directions[0].step:
+        elif directions[0].mode == "single_step":
             found += single_step.backward(layer, directions, forks)
         else:
             found += _backward_in_turn(layer, directions, recompute, products, forks)

@@ -38,7 +38,7 @@ class OfChunk(Operation):
 
 
 @dataclass(frozen=True)
-class MakeRoom(OfChunk):
+class AllocateInputs(OfChunk):
     """Takes the memory that an input product and a fill on a side stream will write.
 
     It comes before the loop that they run beside. Memory that is free after that loop's launch may
@@ -48,7 +48,7 @@ class MakeRoom(OfChunk):
         shared: all chunks of the layer use it in turn; this is the longest.
     """
 
-    verb = "make_room"
+    verb = "allocate_inputs"
     shared: bool = False
 
 

@@ -23,6 +23,7 @@ from itertools import chain
 from openrnn.schedule.chunks import Chunk, Chunking
 from openrnn.schedule.operations import (
     MAIN,
+    AllocateInputs,
     BeginLayer,
     CutMasks,
     Dropout,
@@ -30,7 +31,6 @@ from openrnn.schedule.operations import (
     FinishWeights,
     GradientProducts,
     Loop,
-    MakeRoom,
     Operation,
     Wait,
     WaitForLaunch,
@@ -45,7 +45,7 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
     layers, streams = len(chunkings), _streams(chunkings)
     for layer, chunking in enumerate(chunkings):
         yield BeginLayer(layer, 0, chunking.loops, dropout and layer > 0)
-        yield MakeRoom(layer, 0, longest(chunking), shared=True)
+        yield AllocateInputs(layer, 0, longest(chunking), shared=True)
     yield from [CutMasks(chunk) for chunk in chunkings[0].chunks]
     yield from _fork(streams)
     for diagonal in diagonals(layers, len(chunkings[0].chunks)):
@@ -82,11 +82,11 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
     yield from _fork(streams)
     for diagonal in diagonals(layers, len(chunks)):
         # the way up in forward is the way down here: "below" is the layer above
-        turned = [(layers - 1 - place, len(chunks) - 1 - number) for place, number in diagonal]
-        waits = [_wait_for(layer + 1, layer, streams, layers) for layer, _ in turned]
+        mirrored = [(layers - 1 - place, len(chunks) - 1 - number) for place, number in diagonal]
+        waits = [_wait_for(layer + 1, layer, streams, layers) for layer, _ in mirrored]
         if streams < layers:
             yield from dict.fromkeys(chain(*waits))
-        for (layer, number), wait in zip(turned, waits):
+        for (layer, number), wait in zip(mirrored, waits):
             chunk, stream = chunks[number], layer % streams
             yield from wait if streams == layers else ()
             if "backward" in chunkings[layer].fills:

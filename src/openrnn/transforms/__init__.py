@@ -57,7 +57,7 @@ def look(x: Tensor, params: Sequence[Tensor], others: Sequence[Tensor | None]) -
 
 def refusal(route: Route, seen: Seen, device: torch.device) -> str | None:
     """Why the reference runs a call that kernels would run without transforms; or None."""
-    name, problem = route.how.backend, route.problem
+    name, problem = route.constants.backend, route.problem
     if name == "reference":
         return "no other backend takes it"
     return network.forward_refusal(name, problem, device) if seen.forward else None

@@ -20,7 +20,7 @@ from openrnn.higher.loop import Direction
 from openrnn.higher.second import second
 from openrnn.higher.tangent import spec_of
 from openrnn.route import Route, call_of
-from openrnn.tensors import own
+from openrnn.tensors import check_own_memory
 from openrnn.transforms import levels
 from openrnn.transforms.folding import (
     Counts,
@@ -67,7 +67,7 @@ def run(route: Route, *inputs: Any) -> tuple[Tensor, ...]:
 
 def by_loops(route: Route, *inputs: Any) -> list[Tensor]:
     """The visible results of a call that is differentiated forward, each loop on its own."""
-    grad = route.how.grad
+    grad = route.constants.grad
 
     def loop(name: str, call: Call) -> Outputs:
         route = loop_route(name, call.problem.spec, call, grad=grad)
@@ -77,7 +77,7 @@ def by_loops(route: Route, *inputs: Any) -> list[Tensor]:
         kept = every if call.problem.return_states else []
         return Outputs(found[0], [*found[1 : 1 + count]], kept, [])
 
-    out = network.network(route.how.backend, call_of(route, inputs), loop)
+    out = network.network(route.constants.backend, call_of(route, inputs), loop)
     return [out.y, *out.finals, *out.all_states]
 
 
@@ -96,7 +96,9 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         inputs = op.unflatten(plan.counts, tensors)
-        return tuple(op.eager(plan.route, *arguments.ready(plan.route.problem.spec, inputs)))
+        return tuple(
+            op.eager(plan.route, *arguments.check_operator_inputs(plan.route.problem.spec, inputs))
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -117,12 +119,12 @@ class Forward(torch.autograd.Function):
         out = Outputs(results[0], results[1 : 1 + states], results[1 + states :], [])
         x, of_states, of_params, _, _, of_resets, _ = op.unflatten(counts, tangents)
         along = Direction(x, of_states, of_params, of_resets)
-        how, dtype = plan.route.how, call.x.dtype
+        constants, dtype = plan.route.constants, call.x.dtype
         if dtype in wide.NARROW:
             call, out = wide.call_of(call), wide.outputs_of(out)
             along = wide.direction_of(along)
-        inner = tangent_loop(how.backend, call, out, along)
-        route = loop_route(how.backend, spec_of(call.problem.spec), call, grad=how.grad)
+        inner = tangent_loop(constants.backend, call, out, along)
+        route = loop_route(constants.backend, spec_of(call.problem.spec), call, grad=constants.grad)
         found = run(route, *inner, None)[:visible]  # no seed
         return (*(one.to(dtype) for one in found), *[None] * ctx.kept)
 
@@ -167,9 +169,9 @@ class Backward(torch.autograd.Function):
     def forward(plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         inputs, y, reserve, grads = _parts(plan, tensors)
         needs, route = _needs(plan), plan.route
-        reached = [own("a gradient", grad) for grad in grads]
+        reached = [check_own_memory("a gradient", grad) for grad in grads]
         every = op.unflatten(plan.counts, inputs)
-        found = op.eager_backward(route, every, own("y", y), reserve, reached, needs)
+        found = op.eager_backward(route, every, check_own_memory("y", y), reserve, reached, needs)
         return tuple(grad for grad in found if grad is not None)
 
     @staticmethod
@@ -190,7 +192,7 @@ class Backward(torch.autograd.Function):
         wanted = [*flags[:end], *flags[end + 2 : total - 1], *flags[total + ctx.kept :]]
         rest = iter(reached)
         filled = [next(rest) if need else None for need in needs.flat]
-        name, grads = plan.route.how.backend, saved[total:]
+        name, grads = plan.route.constants.backend, saved[total:]
         if _by_kernels(name, call, [*saved, *filled]):
             found = _second(name, call, grads, needs, filled, wanted)
         else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from openrnn.tensors import plain
+from openrnn.tensors import is_plain
 
 _functorch: Any = torch._C._functorch
 _KIND: Any = _functorch.TransformType
@@ -93,5 +93,5 @@ def seen(tensors: Iterable[Tensor | None]) -> Wrapped:
                 batched[_functorch.maybe_get_level(inner)] = size
             elif _functorch.is_gradtrackingtensor(inner):
                 tracked.add(_functorch.maybe_get_level(inner))
-        every = every and plain(inner)
+        every = every and is_plain(inner)
     return Wrapped(every, grad, batched, frozenset(tracked))

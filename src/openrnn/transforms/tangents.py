@@ -9,7 +9,7 @@ from openrnn.dispatch import BACKENDS
 from openrnn.higher.along import Inputs, gate_parts, tangent_inputs
 from openrnn.higher.loop import Direction, Run
 from openrnn.higher.tangent import tangent_of
-from openrnn.route import How, Route, route_for
+from openrnn.route import CallConstants, Route, route_for
 from openrnn.spec import Spec
 
 
@@ -21,9 +21,9 @@ def loop_route(name: str, spec: Spec, call: Call, *, grad: bool) -> Route:
         call: of a loop with the same dtype, device, precision and masks.
     """
     problem = call.problem
-    how = How(spec.text, name, grad, False, True, problem.precision)
+    constants = CallConstants(spec.text, name, grad, False, True, problem.precision)
     masks = call.lengths is not None, call.reset is not None
-    return route_for(how, problem.dtype, problem.device, *masks, problem.precision)
+    return route_for(constants, problem.dtype, problem.device, *masks, problem.precision)
 
 
 def inputs_of(call: Call) -> tuple[Any, ...]:

@@ -66,7 +66,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
     rank = KINDS[size.kind]
     asked = cell, size.dtype, size.hidden, batch, capability
     ranked = rank(*asked, mask=size.mask, loops=size.loops)
-    times = {one: plan.time_of(cell, size.dtype, one, batch, limits) for one in ranked}
+    times = {one: plan.cycles_of(cell, size.dtype, one, batch, limits) for one in ranked}
     for config in ranked:
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:

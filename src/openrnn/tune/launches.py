@@ -15,6 +15,7 @@ from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.codegen.trace import Traced, trace
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
+from openrnn.spec import dtype_name
 from openrnn.tune.candidates import Candidate
 from openrnn.tuning import plan
 
@@ -90,7 +91,7 @@ def arguments(
     def some(*shape: int) -> Tensor:
         return (torch.rand(shape, device=device) * 0.2 - 0.1).to(dtype)
 
-    short = config.operand_bytes(str(dtype).removeprefix("torch.")) == 2
+    short = config.operand_bytes(dtype_name(dtype)) == 2
 
     def flags(*shape: int) -> Tensor:
         bits = torch.int16 if short else torch.int32

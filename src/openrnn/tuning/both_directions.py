@@ -12,7 +12,7 @@ LEAST_GAIN = 0.9  # of the time in turn, at most, that both at once must take
 SHARED = 1.25
 
 
-def held_twice(loop: plan.LoopRequest) -> bool:
+def fits_twice(loop: plan.LoopRequest) -> bool:
     """Whether a device holds the quickest kernel twice, by values alone.
 
     A multiprocessor that runs blocks of two grids was not measured, so each has its own.
@@ -97,11 +97,15 @@ def _saved(
     return above + (overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0)
 
 
-def loops(
+def loops_to_fit(
     loop: plan.LoopRequest, steps: int, twice: bool, lost: float = 0.0,
     beside: overlap.Beside = overlap.NOTHING,
 ) -> int:  # fmt: skip
-    """1: for one, as the device holds it twice; 2: for two at once; 0: the directions run in turn.
+    """How many loops the kernel of both directions is chosen for, if they run at the same time.
+
+    0: They run in turn.
+    1: They run at the same time, in the kernel that is quickest alone: two of it fit.
+    2: They run at the same time, in the quickest kernel of which the device holds two.
 
     The quickest kernel twice is not the quickest pair where blocks of both share multiprocessors,
     or leave none idle for products.

@@ -134,7 +134,7 @@ def blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> 
     return max(1, min(by_registers, by_memory, 4))
 
 
-def step_time(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> float:
+def step_cycles(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     alone, turns = cycles(cell, dtype, config), config.tiles_in_flight
     busy = alone - _WAIT

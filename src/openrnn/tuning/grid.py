@@ -95,7 +95,7 @@ def _free(cell: Traced, config: GridForwardConfig | GridBackwardConfig) -> int:
     return registers_of_thread(config.threads) - taken
 
 
-def step_time(
+def step_cycles(
     cell: Traced, dtype: str, config: GridForwardConfig | GridBackwardConfig, batch: int,
     limits: Limits,
 ) -> float:  # fmt: skip

@@ -119,7 +119,7 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
             return
 
 
-def step_time(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
+def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     copies = limits.clusters(config.cluster) // config.clusters  # of R
     sets, values = config.tiles_in_flight, config.k_of_block(cell)

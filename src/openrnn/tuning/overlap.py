@@ -121,7 +121,7 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
     No multiprocessor counts as idle on devices on which nothing was measured.
     """
     config, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
-    time = plan.us_of(loop.cell, loop.dtype, config, loop.batch, limits)
+    time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, limits)
     blocks = plan.clusters_of(config, loop.batch) * config.cluster
     idle = 0.0
     if loop.capability == measured.CAPABILITY and not config.stepwise:

@@ -22,7 +22,7 @@ from openrnn.tuning import cluster, grid, measured, multicast, stepwise
 from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
-Flags = tuple[str, ...]  # the names of those that are on
+OptionNames = tuple[str, ...]  # of the options of a loop that are on
 
 GHZ = 1.98  # the clock of an H200's multiprocessors
 
@@ -32,20 +32,22 @@ def units_of(hidden: int) -> int:
     return -(-hidden // 8) * 8
 
 
-def time_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
+def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     if config.stepwise:
         return 1e3 * GHZ * stepwise.step_us(config.kind, cell, dtype, config.units, batch)
     if isinstance(config, GridForwardConfig | GridBackwardConfig):
-        return grid.step_time(cell, dtype, config, batch, limits)
+        return grid.step_cycles(cell, dtype, config, batch, limits)
     if isinstance(config, MulticastConfig):
-        return multicast.step_time(cell, config, batch, limits)
-    return cluster.step_time(cell, dtype, config, batch)
+        return multicast.step_cycles(cell, config, batch, limits)
+    return cluster.step_cycles(cell, dtype, config, batch)
 
 
-def us_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
+def microseconds_of(
+    cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits
+) -> float:
     """The time of a step by the model, in microseconds."""
-    return time_of(cell, dtype, config, batch, limits) / (1e3 * GHZ)
+    return cycles_of(cell, dtype, config, batch, limits) / (1e3 * GHZ)
 
 
 @memo(256)
@@ -71,9 +73,9 @@ def _ranked(
     """The kernels, best first, and the measured microseconds of the first, where they are known."""
 
     def model(config: Config, batch: int) -> float:
-        return time_of(cell, dtype, config, batch, limits)
+        return cycles_of(cell, dtype, config, batch, limits)
 
-    held = (config for config in fitting if holds(config, batch, loops, limits))
+    held = (config for config in fitting if fits_concurrently(config, batch, loops, limits))
     ranked = sorted(held, key=lambda config: model(config, batch))
     found, us = measured.fastest_first(
         kind, mask, ranked, cell, dtype, batch, capability, processors, model, loops
@@ -124,7 +126,7 @@ def backward(
 
 
 def ranked(
-    kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
+    kind: str, flags: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
@@ -155,7 +157,7 @@ def ranked(
 
 @memo(4096)
 def _quicker(
-    kind: str, flags: Flags, cell: Traced, dtype: str, hidden: int, batch: int,
+    kind: str, flags: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
     """Whether a stepwise loop takes less than the first kernel that holds R.
@@ -172,7 +174,7 @@ def _quicker(
     else:
         configs, us = _backward_ranking(*asked, 1)
     if us is None:
-        us = us_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
+        us = microseconds_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
     own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
     return own < stepwise.LEAST_GAIN * us / (2 if "lengths" in flags else 1)
 
@@ -186,10 +188,10 @@ def _of_stack(
     limits = Limits.of(capability, processors)
     fitting = multicast.forwards if kind == "forward" else multicast.backwards
     found = [*fitting(cell, dtype, hidden, limits, layers)]
-    return tuple(sorted(found, key=lambda one: multicast.step_time(cell, one, batch, limits)))
+    return tuple(sorted(found, key=lambda one: multicast.step_cycles(cell, one, batch, limits)))
 
 
-def _mask(flags: Flags) -> str:
+def _mask(flags: OptionNames) -> str:
     """Their name in the measured table."""
     return "+".join(flag for flag in flags if flag != "save") or measured.PLAIN
 
@@ -198,7 +200,7 @@ class LoopRequest(NamedTuple):
     """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
 
     kind: str
-    flags: Flags
+    flags: OptionNames
     cell: Traced
     dtype: str
     hidden: int
@@ -207,7 +209,7 @@ class LoopRequest(NamedTuple):
     processors: int | None = None
 
 
-def deciding(kind: str, flags: Flags) -> Flags:
+def measured_options(kind: str, flags: OptionNames) -> OptionNames:
     """The flags by which schedules choose: the others make kernels that were not measured."""
     some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
     return tuple(flag for flag in flags if flag in some)
@@ -243,13 +245,13 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
             configs, us = _backward_ranking(*asked, number)
         if not configs:
             return None
-        modelled.append(us_of(cell, dtype, configs[0], batch, limits))
+        modelled.append(microseconds_of(cell, dtype, configs[0], batch, limits))
         known += [] if us is None else [us]
     return StepTimes(*(known if len(known) == len(modelled) else modelled))
 
 
-def holding(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: Flags,
+def compilable_configs(
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: OptionNames,
     capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> Iterator[ForwardConfig | BackwardConfig]:  # fmt: skip
     """The ranked kernels as they are compiled first, where shared memory holds them.
@@ -267,7 +269,7 @@ def holding(
             yield tried
 
 
-def holds(config: KernelConfig, batch: int, loops: int, limits: Limits) -> bool:
+def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limits) -> bool:
     """Whether a device holds so many loops of a kernel at once, each in one launch."""
     return loops == 1 or loops * clusters_of(config, batch) <= limits.clusters(config.cluster)
 
@@ -277,14 +279,14 @@ def clusters_of(config: KernelConfig, batch: int) -> int:
     return -(-batch // config.rows) * config.clusters
 
 
-def first_try(hidden: int, config: Config, flags: Flags) -> Config:
+def first_try(hidden: int, config: Config, flags: OptionNames) -> Config:
     """A ranked configuration as it is compiled first, with such flags."""
     return replace(config, padded=config.units > hidden, **dict.fromkeys(flags, True))
 
 
 def kinds(
     spec: Spec, grad: bool, lengths: bool, reset: bool, all_states: bool, reset_state: bool = False
-) -> list[tuple[str, Flags]]:
+) -> list[tuple[str, OptionNames]]:
     """The kernels of a call: kind and flags of each.
 
     reset_state: states for resets are given. It does not say whether their gradients are wanted, so

@@ -12,7 +12,7 @@ from openrnn.tuning import measured, plan, wavefront
 from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
-TURNED = 1.5  # us: a matrix that backward reads transposed
+TRANSPOSE_US = 1.5  # us: a matrix that backward reads transposed
 # products of weights of several layers in one call take this part of their time one by one
 TOGETHER = 0.7
 # The other way, a wavefront or layer by layer, took 0.82 to 1.19 of the time by its model (H100, 13
@@ -54,13 +54,13 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         return None
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
-    step = plan.us_of(stack.cell, stack.dtype, configs[0], batch, limits)
+    step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
         # of three layers and more all but the first W_ih and the last R are multiplied together
         together = TOGETHER if stack.layers > 2 else 1.0
         us += (1 + together * (stack.layers - 1)) * after
-        us += (stack.layers - 1) * TURNED  # beside those of R, which any way has
+        us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None)
     if other is not None:
         modelled = other.us

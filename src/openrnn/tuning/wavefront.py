@@ -40,7 +40,7 @@ class Stack(NamedTuple):
     """
 
     kind: str
-    flags: plan.Flags
+    flags: plan.OptionNames
     cell: Traced
     dtype: str
     hidden: int
@@ -95,7 +95,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     if config.stepwise:
         return None
     # the constants were fitted to the model's times
-    us = plan.us_of(stack.cell, stack.dtype, config, batch, limits)
+    us = plan.microseconds_of(stack.cell, stack.dtype, config, batch, limits)
     times: plan.StepTimes | None = plan.StepTimes(us, us)
     if config.clusters > 1:
         loops, times = GRIDS, plan.step_times(asked, GRIDS)

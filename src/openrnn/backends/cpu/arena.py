@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cpu.program import SCRATCH
-from openrnn.backends.cpu.recorder import CPU
-from openrnn.memory import memory_for
+from openrnn.backends.cpu.program_builder import CPU
+from openrnn.memory import allocator_for
 
 LEAST = 1 << 16  # elements of a tensor that is worth it: smaller ones are taken as ever
 _ALIGNMENT = 16  # elements: a cache line of float32
 
 
-_fresh = memory_for(torch.float32, CPU).empty
+_fresh = allocator_for(torch.float32, CPU).empty
 
 
 class Arena(local):
@@ -56,7 +56,7 @@ class Arena(local):
             return _fresh(*like.shape)
         return self._memory[start : start + count].view(like.shape)
 
-    def widened(self, tensor: Tensor) -> Tensor:
+    def to_float32(self, tensor: Tensor) -> Tensor:
         """The tensor in float32."""
         if not tensor.is_contiguous():
             return tensor.float()

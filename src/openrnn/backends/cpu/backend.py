@@ -15,21 +15,30 @@ from openrnn.backends.base import (
     Capabilities,
     Cotangents,
     Gradients,
-    Memory,
+    ModuleCache,
     Needs,
     Outputs,
-    RecordedRepeat,
-    Repeat,
+    PreparedCall,
+    PreparedGradCall,
+    Shapes,
     TensorShape,
-    nothing,
-    nothing_back,
+    empty_backward,
+    empty_forward,
     traced,
 )
-from openrnn.backends.cpu import backward, describe, forward, narrow, rounding, schedules, tensors
+from openrnn.backends.cpu import (
+    backward,
+    call_16bit,
+    describe,
+    forward,
+    rounding,
+    schedules,
+    tensors,
+)
 from openrnn.backends.cpu import reserve as reserves
-from openrnn.backends.cpu.again import Again, AgainRecorded
 from openrnn.backends.cpu.layer import compute_dtype
-from openrnn.backends.cpu.recorder import sizes_of, values
+from openrnn.backends.cpu.program_builder import program_key, values
+from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall
 from openrnn.errors import CellError
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
 
@@ -66,7 +75,7 @@ class Cpu(Backend):
         reasons = super().refusals(problem)
         if not reasons:
             try:
-                why = traced(problem.spec).narrow
+                why = traced(problem.spec).no_float64_reason
             except CellError as error:
                 reasons.append(str(error))
             else:
@@ -88,11 +97,11 @@ class Cpu(Backend):
     def forward(self, call: Call) -> Outputs:
         problem, steps, batch = call.problem, call.x.shape[0], call.x.shape[1]
         if steps == 0 or batch == 0:
-            return nothing(self, call)
+            return empty_forward(self, call)
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
         call = tensors.readable(call, dtype, rounding.reads_in_place(problem, steps, batch))
         order = tensors.rows_by_length(call)
-        made = forward.program(sizes_of(call)).run(values(call, order))
+        made = forward.program(program_key(call)).run(values(call, order))
         states = 1 + len(problem.spec.states)
         y, finals, rest = made[0], made[1:states], made[states:]
         all_states: list[Tensor] = []
@@ -103,43 +112,47 @@ class Cpu(Backend):
             all_states = [states.to(given) for states in all_states]
         return Outputs(y, finals, all_states, rest)
 
-    def repeat(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
-    ) -> Repeat | None:
+    def prepare(
+        self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None
+    ) -> PreparedCall | None:
         if tensors.is_readable(call):
-            return Again(call, shapes, memory)
-        return narrow.Narrow(call, shapes, memory) if tensors.is_convertible(call) else None
+            return ProgramCall(call, output_shapes, cache)
+        if tensors.is_convertible(call):
+            return call_16bit.Call16Bit(call, output_shapes, cache)
+        return None
 
-    def repeat_recorded(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
-    ) -> RecordedRepeat | None:
+    def prepare_grad(
+        self, call: Call, output_shapes: Shapes, input_shapes: Shapes
+    ) -> PreparedGradCall | None:
         if tensors.is_readable(call):
-            return AgainRecorded(call, shapes, given)
-        return narrow.NarrowRecorded(call, shapes, given) if tensors.is_convertible(call) else None
+            return ProgramGradCall(call, output_shapes, input_shapes)
+        if tensors.is_convertible(call):
+            return call_16bit.GradCall16Bit(call, output_shapes, input_shapes)
+        return None
 
     def bind(self, call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
         if tensors.is_readable(call):
             return forward.bound(call, results)
-        return narrow.bound(call, results) if tensors.is_convertible(call) else None
+        return call_16bit.bound(call, results) if tensors.is_convertible(call) else None
 
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
         steps, batch = call.x.shape[0], call.x.shape[1]
         if steps == 0 or batch == 0:
-            return nothing_back(call, grads, needs)
+            return empty_backward(call, grads, needs)
         given, dtype = call.x.dtype, compute_dtype(call.x.dtype)
-        in_place = rounding.reads_in_place_back(call.problem, steps, batch)
+        in_place = rounding.backward_reads_in_place(call.problem, steps, batch)
         call = tensors.readable(call, dtype, in_place)
         grads = tensors.readable_gradients(grads, dtype)
         order, y = tensors.rows_by_length(call), tensors.converted(y, dtype).contiguous()
         reserve = [each.contiguous() for each in reserve]  # a hook of saved tensors may turn them
-        present = backward.Given(
+        present = backward.IncomingGradients(
             grads.y is not None,
             tuple([grad is not None for grad in grads.finals]),
             tuple([grad is not None for grad in grads.all_states]),
         )
-        found = backward.program(sizes_of(call), present, needs)
+        found = backward.program(program_key(call), present, needs)
         made = found.program.run(values(call, order) + backward.values(y, reserve, grads))
         groups = found.states, found.params, found.reset_states
         gradients = Gradients(

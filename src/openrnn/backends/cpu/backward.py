@@ -8,19 +8,19 @@ from torch import Tensor
 from openrnn.backends.base import Cotangents, Needs, state_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
-from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, Value
-from openrnn.backends.cpu.recorder import Recorder, Rows, Sizes, address, slots
-from openrnn.backends.cpu.rounding import reads_in_place_back
+from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, SlotRef
+from openrnn.backends.cpu.program_builder import ProgramBuilder, ProgramKey, Rows, address, slots
+from openrnn.backends.cpu.rounding import backward_reads_in_place
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
 from openrnn.schedule.operations import BeginLayer, FinishWeights, Loop
 
 if TYPE_CHECKING:
-    from openrnn.kernels.cpu.matrices import Gradient, NarrowBack
+    from openrnn.kernels.cpu.matrices import BackwardKernels16Bit, Gradient
 
 
-class Given(NamedTuple):
+class IncomingGradients(NamedTuple):
     """Which gradients reach a call: that of y, of each final state, of each state of all steps."""
 
     y: bool
@@ -37,54 +37,59 @@ class View(NamedTuple):
     offset: int
 
 
-Place = int | View | None  # of a gradient among the tensors that a run makes; None: not wanted
+GradientLocation = (
+    int | View | None
+)  # of a gradient among the tensors that a run makes; None: not wanted
 
 
 class BackwardProgram(NamedTuple):
     """A backward pass, and where the gradients that are wanted lie."""
 
     program: Program
-    x: Place
-    states: list[Place]
-    params: list[Place]
-    reset_states: list[Place]
+    x: GradientLocation
+    states: list[GradientLocation]
+    params: list[GradientLocation]
+    reset_states: list[GradientLocation]
 
 
-class Backward(Recorder):
+class BackwardBuilder(ProgramBuilder):
     """The operations of a backward pass.
 
     Args:
         given: which gradients reach the call; needs: which are wanted.
     """
 
-    def __init__(self, sizes: Sizes, given: Given, needs: Needs) -> None:
-        kept = len(reserve.shapes(sizes.problem, sizes.steps, sizes.batch))
-        super().__init__(sizes, [*slots(sizes), *_slots(kept, given)])
+    def __init__(self, key: ProgramKey, given: IncomingGradients, needs: Needs) -> None:
+        kept = len(reserve.shapes(key.problem, key.steps, key.batch))
+        super().__init__(key, [*slots(key), *_slots(kept, given)])
         spec, problem = self.spec, self.problem
         self.given, self.needs = given, needs
         self.saved = reserve.by_layer(spec, kept)
         width = spec.directions * spec.output_size
         between = [self.rows(at, width) for at in self.saved.outputs]
         # of each layer: what it reads and writes
-        self.inputs = [Rows(Value("x"), Value("x_step"), Value("x_row")), *between]
-        self.outputs = [*between, self.rows(Value("y"), width)]
+        self.inputs = [Rows(SlotRef("x"), SlotRef("x_step"), SlotRef("x_row")), *between]
+        self.outputs = [*between, self.rows(SlotRef("y"), width)]
         # gradients of what layers write: one is read while another is written
         size = self.steps * self.batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(min(2, spec.num_layers - 1))]
-        self._dy = Rows(Value("dy"), Value("dy_step"), Value("dy_row")) if given.y else None
+        self._dy = Rows(SlotRef("dy"), SlotRef("dy_step"), SlotRef("dy_row")) if given.y else None
         self._dx: Rows | None = None
         # of the current layer and direction: sums of gradients, a row for each team of threads;
         # how those of weights, biases and unit vectors lie in a row; the workspace before it
-        self._sums: Value | None = None
+        self._sums: SlotRef | None = None
         self._gradients: list[Gradient | None] = []
-        self._apart: list[Value] = []  # d_w_ih and d_w_hh, where they are tensors of their own
+        self._separate_gradients: list[
+            SlotRef
+        ] = []  # d_w_ih and d_w_hh, where they are tensors of their own
         self._mark = 0
-        self._narrow: NarrowBack | None = None  # kernels for matrices of 16 bits as they are
-        if reads_in_place_back(problem, sizes.steps, sizes.batch):
+        # for matrices that are read, and gradients that are stored, in 16 bits
+        self._kernels_16bit: BackwardKernels16Bit | None = None
+        if backward_reads_in_place(problem, key.steps, key.batch):
             from openrnn.kernels.cpu import matrices
 
-            self._narrow = matrices.narrow_back(str(problem.dtype).removeprefix("torch."))
-        self.d_x: Place = None
+            self._kernels_16bit = matrices.backward_kernels_16bit(problem.dtype_name)
+        self.d_x: GradientLocation = None
         if needs.x:
             # the loops write nothing past the end of a sequence
             shape = self.steps, self.batch, spec.input_size
@@ -92,11 +97,11 @@ class Backward(Recorder):
             self.d_x = self.place_of(dx)
         self.d_states = self._zeros("d_state", needs.states)
         self.d_reset_states = self._zeros("d_reset_state", needs.reset_states)
-        self.d_params: list[Place] = [None] * len(needs.params)
+        self.d_params: list[GradientLocation] = [None] * len(needs.params)
 
-    def _zeros(self, name: str, wanted: tuple[bool, ...]) -> list[Place]:
+    def _zeros(self, name: str, wanted: tuple[bool, ...]) -> list[GradientLocation]:
         """Gradients of states, which the loops add to."""
-        places: list[Place] = []
+        places: list[GradientLocation] = []
         for k, (shape, want) in enumerate(zip(state_shapes(self.problem, self.batch), wanted)):
             place = self.place_of(self.make((name, k), shape, zeros=True)) if want else None
             places.append(place)
@@ -117,7 +122,7 @@ class Backward(Recorder):
                 size = self.steps * self.batch * width * self.size
                 self.operations.append(Clear(self._dx.at, size, self.places))
         elif self.needs.x:
-            self._dx = self.rows(Value("dx"), spec.input_size)
+            self._dx = self.rows(SlotRef("dx"), spec.input_size)
 
     def loop(self, operation: Loop) -> None:
         """The loop of a layer and direction, after its weights are packed."""
@@ -133,28 +138,29 @@ class Backward(Recorder):
         x, y = self.inputs[operation.layer], self.outputs[operation.layer]
         read = self._packed(layer, plan.packs)
         given = self.shared(args, layer, operation, x, y, read, saved)
-        if self.sizes.pairs:
+        if self.key.pairs:
             pairs = matrices.pairs()
             args.product, args.pairs_outer = pairs.product.address, pairs.outer.address
             args.pairs_panels = pairs.panels.address
             self.take_rounded(args, given, plan.tasks)
-        elif self._narrow is not None:
-            args.product = self._narrow.product.address
+        elif self._kernels_16bit is not None:
+            args.product = self._kernels_16bit.product.address
         if self._dy is not None:
             self.set_rows(args, given, "dy", self.of_direction(operation, self._dy))
         if self._dx is not None:
             self.set_rows(args, given, "dx", self._dx)
             args.dx_add = operation.direction
         # with one chunk for all rows nothing is added to what products write
-        narrow = self._narrow if self.batch <= args.tile_rows and args.chunk == self.steps else None
-        dtype = self.dtype if narrow is None else self.problem.dtype
+        one_chunk = self.batch <= args.tile_rows and args.chunk == self.steps
+        kernels = self._kernels_16bit if one_chunk else None
+        dtype = self.dtype if kernels is None else self.problem.dtype
         self._gradients = self._gradients_of(layer, plan.teams, args.overwrite == 1, dtype)
-        if self._apart and narrow is not None:
-            args.store_narrow, args.rounded_bytes = narrow.store.address, layout.narrow_memory
+        if self._separate_gradients and kernels is not None:
+            args.store_16bit, args.rounded_bytes = kernels.store.address, layout.store_16bit_bytes
             self.take_rounded(args, given, plan.tasks)
         if self._sums is not None:
             given["sums"] = self._sums
-        given |= dict(zip(("d_w_ih", "d_w_hh"), self._apart))
+        given |= dict(zip(("d_w_ih", "d_w_hh"), self._separate_gradients))
         needs = self.needs
         for field, name, present in (
             ("d_initial", "d_state", needs.states),
@@ -166,7 +172,7 @@ class Backward(Recorder):
                 given[field] = self.states_of(layer, name, present)
         self.launch(loop, args, plan, given)
 
-    def _packed(self, layer: LayerKernels, packs: bool) -> list[Value | None]:
+    def _packed(self, layer: LayerKernels, packs: bool) -> list[SlotRef | None]:
         """The weights as the loop reads them, None where it needs none; in the order of WEIGHTS."""
         layout, needs = layer.layout, self.needs
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
@@ -175,11 +181,13 @@ class Backward(Recorder):
         if self.steps == 1 and not any(needs.states) and not any(needs.reset_states):
             w_hh = None  # nothing goes back beyond the first step
         if packs:
-            kernel = "pack_pairs" if self.sizes.pairs else "pack"
+            kernel = "pack_pairs" if self.key.pairs else "pack"
             shape = layout.gates, layout.units, layout.padded
-            w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
-            w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
-        w_hr = self.panels("pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units)
+            w_ih = self.pack_matrix(kernel, layer, w_ih, shape, layout.inputs)
+            w_hh = self.pack_matrix(kernel, layer, w_hh, shape, layout.outputs)
+        w_hr = self.pack_matrix(
+            "pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units
+        )
         return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
 
     def _gradients_of(
@@ -195,17 +203,17 @@ class Backward(Recorder):
 
         layout, params = layer.layout, self.needs.params
         wanted = [place is not None and params[place] for place in layer.places]
-        found = matrices.gradients(layout, teams, wanted, self.sizes.threads)
+        found = matrices.gradients(layout, teams, wanted, self.key.threads)
         size = sum(layout.sums)
-        self._sums, self._apart = None, []
+        self._sums, self._separate_gradients = None, []
         if any(gradient is not None and gradient.bare for gradient in found):
             before = 0  # elements of the sums that are elsewhere
             if overwrite:
                 # tensors of their own are smaller: 32 MiB in one piece have new pages in each call.
                 # And autograd adds in place what the steps of a loop give, if nothing shares memory
                 columns, before = layout.columns, sum(layout.sums[:2])
-                shapes = (columns, layout.wide), (columns, layout.width)
-                self._apart = [self.make(("d_w", layer.chain, k), shape, dtype=dtype)
+                shapes = (columns, layout.x_width), (columns, layout.h_width)
+                self._separate_gradients = [self.make(("d_w", layer.chain, k), shape, dtype=dtype)
                                for k, shape in enumerate(shapes)]  # fmt: skip
             sums = self.make(("sums", layer.chain), (size - before,))
             self._sums = sums._replace(offset=-before * self.size)
@@ -222,8 +230,8 @@ class Backward(Recorder):
         for k, (place, gradient) in enumerate(zip(layer.places, self._gradients)):
             if place is None or gradient is None or sums is None:
                 continue
-            if k < len(self._apart):
-                self.d_params[place] = self.place_of(self._apart[k])
+            if k < len(self._separate_gradients):
+                self.d_params[place] = self.place_of(self._separate_gradients[k])
                 continue
             if gradient.bare:
                 made, offset = self.place_of(sums), gradient.offset + sums.offset // self.size
@@ -239,7 +247,7 @@ class Backward(Recorder):
         self.workspace.free(self._mark)
 
 
-def _slots(kept: int, given: Given) -> list[Slot]:
+def _slots(kept: int, given: IncomingGradients) -> list[Slot]:
     """What a backward pass reads beyond the call, in the order of `values`."""
     found: list[Slot] = ["y", *(("saved", k) for k in range(kept))]
     found += ["dy_step", "dy_row", "dy"] if given.y else []
@@ -257,7 +265,7 @@ def values(y: Tensor, reserve: list[Tensor], grads: Cotangents) -> list[int]:
     return [*found, *(grad.data_ptr() for grad in every if grad is not None)]
 
 
-def gradient(place: Place, made: list[Tensor]) -> Tensor | None:
+def gradient(place: GradientLocation, made: list[Tensor]) -> Tensor | None:
     """A gradient among the tensors that a run made; None where it is not wanted."""
     if isinstance(place, View):
         whole = made[place.place]
@@ -266,12 +274,12 @@ def gradient(place: Place, made: list[Tensor]) -> Tensor | None:
 
 
 @memo(4096)
-def program(sizes: Sizes, given: Given, needs: Needs) -> BackwardProgram:
+def program(key: ProgramKey, given: IncomingGradients, needs: Needs) -> BackwardProgram:
     """The backward pass of calls with these sizes; compiles kernels that there are not yet."""
-    recorder = Backward(sizes, given, needs)
-    spec = sizes.problem.spec
-    execute(schedules.backward(spec.num_layers, spec.directions, sizes.steps), recorder)
+    builder = BackwardBuilder(key, given, needs)
+    spec = key.problem.spec
+    execute(schedules.backward(spec.num_layers, spec.directions, key.steps), builder)
     return BackwardProgram(
-        recorder.program(), recorder.d_x, recorder.d_states, recorder.d_params,
-        recorder.d_reset_states,
+        builder.program(), builder.d_x, builder.d_states, builder.d_params,
+        builder.d_reset_states,
     )  # fmt: skip

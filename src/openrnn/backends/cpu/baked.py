@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.cpu import schedules
-from openrnn.backends.cpu.forward import Forward
+from openrnn.backends.cpu.forward import ForwardBuilder
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype
-from openrnn.backends.cpu.program import Value, placed
-from openrnn.backends.cpu.recorder import Sizes
+from openrnn.backends.cpu.program import SlotRef, placed
+from openrnn.backends.cpu.program_builder import ProgramKey
 from openrnn.kernels.cpu.args import LINE
 from openrnn.schedule import execute
 from openrnn.spec import Problem
@@ -31,11 +31,11 @@ class Loop(NamedTuple):
     """A time loop: its arguments but for those of `given`, by field or entry of an array field."""
 
     args: "LoopArgs"
-    given: list[tuple[int, Value]]  # by place among the arguments
+    given: list[tuple[int, SlotRef]]  # by place among the arguments
 
 
-class Baked(Forward):
-    """Forward, but for what follows from weights alone, which is done at once.
+class Baked(ForwardBuilder):
+    """ForwardBuilder, but for what follows from weights alone, which is done at once.
 
     Args:
         params: in the order of `module_slots`, in the dtype that kernels compute in.
@@ -46,43 +46,45 @@ class Baked(Forward):
     """
 
     def __init__(self, problem: Problem, steps: int, params: Sequence[Tensor]) -> None:
-        super().__init__(Sizes(problem, steps, 1, 1, True, False))
+        super().__init__(ProgramKey(problem, steps, 1, 1, True, False))
         self.loops: list[Loop] = []
         self.data = bytearray()
         self._params: list[Any] = [param.detach().contiguous() for param in params]
         spec = self.spec
         execute(schedules.forward(spec.num_layers, spec.directions, steps), self)
 
-    def _param(self, value: Value) -> Tensor:
+    def _param(self, value: SlotRef) -> Tensor:
         slot: Any = value.slot
         found: Tensor = self._params[slot[1]]
         return found
 
-    def constant(self, tensor: Tensor) -> Value:
+    def constant(self, tensor: Tensor) -> SlotRef:
         """Adds a tensor to the data."""
         place = len(self.data)
         content = tensor.numpy().tobytes()
         self.data += content + bytes(-len(content) % LINE)
-        return Value(CONSTANTS, place)
+        return SlotRef(CONSTANTS, place)
 
-    def panels(
-        self, kernel: str, layer: LayerKernels, weight: Value | None, shape: tuple[int, int, int],
+    def pack_matrix(
+        self, kernel: str, layer: LayerKernels, weight: SlotRef | None, shape: tuple[int, int, int],
         columns: int,
-    ) -> Value | None:  # fmt: skip
+    ) -> SlotRef | None:  # fmt: skip
         if weight is None:
             return None
         from openrnn.kernels.cpu import launch, matrices
 
         gates, rows, padded = shape
         dtype = layer.layout.dtype
-        count = matrices.panels(kernel, dtype, gates, padded, columns)
+        count = matrices.panel_elements(kernel, dtype, gates, padded, columns)
         out = torch.zeros(count, dtype=self.dtype, device="cpu")
         args: Any = matrices.pack_args(gates, rows, padded, columns, 1)
         args.matrix, args.out = self._param(weight).data_ptr(), out.data_ptr()
         launch.run(matrices.kernel(kernel, dtype), args, args.tasks)
         return self.constant(out)
 
-    def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
+    def unit_vectors(
+        self, layer: LayerKernels, vectors: Sequence[SlotRef | None]
+    ) -> SlotRef | None:
         if not vectors:
             return None
         shape = len(vectors), layer.layout.padded
@@ -97,14 +99,14 @@ class Baked(Forward):
         loop: "CompiledFunction",
         args: "LoopArgs",
         plan: "LoopPlan",
-        given: dict[str, Value | Sequence[Value | None]],
+        given: dict[str, SlotRef | Sequence[SlotRef | None]],
     ) -> None:
         given["scratch"] = self.workspace.take(plan.scratch)
         found = [(place, self._baked(value)) for place, value in placed(args, given)]
         args.row_function = 0  # an address in this process
         self.loops.append(Loop(args, found))
 
-    def _baked(self, value: Value) -> Value:
+    def _baked(self, value: SlotRef) -> SlotRef:
         """The value; a parameter that a loop reads as it is becomes a constant."""
         slot = value.slot
         is_param = isinstance(slot, tuple) and slot[0] == "param"

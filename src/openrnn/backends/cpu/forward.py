@@ -8,17 +8,17 @@ from torch import Tensor
 from openrnn.backends.base import Call, result_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
-from openrnn.backends.cpu.program import BoundProgram, Program, Value
-from openrnn.backends.cpu.recorder import (
-    Recorder,
+from openrnn.backends.cpu.program import BoundProgram, Program, SlotRef
+from openrnn.backends.cpu.program_builder import (
+    ProgramBuilder,
+    ProgramKey,
     Rows,
-    Sizes,
     address,
-    sizes_of,
+    program_key,
     slots,
     values,
 )
-from openrnn.backends.cpu.rounding import reads_bf16, reads_in_place
+from openrnn.backends.cpu.rounding import packs_bf16_panels, reads_in_place
 from openrnn.codegen import build
 from openrnn.memo import memo
 from openrnn.schedule import execute
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from openrnn.kernels.cpu.plan import LoopPlan
 
 
-class Forward(Recorder):
+class ForwardBuilder(ProgramBuilder):
     """The operations of a forward pass.
 
     It makes y, the final states, all states where they are wanted, then the reserve.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes, slots(sizes))
+    def __init__(self, key: ProgramKey) -> None:
+        super().__init__(key, slots(key))
         problem, spec, steps, batch = self.problem, self.spec, self.steps, self.batch
         width = spec.directions * spec.output_size
-        self._x = self._y = Rows(Value("x"), Value("x_step"), Value("x_row"))
+        self._x = self._y = Rows(SlotRef("x"), SlotRef("x_step"), SlotRef("x_row"))
         states = range(len(spec.states))
         named = ["y", *(("final", k) for k in states), *(("all", k) for k in states)]
         for slot, shape in zip(named, result_shapes(problem, steps, batch)):
@@ -56,7 +56,7 @@ class Forward(Recorder):
         size = steps * batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(count)]
         self.int8 = problem.precision == "int8"
-        self.bf16 = not sizes.pairs and reads_bf16(problem, steps, batch)
+        self.bf16 = not key.pairs and packs_bf16_panels(problem, steps, batch)
         self.in_place = reads_in_place(problem, steps, batch)
 
     def begin_layer(self, operation: BeginLayer) -> None:
@@ -67,7 +67,7 @@ class Forward(Recorder):
         if layer:
             self._x = self._y
         if layer == self.spec.num_layers - 1:
-            at = Value("y")
+            at = SlotRef("y")
         elif self.saved is not None:
             at = self.saved.outputs[layer]
         else:
@@ -84,26 +84,26 @@ class Forward(Recorder):
         plan = self.plan(layer, operation, "inference" if self.saved is None else "training")
         w_ih, w_hh, b_ih, b_hh, w_hr, *vectors = self.weights(layer)
         if self.bf16 or (plan.packs and not self.int8):
-            pairs = "transpose_pairs" if self.sizes.pairs else "transpose"
+            pairs = "transpose_pairs" if self.key.pairs else "transpose"
             kernel = "transpose_bf16" if self.bf16 else pairs
             shape = layout.gates, layout.units, layout.padded
-            w_ih = self.panels(kernel, layer, w_ih, shape, layout.inputs)
-            w_hh = self.panels(kernel, layer, w_hh, shape, layout.outputs)
-        shape = 1, layout.outputs, layout.width
-        w_hr = self.panels("transpose", layer, w_hr, shape, layout.units)
+            w_ih = self.pack_matrix(kernel, layer, w_ih, shape, layout.inputs)
+            w_hh = self.pack_matrix(kernel, layer, w_hh, shape, layout.outputs)
+        shape = 1, layout.outputs, layout.h_width
+        w_hr = self.pack_matrix("transpose", layer, w_hr, shape, layout.units)
         read = w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)
         args = plan.args()
         given = self.shared(args, layer, operation, self._x, self._y, read, saved)
         if self.int8:
             self._take_int8(args, given, layer, plan)
-        elif self.sizes.pairs:
+        elif self.key.pairs:
             args.product = matrices.pairs().product.address
             self.take_rounded(args, given, plan.tasks)
         elif self.bf16:
             args.packed, args.product = 1, matrices.bf16_product().address
         elif self.in_place:
-            name = str(self.problem.dtype).removeprefix("torch.")
-            args.product = matrices.narrow_dots(name).address
+            name = self.problem.dtype_name
+            args.product = matrices.dots_16bit(name).address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
         given["final"] = self.states_of(layer, "final")
         if self.problem.return_states:
@@ -120,18 +120,18 @@ class Forward(Recorder):
         args.packed, args.product = 0, matrices.int8_product().address
         for name, place in zip(("scales_ih", "scales_hh"), layer.places):
             if place is not None:
-                given[name] = Value(("scales", place))
+                given[name] = SlotRef(("scales", place))
         args.rounded_bytes = layer.layout.int8_memory
         self.take_rounded(args, given, plan.tasks)
 
 
 @memo(4096)
-def program(sizes: Sizes) -> Program:
+def program(key: ProgramKey) -> Program:
     """The forward pass of calls with these sizes; compiles kernels that there are not yet."""
-    recorder = Forward(sizes)
-    spec = sizes.problem.spec
-    execute(schedules.forward(spec.num_layers, spec.directions, sizes.steps), recorder)
-    return recorder.program()
+    builder = ForwardBuilder(key)
+    spec = key.problem.spec
+    execute(schedules.forward(spec.num_layers, spec.directions, key.steps), builder)
+    return builder.program()
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -144,7 +144,7 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
     """
     if not all(map(address, (*call.params, *call.states, *results))):
         return None
-    sizes = sizes_of(call)
-    free = slots(sizes).index("x")
-    run = BoundProgram(program(sizes), values(call, None), free, results).run
+    key = program_key(call)
+    free = slots(key).index("x")
+    run = BoundProgram(program(key), values(call, None), free, results).run
     return lambda x: run(address(x))

@@ -7,7 +7,7 @@ import torch
 from openrnn.backends.base import traced
 from openrnn.memo import memo
 from openrnn.params import places
-from openrnn.spec import Spec
+from openrnn.spec import Spec, dtype_name
 
 if TYPE_CHECKING:
     from openrnn.codegen.trace import Traced
@@ -45,7 +45,7 @@ def layout_of(spec: Spec, layer: int, dtype: torch.dtype) -> "Layout":
     cell, chain = traced(spec), layer * spec.directions
     inputs = 0 if places(spec)[chain][0] is None else spec.layer_input(layer)
     return Layout(
-        str(dtype).removeprefix("torch."), len(cell.gates), len(cell.states) - 1,
+        dtype_name(dtype), len(cell.gates), len(cell.states) - 1,
         len(cell.unit_params), len(saved_sides(cell)), all_summed(cell), inputs,
         spec.hidden_size, spec.output_size,
     )  # fmt: skip

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LINE
-from openrnn.memory import Made, template
+from openrnn.memory import TensorFactory, template
 
 if TYPE_CHECKING:
-    from openrnn.backends.base import Memory
-    from openrnn.backends.cpu.kept import KeptPanels
+    from openrnn.backends.base import ModuleCache
+    from openrnn.backends.cpu.weight_cache import CachedPanels
     from openrnn.kernels.cpu.args import Args
     from openrnn.kernels.cpu.objects import CompiledFunction
 
 Slot = Hashable
 
 
-class Value(NamedTuple):
+class SlotRef(NamedTuple):
     """What a run gives for a slot, plus an offset: bytes, where it is an address."""
 
     slot: Slot
@@ -47,12 +47,12 @@ def _whole_lines(count: int) -> int:
 
 
 def placed(
-    args: "Args", given: Mapping[str, Value | Sequence[Value | None]]
-) -> list[tuple[int, Value]]:
+    args: "Args", given: Mapping[str, SlotRef | Sequence[SlotRef | None]]
+) -> list[tuple[int, SlotRef]]:
     """The values of fields, and of the entries of array fields, by place among the arguments."""
     found = []
     for name, values in given.items():
-        entries = [values] if isinstance(values, Value) else values
+        entries = [values] if isinstance(values, SlotRef) else values
         found += [
             (args.place(name, entry), value)
             for entry, value in enumerate(entries)
@@ -76,7 +76,7 @@ class Launch:
         kernel: "CompiledFunction",
         args: "Args",
         tasks: int,
-        given: Mapping[str, Value | Sequence[Value | None]],
+        given: Mapping[str, SlotRef | Sequence[SlotRef | None]],
         places: Mapping[Slot, int],
         barriers: int = 0,
     ) -> None:
@@ -148,7 +148,7 @@ class _Fixed:
 class Clear(_Fixed):
     """Writes zeros into `size` bytes."""
 
-    def __init__(self, target: Value, size: int, places: Mapping[Slot, int]) -> None:
+    def __init__(self, target: SlotRef, size: int, places: Mapping[Slot, int]) -> None:
         self._slot, self._offset, self._size = places[target.slot], target.offset, size
         self.slots = frozenset([self._slot])
 
@@ -160,7 +160,9 @@ class Clear(_Fixed):
 class Copy(_Fixed):
     """Copies `size` bytes."""
 
-    def __init__(self, target: Value, source: Value, size: int, places: Mapping[Slot, int]) -> None:
+    def __init__(
+        self, target: SlotRef, source: SlotRef, size: int, places: Mapping[Slot, int]
+    ) -> None:
         self._target, self._target_offset = places[target.slot], target.offset
         self._source, self._source_offset = places[source.slot], source.offset
         self._size = size
@@ -178,9 +180,9 @@ class Workspace:
     def __init__(self) -> None:
         self.size, self._taken = 0, 0
 
-    def take(self, size: int) -> Value:
+    def take(self, size: int) -> SlotRef:
         """A part of so many bytes, which begins at a cache line of the workspace."""
-        part = Value(WORKSPACE, self._taken)
+        part = SlotRef(WORKSPACE, self._taken)
         self._taken += _whole_lines(size)
         self.size = max(self.size, self._taken)
         return part
@@ -213,7 +215,7 @@ class _Scratch:
         if size > self._size:
             self._size, self._memory = 0, None  # the old one goes first
             like = template((size + LINE,), torch.uint8, torch.device("cpu"))
-            memory = self._memory = Made(torch.empty_like, like).maker()
+            memory = self._memory = TensorFactory(torch.empty_like, like).maker()
             self._size, self._address = size, _whole_lines(memory.data_ptr())
         return self._address
 
@@ -240,8 +242,8 @@ class Program:
     def __init__(
         self,
         operations: Sequence[Launch | Clear | Copy],
-        made: Sequence[Made],
-        kept: Sequence["KeptPanels"] = (),
+        made: Sequence[TensorFactory],
+        kept: Sequence["CachedPanels"] = (),
     ) -> None:
         self.operations, self.made, self.kept = tuple(operations), tuple(made), tuple(kept)
         self._makers = tuple(one.maker for one in self.made)
@@ -266,14 +268,14 @@ class Program:
                 made[place] = one._replace(like=take)
         return Program(self.operations, made, self.kept)
 
-    def run(self, values: list[int], memory: "Memory | None" = None) -> list[Tensor]:
+    def run(self, values: list[int], cache: "ModuleCache | None" = None) -> list[Tensor]:
         """Runs all of it; the tensors that it made, without the workspace.
 
         Args:
-            memory: of the module that calls, for panels.
+            cache: of the module that calls, for panels.
         """
         kept = reversed(self.kept)
-        panels = [each.panels(values, memory) for each in kept] if self.kept else ()
+        panels = [each.panels(values, cache) for each in kept] if self.kept else ()
         scratch = _THREADS.scratch
         if scratch.taken or self._scratch > SCRATCH:
             *made, workspace = [make() for make in self._makers]

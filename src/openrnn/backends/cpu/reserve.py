@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from openrnn.backends.base import TensorShape
 from openrnn.backends.cpu.layer import compute_dtype, layout_of
-from openrnn.backends.cpu.program import Value
+from openrnn.backends.cpu.program import SlotRef
 from openrnn.kernels.cpu import launch
 from openrnn.spec import Problem, Spec
 
@@ -15,8 +15,8 @@ from openrnn.spec import Problem, Spec
 class Saved(NamedTuple):
     """A reserve, sorted."""
 
-    activations: list[list[Value]]  # of each layer and direction, directions of a layer together
-    outputs: list[Value]  # of each layer but the last (T, B, D*O)
+    activations: list[list[SlotRef]]  # of each layer and direction, directions of a layer together
+    outputs: list[SlotRef]  # of each layer but the last (T, B, D*O)
 
 
 def shapes(problem: Problem, steps: int, batch: int) -> list[TensorShape]:
@@ -41,10 +41,10 @@ def partly(problem: Problem, steps: int, batch: int) -> bool:
 
 def by_layer(spec: Spec, count: int) -> Saved:
     """The slots of a reserve of so many tensors, sorted; they are ("saved", place)."""
-    every = [Value(("saved", place)) for place in range(count)]
+    every = [SlotRef(("saved", place)) for place in range(count)]
     each = (count - spec.num_layers + 1) // spec.chains  # tensors of one direction
     width = spec.directions * each + 1  # of a layer, its output the last
-    activations: list[list[Value]] = []
+    activations: list[list[SlotRef]] = []
     for start in range(0, spec.num_layers * width, width):
         for at in range(start, start + width - 1, each):
             activations.append(every[at : at + each])

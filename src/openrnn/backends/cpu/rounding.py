@@ -14,8 +14,11 @@ from openrnn.kernels.cpu import launch
 from openrnn.spec import Problem
 
 
-def reads_bf16(problem: Problem, steps: int, batch: int) -> bool:
-    """Whether a call of these sizes reads such matrices; of bfloat16 that rounds nothing."""
+def packs_bf16_panels(problem: Problem, steps: int, batch: int) -> bool:
+    """Whether a call of these sizes reads gate matrices as panels of bfloat16.
+
+    Matrices that are bfloat16 lose nothing by that.
+    """
     if problem.dtype == torch.bfloat16:
         return not problem.grad and launch.packs_bf16(steps, batch)
     return problem.precision == "bf16" and why_not(problem, steps, batch) is None
@@ -29,10 +32,10 @@ def reads_in_place(problem: Problem, steps: int, batch: int) -> bool:
     """
     bf16 = problem.dtype == torch.bfloat16
     packs = launch.packs_bf16 if bf16 and not problem.grad else launch.packs
-    return widens(problem.dtype) and not packs(steps, batch)
+    return has_16bit_kernels(problem.dtype) and not packs(steps, batch)
 
 
-def reads_in_place_back(problem: Problem, steps: int, batch: int) -> bool:
+def backward_reads_in_place(problem: Problem, steps: int, batch: int) -> bool:
     """Whether backward reads matrices of 16 bits where they lie, and may store gradients so.
 
     Where forward does, and no layer's matrices need padding.
@@ -43,7 +46,7 @@ def reads_in_place_back(problem: Problem, steps: int, batch: int) -> bool:
     )
 
 
-def widens(dtype: torch.dtype) -> bool:
+def has_16bit_kernels(dtype: torch.dtype) -> bool:
     """Whether there is a product with matrices of this dtype as they are."""
     if dtype != torch.float16:
         return dtype == torch.bfloat16
@@ -67,13 +70,13 @@ def multiplies_bf16(problem: Problem, steps: int, batch: int) -> bool:
 
 def why_not(problem: Problem, steps: int, batch: int) -> str | None:
     """Why a call that may does not, in words; or None."""
-    why = _whatever_sizes(problem)
+    why = _refusal_at_any_size(problem)
     if why is None and not launch.packs_bf16(steps, batch):
         return f"T {steps} and B {batch}, needs {_ENOUGH}"
     return why
 
 
-def _whatever_sizes(problem: Problem) -> str | None:
+def _refusal_at_any_size(problem: Problem) -> str | None:
     """Why no call rounds, whatever T and B; None where some do."""
     if problem.dtype != torch.float32:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}, needs float32"
@@ -95,7 +98,7 @@ def _narrow(problem: Problem) -> list[str]:
         if multiplies_bf16(problem, problem.steps, problem.batch):
             but = ", but products are of numbers rounded to bfloat16"
         elif any(reads(problem, problem.steps, problem.batch) for reads in _READ):
-            name = str(problem.dtype).removeprefix("torch.")
+            name = problem.dtype_name
             but = f", but matrices are read as {name}"
     return [f"computed in float32, between conversions of tensors{but}"]
 
@@ -106,12 +109,12 @@ def _rounded(problem: Problem) -> list[str]:
     if problem.dtype == torch.bfloat16:
         return []  # which `_narrow` tells
     if problem.steps is None or problem.batch is None:
-        why, where = _whatever_sizes(problem), f", where a call has {_ENOUGH}"
+        why, where = _refusal_at_any_size(problem), f", where a call has {_ENOUGH}"
     else:
         why, where = why_not(problem, problem.steps, problem.batch), ""
     no = f"weights are not rounded to bfloat16: {why}"
     return [no if why else f"weights are read as bfloat16{where}"]
 
 
-_READ = reads_bf16, reads_in_place
+_READ = packs_bf16_panels, reads_in_place
 _ENOUGH = f"T of {launch.BF16_STEPS} or T x B of {launch.PACK_FROM}"

@@ -65,7 +65,7 @@ def _key(problem: Problem, x: Tensor) -> str:
     where = f"{device.name} cudnn {load().version}"
     what = "training" if problem.grad else "inference"
     sizes = "T<={} B<={}".format(*_classes(x))
-    kind = str(problem.dtype).removeprefix("torch.")
+    kind = problem.dtype_name
     if problem.dtype == torch.float32:
         kind += f" {problem.precision}"
     return f"{plain} {kind} {what} {sizes} {where} trial {TRIAL}"

@@ -14,9 +14,9 @@ from openrnn.backends.base import (
     Needs,
     Outputs,
     TensorShape,
+    empty_backward,
+    empty_forward,
     host_lengths,
-    nothing,
-    nothing_back,
 )
 from openrnn.backends.cudnn import algorithms, dropout, long, run, weights
 from openrnn.backends.cudnn.reserve import reserve_bytes
@@ -91,7 +91,7 @@ class Cudnn(Backend):
         problem, x = call.problem, call.x
         lengths, empty = lengths_of(call)
         if empty:
-            return nothing(self, call)
+            return empty_forward(self, call)
         if x.dim() == 3 and x.shape[0] > run.LONGEST:
             return long.forward(call, lengths)
         with _plan(call, lengths, forward=True) as plan:
@@ -106,12 +106,12 @@ class Cudnn(Backend):
         spec = call.problem.spec
         lengths, empty = lengths_of(call)
         if empty:
-            return nothing_back(call, grads, needs)
+            return empty_backward(call, grads, needs)
         if call.x.dim() == 3 and call.x.shape[0] > run.LONGEST:
             return long.backward(call, y, reserve, grads, needs, lengths)
         space = weights.gradients(spec, call.x) if any(needs.params) else None
         # cuDNN writes over the reserve, so another backward would need a whole one
-        kept = reserve[0] if call.last else reserve[0].clone()
+        kept = reserve[0] if call.may_overwrite_reserve else reserve[0].clone()
         with _plan(call, lengths, forward=False) as plan:
             own, alive = _weights(call, plan, anew=False)
             dx, d_states = run.backward(

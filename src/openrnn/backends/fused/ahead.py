@@ -22,7 +22,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     spec, capability = problem.spec, problem.capability
     if capability is None:
         raise ValueError("a problem without the capability of a device")
-    cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
+    cell, name = traced(spec), problem.dtype_name
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
@@ -64,7 +64,7 @@ LONG = 100  # steps of a call in which loops run at once
 OTHERS = 200, 400, 800
 
 
-def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
+def _several(problem: Problem, kind: str, flags: plan.OptionNames, batch: int) -> bool:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
     spec = problem.spec
     if spec.bidirectional:
@@ -76,14 +76,14 @@ def _several(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool
     # whether it pays by the model depends on T, so one that is asked for
     chunk = LONG if spec.wavefront in (None, 1) else spec.wavefront
     asked = replace(problem, spec=spec.with_(wavefront=chunk))
-    found = wavefront_of(asked, kind, plan.deciding(kind, flags), LONG, batch, True)
+    found = wavefront_of(asked, kind, plan.measured_options(kind, flags), LONG, batch, True)
     return found is not None and found.loops > 1
 
 
-def _one_launch(problem: Problem, kind: str, flags: plan.Flags, batch: int) -> bool:
+def _one_launch(problem: Problem, kind: str, flags: plan.OptionNames, batch: int) -> bool:
     """Whether one launch runs all layers of long calls."""
-    deciding = plan.deciding(kind, flags)
-    every = (stack_of(problem, kind, deciding, steps, batch, True) for steps in (LONG, *OTHERS))
+    measured = plan.measured_options(kind, flags)
+    every = (stack_of(problem, kind, measured, steps, batch, True) for steps in (LONG, *OTHERS))
     return any(found is not None for found in every)
 
 
@@ -92,7 +92,7 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     spec, capability = problem.spec, problem.capability
     if capability is None or not single_step.takes(problem, 1, batch):
         return
-    cell, name = traced(spec), str(problem.dtype).removeprefix("torch.")
+    cell, name = traced(spec), problem.dtype_name
     gates, hidden = len(spec.gates), spec.hidden_size
     for inputs in single_step.input_columns(spec):
         kinds = [single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)]

@@ -6,7 +6,6 @@ tf32 or, in forward loops where h is bounded, of float16, which has as many bits
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,30 +16,31 @@ from openrnn.backends.base import (
     Call,
     Capabilities,
     Cotangents,
-    Faster,
     Gradients,
-    Memory,
+    ModuleCache,
     Needs,
     Outputs,
-    RecordedRepeat,
-    Repeat,
+    PreferredBackend,
+    PreparedCall,
+    PreparedGradCall,
+    Shapes,
     TensorShape,
-    nothing,
-    nothing_back,
+    empty_backward,
+    empty_forward,
     traced,
 )
 from openrnn.backends.fused import schedules
-from openrnn.backends.fused.again import Again, AgainRecorded
-from openrnn.backends.fused.backward import Backward
+from openrnn.backends.fused.backward import BackwardPass
 from openrnn.backends.fused.copies import dense
 from openrnn.backends.fused.describe import describe, listed
-from openrnn.backends.fused.forward import Forward
+from openrnn.backends.fused.forward import ForwardPass
 from openrnn.backends.fused.layer import layer_kernels
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
+from openrnn.backends.fused.program_call import ProgramCall, ProgramGradCall
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.errors import CellError
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.device import On
 from openrnn.native.recording import CURRENT, NotRepeatableError
@@ -101,10 +101,10 @@ class Fused(Backend):
             reasons.append(f"{len(spec.gates)} gates, takes at most {MOST_GATES}")
         return reasons
 
-    def yields(self, problem: Problem) -> Faster | None:
+    def preferred_backend(self, problem: Problem) -> PreferredBackend | None:
         """cuDNN, where it is measured faster or was not compared."""
         if where := choice.slower(problem):
-            return Faster("cudnn", where)
+            return PreferredBackend("cudnn", where)
         where = choice.not_compared(problem)
         if (
             where is None and problem.capability is not None
@@ -115,7 +115,7 @@ class Fused(Backend):
                 f"no kernel holds hidden_size {problem.spec.hidden_size} in {' and '.join(kinds)}, "
                 "so each step would be a GEMM and a launch"
             )
-        return Faster("cudnn", where, measured=False) if where else None
+        return PreferredBackend("cudnn", where, measured=False) if where else None
 
     def describe(self, problem: Problem) -> list[str]:
         """The configuration, registers and expected time of each kernel."""
@@ -151,7 +151,7 @@ class Fused(Backend):
         problem, spec, x = call.problem, call.problem.spec, call.x
         steps, batch = x.shape[0], x.shape[1]
         if steps == 0 or batch == 0:
-            return nothing(self, call)
+            return empty_forward(self, call)
         call = _laid_out(call)
         all_states: list[Tensor] = []
         if problem.return_states:
@@ -164,7 +164,7 @@ class Fused(Backend):
         order: Tensor | None = None
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
-            made = [memory_for(kind, x.device).empty(*shape) for shape, kind in kinds]
+            made = [allocator_for(kind, x.device).empty(*shape) for shape, kind in kinds]
             saved, rest = made[: spec.chains], made[spec.chains :]
             if call.lengths is not None:
                 order = rest.pop()
@@ -172,23 +172,25 @@ class Fused(Backend):
         with On(x.device.index):
             schedule = schedules.forward(ScheduleKey.of(call, bool(all_states), self.spin_limit))
             lengths = None if call.lengths is None else sort_lengths(call.lengths, order)
-            run = Forward(call, lengths, saved, lower, all_states, self.spin_limit)
+            run = ForwardPass(call, lengths, saved, lower, all_states, self.spin_limit)
             execute(schedule, run)
         return Outputs(run.outputs[-1], run.finals, all_states, made)
 
-    def repeat(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], memory: Memory | None = None
-    ) -> Repeat | None:
+    def prepare(
+        self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None
+    ) -> PreparedCall | None:
         try:
-            return Again(self, call, shapes) if call.x.numel() else None
+            return ProgramCall(self, call, output_shapes) if call.x.numel() else None
         except (NotRepeatableError, torch.OutOfMemoryError):
             return None
 
-    def repeat_recorded(
-        self, call: Call, shapes: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]]
-    ) -> RecordedRepeat | None:
+    def prepare_grad(
+        self, call: Call, output_shapes: Shapes, input_shapes: Shapes
+    ) -> PreparedGradCall | None:
         try:
-            return AgainRecorded(self, call, shapes, given) if call.x.numel() else None
+            if call.x.numel():
+                return ProgramGradCall(self, call, output_shapes, input_shapes)
+            return None
         except (NotRepeatableError, torch.OutOfMemoryError):
             return None
 
@@ -197,7 +199,7 @@ class Fused(Backend):
     ) -> Gradients:
         spec, x = call.problem.spec, call.x
         if x.shape[0] == 0 or x.shape[1] == 0:
-            return nothing_back(call, grads, needs)
+            return empty_backward(call, grads, needs)
         call = _laid_out(call)
         saved, rest = reserve[: spec.chains], reserve[spec.chains :]
         lengths: SortedLengths | None = None
@@ -211,7 +213,9 @@ class Fused(Backend):
             cut, schedule = schedules.backward(
                 ScheduleKey.of(call, all_states, self.spin_limit, forks), needs
             )
-            run = Backward(call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit)
+            run = BackwardPass(
+                call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit
+            )
             execute(schedule, run)
         return run.gradients
 

@@ -8,9 +8,9 @@ from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.launches import address, fill_flags, turn_all
 from openrnn.backends.fused.layer_gradients import InputGradient, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.backends.fused.pass_runner import address, fill_flags, transpose_all
 from openrnn.backends.fused.single_step import launch_backward
 from openrnn.backends.fused.stack_gradients import weights_of_stack
 from openrnn.schedule import Chunking
@@ -28,7 +28,7 @@ from openrnn.schedule.operations import (
 )
 
 
-class Backward(ForwardLoops):
+class BackwardPass(ForwardLoops):
     """The operations of a backward pass.
 
     Args:
@@ -59,11 +59,11 @@ class Backward(ForwardLoops):
             None if grad is None else grad.contiguous() for grad in grads.all_states
         ]
         # loops leave rows of length 0 alone; single steps (all layers or none) write everything
-        like = torch.empty_like if chunkings[0][0].step else torch.zeros_like
+        like = torch.empty_like if chunkings[0][0].mode == "single_step" else torch.zeros_like
         self.d_initial = zeros_of(call.states, needs.states, like)
         self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
-        self._flags = self.backward_flags(
+        self._flags = self.backward_options(
             any(grad is not None for grad in self.d_all_states),
             any(grad is not None for grad in self.d_reset_states),
         )
@@ -88,13 +88,17 @@ class Backward(ForwardLoops):
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
-        if not chunking.step:
+        if chunking.mode != "single_step":
             loop = self.loop_of(operation, self._flags)
             self._backward_loops[layer, direction], parts = loop, loop.parts
-            if loop.own_flags and not (chunking.stack and layer):
+            if loop.has_flag_buffer and not (chunking.mode == "one_launch" and layer):
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
                 # two where the next chunk's is filled beside a chunk's loop
-                ahead = chunking.overlap and not chunking.at_once and len(chunking.chunks) > 1
+                ahead = (
+                    chunking.overlap
+                    and chunking.mode != "both_directions"
+                    and len(chunking.chunks) > 1
+                )
                 some = 1 + ahead
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
@@ -104,7 +108,7 @@ class Backward(ForwardLoops):
         )
         below, *of_params = weights.layer.wanted(self.needs)
         d_gates: Tensor | None = None
-        if chunking.stack:
+        if chunking.mode == "one_launch":
             below = below and layer == 0  # else it stays in the loop
             d_gates = self._stack_d_gates(weights.layer.width)[layer]
         at = self._current[layer, direction] = LayerGradients(
@@ -164,7 +168,7 @@ class Backward(ForwardLoops):
 
     def forward_loop(self, layer: int, direction: int) -> prepared.PreparedLoop:
         return prepared.loop_for(
-            self.weights(layer, direction).layer, self.batch, self.forward_flags(False, True), 1
+            self.weights(layer, direction).layer, self.batch, self.forward_options(False, True), 1
         )
 
     def fill_flags(self, operation: FillFlags) -> None:
@@ -204,7 +208,7 @@ class Backward(ForwardLoops):
 
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
-        turn_all([self.weights(one.layer, 0) for one in each])
+        transpose_all([self.weights(one.layer, 0) for one in each])
         flags, words = self._flag_buffer(each[0]), list[int]()
         for one in each:
             words += self._words(one, None, flags, None)
@@ -227,7 +231,7 @@ class Backward(ForwardLoops):
         lengths, order, reset = self.mask_addresses(chunk)
         loop, above = self._backward_loops[place], 0
         if loop.config.layers > 1 and operation.layer + 1 < self.spec.num_layers:
-            above = address(self.weights(operation.layer + 1, 0).input_turned)
+            above = address(self.weights(operation.layer + 1, 0).input_transposed)
         return loop.args.words(
             weight=at.weights.recurrent_by_planes.data_ptr(),
             w_above=above,
@@ -266,7 +270,7 @@ class Backward(ForwardLoops):
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self._current.pop((operation.layer, operation.direction))
         self._flag_buffers.pop((operation.layer, operation.direction), None)
-        for place, grad in zip(at.layer.places, at.finished()):
+        for place, grad in zip(at.layer.param_indices, at.finished()):
             if place is not None:
                 self.d_params[place] = grad
 

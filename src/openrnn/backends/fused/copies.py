@@ -8,8 +8,9 @@ from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
 from openrnn.kernels.cuda.args import CopyRowsArgs, NarrowValuesArgs
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native.recording import CURRENT
+from openrnn.spec import dtype_name
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
 # values that our kernel copies one by one at most, but in programs, which torch's copies, several
@@ -66,8 +67,8 @@ def copied(
         return pad(x, (0, width - columns)) if width > columns else x.contiguous()
     pieces = width * size // piece
     if out is None:
-        out = memory_for(x.dtype, x.device).empty(steps, batch, width)
-    kernel = kernels.plain("copy_rows", str(x.dtype).removeprefix("torch."), x.device.index or 0)
+        out = allocator_for(x.dtype, x.device).empty(steps, batch, width)
+    kernel = kernels.plain("copy_rows", dtype_name(x.dtype), x.device.index or 0)
     args = CopyRowsArgs(
         x=x.data_ptr(), x_step=step, x_row=row, out=out.data_ptr(),
         lengths=0 if lengths is None else lengths.data_ptr(),
@@ -92,7 +93,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         ).words()
         for x, out in pairs
     ]  # fmt: skip
-    name, device = str(first.dtype).removeprefix("torch."), first.device.index or 0
+    name, device = dtype_name(first.dtype), first.device.index or 0
     threads = kernels.plain("copy_rows", name, device, len(pairs)).threads
     kernels.launch_several("copy_rows", name, device, words, -(-pieces // threads))
 
@@ -100,7 +101,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
     """`torch.stack` of vectors of one size, by launches, which programs may have."""
     first = vectors[0]
-    out = memory_for(first.dtype, first.device).empty(len(vectors), 1, 1, first.shape[0])
+    out = allocator_for(first.dtype, first.device).empty(len(vectors), 1, 1, first.shape[0])
     for vector, row in zip(vectors, out):
         copied(vector[None, None], out=row)
     return out.flatten(0, 2)
@@ -110,8 +111,8 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A dense float32 tensor in a dtype of 16 bits, or itself in float32."""
     if x.dtype == dtype:
         return x
-    out = memory_for(dtype, x.device).empty(*x.shape)
-    kernel = kernels.plain("narrow_values", str(dtype).removeprefix("torch."), x.device.index or 0)
+    out = allocator_for(dtype, x.device).empty(*x.shape)
+    kernel = kernels.plain("narrow_values", dtype_name(dtype), x.device.index or 0)
     args = NarrowValuesArgs(x=x.data_ptr(), out=out.data_ptr(), count=x.numel())
     kernel.launch(-(-x.numel() // (NARROWED * kernel.threads)), args.words())
     return out
@@ -124,7 +125,7 @@ def padded_gates(x: Tensor, gates: int, units: int) -> Tensor:
     return copied(rows, units).view(steps, batch, gates * units)
 
 
-def widened(x: Tensor) -> Tensor:
+def padded_to_16_bytes(x: Tensor) -> Tensor:
     """(T, B, I) or a dense copy with zeros in columns appended, so that rows are 16 bytes each.
 
     Else cuBLASLt runs a product over all steps in one block: 180 us instead of 20.

@@ -51,12 +51,12 @@ def listed(key: ScheduleKey) -> list[str]:
 
 
 def _of_loops(
-    problem: Problem, head: str, kind: str, flags: plan.Flags, loops: int, layers: int = 1
+    problem: Problem, head: str, kind: str, flags: plan.OptionNames, loops: int, layers: int = 1
 ) -> list[str]:
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
     if problem.capability is None:
         return []
-    cell, dtype = traced(problem.spec), str(problem.dtype).removeprefix("torch.")
+    cell, dtype = traced(problem.spec), problem.dtype_name
     batch = problem.batch or 1
     found = kernels.best(
         kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, flags, problem.capability,
@@ -66,7 +66,7 @@ def _of_loops(
         return []
     made, config = found
     limits = Limits.of(problem.capability, problem.processors)
-    time = plan.us_of(cell, dtype, config, batch, limits)
+    time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
@@ -75,7 +75,7 @@ def _of_loops(
         held = next((one for one in every if not one.stepwise), None)
         why = "no kernel holds R"
         if held is not None:
-            us = plan.us_of(cell, dtype, held, batch, limits)
+            us = plan.microseconds_of(cell, dtype, held, batch, limits)
             why = f"{us:.2f} with a kernel that holds R"
         return [
             f"{head}each step a GEMM and a launch of {config.blocks(batch)} blocks of "
@@ -96,7 +96,7 @@ def _of_loops(
     ]
 
 
-def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> list[str]:
+def _of_several(problem: Problem, name: str, kind: str, flags: plan.OptionNames) -> list[str]:
     """Lines where both directions or several layers run at once, or layers were to and do not."""
     spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
     if not steps or problem.capability is None:
@@ -114,8 +114,8 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
             f"{name} of both directions at once{some}, unless products beside one loop gain more: "
         )
         return [*_of_loops(problem, head, kind, flags, 2), *refused]
-    deciding = plan.deciding(kind, flags)
-    stack = wavefronts.stack_of(problem, kind, deciding, steps, batch, True)
+    measured = plan.measured_options(kind, flags)
+    stack = wavefronts.stack_of(problem, kind, measured, steps, batch, True)
     if stack is not None:
         head = (
             f"{name} of {spec.num_layers} layers in one launch, each a step behind the one before"
@@ -124,7 +124,7 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
         if lines:  # else none of its kernels compiles, and a call goes on as below
             return [f"{line}; {times}" for line in lines]
-    found = wavefronts.wavefront_of(problem, kind, deciding, steps, batch, True)
+    found = wavefronts.wavefront_of(problem, kind, measured, steps, batch, True)
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
         line = (
@@ -139,7 +139,7 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
         return refused
     why = wavefronts.refusal(problem, steps, batch)
     if why is None:
-        asked = kind, deciding, traced(spec), str(problem.dtype).removeprefix("torch.")
+        asked = kind, measured, traced(spec), problem.dtype_name
         first, *_ = plan.ranked(
             *asked, spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors
         )
@@ -149,9 +149,9 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.Flags) -> li
 
 
 def both_at_once(
-    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int
+    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int
 ) -> set[int]:  # fmt: skip
-    """`both_directions.loops` of all layers of a problem whose device is known.
+    """`both_directions.loops_to_fit` of all layers of a problem whose device is known.
 
     But for products that would run beside loops in turn. All gradients are wanted, or all but that
     of x.
@@ -164,14 +164,14 @@ def both_at_once(
     if chunks.for_memory(steps, batch, row) > 1:
         return set()
     loop = plan.LoopRequest(
-        kind, plan.deciding(kind, flags), cell, str(problem.dtype).removeprefix("torch."),
+        kind, plan.measured_options(kind, flags), cell, problem.dtype_name,
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
-    twice = both_directions.held_twice(loop)
+    twice = both_directions.fits_twice(loop)
     found = {overlap.NOTHING}
     if spec.input_mode == "linear" and not problem.reset_state:
         found = _beside(problem, kind, steps, batch)
-    return {both_directions.loops(loop, steps, twice, beside=beside) for beside in found}
+    return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in found}
 
 
 def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.Beside]:
@@ -198,7 +198,7 @@ def _of_step(problem: Problem, kind: str) -> list[str]:
         return []
     if kind == "backward" and not single_step.differentiates(*asked, True, problem.reset_state):
         return []
-    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    cell, dtype = traced(spec), problem.dtype_name
     arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size
     widths = single_step.input_columns(spec)
     lines: list[str] = []

@@ -9,6 +9,7 @@ from openrnn import philox
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.kernels.cuda.args import DropoutArgs
+from openrnn.spec import dtype_name
 
 
 def masked(call: Call, layer: int, y: Tensor, first: int = 0, out: Tensor | None = None) -> Tensor:
@@ -21,7 +22,7 @@ def masked(call: Call, layer: int, y: Tensor, first: int = 0, out: Tensor | None
     if call.seed is None:
         raise ValueError("dropout needs a seed")
     p, y = call.problem.spec.dropout, y.contiguous()
-    kernel = kernels.plain("dropout", str(y.dtype).removeprefix("torch."), y.device.index or 0)
+    kernel = kernels.plain("dropout", dtype_name(y.dtype), y.device.index or 0)
     out = torch.empty_like(y) if out is None else out
     steps, batch, width = y.shape
     (scale,) = unpack("i", pack("f", philox.scale(p)))

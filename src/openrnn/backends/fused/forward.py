@@ -13,7 +13,7 @@ from openrnn.backends.fused.single_step import launch_forward
 from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk, StackLoop, Step
 
 
-class Forward(ForwardLoops):
+class ForwardPass(ForwardLoops):
     """The operations of a forward pass.
 
     Args:
@@ -47,7 +47,7 @@ class Forward(ForwardLoops):
         self.inputs = [call.x]
         self._recompute = self.spec.recompute == "gates"
         save = bool(saved) and not self._recompute
-        self._flags = self.forward_flags(bool(all_states), save)
+        self._flags = self.forward_options(bool(all_states), save)
         # the states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
 

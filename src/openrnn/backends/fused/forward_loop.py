@@ -13,11 +13,11 @@ from torch import Tensor
 from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared, products
 from openrnn.backends.fused.copies import aligned, copied, padded_gates
-from openrnn.backends.fused.launches import Launches, Weights, address, fill_flags
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.memory import memory_for
-from openrnn.schedule.operations import FillFlags, InputProduct, MakeRoom, OfChunk
+from openrnn.backends.fused.pass_runner import PassRunner, Weights, address, fill_flags
+from openrnn.memory import allocator_for
+from openrnn.schedule.operations import AllocateInputs, FillFlags, InputProduct, OfChunk
 
 
 class Room(NamedTuple):
@@ -43,7 +43,7 @@ class Inputs:
     flags: Tensor | None
 
 
-class ForwardLoops(Launches):
+class ForwardLoops(PassRunner):
     """The operations of a chunk that the forward pass and backward with recompute share."""
 
     def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
@@ -96,13 +96,13 @@ class ForwardLoops(Launches):
         self, loop: prepared.PreparedLoop, layer: LayerKernels, steps: int
     ) -> Tensor | None:
         """The flag buffer of a loop that needs one besides."""
-        if not loop.own_flags:
+        if not loop.has_flag_buffer:
             return None
         half = loop.config.half_operands
-        empty = memory_for(torch.float16, self.call.x.device).empty if half else self.empty
+        empty = allocator_for(torch.float16, self.call.x.device).empty if half else self.empty
         return empty(*loop.config.flag_buffer(layer.cell, steps, self.batch).shape)
 
-    def make_room(self, operation: MakeRoom) -> None:
+    def allocate_inputs(self, operation: AllocateInputs) -> None:
         if operation.shared:
             weights = self.weights(operation.layer, operation.direction)
             layer, steps = weights.layer, operation.chunk.steps

@@ -122,7 +122,7 @@ def _compiling(
 
 
 def fitting(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
     loops: int = 1, layers: int = 1,
 ) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
@@ -139,7 +139,7 @@ def fitting(
         layers: that one launch runs.
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    held = plan.holding(
+    held = plan.compilable_configs(
         kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
     )
     configs = list(islice(held, TRIES))
@@ -159,7 +159,7 @@ def fitting(
 
 
 def best(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
     capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
     loops: int = 1, layers: int = 1,
 ) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
@@ -173,7 +173,7 @@ def best(
 
 @resource
 def kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.Flags,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
     device: int, spin_limit: int = 0, loops: int = 1, layers: int = 1,
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.

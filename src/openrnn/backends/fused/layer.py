@@ -14,14 +14,14 @@ from openrnn.codegen.config import KernelConfig, saved_values
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, ReduceBiasGradientsArgs
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.params import places
-from openrnn.spec import Spec
+from openrnn.spec import Spec, dtype_name
 from openrnn.tuning import plan
 
 
-class ForwardFlags(NamedTuple):
+class ForwardOptions(NamedTuple):
     """Options of a forward loop; each combination is a kernel of its own."""
 
     lengths: bool
@@ -36,7 +36,7 @@ class ForwardFlags(NamedTuple):
         return "forward"
 
 
-class BackwardFlags(NamedTuple):
+class BackwardOptions(NamedTuple):
     """Options of a backward loop; each combination is a kernel of its own."""
 
     lengths: bool
@@ -50,12 +50,12 @@ class BackwardFlags(NamedTuple):
         return "backward"
 
 
-Flags = ForwardFlags | BackwardFlags
+LoopOptions = ForwardOptions | BackwardOptions
 
 
-def names_of(flags: Flags) -> tuple[str, ...]:
+def names_of(options: LoopOptions) -> tuple[str, ...]:
     """Those that are set, in their order."""
-    return tuple(name for name, flag in zip(flags._fields, flags) if flag)
+    return tuple(name for name, flag in zip(options._fields, options) if flag)
 
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -105,15 +105,15 @@ class LayerKernels:
         self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
         self.exact = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
-        self.places = places(spec)[index]
-        w_ih, w_hh, b_ih, b_hh, _, *vectors = self.places
+        self.param_indices = places(spec)[index]
+        w_ih, w_hh, b_ih, b_hh, _, *vectors = self.param_indices
         if w_hh is None:
             raise ValueError("a network without a recurrent matrix")
-        self.matrices = w_ih, w_hh, b_ih, b_hh
-        self.unit_vectors = [place for place in vectors if place is not None]
+        self.matrix_indices = w_ih, w_hh, b_ih, b_hh
+        self.vector_indices = [place for place in vectors if place is not None]
         self.skips = w_ih is None
         self.x_gate = self.units if spec.input_mode == "gates" else 0
-        alone = cell.apart
+        alone = cell.split_gates
         shared = tuple(gate for gate in cell.gates if gate not in alone)
         self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
         self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
@@ -126,7 +126,7 @@ class LayerKernels:
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
         self.recompute = spec.recompute == "gates"
         self.nulls = [0] * len(spec.states)
-        self.dtype_name = str(dtype).removeprefix("torch.")
+        self.dtype_name = dtype_name(dtype)
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
@@ -173,26 +173,27 @@ class LayerKernels:
         across = units if transposed else columns
         tile = cuda.PERMUTE_TILE
         shape = (units, gates, units) if transposed else (gates, units, columns)
-        out = memory_for(matrix.dtype, matrix.device).empty(*shape)
+        out = allocator_for(matrix.dtype, matrix.device).empty(*shape)
         args = PermuteWeightsArgs(
             matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
-            across=across, columns=columns, gates=gates, order=nibbles(order), turned=transposed,
+            across=across, columns=columns, gates=gates, order=nibbles(order),
+            transposed=transposed,
         )  # fmt: skip
         return out, args.words(), gates * (-(-units // tile) * -(-across // tile))
 
     def wanted(self, needs: Needs) -> tuple[bool, ...]:
         """Which of its gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors."""
         below = needs.x or self.index >= self.spec.directions
-        of_params = (place is not None and needs.params[place] for place in self.places)
+        of_params = (place is not None and needs.params[place] for place in self.param_indices)
         return below, *of_params
 
     def kernel(
-        self, batch: int, flags: Flags, loops: int = 1, layers: int = 1
+        self, batch: int, options: LoopOptions, loops: int = 1, layers: int = 1
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
-            flags.kind, self.cell, self.dtype_name, self.hidden, (batch + 7) // 8, names_of(flags),
-            self.device, self.spin_limit, loops, layers,
+            options.kind, self.cell, self.dtype_name, self.hidden, (batch + 7) // 8,
+            names_of(options), self.device, self.spin_limit, loops, layers,
         )  # fmt: skip
 
 

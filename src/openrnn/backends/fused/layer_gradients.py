@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused.copies import aligned, copied
-from openrnn.backends.fused.launches import Launches, Weights, address
 from openrnn.backends.fused.layer import LayerKernels
+from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
 from openrnn.backends.fused.weight_gradients import (
     WeightGradient,
     add_input,
@@ -81,7 +81,7 @@ class LayerGradients:
     in memory, with the autograd graph, until Python looks for cycles.
 
     Args:
-        launches: the pass.
+        runner: the pass.
         parts: of the sums over rows that the launch for a chunk leaves; 0: the launch adds them up.
         wanted: which gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors.
         d_gates: memory for the gate gradients of all steps; None: it takes its own.
@@ -94,7 +94,7 @@ class LayerGradients:
     """
 
     def __init__(
-        self, launches: Launches, weights: Weights, chunking: Chunking, parts: int,
+        self, runner: PassRunner, weights: Weights, chunking: Chunking, parts: int,
         tensors: LayerTensors, wanted: tuple[bool, ...], d_gates: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.weights, self._parts = weights, parts
@@ -104,32 +104,37 @@ class LayerGradients:
         self.dy = _laid_out(self.layer, tensors.dy)
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
-        self._whole = chunking.overlap or chunking.wavefront or len(chunks) == 1
+        self._whole = chunking.overlap or chunking.mode == "wavefront" or len(chunks) == 1
         if d_gates is None:
-            steps = launches.steps if self._whole else max(chunk.steps for chunk in chunks)
-            d_gates = launches.empty(steps, launches.batch, layer.width)
+            steps = runner.steps if self._whole else max(chunk.steps for chunk in chunks)
+            d_gates = runner.empty(steps, runner.batch, layer.width)
         self.all_d_gates = d_gates
         rows = len(chunks) * parts
         self._sums: Tensor | None = None
         if parts:
-            self._sums = launches.empty_float32(rows, layer.planes + layer.vectors, layer.units)
+            self._sums = runner.empty_float32(rows, layer.planes + layer.vectors, layer.units)
         self._biases: Biases | None = None
         self._reduced = False
         self.dx = tensors.dx
         if wanted[0] and self.dx is None:
-            self.dx = InputGradient(launches.empty(*x.shape))
+            self.dx = InputGradient(runner.empty(*x.shape))
         self.input = self.recurrent = None
         # products of each chunk add to the weights
-        several = len(chunks) > 1 and not (chunking.wavefront or chunking.at_once)
+        several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
         if weights.w_ih is not None and wanted[1]:
             self.input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
             self.recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
         # made here, on the main stream: what products of both streams read, and what a side stream
         # writes for the caller
-        if chunking.wavefront or chunking.at_once or chunking.forks:
+        if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:
             self.biases()
-        if chunking.overlap and not chunking.wavefront and len(chunks) > 1 and self.dx is not None:
+        if (
+            chunking.overlap
+            and chunking.mode != "wavefront"
+            and len(chunks) > 1
+            and self.dx is not None
+        ):
             _ = weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:
@@ -143,7 +148,7 @@ class LayerGradients:
             return 0
         return sums.data_ptr() + chunk.number * self._parts * sums.stride(0) * sums.itemsize
 
-    def products(self, launches: Launches, chunk: Chunk, of: str) -> None:
+    def products(self, runner: PassRunner, chunk: Chunk, of: str) -> None:
         """The products of a chunk, after its loop; `of`: see `GradientProducts`."""
         d_gates = self.d_gates(chunk)
         if self.dx is not None and of in ("all", "x"):
@@ -155,7 +160,7 @@ class LayerGradients:
         if self.input is not None and of in ("all", "weights", "input"):
             add_input(self.weights, chunk.of(self.x), d_gates, self.input)
         if self.recurrent is not None and of in ("all", "weights", "recurrent"):
-            add_recurrent(launches, self.weights, chunk, self.y, d_gates, self.recurrent)
+            add_recurrent(runner, self.weights, chunk, self.y, d_gates, self.recurrent)
         if of in ("weights", "recurrent"):  # of all steps
             self._reduce_biases()
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from openrnn.backends.fused.program import (
-    Launch,
-    Multiply,
+    LaunchOp,
+    MatmulOp,
     Operation,
-    Value,
-    Wait,
-    WaitForLaunch,
+    SlotRef,
+    WaitForLaunchOp,
+    WaitOp,
 )
 from openrnn.schedule.operations import MAIN
 
@@ -36,11 +36,11 @@ class Lifetime(NamedTuple):
         return self.begin <= other.end and other.begin <= self.end
 
 
-def values_of(operation: Operation) -> list[Value]:
+def values_of(operation: Operation) -> list[SlotRef]:
     """The memory that an operation reads or writes."""
-    if isinstance(operation, Launch):
+    if isinstance(operation, LaunchOp):
         return [value for _, value in operation.given]
-    if isinstance(operation, Multiply):
+    if isinstance(operation, MatmulOp):
         return [operation.a, operation.b, operation.d, operation.space]
     return []
 
@@ -64,17 +64,17 @@ def _spans(operations: Sequence[Operation]) -> tuple[list[int], list[int]]:
     launched = 0  # the same of the launch that signalled last
     for place, operation in enumerate(operations):
         stream = operation.stream
-        if isinstance(operation, Wait) and operation.other == MAIN:
+        if isinstance(operation, WaitOp) and operation.other == MAIN:
             waited[stream] = place
-        elif isinstance(operation, WaitForLaunch):
+        elif isinstance(operation, WaitForLaunchOp):
             waited[stream] = max(waited.get(stream, 0), launched)
         begins.append(place if stream == MAIN else waited.get(stream, 0))
-        if isinstance(operation, Launch) and operation.signals:
+        if isinstance(operation, LaunchOp) and operation.signals:
             launched = begins[-1]
     ends, joined = list[int](), dict[int, int]()
     for place in reversed(range(len(operations))):
         operation = operations[place]
-        if isinstance(operation, Wait) and operation.stream == MAIN:
+        if isinstance(operation, WaitOp) and operation.stream == MAIN:
             joined[operation.other] = place
         on_main = operation.stream == MAIN
         ends.append(place if on_main else joined.get(operation.stream, len(operations)))

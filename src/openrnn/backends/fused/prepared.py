@@ -4,7 +4,7 @@ What is left to a call are addresses, so that its host spends its time on launch
 """
 
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.layer import Flags, LayerKernels
+from openrnn.backends.fused.layer import LayerKernels, LoopOptions
 from openrnn.backends.fused.stepwise import StepwiseLoop
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.kernels.cuda.args import LOOPS
@@ -25,26 +25,27 @@ class PreparedLoop:
             are not its own.
         polls: its blocks wait for values in a flag buffer, which may be y or the gate gradients.
         parts: of the sums over rows that backward leaves.
-        own_flags: it needs a flag buffer besides: forward where y does not hold exactly the values
-            that blocks send each other, and kernels that use no other.
+        has_flag_buffer: the loop polls a buffer of its own. Else it polls y, in backward the gate
+            gradients. Forward needs the buffer where y is not what blocks send each other: with
+            masks, padding or float16 operands.
         filled: rows of that buffer's steps that are filled before a launch; None: all of them.
     """
 
     def __init__(
-        self, layer: LayerKernels, batch: int, flags: Flags, loops: int, layers: int = 1
+        self, layer: LayerKernels, batch: int, options: LoopOptions, loops: int, layers: int = 1
     ) -> None:
         self.batch = batch
-        self.kernel, self.config = layer.kernel(batch, flags, loops, layers)
+        self.kernel, self.config = layer.kernel(batch, options, loops, layers)
         self.polls = self.config.clusters > 1
-        masks = flags.lengths or flags.reset
+        masks = options.lengths or options.reset
         self.parts = self.config.sum_parts(batch)
-        forward = flags.kind == "forward"
-        self.own_flags = self.polls and (
+        forward = options.kind == "forward"
+        self.has_flag_buffer = self.polls and (
             not self.config.y_flags
             or (forward and (masks or not layer.exact or self.config.half_operands))
         )
         self.filled: int | None = None
-        if self.own_flags:
+        if self.has_flag_buffer:
             buffer = self.config.flag_buffer(layer.cell, 1, batch)
             self.filled = buffer.filled if buffer.filled < buffer.shape[1] else None
         back_in_time = forward == (layer.direction == 1)
@@ -63,7 +64,7 @@ class PreparedLoop:
             shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
         else:
             shared["d_gates_step_bytes"] = way * batch * layer.width * size
-        self.args = PreparedArgs(LOOPS[flags.kind], **shared)
+        self.args = PreparedArgs(LOOPS[options.kind], **shared)
         self._stepwise: StepwiseLoop | None = None
         if isinstance(self.config, StepwiseForwardConfig | StepwiseBackwardConfig):
             self._stepwise = StepwiseLoop(layer, batch, self.kernel, self.config)
@@ -85,7 +86,7 @@ _prepared_loop = memo(4096)(PreparedLoop)
 
 
 def loop_for(
-    layer: LayerKernels, batch: int, flags: Flags, loops: int, layers: int = 1
+    layer: LayerKernels, batch: int, options: LoopOptions, loops: int, layers: int = 1
 ) -> PreparedLoop:
     """The prepared loop, which is kept."""
-    return _prepared_loop(layer, batch, flags, loops, layers)
+    return _prepared_loop(layer, batch, options, loops, layers)

@@ -34,7 +34,7 @@ def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
 @memo(1024)
 def weight_gradient(
     layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
-    full: bool, apart: tuple[int, int], layers: int,
+    full: bool, batch_strides: tuple[int, int], layers: int,
 ) -> Product:  # fmt: skip
     """A matrix's gradient (gates of a span * units, columns): gate gradients^T times what it read.
 
@@ -43,15 +43,18 @@ def weight_gradient(
         rows: T*B of the chunk.
         strides: from row to row of the gate gradients and of what the matrix read.
         full: the gradient is float32.
-        apart: from layer to layer of the same two, where several are multiplied at once.
+        batch_strides: from layer to layer of the same two, where several are multiplied at once.
         layers: that are; their gradients (G * units, columns) follow each other.
     """
     begin, end = span
-    gradients, other = (Layout(stride, apart=far) for stride, far in zip(strides, apart))
+    gradients, other = (
+        Layout(stride, batch_stride=far) for stride, far in zip(strides, batch_strides)
+    )
     matrix = layer.gates * layer.units * columns
     return product_for(
         layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
-        gradients._replace(transposed=True), other, Layout(columns, apart=matrix), full, layers,
+        gradients._replace(transposed=True), other, Layout(columns, batch_stride=matrix), full,
+        layers,
     )  # fmt: skip
 
 

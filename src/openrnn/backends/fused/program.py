@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn.memory import Made
+from openrnn.memory import TensorFactory
 from openrnn.native import graphs
 from openrnn.native.cublaslt import MatmulPlan
 from openrnn.native.device import On, current_stream
@@ -21,21 +21,21 @@ from openrnn.native.nvrtc import CudaKernel, Parameter
 from openrnn.native.side_stream import streams
 
 _address = Tensor.data_ptr
-Handles = Sequence[int]  # of the streams by their numbers, up to the last that is used
-Run = Callable[[Sequence[int], Handles, Any], None]  # of the values; with `Streams`, if any
+StreamHandles = Sequence[int]  # of the streams by their numbers, up to the last that is used
+Run = Callable[[Sequence[int], StreamHandles, Any], None]  # of the values; with `Streams`, if any
 
 
-class Value(NamedTuple):
+class SlotRef(NamedTuple):
     """The value of a slot, by its place among those of a run, plus an offset in bytes."""
 
     slot: int
     offset: int
 
 
-Moved = Callable[[Value], Value]  # where a value lies instead
+Relocation = Callable[[SlotRef], SlotRef]  # where a value lies instead
 
 
-class Launch(NamedTuple):
+class LaunchOp(NamedTuple):
     """A launch of a kernel.
 
     Attributes:
@@ -49,10 +49,10 @@ class Launch(NamedTuple):
     clusters: int
     words: tuple[int, ...]
     stream: int
-    given: tuple[tuple[int, Value], ...]
+    given: tuple[tuple[int, SlotRef], ...]
     signals: bool
 
-    def moved(self, to: Moved) -> "Launch":
+    def relocated(self, to: Relocation) -> "LaunchOp":
         """This operation with its values elsewhere."""
         return self._replace(given=tuple((place, to(value)) for place, value in self.given))
 
@@ -65,7 +65,7 @@ class Launch(NamedTuple):
         signals = self.signals
         self.kernel.enter()
 
-        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+        def run(values: Sequence[int], handles: StreamHandles, beside: Any) -> None:
             words = parameter.words
             for place, slot, offset in given:
                 words[place] = values[slot] + offset
@@ -75,18 +75,18 @@ class Launch(NamedTuple):
         return run
 
 
-class Multiply(NamedTuple):
+class MatmulOp(NamedTuple):
     """A product d = a b, or d + a b."""
 
     plan: MatmulPlan
-    a: Value
-    b: Value
-    d: Value
+    a: SlotRef
+    b: SlotRef
+    d: SlotRef
     add: bool
     stream: int
-    space: Value  # of its workspace
+    space: SlotRef  # of its workspace
 
-    def moved(self, to: Moved) -> "Multiply":
+    def relocated(self, to: Relocation) -> "MatmulOp":
         """This operation with its values elsewhere."""
         return self._replace(a=to(self.a), b=to(self.b), d=to(self.d), space=to(self.space))
 
@@ -97,7 +97,7 @@ class Multiply(NamedTuple):
             self.a, self.b, self.d, self.space
         )  # fmt: skip
 
-        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+        def run(values: Sequence[int], handles: StreamHandles, beside: Any) -> None:
             multiply(
                 values[a] + from_a, values[b] + from_b, values[d] + from_d, add,
                 values[space] + from_space, handles[stream],
@@ -106,7 +106,7 @@ class Multiply(NamedTuple):
         return run
 
 
-class Wait(NamedTuple):
+class WaitOp(NamedTuple):
     """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
 
     stream: int
@@ -117,13 +117,13 @@ class Wait(NamedTuple):
         """Waits."""
         stream, other, _ = self
 
-        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+        def run(values: Sequence[int], handles: StreamHandles, beside: Any) -> None:
             beside.wait(stream, other)
 
         return run
 
 
-class WaitForLaunch(NamedTuple):
+class WaitForLaunchOp(NamedTuple):
     """A stream waits until all blocks of the last launch that signals have begun."""
 
     stream: int
@@ -132,13 +132,13 @@ class WaitForLaunch(NamedTuple):
         """Waits."""
         stream = self.stream
 
-        def run(values: Sequence[int], handles: Handles, beside: Any) -> None:
+        def run(values: Sequence[int], handles: StreamHandles, beside: Any) -> None:
             beside.wait_for_launch(stream)
 
         return run
 
 
-Operation = Launch | Multiply | Wait | WaitForLaunch
+Operation = LaunchOp | MatmulOp | WaitOp | WaitForLaunchOp
 
 
 def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
@@ -146,7 +146,7 @@ def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     forked = set[int]()
     kept = list[Operation]()
     for one in operations:
-        if isinstance(one, Wait) and one.forks:
+        if isinstance(one, WaitOp) and one.forks:
             forked.add(one.stream or one.other)  # the other of the two is main, 0
         else:
             kept.append(one)
@@ -199,7 +199,9 @@ class Program:
         device: index of the GPU.
     """
 
-    def __init__(self, operations: Sequence[Operation], made: Sequence[Made], device: int) -> None:
+    def __init__(
+        self, operations: Sequence[Operation], made: Sequence[TensorFactory], device: int
+    ) -> None:
         self.operations, self.made, self.device = tuple(operations), tuple(made), device
         self._forked = self._plain = _Order(self.operations, device)
         if (plain := without_forks(self.operations)) != self.operations:

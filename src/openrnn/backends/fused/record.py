@@ -15,24 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.lifetimes import lifetimes_of, workspace_offsets
 from openrnn.backends.fused.program import (
-    Launch,
-    Multiply,
+    LaunchOp,
+    MatmulOp,
     Operation,
     Program,
-    Value,
-    Wait,
-    WaitForLaunch,
+    SlotRef,
+    WaitForLaunchOp,
+    WaitOp,
 )
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
-from openrnn.memory import Made, template
+from openrnn.memory import TensorFactory, template
 from openrnn.native.recording import (
-    LaunchAwaited,
-    Multiplied,
     NotRepeatableError,
-    Recorded,
+    RecordedMatmul,
+    RecordedOperation,
+    RecordedWait,
+    RecordedWaitForLaunch,
     Recording,
-    Waited,
     recorded,
 )
 from openrnn.tensors import extent
@@ -48,7 +48,7 @@ _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.de
 Rehearsed = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 
 
-class _Memory(TorchDispatchMode):
+class _AllocationMode(TorchDispatchMode):
     """Lets a pass take memory and view it; ends it where torch would compute something.
 
     Nobody reads the values of a rehearsal, so what is to be zero is made empty, too.
@@ -89,24 +89,24 @@ class _Memory(TorchDispatchMode):
         return made
 
 
-class _Places:
+class _AddressMap:
     """Which slot an address belongs to."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[int, int, Value]] = []  # first address, end, where it lies
+        self._found: list[tuple[int, int, SlotRef]] = []  # first address, end, where it lies
 
-    def add(self, tensor: Tensor, at: Value) -> None:
+    def add(self, tensor: Tensor, at: SlotRef) -> None:
         """The memory of a tensor, which overlaps no other."""
         begin = tensor.data_ptr()
         insort(self._found, (begin, begin + extent(tensor), at))
 
-    def of(self, address: int) -> Value:
+    def of(self, address: int) -> SlotRef:
         """Where an address lies."""
         place = bisect_right(self._found, address, key=lambda one: one[0]) - 1
         if place >= 0:
             begin, end, (slot, offset) = self._found[place]
             if address < end:
-                return Value(slot, offset + address - begin)
+                return SlotRef(slot, offset + address - begin)
         raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
 
 
@@ -121,43 +121,46 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
         NotRepeatableError: the pass is more than launches and products, or takes too much memory.
     """
     given = _apart(given)
-    memory = _Memory(_limit(given[0].device))
+    memory = _AllocationMode(_limit(given[0].device))
     with torch.no_grad(), memory, recorded() as recording:
         results = [tensor for tensor in run(given) if tensor is not None]
     taken = {tensor.data_ptr(): tensor for tensor in memory.taken}
-    places, made = _Places(), list[Made]()
+    places, made = _AddressMap(), list[TensorFactory]()
     for slot, tensor in enumerate(given):
-        places.add(tensor, Value(slot, 0))
+        places.add(tensor, SlotRef(slot, 0))
     for tensor in results:
         whole = taken.pop(tensor.data_ptr(), None)
         if whole is None or whole.nbytes != tensor.nbytes or not tensor.is_contiguous():
             raise NotRepeatableError("a result is not memory that the pass took")
         like = torch.zeros_like if tensor.data_ptr() in memory.zeros else torch.empty_like
-        places.add(tensor, Value(len(given) + len(made), 0))
-        made.append(Made(like, template(tuple(tensor.shape), tensor.dtype, tensor.device)))
+        places.add(tensor, SlotRef(len(given) + len(made), 0))
+        made.append(TensorFactory(like, template(tuple(tensor.shape), tensor.dtype, tensor.device)))
     if not memory.zeros.isdisjoint(taken):
         raise NotRepeatableError("memory that is no result is to be zero")
     workspace = len(given) + len(made)
     # until the operations are known each temporary has a slot of its own, from the workspace's on
     sizes = dict[int, int]()
     for slot, tensor in enumerate(taken.values(), workspace):
-        places.add(tensor, Value(slot, 0))
+        places.add(tensor, SlotRef(slot, 0))
         sizes[slot] = _rounded_up(tensor.nbytes)
     # and each stream has one of what its products need, which come one after the other
-    using = sorted({one.stream for one in recording.operations if isinstance(one, Multiplied)})
-    spaces = {stream: Value(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
+    using = sorted({one.stream for one in recording.operations if isinstance(one, RecordedMatmul)})
+    spaces = {stream: SlotRef(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
     sizes |= {space.slot: _space(recording) for space in spaces.values()}
     operations = [_operation(one, places, spaces) for one in recording.operations]
     offsets, size = workspace_offsets(sizes, lifetimes_of(operations))
 
-    def moved(value: Value) -> Value:
+    def relocated(value: SlotRef) -> SlotRef:
         offset = offsets.get(value.slot)
-        return value if offset is None else Value(workspace, offset + value.offset)
+        return value if offset is None else SlotRef(workspace, offset + value.offset)
 
     operations = [
-        one.moved(moved) if isinstance(one, Launch | Multiply) else one for one in operations
+        one.relocated(relocated) if isinstance(one, LaunchOp | MatmulOp) else one
+        for one in operations
     ]
-    made.append(Made(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device)))
+    made.append(
+        TensorFactory(torch.empty_like, template((max(1, size),), torch.uint8, given[0].device))
+    )
     return Program(operations, made, given[0].device.index or 0)
 
 
@@ -192,7 +195,7 @@ def _apart(given: Sequence[Tensor]) -> list[Tensor]:
 
 def _space(recording: Recording) -> int:
     """Bytes of the largest workspace that a product needs."""
-    products = (one for one in recording.operations if isinstance(one, Multiplied))
+    products = (one for one in recording.operations if isinstance(one, RecordedMatmul))
     most = max((product.plan.workspace for product in products), default=0)
     return _rounded_up(most)
 
@@ -201,19 +204,21 @@ def _rounded_up(size: int) -> int:
     return -(-size // PART) * PART
 
 
-def _operation(one: Recorded, places: _Places, spaces: Mapping[int, Value]) -> Operation:
+def _operation(
+    one: RecordedOperation, places: _AddressMap, spaces: Mapping[int, SlotRef]
+) -> Operation:
     """What was recorded, with slots for its addresses.
 
     Args:
         spaces: the workspace of products on each stream that has some.
     """
-    if isinstance(one, Waited):
-        return Wait(*one)
-    if isinstance(one, LaunchAwaited):
-        return WaitForLaunch(one.stream)
-    if isinstance(one, Multiplied):
+    if isinstance(one, RecordedWait):
+        return WaitOp(*one)
+    if isinstance(one, RecordedWaitForLaunch):
+        return WaitForLaunchOp(one.stream)
+    if isinstance(one, RecordedMatmul):
         a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
-        return Multiply(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
+        return MatmulOp(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
     pointers = TABLES[one.kernel.made.name].pointers(one.words)
     given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
-    return Launch(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)
+    return LaunchOp(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)

@@ -13,10 +13,10 @@ from openrnn import schedule
 from openrnn.backends.base import Needs
 from openrnn.backends.fused import kernels, prepared
 from openrnn.backends.fused.layer import (
-    BackwardFlags,
-    Flags,
-    ForwardFlags,
+    BackwardOptions,
+    ForwardOptions,
     LayerKernels,
+    LoopOptions,
     names_of,
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
@@ -37,19 +37,21 @@ def forward(key: ScheduleKey) -> Schedule:
     if single_step.takes(problem, key.steps, key.batch, key.reset_states):
         return schedule.forward(_one_step(key.spec), problem.drops)
     save = problem.grad and not key.recompute
-    on = ForwardFlags(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
+    options = ForwardOptions(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
     # the model of a step knows no reset states; with recompute it is asked as if forward saved
-    flags = plan.deciding("forward", names_of(on._replace(save=problem.grad)))
+    option_names = plan.measured_options("forward", names_of(options._replace(save=problem.grad)))
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        return _cut(key, here, flags, inner, [prepared.loop_for(here, key.batch, on, 1)])
+        loop = prepared.loop_for(here, key.batch, options, 1)
+        return _cut(key, here, option_names, inner, [loop])
 
-    found = in_one_launch(key, on, flags, False) or in_wavefront(key, on, flags, False)
+    found = in_one_launch(key, options, option_names, False)
+    found = found or in_wavefront(key, options, option_names, False)
     if found is None:
         cut = _of_all(key.spec, chunking)
         inputs = key.spec.layer_input
-        found = _at_once(key, cut, on, flags, inputs, inputs, False)
+        found = _with_both_directions(key, cut, options, option_names, inputs, inputs, False)
     return schedule.forward(found, problem.drops)
 
 
@@ -62,15 +64,15 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         single = _forked(key, _one_step(key.spec))
         return single, schedule.backward(single, problem.drops)
     masks = problem.lengths, problem.reset
-    on = BackwardFlags(*masks, key.all_states, any(needs.reset_states))
-    recompute = ForwardFlags(*masks, False, key.reset_states, True)
+    options = BackwardOptions(*masks, key.all_states, any(needs.reset_states))
+    recompute = ForwardOptions(*masks, False, key.reset_states, True)
 
     def inputs(layer: int) -> int:
         return key.spec.layer_input(layer) if layer > 0 or needs.x else 0
 
     def columns(layer: int, direction: int = 0) -> int:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        w_ih, w_hh, *_ = here.places
+        w_ih, w_hh, *_ = here.param_indices
         wanted = (
             (inputs(layer), True),
             (inner, w_ih is not None and needs.params[w_ih]),
@@ -80,17 +82,17 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
 
     def chunking(layer: int, direction: int) -> Chunking:
         here = key.layer(layer, direction)
-        loops = [prepared.loop_for(here, key.batch, on, 1)]
+        loops = [prepared.loop_for(here, key.batch, options, 1)]
         if key.recompute:
             loops.append(prepared.loop_for(here, key.batch, recompute, 1))
         return _cut(key, here, key.masks, columns(layer, direction), loops)
 
     wanted = any(needs.params)
-    found = in_one_launch(key, on, key.masks, wanted)
-    found = found or in_wavefront(key, on, key.masks, wanted)
+    found = in_one_launch(key, options, key.masks, wanted)
+    found = found or in_wavefront(key, options, key.masks, wanted)
     if found is None:
         cut = _of_all(key.spec, chunking)
-        found = _at_once(key, cut, on, key.masks, columns, inputs, wanted)
+        found = _with_both_directions(key, cut, options, key.masks, columns, inputs, wanted)
     found = _forked(key, found)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
@@ -102,11 +104,11 @@ def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
 
 def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
     """Chunkings whose small products after loops run side by side, if the key asks for that."""
-    if not key.forks or found[0][0].wavefront:
+    if not key.forks or found[0][0].mode == "wavefront":
         return found
     spec = key.spec
     rows = len(spec.gates) * spec.hidden_size
-    if found[0][0].stack:  # one call multiplies all layers but one
+    if found[0][0].mode == "one_launch":  # one call multiplies all layers but one
         rows *= spec.num_layers - 1
     columns = max(spec.layer_input(0), spec.layer_input(spec.num_layers - 1), spec.hidden_size)
     if not overlap.forks(key.steps, key.batch, rows, columns):
@@ -115,7 +117,7 @@ def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
 
 
 def _one_step(spec: Spec) -> Chunkings:
-    return ((Chunking((0, 1), step=True),) * spec.directions,) * spec.num_layers
+    return ((Chunking((0, 1), mode="single_step"),) * spec.directions,) * spec.num_layers
 
 
 def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
@@ -133,7 +135,9 @@ def _placed(key: ScheduleKey) -> Problem:
     )
 
 
-def in_one_launch(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
+def in_one_launch(
+    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
+) -> Chunkings | None:
     """All steps of a stack whose layers one launch runs; None where it does not.
 
     Args: see `in_wavefront`.
@@ -141,30 +145,32 @@ def in_one_launch(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) 
     layers = key.spec.num_layers
     if key.reset_states or layers == 1:
         return None
-    if stack_of(_placed(key), on.kind, flags, key.steps, key.batch, wanted) is None:
+    if stack_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted) is None:
         return None
     try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, on, 1, layers)
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
     except kernels.NoKernelError:
         return None
-    cut = Chunking((0, key.steps), stack=True, fills=_fills(on.kind, loop))
+    cut = Chunking((0, key.steps), mode="one_launch", fills=_fills(options.kind, loop))
     return ((cut,),) * layers
 
 
-def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -> Chunkings | None:
+def in_wavefront(
+    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
+) -> Chunkings | None:
     """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
 
     Args:
-        on, flags: of the loops.
+        options, option_names: of the loops.
         wanted: gradients of weights are.
     """
     if key.reset_states or key.spec.num_layers == 1:
         return None
-    found = wavefront_of(_placed(key), on.kind, flags, key.steps, key.batch, wanted)
+    found = wavefront_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted)
     if found is None:
         return None
     try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, on, found.loops)
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)
     except kernels.NoKernelError:
         return None
     # the kernel that was loaded may be another than the first of the ranking
@@ -174,19 +180,19 @@ def in_wavefront(key: ScheduleKey, on: Flags, flags: plan.Flags, wanted: bool) -
         return None
     cut = Chunking(
         chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
-        wavefront=True, loops=found.loops, fills=_fills(on.kind, loop),
+        mode="wavefront", loops=found.loops, fills=_fills(options.kind, loop),
     )  # fmt: skip
     return ((cut,),) * key.spec.num_layers
 
 
-def _at_once(
-    key: ScheduleKey, found: Chunkings, on: Flags, flags: plan.Flags,
+def _with_both_directions(
+    key: ScheduleKey, found: Chunkings, options: LoopOptions, option_names: plan.OptionNames,
     columns: Callable[[int], int], inputs: Callable[[int], int], wanted: bool,
 ) -> Chunkings:  # fmt: skip
     """Chunkings in which both directions of a layer run at once where that is quicker.
 
     Args:
-        on, flags: of the loops.
+        options, option_names: of the loops.
         columns: of a layer's matrices, see `edges`.
         inputs: columns of those of the products that run beside both loops: forward's and dx.
         wanted: gradients of weights are.
@@ -194,34 +200,38 @@ def _at_once(
     if not key.spec.bidirectional or key.recompute:
         return found
 
-    def above(layer: int) -> int:
+    def columns_above(layer: int) -> int:
         """The columns of the weights of the layer above, whose gradients are wanted."""
         last = layer == key.spec.num_layers - 1
         return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
 
-    def of(layer: int) -> tuple[Chunking, ...]:
-        inner, over = inputs(layer), above(layer)
-        loops = at_once(key, layer, found[layer], on, flags, columns(layer), inner, over)
+    def chunkings_of(layer: int) -> tuple[Chunking, ...]:
+        inner, over = inputs(layer), columns_above(layer)
+        loops = choose_both_directions(
+            key, layer, found[layer], options, option_names, columns(layer), inner, over
+        )
         if not loops:
             return found[layer]
-        fills = _fills(on.kind, prepared.loop_for(key.layer(layer, 0), key.batch, on, loops))
-        cuts = edges_at_once(key, layer, on, flags, inner, over, loops)
-        beside = wanted and idle(key, layer, on, flags, loops) > 0
+        fills = _fills(
+            options.kind, prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
+        )
+        cuts = edges_of_both(key, layer, options, option_names, inner, over, loops)
+        beside = wanted and idle(key, layer, options, option_names, loops) > 0
         one = Chunking(
-            tuple(cuts or (0, key.steps)), overlap=beside or bool(cuts), at_once=True,
+            tuple(cuts or (0, key.steps)), mode="both_directions", overlap=beside or bool(cuts),
             loops=loops, fills=fills,
         )  # fmt: skip
         mirrored = tuple(key.steps - cut for cut in reversed(one.edges))
         return one, replace(one, edges=mirrored, reverse=True)
 
-    return tuple(of(layer) for layer in range(key.spec.num_layers))
+    return tuple(chunkings_of(layer) for layer in range(key.spec.num_layers))
 
 
-def at_once(
-    key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], on: Flags, flags: plan.Flags,
-    columns: int, inner: int, above: int = 0,
+def choose_both_directions(
+    key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], options: LoopOptions,
+    option_names: plan.OptionNames, columns: int, inner: int, above: int = 0,
 ) -> int:  # fmt: skip
-    """The loops that run at the same time where both directions of a layer do; 0: in turn.
+    """Whether both loops of a layer run at the same time, and in which kernel.
 
     They do where the device holds the blocks of both and no memory bounds their chunks, unless
     products that would run beside loops in turn take as long as what is gained.
@@ -232,55 +242,68 @@ def at_once(
         above: columns of the weights of the layer above.
 
     Returns:
-        how many loops their kernel is chosen for: 1 where the device holds the quickest one twice,
-        2 where it holds a slower one that takes less than the two of them in turn.
+        as `both_directions.loops_to_fit`.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return 0
     one = key.layer(layer, 0)
-    loop = _request(one, on.kind, flags, key.batch)
+    loop = _request(one, options.kind, option_names, key.batch)
     beside = _beside_both(key, layer, inner, above)
     try:
-        twice = _holds_twice(one, key.batch, on, 1)
-        if one.kernel(key.batch, on)[1].clusters > 1:
+        twice = _driver_fits_twice(one, key.batch, options, 1)
+        if one.kernel(key.batch, options)[1].clusters > 1:
             # the blocks of two grids that share multiprocessors were not measured
-            twice = twice and both_directions.held_twice(loop)
-        loops = both_directions.loops(loop, key.steps, twice, beside=beside)
+            twice = twice and both_directions.fits_twice(loop)
+        loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=beside)
         if loops and chunkings[0].overlap:
-            step = _loop_step(one, on.kind, flags, (key.batch + 7) // 8)
+            step = _loop_step(one, options.kind, option_names, (key.batch + 7) // 8)
             whole = _products_time(key, one, columns)
             lost = 2 * overlap.saved(
                 chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
             )
-            if layer and on.kind == "backward" and idle(key, layer, on, flags, loops):
+            if (
+                layer
+                and options.kind == "backward"
+                and idle(key, layer, options, option_names, loops)
+            ):
                 # its own weights' products run beside the loops of the layer below
                 lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
-            loops = both_directions.loops(loop, key.steps, twice, lost, beside)
-        return loops if loops < 2 or _holds_twice(one, key.batch, on, 2) else 0
+            loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, beside)
+        return loops if loops < 2 or _driver_fits_twice(one, key.batch, options, 2) else 0
     except kernels.NoKernelError:
         return 0
 
 
-def idle(key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, loops: int) -> float:
+def idle(
+    key: ScheduleKey, layer: int, options: LoopOptions, option_names: plan.OptionNames, loops: int
+) -> float:
     """The share of multiprocessors that two loops at once leave for products; 0 for little."""
     if not supported():
         return 0.0
-    return both_directions.idle(_request(key.layer(layer, 0), on.kind, flags, key.batch), loops)
+    return both_directions.idle(
+        _request(key.layer(layer, 0), options.kind, option_names, key.batch), loops
+    )
 
 
-def edges_at_once(
-    key: ScheduleKey, layer: int, on: Flags, flags: plan.Flags, inner: int, above: int, loops: int
+def edges_of_both(
+    key: ScheduleKey,
+    layer: int,
+    options: LoopOptions,
+    option_names: plan.OptionNames,
+    inner: int,
+    above: int,
+    loops: int,
 ) -> list[int]:
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
     beside = _beside_both(key, layer, inner, above)
     if not beside.own:
         return []
-    loop = _request(key.layer(layer, 0), on.kind, flags, key.batch)
+    loop = _request(key.layer(layer, 0), options.kind, option_names, key.batch)
     return both_directions.edges(loop, key.steps, beside, loops)
 
 
 def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
-    """The products that run beside both loops of a layer where that pays; see `at_once`."""
+    """The products that run beside both loops of a layer, where that pays."""
     one = key.layer(layer, 0)
     inner = 0 if key.reset_states or one.skips else inner
     found = overlap.beside(partial(_products_time, key, one), inner, above)
@@ -292,20 +315,20 @@ def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float
     return overlap.products_time(key.steps, key.batch, rows, columns, size)
 
 
-def _holds_twice(layer: LayerKernels, batch: int, on: Flags, loops: int) -> bool:
+def _driver_fits_twice(layer: LayerKernels, batch: int, options: LoopOptions, loops: int) -> bool:
     """Whether the device holds two loops of a kernel, by the driver's word."""
-    kernel, config = layer.kernel(batch, on, loops)
+    kernel, config = layer.kernel(batch, options, loops)
     return not config.stepwise and 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
 
 
 def _cut(
-    key: ScheduleKey, layer: LayerKernels, flags: plan.Flags, columns: int,
+    key: ScheduleKey, layer: LayerKernels, option_names: plan.OptionNames, columns: int,
     loops: Sequence[prepared.PreparedLoop],
 ) -> Chunking:  # fmt: skip
     """The chunks of one layer and direction.
 
     Args:
-        flags: of the loop.
+        option_names: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
         loops: the loop and, with recompute, forward's that runs again.
     """
@@ -320,7 +343,9 @@ def _cut(
     else:
         number = chunks.for_memory(steps, key.batch, row)
     stays = key.recompute or key.reset_states or layer.skips or loops[0].config.stepwise
-    cuts = [] if number > 1 or stays else edges(layer, kind, flags, steps, key.batch, columns)
+    cuts = (
+        [] if number > 1 or stays else edges(layer, kind, option_names, steps, key.batch, columns)
+    )
     if not cuts:
         return Chunking(chunks.even(number, steps), reverse, fills=fills)
     if reverse:  # the loop runs from the last step to the first
@@ -329,38 +354,47 @@ def _cut(
 
 
 def edges(
-    layer: LayerKernels, kind: str, flags: plan.Flags, steps: int, batch: int, columns: int
+    layer: LayerKernels,
+    kind: str,
+    option_names: plan.OptionNames,
+    steps: int,
+    batch: int,
+    columns: int,
 ) -> list[int]:
     """Where chunks whose products run beside loops begin and end; [] where one is as good.
 
     Args:
-        kind, flags: of the loop.
+        kind, option_names: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
     """
     rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
     products = overlap.products_time(steps, batch, rows, columns, size)
     if not overlap.pays(products):
         return []
-    loop = _loop_step(layer, kind, flags, (batch + 7) // 8)
+    loop = _loop_step(layer, kind, option_names, (batch + 7) // 8)
     return overlap.best_edges(
         steps, products, steps * loop.us, loop.idle, loop.slowdown, loop.costs
     )
 
 
 @memo(4096)
-def _loop_step(layer: LayerKernels, kind: str, flags: plan.Flags, tiles: int) -> overlap.LoopStep:
+def _loop_step(
+    layer: LayerKernels, kind: str, option_names: plan.OptionNames, tiles: int
+) -> overlap.LoopStep:
     """A step of the loop on the layer's device, for so many tiles of 8 rows.
 
     No multiprocessor counts as idle where the driver has no launch completion events.
     """
-    step = overlap.loop_step(_request(layer, kind, flags, 8 * tiles))
+    step = overlap.loop_step(_request(layer, kind, option_names, 8 * tiles))
     return step if supported() else step._replace(idle=0.0)
 
 
-def _request(layer: LayerKernels, kind: str, flags: plan.Flags, batch: int) -> plan.LoopRequest:
+def _request(
+    layer: LayerKernels, kind: str, option_names: plan.OptionNames, batch: int
+) -> plan.LoopRequest:
     """A loop of the layer on its device."""
     about = torch.cuda.get_device_properties(layer.device)
     return plan.LoopRequest(
-        kind, flags, layer.cell, layer.dtype_name, layer.hidden, -(-batch // 8) * 8,
+        kind, option_names, layer.cell, layer.dtype_name, layer.hidden, -(-batch // 8) * 8,
         (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A single step of a layer and direction, T = 1: its kernels, and their launches."""
+"""A single step of a layer and direction, T = 1: its kernels, and their runner."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from openrnn.backends.fused import kernels, products
 from openrnn.backends.fused.copies import aligned, copied, dense
-from openrnn.backends.fused.launches import Launches, Weights, address
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.layer_gradients import LayerGradients
+from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
 from openrnn.codegen.config import StepConfig
 from openrnn.kernels.cuda.args import STEPS
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.schedule import Chunk
 from openrnn.tuning import single_step
@@ -52,7 +52,7 @@ step_for = memo(4096)(PreparedStep)
 
 
 def launch_forward(
-    launches: Launches, weights: Weights, x: Tensor, y: Tensor, saved: Tensor | None,
+    runner: PassRunner, weights: Weights, x: Tensor, y: Tensor, saved: Tensor | None,
     finals: States, all_states: States,
 ) -> None:  # fmt: skip
     """Launches the step of a layer and direction.
@@ -62,22 +62,22 @@ def launch_forward(
         saved: memory for saved activations of this layer and direction, or None.
         finals, all_states: of all layers and directions.
     """
-    layer, call = weights.layer, launches.call
+    layer, call = weights.layer, runner.call
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
     inputs = 0 if weights.w_ih is None else x.shape[2]
-    sizes = layer.gates, layer.hidden, launches.batch
+    sizes = layer.gates, layer.hidden, runner.batch
     kind = single_step.forward_kind(layer.dtype, *sizes, inputs)
-    step = step_for(layer, launches.batch, kind, inputs)
+    step = step_for(layer, runner.batch, kind, inputs)
     w_ih = None if weights.w_ih is None else dense(weights.w_ih)
     x_products = h_products = None
     if kind == single_step.CELL.kind:
-        before = launches.states(layer, call.states)[0]
+        before = runner.states(layer, call.states)[0]
         if w_ih is not None:
             x = x if x.is_contiguous() else copied(x)
-            x_products = multiplied(launches, layer, x.data_ptr(), w_ih, inputs)
+            x_products = multiplied(runner, layer, x.data_ptr(), w_ih, inputs)
         if before:
-            h_products = multiplied(launches, layer, before, weights.recurrent, layer.hidden)
+            h_products = multiplied(runner, layer, before, weights.recurrent, layer.hidden)
     words = step.args.words(
         weight=weights.recurrent.data_ptr(),
         w_ih=address(w_ih),
@@ -92,32 +92,32 @@ def launch_forward(
         bias_x=address(weights.b_ih),
         bias_r=address(weights.b_hh),
         vectors=address(weights.unit_vectors),
-        reset=address(launches.reset),
-        initial=launches.states(layer, call.states),
-        reset_state=launches.states(layer, call.reset_states),
-        final=launches.states(layer, finals),
-        all_states=launches.states(layer, all_states),
+        reset=address(runner.reset),
+        initial=runner.states(layer, call.states),
+        reset_state=runner.states(layer, call.reset_states),
+        final=runner.states(layer, finals),
+        all_states=runner.states(layer, all_states),
     )
     step.kernel.launch(step.blocks, words)
 
 
 def multiplied(
-    launches: Launches, layer: LayerKernels, rows: int, matrix: Tensor, columns: int
+    runner: PassRunner, layer: LayerKernels, rows: int, matrix: Tensor, columns: int
 ) -> Tensor:
     """The products of all gates with a matrix (G*H, columns), (B, G*H) in float32.
 
     Args:
         rows: the address of what is multiplied, (B, columns).
     """
-    batch, width = launches.batch, layer.gates * layer.hidden
-    made = memory_for(torch.float32, matrix.device).empty(batch, width)
+    batch, width = runner.batch, layer.gates * layer.hidden
+    made = allocator_for(torch.float32, matrix.device).empty(batch, width)
     product = products.input_product(layer, columns, batch, full=True)
     product.run(rows, matrix.data_ptr(), made.data_ptr())
     return made
 
 
 def launch_backward(
-    launches: Launches, at: LayerGradients, chunk: Chunk, saved: Tensor,
+    runner: PassRunner, at: LayerGradients, chunk: Chunk, saved: Tensor,
     grads: tuple[States, States], d_initial: States,
 ) -> None:  # fmt: skip
     """Launches the derivative of the step, and the product that passes gradients on to h before it.
@@ -127,8 +127,8 @@ def launch_backward(
         d_initial: memory for the gradients of the initial states.
     """
     layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
-    step = step_for(layer, launches.batch, "step_backward", 0)
-    d_before, biases = launches.states(layer, d_initial), at.biases()
+    step = step_for(layer, runner.batch, "step_backward", 0)
+    d_before, biases = runner.states(layer, d_initial), at.biases()
     words = step.args.words(
         saved=saved.data_ptr(),
         dy=address(dy),
@@ -138,13 +138,13 @@ def launch_backward(
         recurrent_bias=address(biases.recurrent),
         d_vectors=address(biases.unit_vectors),
         vectors=address(at.weights.unit_vectors),
-        d_final=launches.states(layer, grads[0]),
-        d_all_states=launches.states(layer, grads[1]),
+        d_final=runner.states(layer, grads[0]),
+        d_all_states=runner.states(layer, grads[1]),
         d_initial=d_before,
     )
     step.kernel.launch(step.blocks, words)
     if d_before[0]:
         right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
-        product = products.input_gradient(layer, layer.hidden, launches.batch)
+        product = products.input_gradient(layer, layer.hidden, runner.batch)
         rows = at.weights.recurrent_rows.data_ptr()
         product.run(d_gates.data_ptr() + right, rows, d_before[0], True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.copies import copy_all
-from openrnn.backends.fused.launches import Launches
 from openrnn.backends.fused.layer_gradients import LayerGradients
+from openrnn.backends.fused.pass_runner import PassRunner
 from openrnn.backends.fused.weight_gradients import (
     Rows,
     WeightGradient,
@@ -22,7 +22,7 @@ from openrnn.backends.fused.weight_gradients import (
 from openrnn.schedule import Chunk
 
 
-def weights_of_stack(launches: Launches, each: Sequence[LayerGradients], chunk: Chunk) -> None:
+def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: Chunk) -> None:
     """The gradients of weights, biases and unit vectors of all layers.
 
     Sums over rows may be added in another order than layer by layer.
@@ -36,7 +36,7 @@ def weights_of_stack(launches: Launches, each: Sequence[LayerGradients], chunk: 
     if len(upper) > 1 and len(inputs) == len(recurrent) == len(upper):
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
-        _add_recurrent(launches, lower, of_recurrent)
+        _add_recurrent(runner, lower, of_recurrent)
         pairs: list[tuple[Tensor, Tensor]] = []
         for together, alone in ((of_inputs, inputs), (of_recurrent, recurrent)):
             if together.written:
@@ -47,7 +47,7 @@ def weights_of_stack(launches: Launches, each: Sequence[LayerGradients], chunk: 
         if layer.input is not None and not layer.input.written:
             add_input(layer.weights, layer.x, d_gates, layer.input)
         if layer.recurrent is not None and not layer.recurrent.written:
-            add_recurrent(launches, layer.weights, chunk, layer.y, d_gates, layer.recurrent)
+            add_recurrent(runner, layer.weights, chunk, layer.y, d_gates, layer.recurrent)
     _reduce_biases(each)
 
 
@@ -65,19 +65,19 @@ def _add_inputs(layers: Sequence[LayerGradients], found: WeightGradient) -> None
 
 
 def _add_recurrent(
-    launches: Launches, layers: Sequence[LayerGradients], found: WeightGradient
+    runner: PassRunner, layers: Sequence[LayerGradients], found: WeightGradient
 ) -> None:
     """dW_hh of several layers: each step read h of the one before, the first an initial state."""
-    steps, batch, size = launches.steps, launches.batch, layers[0].y.element_size()
+    steps, batch, size = runner.steps, runner.batch, layers[0].y.element_size()
     offset = (layers[0].layer.width - layers[0].layer.gates * layers[0].layer.units) * size
     d_gates = _rows_of_layers([one.all_d_gates for one in layers])
     h = _rows_of_layers([one.y for one in layers])
     if steps > 1:
         later = d_gates._replace(address=d_gates.address + batch * d_gates.stride * size + offset)
         found.add(later, h, (steps - 1) * batch)
-    if launches.call.states:
+    if runner.call.states:
         first = d_gates._replace(address=d_gates.address + offset)
-        initial = launches.call.states[0]  # (L, B, H), dense; of one row the strides may be any
+        initial = runner.call.states[0]  # (L, B, H), dense; of one row the strides may be any
         hidden = initial.shape[2]
         found.add(first, Rows(initial.data_ptr(), hidden, batch * hidden), batch)
 

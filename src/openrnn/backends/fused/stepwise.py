@@ -12,7 +12,7 @@ from openrnn.backends.fused import products
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.kernels.cuda.args import LOOPS
-from openrnn.memory import memory_for
+from openrnn.memory import allocator_for
 from openrnn.native.nvrtc import CudaKernel
 from openrnn.spec import Problem
 from openrnn.tuning import plan
@@ -26,12 +26,12 @@ def stepwise_kinds(problem: Problem) -> list[str]:
     spec, capability = problem.spec, problem.capability
     if capability is None:
         return []
-    cell, dtype = traced(spec), str(problem.dtype).removeprefix("torch.")
+    cell, dtype = traced(spec), problem.dtype_name
     masks = problem.lengths, problem.reset, problem.return_states
 
-    def held(kind: str, flags: plan.Flags) -> bool:
+    def held(kind: str, flags: plan.OptionNames) -> bool:
         asked = kind, cell, dtype, spec.hidden_size, 1, flags, capability, problem.processors
-        return not next(plan.holding(*asked)).stepwise
+        return not next(plan.compilable_configs(*asked)).stepwise
 
     kinds = plan.kinds(spec, problem.grad, *masks)
     return [*dict.fromkeys(kind for kind, flags in kinds if not held(kind, flags))]
@@ -66,7 +66,7 @@ class StepwiseLoop:
 
     def _run_forward(self, words: list[int], launch_event: int) -> None:
         layer, batch, place = self.layer, self.batch, self._place
-        h = memory_for(layer.dtype, self._device).empty(batch, layer.units)
+        h = allocator_for(layer.dtype, self._device).empty(batch, layer.units)
         made = self._empty(batch, layer.gates * layer.units)
         carried = self._empty(len(layer.spec.states), batch, layer.hidden)
         self._put(words, h=h, products=made, carried=carried)
@@ -97,7 +97,7 @@ class StepwiseLoop:
         self._step(words, steps)  # the gradients of the first states
 
     def _empty(self, *shape: int) -> Tensor:
-        return memory_for(torch.float32, self._device).empty(*shape)
+        return allocator_for(torch.float32, self._device).empty(*shape)
 
     def _put(self, words: list[int], **memory: Tensor) -> None:
         """Puts addresses among the words; the caller keeps the memory until all is launched."""

@@ -46,7 +46,7 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
 
 
 def stack_of(
-    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
+    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int, wanted: bool
 ) -> stack.StackPlan | None:
     """The launch that runs all layers of a problem whose device is known; None: no such launch.
 
@@ -59,7 +59,7 @@ def stack_of(
 
 
 def wavefront_of(
-    problem: Problem, kind: str, flags: plan.Flags, steps: int, batch: int, wanted: bool
+    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int, wanted: bool
 ) -> wavefront.Wavefront | None:
     """The wavefront of a problem whose device is known; None: layer by layer.
 
@@ -75,12 +75,14 @@ def wavefront_of(
     return None if asked is None else wavefront.best(asked, steps, batch, chunk)
 
 
-def _asked(problem: Problem, kind: str, flags: plan.Flags, wanted: bool) -> wavefront.Stack | None:
+def _asked(
+    problem: Problem, kind: str, flags: plan.OptionNames, wanted: bool
+) -> wavefront.Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
     return wavefront.Stack(
-        kind, flags, traced(spec), str(problem.dtype).removeprefix("torch."), spec.hidden_size,
+        kind, flags, traced(spec), problem.dtype_name, spec.hidden_size,
         spec.num_layers, spec.hidden_size,
         2 * spec.hidden_size if kind == "backward" and wanted else 0,
         problem.capability, problem.processors or measured.PROCESSORS,

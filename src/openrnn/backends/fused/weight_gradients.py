@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.fused import products
-from openrnn.backends.fused.copies import copied, narrowed, whole_pieces, widened
-from openrnn.backends.fused.launches import Launches, Weights
+from openrnn.backends.fused.copies import copied, narrowed, padded_to_16_bytes, whole_pieces
 from openrnn.backends.fused.layer import LayerKernels
-from openrnn.memory import memory_for, template
+from openrnn.backends.fused.pass_runner import PassRunner, Weights
+from openrnn.memory import allocator_for, template
 from openrnn.schedule import Chunk
 
 
@@ -17,12 +17,12 @@ class Rows(NamedTuple):
     """A matrix in memory: where it begins, and elements from one row to the next.
 
     Attributes:
-        apart: elements to the same matrix of the next layer.
+        batch_stride: elements to the same matrix of the next layer.
     """
 
     address: int
     stride: int
-    apart: int = 0
+    batch_stride: int = 0
 
 
 class WeightGradient:
@@ -50,18 +50,19 @@ class WeightGradient:
         self.padded = width > columns
         dtype = torch.float32 if chunked else layer.dtype
         rows = layers * layer.gates * layer.units
-        self.sum = memory_for(dtype, weights.w_hh.device).empty(rows, width)
+        self.sum = allocator_for(dtype, weights.w_hh.device).empty(rows, width)
         self.layers, self.written = layers, False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `widened`."""
         layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
         done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
-        strides, apart = (gradients.stride, other.stride), (gradients.apart, other.apart)
+        strides = gradients.stride, other.stride
+        batch_strides = gradients.batch_stride, other.batch_stride
         for span in self.spans:
             first, end = span
             product = products.weight_gradient(
-                layer, span, columns, rows, strides, self.full, apart, self.layers
+                layer, span, columns, rows, strides, self.full, batch_strides, self.layers
             )
             at = gradients.address + done * layer.units * size
             product.run(at, other.address, start + first * gate, self.written)
@@ -125,14 +126,14 @@ def _gates_gradient(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -
 
 def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:
     """Adds a chunk to dW_ih: the input side's gate gradients times x (T, B, I)."""
-    inputs = widened(x)
+    inputs = padded_to_16_bytes(x)
     steps, batch, inner = inputs.shape
     other = Rows(inputs.data_ptr(), inner)
     found.add(Rows(d_gates.data_ptr(), weights.layer.width), other, steps * batch)
 
 
 def add_recurrent(
-    launches: Launches, weights: Weights, chunk: Chunk, y: Tensor, d_gates: Tensor,
+    runner: PassRunner, weights: Weights, chunk: Chunk, y: Tensor, d_gates: Tensor,
     found: WeightGradient,
 ) -> None:  # fmt: skip
     """Adds a chunk to dW_hh: the recurrent side's gate gradients times the h that each step read.
@@ -140,10 +141,10 @@ def add_recurrent(
     Args:
         y: of all steps (T, B, D*H); d_gates: of the chunk.
     """
-    layer, call, batch = weights.layer, launches.call, launches.batch
+    layer, call, batch = weights.layer, runner.call, runner.batch
     reverse, width = layer.direction == 1, layer.width
     offset = width - layer.gates * layer.units
-    reset, steps = launches.reset, launches.steps
+    reset, steps = runner.reset, runner.steps
     # step t read h of t - 1, in reverse of t + 1; the first one read the initial state
     begin, end = (
         (chunk.begin, min(chunk.end, steps - 1)) if reverse else (max(chunk.begin, 1), chunk.end)
@@ -163,28 +164,28 @@ def add_recurrent(
         at = d_gates.data_ptr() + (offset + (begin - chunk.begin) * batch * width) * size
         found.add(Rows(at, width), before, (end - begin) * batch)
     if call.states:
-        first = _first_step(launches, reverse, chunk, d_gates[..., offset:])
+        first = _first_step(runner, reverse, chunk, d_gates[..., offset:])
         if first is not None:
             if reset is not None and not reverse:
                 first = copied(first[None], mask=reset[:1])[0]
-            initial = widened(call.states[0][layer.index, None])[0]
+            initial = padded_to_16_bytes(call.states[0][layer.index, None])[0]
             found.add(_rows(first), _rows(initial), batch)
     if call.reset_states and reset is not None:
         # the gradients of all steps that read a reset state, added up for each sequence
-        taken, where = d_gates[..., offset:], _replaced(launches, reset)[..., None]
+        taken, where = d_gates[..., offset:], _replaced(runner, reset)[..., None]
         if reverse:
             taken, where = taken[:-1], where[1:]
         gathered = taken.masked_fill(~where, 0).sum(0, dtype=torch.float32).to(y.dtype)
-        state = widened(call.reset_states[0][layer.index, None])[0]
+        state = padded_to_16_bytes(call.reset_states[0][layer.index, None])[0]
         found.add(_rows(gathered), _rows(state), batch)
 
 
-def _replaced(launches: Launches, reset: Tensor) -> Tensor:
+def _replaced(runner: PassRunner, reset: Tensor) -> Tensor:
     """Where (T, B) a reset replaced the state that step t reads; in reverse, that t - 1 reads."""
-    if launches.lengths is None:
+    if runner.lengths is None:
         return reset
-    steps = torch.arange(launches.steps, device=reset.device)[:, None]
-    return reset & (steps < launches.lengths.lengths)
+    steps = torch.arange(runner.steps, device=reset.device)[:, None]
+    return reset & (steps < runner.lengths.lengths)
 
 
 def _rows(tensor: Tensor) -> Rows:
@@ -193,17 +194,17 @@ def _rows(tensor: Tensor) -> Rows:
     return Rows(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
-def _first_step(launches: Launches, reverse: bool, chunk: Chunk, right: Tensor) -> Tensor | None:
+def _first_step(runner: PassRunner, reverse: bool, chunk: Chunk, right: Tensor) -> Tensor | None:
     """A chunk's gradients (T, B, G*units) of each row's first step; None if it has no such step.
 
     In reverse, a row's first step is the last of its length.
     """
     if not reverse:
         return right[0] if chunk.begin == 0 else None
-    if launches.lengths is None:
-        return right[-1] if chunk.end == launches.steps else None
-    last = launches.lengths.lengths - 1 - chunk.begin
+    if runner.lengths is None:
+        return right[-1] if chunk.end == runner.steps else None
+    last = runner.lengths.lengths - 1 - chunk.begin
     beyond = (last < 0) | (last >= chunk.steps)
-    rows = torch.arange(launches.batch, device=right.device)
+    rows = torch.arange(runner.batch, device=right.device)
     picked = right[last.clamp(0, chunk.steps - 1), rows]
     return picked.masked_fill(beyond[:, None], 0)

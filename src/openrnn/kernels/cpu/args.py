@@ -76,8 +76,8 @@ class LoopArgs(Args):
     outputs: Annotated[int, "O, the width of y"]
     padded: Annotated[int, "H rounded up to whole vectors"]
     columns: Annotated[int, "of a gate row: gates * padded, rounded up to whole panels"]
-    width: Annotated[int, "O rounded up to whole panels"]
-    wide: Annotated[int, "the input width rounded up to whole panels"]
+    h_width: Annotated[int, "O rounded up to whole panels"]
+    x_width: Annotated[int, "the input width rounded up to whole panels"]
     widest: Annotated[int, "the most columns of a weight gradient, rounded up to whole panels"]
 
     gates: Annotated[int, "gates of the cell"]
@@ -128,7 +128,7 @@ class LoopArgs(Args):
     ]
     pairs_panels: Annotated[int, "backward: address of `pairs_panels`; 0: products of float32"]
     pairs_outer: Annotated[int, "backward: address of `pairs_outer`"]
-    store_narrow: Annotated[
+    store_16bit: Annotated[
         int, "backward: address of what stores gradients of gate matrices in 16 bits; or 0"
     ]
     rounded: Annotated[int, "memory [tasks, rounded_bytes]: rows for a product, or of gradients"]
@@ -152,8 +152,9 @@ class LoopArgs(Args):
     dx_add: Annotated[int, "1: dx is added to what is there"]
     sums: Annotated[
         int,
-        "backward: [teams, sums_bytes]: d_w_ih [columns, wide], d_w_hh [columns, width], d_w_hr "
-        "[outputs, padded], d_bias_x [columns], d_bias_r [columns], d_vectors [vectors, padded]",
+        "backward: [teams, sums_bytes]: d_w_ih [columns, x_width], d_w_hh [columns, h_width], "
+        "d_w_hr [outputs, padded], d_bias_x [columns], d_bias_r [columns], "
+        "d_vectors [vectors, padded]",
     ]
     sums_bytes: Annotated[int, "of one team"]
     d_w_ih: Annotated[int, "of a single team: out, in place of the part of the sums; 0: that part"]

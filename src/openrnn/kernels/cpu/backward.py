@@ -15,7 +15,7 @@ from openrnn.kernels.cpu import cell_args as field
 from openrnn.kernels.cpu.args_type import loop_args_at
 from openrnn.kernels.cpu.gradients import column_sums_float32 as column_sums
 from openrnn.kernels.cpu.gradients import gate_product_float32 as gate_product
-from openrnn.kernels.cpu.gradients import narrow_product_float32 as narrow_product
+from openrnn.kernels.cpu.gradients import outer_product_16bit_float32 as outer_product_16bit
 from openrnn.kernels.cpu.gradients import packed_memory_float32 as packed_memory
 from openrnn.kernels.cpu.gradients import packed_product_float32 as packed_product
 from openrnn.kernels.cpu.gradients import pairs_products
@@ -49,15 +49,15 @@ class Tile(NamedTuple):
     rows: int
     begin: int  # this thread's units: [begin, end)
     end: int
-    d_hidden: int  # [2, rows, width]: gradient of the emitted state, by steps in turn
+    d_hidden: int  # [2, rows, h_width]: gradient of the emitted state, by steps in turn
     d_others: int  # [2, rows, other]
     entry: int  # [rows, other]: states that were put in place before a step
     dm: int  # [rows, padded]: gradient before the projection
     dr: int  # [capacity, columns]
     dx_gates: int  # [capacity, columns]: dr itself, unless the gates take x and r apart
-    h_rows: int  # [capacity, width]: the state before each step
-    x_rows: int  # [capacity, wide], with an input matrix
-    dh_rows: int  # [capacity, width], with a projection
+    h_rows: int  # [capacity, h_width]: the state before each step
+    x_rows: int  # [capacity, x_width], with an input matrix
+    dh_rows: int  # [capacity, h_width], with a projection
     m_rows: int  # [capacity, padded], with a projection
     bias: int  # [columns]
     spare: int  # [columns]: partial sums; the gradient of h that no projected cell has
@@ -71,20 +71,20 @@ class Tile(NamedTuple):
 @njit(forceinline=True, error_model="numpy")
 def tile_of(args, start, rows, scratch, sums, rounded, team):
     """A tile whose rows lie in this scratch."""
-    padded, columns, width = args.padded, args.columns, args.width
+    padded, columns, h_width = args.padded, args.columns, args.h_width
     other, capacity = (args.states - 1) * padded, args.chunk * args.tile_rows
     projecting = args.w_hr != 0
     begin, end = part_of(padded, PANEL, team)
     d_hidden = scratch
-    d_others = d_hidden + 2 * rows * width * SIZE
+    d_others = d_hidden + 2 * rows * h_width * SIZE
     entry = d_others + 2 * rows * other * SIZE
     dm = entry + rows * other * SIZE
     dr = dm + rows * padded * SIZE
     dx_gates = dr if args.summed != 0 else dr + capacity * columns * SIZE
     h_rows = dx_gates + capacity * columns * SIZE
-    x_rows = h_rows + capacity * width * SIZE
-    dh_rows = x_rows + capacity * args.wide * SIZE
-    m_rows = dh_rows + (capacity * width * SIZE if projecting else 0)
+    x_rows = h_rows + capacity * h_width * SIZE
+    dh_rows = x_rows + capacity * args.x_width * SIZE
+    m_rows = dh_rows + (capacity * h_width * SIZE if projecting else 0)
     bias = m_rows + (capacity * padded * SIZE if projecting else 0)
     spare = bias + columns * SIZE
     t_at = spare + columns * SIZE
@@ -98,24 +98,24 @@ def tile_of(args, start, rows, scratch, sums, rounded, team):
 @njit(nogil=True, error_model="numpy")
 def weight_gradients(args, tile, team, count, accumulate, phase):
     """Adds a chunk's part of weight and bias gradients; returns the barrier's next phase."""
-    columns, width, wide, padded = args.columns, args.width, args.wide, args.padded
+    columns, h_width, x_width, padded = args.columns, args.h_width, args.x_width, args.padded
     outputs, thread, threads = args.outputs, team.thread, team.threads
     begin, end = part = part_of(args.gates * padded, PANEL, team)
     ends = end if threads > 1 else columns
-    d_w_ih, d_w_hh = tile.sums, tile.sums + columns * wide * SIZE
-    d_w_hr = d_w_hh + columns * width * SIZE
+    d_w_ih, d_w_hh = tile.sums, tile.sums + columns * x_width * SIZE
+    d_w_hr = d_w_hh + columns * h_width * SIZE
     d_bias_x = d_w_hr + outputs * padded * SIZE
     if args.d_w_hh != 0:
         d_w_ih, d_w_hh = args.d_w_ih, args.d_w_hh
-    dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, wide)
-    h, memory = (tile.h_rows, width), tile.packed
+    dr, dx, x = (tile.dr, columns), (tile.dx_gates, columns), (tile.x_rows, x_width)
+    h, memory = (tile.h_rows, h_width), tile.packed
     both = args.pairs_outer != 0 and args.summed != 0 and args.skip == 0
-    if args.store_narrow != 0:
-        narrow_product(args, part, count, dr, h, d_w_hh, tile.rounded)
+    if args.store_16bit != 0:
+        outer_product_16bit(args, part, count, dr, h, d_w_hh, tile.rounded)
     elif not both:
         phase = packed_product(args, team, phase, part, count, dr, h, memory, d_w_hh, accumulate)
     if args.w_hr != 0:
-        dh, m = (tile.dh_rows, width), (tile.m_rows, padded)
+        dh, m = (tile.dh_rows, h_width), (tile.m_rows, padded)
         rows = (outputs * thread // threads, outputs * (thread + 1) // threads)
         phase = packed_product(args, team, phase, rows, count, dh, m, memory, d_w_hr, accumulate)
     column_sums(d_bias_x, tile.dx_gates, (count, columns), tile.spare, (begin, ends))
@@ -126,15 +126,15 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
     for i in range(count * thread // threads, count * (thread + 1) // threads):
         t, b = int64_at(tile.t_at)[i], int64_at(tile.b_at)[i]
         source = args.x + (t * args.x_step + b * args.x_row) * SIZE
-        target = tile.x_rows + i * wide * SIZE
+        target = tile.x_rows + i * x_width * SIZE
         if args.drop != 0:
             drop(target, source, args.inputs, t, b, args, False)
-            copy(target + args.inputs * SIZE, 0, 0, wide - args.inputs)
+            copy(target + args.inputs * SIZE, 0, 0, x_width - args.inputs)
         else:
-            copy(target, source, args.inputs, wide)
+            copy(target, source, args.inputs, x_width)
     phase = barrier(team, phase)
-    if args.store_narrow != 0:
-        narrow_product(args, part, count, dx, x, d_w_ih, tile.rounded)
+    if args.store_16bit != 0:
+        outer_product_16bit(args, part, count, dx, x, d_w_ih, tile.rounded)
     elif both:
         b, c = (h, x), (d_w_hh, d_w_ih)
         phase = pairs_products(args, team, phase, part, count, dr, b, memory, c, accumulate)
@@ -146,17 +146,17 @@ def weight_gradients(args, tile, team, count, accumulate, phase):
 @njit(nogil=True, error_model="numpy")
 def input_gradients(args, tile, team, count):
     """Writes the gradients of x of a chunk's rows."""
-    inputs, columns, wide = args.inputs, args.columns, args.wide
+    inputs, columns, x_width = args.inputs, args.columns, args.x_width
     first = count * team.thread // team.threads
     last = count * (team.thread + 1) // team.threads
     if last > first and args.skip == 0:
-        a, c = tile.dx_gates + first * columns * SIZE, tile.x_rows + first * wide * SIZE
-        sizes = (wide, 0, wide)
+        a, c = tile.dx_gates + first * columns * SIZE, tile.x_rows + first * x_width * SIZE
+        sizes = (x_width, 0, x_width)
         gate_product(args, tile.rounded, last - first, a, args.w_ih, sizes, c, False, False)
     for i in range(first, last):
         t, b = int64_at(tile.t_at)[i], int64_at(tile.b_at)[i]
         target = args.dx + (t * args.dx_step + b * args.dx_row) * SIZE
-        source = tile.x_rows + i * wide * SIZE
+        source = tile.x_rows + i * x_width * SIZE
         if args.skip != 0:
             gather(args, target, tile.dx_gates + i * columns * SIZE)
         elif args.drop != 0:
@@ -183,7 +183,7 @@ def prepare(args, tile, team):
     for i in range(team.thread, tile.rows, team.threads):
         if length_of(args, tile.start + i) == 0:
             b = row_of(args, tile.start + i)
-            d_h = tile.d_hidden + i * args.width * SIZE
+            d_h = tile.d_hidden + i * args.h_width * SIZE
             d_s = tile.d_others + i * (args.states - 1) * args.padded * SIZE
             clear(args, d_h, d_s)
             add_from(args, args.d_final, b, d_h, d_s)
@@ -197,14 +197,14 @@ def prepare(args, tile, team):
 @njit(forceinline=True, error_model="numpy")
 def fill_cell_args(args, tile, cell_args):
     """The arguments of the cell's derivative that are the same in all steps."""
-    columns, padded, width = args.columns, args.padded, args.width
+    columns, padded, h_width = args.columns, args.padded, args.h_width
     other, mine = (args.states - 1) * padded, tile.begin * SIZE
-    others = columns * (args.wide + width + 2) + args.outputs * padded  # before d_vectors in sums
-    d_vectors = tile.sums + (others * SIZE if tile.sums != 0 else 0)
+    before = columns * (args.x_width + h_width + 2) + args.outputs * padded
+    d_vectors = tile.sums + (before * SIZE if tile.sums != 0 else 0)
     cell_args[field.UNITS], cell_args[field.STRIDE] = tile.end - tile.begin, padded
     cell_args[field.X_ROW], cell_args[field.R_ROW] = columns, args.saved_sides * padded
     cell_args[field.BIAS] = tile.bias + mine
-    cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = width, other
+    cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = h_width, other
     cell_args[field.VECTORS] = args.unit_vectors + mine
     cell_args[field.D_VECTORS] = d_vectors + mine
     cell_args[field.D_AFTER_ROW], cell_args[field.D_BEFORE_ROW] = other, other
@@ -214,12 +214,12 @@ def fill_cell_args(args, tile, cell_args):
 @njit(forceinline=True, error_model="numpy")
 def gather_row(args, tile, step, i, filled):
     """Makes a sequence's row of a step ready: its incoming gradients and the states before."""
-    outputs, width, padded = args.outputs, args.width, args.padded
+    outputs, h_width, padded = args.outputs, args.h_width, args.padded
     other, place = (args.states - 1) * padded, filled + i
     b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
     t = time_of(args, step, length)
     int64_at(tile.t_at)[place], int64_at(tile.b_at)[place] = t, b
-    d_h = tile.d_hidden + ((step & 1) * tile.rows + i) * width * SIZE
+    d_h = tile.d_hidden + ((step & 1) * tile.rows + i) * h_width * SIZE
     d_s = tile.d_others + ((step & 1) * tile.rows + i) * other * SIZE
     if step == length - 1:
         clear(args, d_h, d_s)
@@ -230,7 +230,7 @@ def gather_row(args, tile, step, i, filled):
     if args.dy != 0:
         add(d_h, args.dy + (t * args.dy_step + b * args.dy_row) * SIZE, outputs)
     add_from(args, args.d_all_states, t * args.batch + b, d_h, d_s)
-    hidden = tile.h_rows + place * width * SIZE
+    hidden = tile.h_rows + place * h_width * SIZE
     hit = is_reset(args, step, t, b)
     if hit or step == 0:
         group = args.reset_state if hit else args.initial
@@ -238,9 +238,9 @@ def gather_row(args, tile, step, i, filled):
     else:
         before = time_of(args, step - 1, length)
         source = args.y + (before * args.y_step + b * args.y_row) * SIZE
-        copy(hidden, source, outputs, width)
+        copy(hidden, source, outputs, h_width)
     if args.w_hr != 0:
-        copy(tile.dh_rows + place * width * SIZE, d_h, width, width)
+        copy(tile.dh_rows + place * h_width * SIZE, d_h, h_width, h_width)
         row = slot_of(args, step) * args.batch + tile.start + i
         m = args.saved_unprojected + row * padded * SIZE
         copy(tile.m_rows + place * padded * SIZE, m, args.units, padded)
@@ -249,7 +249,7 @@ def gather_row(args, tile, step, i, filled):
 @njit(forceinline=True, error_model="numpy")
 def run_cell(args, tile, step, live, filled, cell_args_at):
     """The cell's derivative of a step's rows."""
-    columns, width, padded = args.columns, args.width, args.padded
+    columns, h_width, padded = args.columns, args.h_width, args.padded
     other, rows, mine = (args.states - 1) * padded, tile.rows, tile.begin * SIZE
     now = step & 1  # gradients of states are read here and left at the other place
     place = slot_of(args, step) * args.batch + tile.start
@@ -258,8 +258,8 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
         # where a reset came between, forward left the reset states there
         previous = slot_of(args, step - 1) * args.batch + tile.start
         before = args.saved_states + previous * other * SIZE
-    d_after, d_after_row = tile.d_hidden + now * rows * width * SIZE, width
-    d_before, d_before_row = tile.d_hidden + (1 - now) * rows * width * SIZE, width
+    d_after, d_after_row = tile.d_hidden + now * rows * h_width * SIZE, h_width
+    d_before, d_before_row = tile.d_hidden + (1 - now) * rows * h_width * SIZE, h_width
     if args.w_hr != 0:
         # h has another width, and no cell with a projection reads it
         d_after, d_after_row, d_before, d_before_row = tile.dm, padded, tile.spare, 0
@@ -267,7 +267,7 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
     cell_args[field.ROWS] = live
     cell_args[field.X] = args.saved_gates + place * columns * SIZE + mine
     cell_args[field.R] = args.saved_recurrent + place * args.saved_sides * padded * SIZE + mine
-    cell_args[field.H_BEFORE] = tile.h_rows + filled * width * SIZE + mine
+    cell_args[field.H_BEFORE] = tile.h_rows + filled * h_width * SIZE + mine
     cell_args[field.BEFORE] = before + mine
     cell_args[field.D_H_AFTER], cell_args[field.D_H_AFTER_ROW] = d_after + mine, d_after_row
     cell_args[field.D_AFTER] = tile.d_others + now * rows * other * SIZE + mine
@@ -281,9 +281,9 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
 @njit(forceinline=True, error_model="numpy")
 def clear_padding(args, tile, step, live, filled):
     """Clears what the cell made of padding, which must not enter the products."""
-    columns, units, padded, width = args.columns, args.units, args.padded, args.width
+    columns, units, padded, h_width = args.columns, args.units, args.padded, args.h_width
     gates, summed = args.gates, args.summed != 0
-    d_before = tile.d_hidden + (1 - (step & 1)) * tile.rows * width * SIZE
+    d_before = tile.d_hidden + (1 - (step & 1)) * tile.rows * h_width * SIZE
     used = 0 if args.w_hr != 0 else units
     for i in range(live):
         gate_r = tile.dr + (filled + i) * columns * SIZE
@@ -298,31 +298,31 @@ def clear_padding(args, tile, step, live, filled):
         copy(gate_r + beyond * SIZE, 0, 0, columns - beyond)
         if not summed:
             copy(gate_x + beyond * SIZE, 0, 0, columns - beyond)
-        copy(d_before + (i * width + used) * SIZE, 0, 0, width - used)
+        copy(d_before + (i * h_width + used) * SIZE, 0, 0, h_width - used)
 
 
 @njit(forceinline=True, error_model="numpy")
 def carry_back(args, tile, team, step, live, filled):
     """Adds the recurrent product to the gradient of the state before a step."""
-    width = args.width
-    begin, end = part_of(width, PANEL, team)
+    h_width = args.h_width
+    begin, end = part_of(h_width, PANEL, team)
     if begin == end:
         return
     a = tile.dr + filled * args.columns * SIZE
-    c = tile.d_hidden + (1 - (step & 1)) * tile.rows * width * SIZE
+    c = tile.d_hidden + (1 - (step & 1)) * tile.rows * h_width * SIZE
     # every other step goes backwards, and begins with what the one before left in the caches
-    sizes, backwards = (width, begin, end), (step & 1) != 0
+    sizes, backwards = (h_width, begin, end), (step & 1) != 0
     gate_product(args, tile.rounded, live, a, args.w_hh, sizes, c, True, backwards)
 
 
 @njit(forceinline=True, error_model="numpy")
 def give_before(args, tile, team, step, live):
     """Gives the gradients of states that were put in place before a step to their tensors."""
-    width, other, to = args.width, (args.states - 1) * args.padded, 1 - (step & 1)
+    h_width, other, to = args.h_width, (args.states - 1) * args.padded, 1 - (step & 1)
     for i in range(team.thread, live, team.threads):
         b = row_of(args, tile.start + i)
         t = time_of(args, step, length_of(args, tile.start + i))
-        d_h = tile.d_hidden + (to * tile.rows + i) * width * SIZE
+        d_h = tile.d_hidden + (to * tile.rows + i) * h_width * SIZE
         d_s = tile.d_others + (to * tile.rows + i) * other * SIZE
         if is_reset(args, step, t, b):
             add_to(args, args.d_reset_state, b, d_h, d_s)
@@ -337,7 +337,7 @@ def backward_tile(args, tile, team, accumulate, phase):
 
     Each thread of a team gathers some rows and computes its units and a part of each gradient.
     """
-    width, capacity = args.width, args.chunk * args.tile_rows
+    h_width, capacity = args.h_width, args.chunk * args.tile_rows
     prepare(args, tile, team)
     cell_args_at: int = new_cell_args()  # type: ignore[call-arg]  # numba's
     fill_cell_args(args, tile, int64_at(cell_args_at))
@@ -356,7 +356,7 @@ def backward_tile(args, tile, team, accumulate, phase):
         if args.w_hr != 0:
             phase = barrier(team, phase)  # each thread's units need all columns of y
             outputs, padded, begin = args.outputs, args.padded, tile.begin
-            a = (tile.d_hidden + (step & 1) * tile.rows * width * SIZE, width, 1)
+            a = (tile.d_hidden + (step & 1) * tile.rows * h_width * SIZE, h_width, 1)
             b = (args.w_hr + begin * outputs * SIZE, PANEL, PANEL * outputs)
             target = (tile.dm + begin * SIZE, padded)
             product((live, outputs, tile.end - begin), a, b, target, False, False)

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     end: int
     first: int  # this thread's columns of y: [first, last), its units unless there is a projection
     last: int
-    hidden: int  # [2, rows, width]: the emitted state, by steps in turn
+    hidden: int  # [2, rows, h_width]: the emitted state, by steps in turn
     others: int  # [2, rows, other]: the other states, unless there is a history
     entry: int  # [rows, other]: states put in place before the first step
     bias: int  # [2, columns]: input side, recurrent side
@@ -55,10 +55,10 @@ def tile_of(args, start, rows, scratch, team, rounded):
     begin, end = part_of(padded, PANEL, team)
     first, last = begin, min(end, args.outputs)
     if args.w_hr != 0:
-        first, last = part_of(args.width, PANEL, team)
+        first, last = part_of(args.h_width, PANEL, team)
         last = min(last, args.outputs)
     hidden = scratch
-    others = hidden + 2 * rows * args.width * SIZE
+    others = hidden + 2 * rows * args.h_width * SIZE
     entry = others + 2 * rows * other * SIZE
     bias = entry + rows * other * SIZE
     unwanted = bias + 2 * columns * SIZE
@@ -238,9 +238,9 @@ def fill_cell_args(args, tile, cell_args, bias_r):
     cell_args[field.X_ROW] = args.columns
     cell_args[field.R], cell_args[field.R_ROW] = tile.r + mine, args.columns
     cell_args[field.BIAS], cell_args[field.BIAS_R] = tile.bias + mine, bias_r + mine
-    cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = args.width, other
+    cell_args[field.H_BEFORE_ROW], cell_args[field.BEFORE_ROW] = args.h_width, other
     cell_args[field.VECTORS] = args.unit_vectors + mine
-    cell_args[field.H_AFTER_ROW] = args.padded if args.w_hr != 0 else args.width
+    cell_args[field.H_AFTER_ROW] = args.padded if args.w_hr != 0 else args.h_width
     cell_args[field.AFTER_ROW], cell_args[field.SAVED] = other, tile.unwanted + mine
     cell_args[field.SAVED_ROW] = args.saved_sides * args.padded if args.saved_recurrent != 0 else 0
 
@@ -264,25 +264,25 @@ def others_at(args, tile, step):
 @njit(forceinline=True, error_model="numpy")
 def load_before(args, tile, step, live, hidden, others):
     """Puts the states in place that a step does not have from the step before."""
-    width, other = args.width, (args.states - 1) * args.padded
+    h_width, other = args.h_width, (args.states - 1) * args.padded
     for i in range(live):
         b = row_of(args, tile.start + i)
         t = time_of(args, step, length_of(args, tile.start + i))
         if is_reset(args, step, t, b):
-            load(args, args.reset_state, b, hidden + i * width * SIZE, others + i * other * SIZE)
+            load(args, args.reset_state, b, hidden + i * h_width * SIZE, others + i * other * SIZE)
         elif step == 0:
-            load(args, args.initial, b, hidden + i * width * SIZE, others + i * other * SIZE)
+            load(args, args.initial, b, hidden + i * h_width * SIZE, others + i * other * SIZE)
 
 
 @njit(forceinline=True, error_model="numpy")
 def store_after(args, tile, step, live, after, others):
     """Writes a step's output, and its states where they are wanted."""
-    width, other = args.width, (args.states - 1) * args.padded
+    h_width, other = args.h_width, (args.states - 1) * args.padded
     mine, count = tile.first * SIZE, tile.last - tile.first
     for i in range(live):
         b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
         t = time_of(args, step, length)
-        hidden, rest = after + i * width * SIZE, others + i * other * SIZE
+        hidden, rest = after + i * h_width * SIZE, others + i * other * SIZE
         target = args.y + (t * args.y_step + b * args.y_row) * SIZE
         copy(target + mine, hidden + mine, count, count)
         store(args, tile, args.all_states, t * args.batch + b, hidden, rest)
@@ -299,10 +299,10 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
 
     Returns the barrier's next phase.
     """
-    width, columns, padded = args.width, args.columns, args.padded
+    h_width, columns, padded = args.h_width, args.columns, args.padded
     cell_args, summed, mine = int64_at(cell_args_at), args.summed != 0, tile.begin * SIZE
-    before = tile.hidden + ((step + 1) & 1) * tile.rows * width * SIZE
-    after = tile.hidden + (step & 1) * tile.rows * width * SIZE
+    before = tile.hidden + ((step + 1) & 1) * tile.rows * h_width * SIZE
+    after = tile.hidden + (step & 1) * tile.rows * h_width * SIZE
     others_before, others_after = others_at(args, tile, step)
     row = slot_of(args, step) * args.batch + tile.start
     if step == 0 or args.reset != 0:
@@ -315,7 +315,7 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
     ):
         target = (gate if summed else tile.r, columns)
         shape = (live, args.outputs)
-        source, backwards = (before, width), (step & 1) != 0
+        source, backwards = (before, h_width), (step & 1) != 0
         multiply(
             args, tile, shape, source, args.w_hh, args.scales_hh, target, summed, backwards
         )  # fmt: skip
@@ -339,7 +339,7 @@ def forward_step(args, tile, team, step, live, gate, cell_args_at, phase):
         units, first, last = args.units, tile.first, tile.last
         if last > first:
             b = (args.w_hr + first * units * SIZE, PANEL, PANEL * units)
-            target = (after + first * SIZE, width)
+            target = (after + first * SIZE, h_width)
             shape = (live, units, (last - first + PANEL - 1) // PANEL * PANEL)
             product(shape, (h, padded, 1), b, target, False, False)
     store_after(args, tile, step, live, after, others_after)

@@ -8,10 +8,10 @@ from numba import int64, njit
 from openrnn.kernels.cpu import product as products
 from openrnn.kernels.cpu import rows
 from openrnn.kernels.cpu.layout import (
-    NARROW_ROWS,
     NEAR_BYTES,
     PACKED_STRIP,
     PANELS_TO_PACK,
+    STORE_16BIT_ROWS,
     STRIP_ELEMENTS,
     STRIP_ROWS,
 )
@@ -73,21 +73,21 @@ def _outer_for(dtype):
 
     @njit(nogil=True, error_model="numpy")
     @named(dtype)
-    def narrow_product(args, wanted, count, a, b, c, memory):
+    def outer_product_16bit(args, wanted, count, a, b, c, memory):
         """`outer_product` whose result is stored in 16 bits.
 
-        memory: for NARROW_ROWS of its rows in float32, which are rounded while they are near.
+        memory: for STORE_16BIT_ROWS of its rows in float32, which are rounded while they are near.
         """
         begin, end = wanted
         a_at, a_row = a
         columns = b[1]
-        for first in range(begin, end, NARROW_ROWS):
-            some = min(NARROW_ROWS, end - first)
+        for first in range(begin, end, STORE_16BIT_ROWS):
+            some = min(STORE_16BIT_ROWS, end - first)
             outer_product((0, some), count, (a_at + first * size, a_row), b, memory, False)
             given = (memory, c + first * columns * 2, some * columns)
-            call(args.store_narrow, given)  # type: ignore[call-arg]  # numba's
+            call(args.store_16bit, given)  # type: ignore[call-arg]  # numba's
 
-    return outer_product, narrow_product
+    return outer_product, outer_product_16bit
 
 
 def _for(dtype, outer_product):
@@ -205,8 +205,8 @@ def _gates_for(dtype):
     return gate_product
 
 
-_outer_float32, narrow_product_float32 = _outer_for("float32")
-_outer_float64, narrow_product_float64 = _outer_for("float64")
+_outer_float32, outer_product_16bit_float32 = _outer_for("float32")
+_outer_float64, outer_product_16bit_float64 = _outer_for("float64")
 column_sums_float32, packed_product_float32, packed_memory_float32 = _for("float32", _outer_float32)
 column_sums_float64, packed_product_float64, packed_memory_float64 = _for("float64", _outer_float64)
 gate_product_float32, gate_product_float64 = _gates_for("float32"), _gates_for("float64")

@@ -22,7 +22,7 @@ STRIP_ROWS = 40
 PANELS_TO_PACK = 8
 PACKED_STRIP = 96
 # rows of a weight gradient that are made in float32 before they are stored in 16 bits
-NARROW_ROWS = 12
+STORE_16BIT_ROWS = 12
 # of the panels of a weight gradient's second factor, which stay in a first-level cache
 NEAR_BYTES = 16 << 10
 # rows whose int8 products are made together
@@ -110,12 +110,12 @@ class Layout:
         return _up(self.gates * self.padded, self.panel)
 
     @cached_property
-    def width(self) -> int:
+    def h_width(self) -> int:
         """O rounded up to whole panels."""
         return _up(self.outputs, self.panel)
 
     @cached_property
-    def wide(self) -> int:
+    def x_width(self) -> int:
         """The input width rounded up to whole panels."""
         return _up(self.inputs, self.panel)
 
@@ -132,7 +132,7 @@ class Layout:
     def forward_scratch(self, rows: int, chunk: int, saves: bool) -> int:
         """Bytes of scratch memory of one team in the forward loop."""
         other = self.others * self.padded
-        elements = 2 * rows * self.width + 3 * rows * other + 2 * self.columns
+        elements = 2 * rows * self.h_width + 3 * rows * other + 2 * self.columns
         elements += self.saved_sides * self.padded + rows * self.columns + rows * self.padded
         elements += chunk * rows * self.inputs + (0 if saves else chunk * rows * self.columns)
         return _up(elements * self.size, 64) + 64
@@ -153,14 +153,14 @@ class Layout:
         return _up(4 * words, 64)
 
     @property
-    def narrow_memory(self) -> int:
+    def store_16bit_bytes(self) -> int:
         """Bytes of a thread for rows of weight gradients, before they are stored in 16 bits."""
-        return NARROW_ROWS * self.widest * self.size
+        return STORE_16BIT_ROWS * self.widest * self.size
 
     @cached_property
     def widest(self) -> int:
         """The most columns of a weight gradient, rounded up to whole panels."""
-        return max(self.width, self.wide, self.padded if self.projecting else 0)
+        return max(self.h_width, self.x_width, self.padded if self.projecting else 0)
 
     def packs_gradient(self, columns: int) -> bool:
         """Whether the factors of a weight gradient with so many columns are packed."""
@@ -173,12 +173,12 @@ class Layout:
             pairs: products are of bfloat16 pairs, whose factors are always packed.
         """
         capacity = chunk * rows
-        elements = 2 * rows * self.width + 3 * rows * self.others * self.padded
+        elements = 2 * rows * self.h_width + 3 * rows * self.others * self.padded
         elements += rows * self.padded + 2 * self.columns
         elements += capacity * self.columns * (1 if self.summed else 2)
-        elements += capacity * (self.width + self.wide)
+        elements += capacity * (self.h_width + self.x_width)
         if self.projecting:
-            elements += capacity * (self.width + self.padded)
+            elements += capacity * (self.h_width + self.padded)
         packs = pairs or self.packs_gradient(self.widest)
         packed = self.packed(capacity, threads) if packs else 0
         return _up(elements * self.size + 16 * capacity, 64) + 64 + packed
@@ -191,7 +191,7 @@ class Layout:
     def sums(self) -> tuple[int, ...]:
         """Elements of d_w_ih, d_w_hh, d_w_hr, d_bias_x, d_bias_r and d_vectors of one team."""
         return (
-            self.columns * self.wide, self.columns * self.width, self.outputs * self.padded,
+            self.columns * self.x_width, self.columns * self.h_width, self.outputs * self.padded,
             self.columns, self.columns, self.vectors * self.padded,
         )  # fmt: skip
 
@@ -203,8 +203,8 @@ class Layout:
     @cached_property
     def plain(self) -> bool:
         """Whether no size is padded, so that the sums of a single team are the gradients."""
-        wide = self.wide == self.inputs and self.width == self.outputs
-        return wide and self.padded == self.units and self.columns == self.gates * self.units
+        whole = self.x_width == self.inputs and self.h_width == self.outputs
+        return whole and self.padded == self.units and self.columns == self.gates * self.units
 
     @cached_property
     def widths(self) -> tuple[int, ...]:

@@ -67,26 +67,26 @@ def bf16_product() -> objects.CompiledFunction:
 
 
 @resource
-def narrow_dots(dtype: str) -> objects.CompiledFunction:
+def dots_16bit(dtype: str) -> objects.CompiledFunction:
     """The product with matrices of 16 bits as they are, which time loops call."""
     name = f"{dtype}_dots"
-    source = f"from openrnn.kernels.cpu.narrow_rows import {name}\n"
+    source = f"from openrnn.kernels.cpu.products_16bit import {name}\n"
     return objects.kernels(source, [name], f"products with {dtype} matrices")[0]
 
 
-class NarrowBack(NamedTuple):
-    """The kernels of `narrow_rows` for backward, by their names there."""
+class BackwardKernels16Bit(NamedTuple):
+    """The kernels of `products_16bit` for backward, by their names there."""
 
     product: objects.CompiledFunction
     store: objects.CompiledFunction
 
 
 @resource
-def narrow_back(dtype: str) -> NarrowBack:
+def backward_kernels_16bit(dtype: str) -> BackwardKernels16Bit:
     """What backward calls where matrices, and gradients of them, are of 16 bits."""
-    names = [f"{dtype}_{name}" for name in NarrowBack._fields]
-    source = f"from openrnn.kernels.cpu.narrow_rows import {', '.join(names)}\n"
-    return NarrowBack(*objects.kernels(source, names, f"gradients with {dtype} matrices"))
+    names = [f"{dtype}_{name}" for name in BackwardKernels16Bit._fields]
+    source = f"from openrnn.kernels.cpu.products_16bit import {', '.join(names)}\n"
+    return BackwardKernels16Bit(*objects.kernels(source, names, f"gradients with {dtype} matrices"))
 
 
 class Pairs(NamedTuple):
@@ -114,7 +114,7 @@ def _pairs(module: str) -> Pairs:
     return Pairs(*objects.kernels(source, names, "products of bfloat16 pairs"))
 
 
-def panels(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
+def panel_elements(name: str, dtype: str, gates: int, padded: int, columns: int) -> int:
     """Elements of the panels that a kernel writes of a matrix (gates * rows, columns).
 
     "transpose": of the product with its transpose, `columns` rows and gates * padded columns.
@@ -164,8 +164,8 @@ def gradients(
     gates, padded, units = layout.gates, layout.padded, layout.units
     w_ih, w_hh, w_hr, bias_x, bias_r, vectors = layout.sum_offsets
     where = [  # offset; gates, padded, rows, width, columns of `CollectArgs`
-        (w_ih, gates, padded, units, layout.wide, layout.inputs),
-        (w_hh, gates, padded, units, layout.width, layout.outputs),
+        (w_ih, gates, padded, units, layout.x_width, layout.inputs),
+        (w_hh, gates, padded, units, layout.h_width, layout.outputs),
         (bias_x, gates, padded, units, 1, 1),
         (bias_x if layout.summed else bias_r, gates, padded, units, 1, 1),
         (w_hr, 1, layout.outputs, layout.outputs, padded, units),

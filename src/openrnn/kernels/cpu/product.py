@@ -24,7 +24,7 @@ from openrnn.kernels.cpu.vectors import (
 )
 
 __all__ = [
-    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "Elements", "dots_float32", "dots_float64",
+    "HIGHEST", "LANES", "PANEL", "TILE_PANELS", "ElementType", "dots_float32", "dots_float64",
     "make_dots", "make_product", "of_each_tile", "prefetch_rows", "product_float32",
     "product_float64", "store_sums",
 ]  # fmt: skip
@@ -89,8 +89,8 @@ def store_sums(
             emitter.store(builder.load(slot), pointer)
 
 
-class Elements(NamedTuple):
-    """How a matrix of weights lies in memory, and becomes vectors of the dtype of the sums.
+class ElementType(NamedTuple):
+    """The type of a matrix's elements in memory: how addresses and loads of it are emitted.
 
     Attributes:
         size: bytes of an element.
@@ -102,7 +102,7 @@ class Elements(NamedTuple):
     load: Callable[..., ir.Value]
 
 
-def _product_tile_of(elements: Elements) -> Any:
+def _product_tile_of(element: ElementType) -> Any:
     """An intrinsic that makes a tile of `product`."""
 
     def emit_case(
@@ -117,19 +117,19 @@ def _product_tile_of(elements: Elements) -> Any:
         sums = [emitter.zeros(len(columns)) for _ in range(height)]
         a_rows = [emitter.at(a, builder.mul(a_row, number(row))) for row in range(height)]
         panels = [builder.mul(b_panel, number(panel)) for panel in range(width)]
-        b_panels = [elements.at(emitter, b, offset) for offset in panels]
+        b_panels = [element.at(emitter, b, offset) for offset in panels]
         with emitter.loop(inner) as k:
             a_offset = builder.mul(k, a_inner)
             b_offset = builder.mul(k, b_inner)
-            rows = [elements.at(emitter, panel, b_offset) for panel in b_panels]
+            rows = [element.at(emitter, panel, b_offset) for panel in b_panels]
             b_vectors = []
             for panel, half in columns:
-                pointer = elements.at(emitter, rows[panel], number(half * emitter.lanes))
-                b_vectors.append(elements.load(emitter, pointer))
+                pointer = element.at(emitter, rows[panel], number(half * emitter.lanes))
+                b_vectors.append(element.load(emitter, pointer))
             if height >= LEAST_AHEAD:
                 ahead = builder.mul(number(AHEAD), b_inner)
-                later = [elements.at(emitter, row, ahead) for row in rows]
-                prefetch_rows(emitter, later, 2 * emitter.lanes * elements.size)
+                later = [element.at(emitter, row, ahead) for row in rows]
+                prefetch_rows(emitter, later, 2 * emitter.lanes * element.size)
             for row in range(height):
                 value = builder.load(emitter.at(a_rows[row], a_offset), typ=emitter.scalar)
                 value = emitter.splat(value, emitter.lanes)
@@ -156,7 +156,7 @@ def _product_tile_of(elements: Elements) -> Any:
     return product_tile
 
 
-def _dots_tile_of(elements: Elements) -> Any:
+def _dots_tile_of(element: ElementType) -> Any:
     """An intrinsic that makes a tile of `dots`."""
 
     def emit_case(
@@ -176,12 +176,12 @@ def _dots_tile_of(elements: Elements) -> Any:
         w_rows = []
         for unit in map(number, range(width)):
             read = builder.select(builder.icmp_signed("<", unit, last), unit, last)
-            w_rows.append(elements.at(emitter, w, builder.mul(w_row, read)))
+            w_rows.append(element.at(emitter, w, builder.mul(w_row, read)))
 
         def add_lanes(offset: ir.Value, mask: ir.Value | None) -> None:
             values = [emitter.load(emitter.at(start, offset), mask) for start in a_rows]
             for unit, start in enumerate(w_rows):
-                weights = elements.load(emitter, elements.at(emitter, start, offset), mask)
+                weights = element.load(emitter, element.at(emitter, start, offset), mask)
                 for row, value in enumerate(values):
                     emitter.add_product(sums[row][unit], value, weights)
 
@@ -221,10 +221,10 @@ def _dots_tile_of(elements: Elements) -> Any:
     return dots_tile
 
 
-def make_product(dtype: str, name: str, elements: Elements) -> Any:
-    """`product` for sums of a dtype and some `elements` of B, which `name` tells from others."""
-    size, b_size, panel, widths = SIZES[dtype], elements.size, PANEL[dtype], TILE_PANELS
-    highest, product_tile = HIGHEST, _product_tile_of(elements)
+def make_product(dtype: str, name: str, element: ElementType) -> Any:
+    """`product` for sums of a dtype and an `element` type of B, which `name` tells from others."""
+    size, b_size, panel, widths = SIZES[dtype], element.size, PANEL[dtype], TILE_PANELS
+    highest, product_tile = HIGHEST, _product_tile_of(element)
 
     @compiled
     @named(name)
@@ -264,9 +264,9 @@ def make_product(dtype: str, name: str, elements: Elements) -> Any:
     return product
 
 
-def make_dots(dtype: str, name: str, elements: Elements) -> Any:
-    """`dots` for sums of a dtype and a kind of `elements` of W, which `name` tells from others."""
-    size, w_size, widths, dots_tile = SIZES[dtype], elements.size, _UNITS, _dots_tile_of(elements)
+def make_dots(dtype: str, name: str, element: ElementType) -> Any:
+    """`dots` for sums of a dtype and an `element` type of W, which `name` tells from others."""
+    size, w_size, widths, dots_tile = SIZES[dtype], element.size, _UNITS, _dots_tile_of(element)
     highest = len(widths)
 
     @compiled
@@ -311,6 +311,8 @@ def make_dots(dtype: str, name: str, elements: Elements) -> Any:
     return dots
 
 
-_OF_THE_SUMS = [(dtype, dtype, Elements(SIZES[dtype], Emitter.at, Emitter.load)) for dtype in SIZES]
-product_float32, product_float64 = (make_product(*of) for of in _OF_THE_SUMS)
-dots_float32, dots_float64 = (make_dots(*of) for of in _OF_THE_SUMS)
+_FULL_PRECISION = [
+    (dtype, dtype, ElementType(SIZES[dtype], Emitter.at, Emitter.load)) for dtype in SIZES
+]
+product_float32, product_float64 = (make_product(*of) for of in _FULL_PRECISION)
+dots_float32, dots_float64 = (make_dots(*of) for of in _FULL_PRECISION)

@@ -1,6 +1,6 @@
 """The states of one batch row, in scratch memory and in the tensors of a call, and their gradients.
 
-`hidden` is the address of the emitted state [width], `others` of the others [states - 1, padded].
+`hidden` is the address of the emitted state [h_width], `others` of the others [states - 1, padded].
 `group` is one of the array fields of `LoopArgs`; where a tensor is absent nothing is done.
 """
 
@@ -21,7 +21,7 @@ def _for(dtype):
         outputs, units, padded = args.outputs, args.units, args.padded
         at = int64_at(group)
         given = at[0]
-        copy(hidden, given + row * outputs * size if given != 0 else 0, outputs, args.width)
+        copy(hidden, given + row * outputs * size if given != 0 else 0, outputs, args.h_width)
         for k in range(args.states - 1):
             given = at[1 + k]
             source = given + row * units * size if given != 0 else 0
@@ -31,7 +31,7 @@ def _for(dtype):
     @named(dtype)
     def clear(args, hidden, others):
         """Sets a row's gradients to zero."""
-        copy(hidden, 0, 0, args.width)
+        copy(hidden, 0, 0, args.h_width)
         copy(others, 0, 0, (args.states - 1) * args.padded)
 
     @njit(nogil=True, error_model="numpy")

@@ -165,14 +165,16 @@ class PermuteWeightsArgs(Args):
     """Arguments of `permute_weights`."""
 
     matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns]"]
-    out: Annotated[int, "storage_t*", "[gates, units, columns] or, turned, [across, gates, units]"]
+    out: Annotated[
+        int, "storage_t*", "[gates, units, columns] or, transposed, [across, gates, units]"
+    ]
     units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
     hidden: Annotated[int, "int64", ""]
     across: Annotated[int, "int64", "columns of out, with zeros past those of matrix"]
     columns: Annotated[int, "int64", ""]
     gates: Annotated[int, "int64", ""]
     order: Annotated[int, "int64", "4 bits each: the gate of matrix at that place of out"]
-    turned: Annotated[int, "int64", "1: each gate is transposed"]
+    transposed: Annotated[int, "int64", "1: each gate is transposed"]
 
 
 @table

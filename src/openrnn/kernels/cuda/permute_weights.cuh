@@ -32,13 +32,13 @@ INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storag
             ? *reinterpret_cast<const uint4*>(
                   args.matrix + (part.from * args.hidden + unit) * args.columns + column)
             : make_uint4(0, 0, 0, 0);
-        if (args.turned)
+        if (args.transposed)
             *reinterpret_cast<uint4*>(tile + place_of(line, piece)) = values;
         else if (unit < args.units && column < args.across)
             *reinterpret_cast<uint4*>(
                 args.out + (part.gate * args.units + unit) * args.columns + column) = values;
     }
-    if (!args.turned) return;
+    if (!args.transposed) return;
     __syncthreads();
     #pragma unroll
     for (int line = first_line; line < TILE; line += LINES_OF_PIECES) {
@@ -69,10 +69,10 @@ INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storag
     __syncthreads();
     #pragma unroll 8
     for (int line = first_line; line < TILE; line += LINES) {
-        const int64 unit = part.unit + (args.turned ? x : line);
-        const int64 column = part.column + (args.turned ? line : x);
+        const int64 unit = part.unit + (args.transposed ? x : line);
+        const int64 column = part.column + (args.transposed ? line : x);
         if (unit >= args.units || column >= args.across) continue;
-        if (args.turned)
+        if (args.transposed)
             args.out[(column * args.gates + part.gate) * args.units + unit] =
                 tile[x * PITCH + line];
         else

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import openrnn
-from openrnn.backends.cpu import kept
+from openrnn.backends.cpu import weight_cache
 from openrnn.kernels.cpu import launch, matrices
 from openrnn.kernels.cpu.args import DIGEST_WORDS
 
@@ -18,13 +18,13 @@ from openrnn.kernels.cpu.args import DIGEST_WORDS
 @pytest.fixture
 def packed(monkeypatch):
     """How many matrices have been packed."""
-    count, pack = [0], kept.KeptPanels._packed
+    count, pack = [0], weight_cache.CachedPanels._packed
 
     def counting(self, values):
         count[0] += 1
         return pack(self, values)
 
-    monkeypatch.setattr(kept.KeptPanels, "_packed", counting)
+    monkeypatch.setattr(weight_cache.CachedPanels, "_packed", counting)
     return count
 
 
@@ -108,9 +108,9 @@ def test_another_parameter(packed):
     close(layer, x)
     other = copy.deepcopy(layer)
     assert torch.equal(warm(other, x), layer(x)[0])
-    assert not other._repeats.memory.keys() - layer._repeats.memory.keys()
+    assert not other._call_cache.module_cache.keys() - layer._call_cache.module_cache.keys()
     layer.double()
-    assert not layer._repeats.memory
+    assert not layer._call_cache.module_cache
     close(layer, x.double())
 
 
@@ -135,11 +135,11 @@ def test_panels_go_into_no_file_and_no_copy():
     size = io.BytesIO()
     torch.save(layer, size)
     warm(layer, x)
-    assert len(layer._repeats.memory) == 2
+    assert len(layer._call_cache.module_cache) == 2
     file = io.BytesIO()
     torch.save(layer, file)
     assert abs(file.tell() - size.tell()) < 64
-    assert not copy.deepcopy(layer)._repeats.memory
+    assert not copy.deepcopy(layer)._call_cache.module_cache
 
 
 @torch.no_grad()

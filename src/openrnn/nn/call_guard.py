@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import op, request, tensors
+from openrnn import op, problem_key, tensors
 from openrnn.guards import TYPES, guard, nested
 
 _storage = Tensor.untyped_storage
@@ -20,24 +20,24 @@ _forward_mode = torch.autograd.forward_ad
 _modes: Any = torch._C._len_torch_dispatch_stack
 
 
-def unseen() -> bool:
+def has_unguarded_mode() -> bool:
     """Whether something is active that no guard sees, and that looks at what we do."""
     return _tracing() is not None or _forward_mode._current_level >= 0 or _modes() > 0
 
 
-def ordinary(x: Tensor, casts: bool = False) -> bool:
+def is_unobserved(x: Tensor, casts: bool = False) -> bool:
     """Whether nothing is active that watches or changes a call of x; `casts`: autocast may."""
     if (not casts and torch._C._is_any_autocast_enabled()) or op.watched(x):
         return False
-    return not (unseen() or request.transformed())
+    return not (has_unguarded_mode() or problem_key.transformed())
 
 
-def guardable(every: Sequence[Any]) -> bool:
+def can_guard(every: Sequence[Any]) -> bool:
     """Whether a guard may look at them: tensors with sizes; else it would end the process."""
     return TYPES.issuperset(map(type, every)) and not any(map(nested, every))
 
 
-class Alike:
+class CallGuard:
     """Whether tensors are like these, of a call that was right: then theirs is right, too.
 
     Args:
@@ -60,7 +60,9 @@ class Alike:
         self._held: tuple[int, ...] = ()  # sizes of storages and offsets in them, last seen
 
     def __call__(self, every: Sequence[Tensor], backward: bool = False) -> bool:
-        """Whether they are, for `guardable` ones.
+        """Whether these tensors pass the guard.
+
+        Call `can_guard` first: the compiled guard ends the process for tensors without strides.
 
         Args:
             backward: whatever the call records; else it must record a gradient as that did.

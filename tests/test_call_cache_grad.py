@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import openrnn
-from openrnn.nn import recorded, repeats
+from openrnn.nn import autograd_call, call_cache
 
 T, B, H = 3, 2, 16
 WIDTH = 5  # of x
@@ -43,7 +43,10 @@ RESULTS = {"all": slice(None), "y": slice(0, 1), "final": slice(1, None)}
 def hits(monkeypatch):
     """How many backward passes ran from memory, and how many in full after all."""
     count = {"memory": 0, "full": 0}
-    both = {"memory": recorded.Recorded.backward, "full": recorded.Recorded._in_full}
+    both = {
+        "memory": autograd_call.AutogradCall.backward,
+        "full": autograd_call.AutogradCall._general_backward,
+    }
 
     def counting(name):
         def counted(self, *args):
@@ -52,8 +55,8 @@ def hits(monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(recorded.Recorded, "backward", counting("memory"))
-    monkeypatch.setattr(recorded.Recorded, "_in_full", counting("full"))
+    monkeypatch.setattr(autograd_call.AutogradCall, "backward", counting("memory"))
+    monkeypatch.setattr(autograd_call.AutogradCall, "_general_backward", counting("full"))
     return count
 
 
@@ -310,7 +313,7 @@ def test_a_model_is_trained_as_without_memory(monkeypatch, kind):
     torch.manual_seed(0)
     module = kind(WIDTH, H, 2)
     other = copy.deepcopy(module)
-    monkeypatch.setattr(other._repeats, "remember", lambda *_: None)
+    monkeypatch.setattr(other._call_cache, "remember", lambda *_: None)
     data = torch.randn(8, T, B, WIDTH)
     for net in (module, other):
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -320,11 +323,11 @@ def test_a_model_is_trained_as_without_memory(monkeypatch, kind):
             y, _ = net(x, state.detach())
             y.square().mean().backward()
             optimizer.step()
-    assert any(isinstance(one.run, recorded.Recorded)
-               for known in module._repeats._known.values() for one in known)  # fmt: skip
-    assert not other._repeats._known
+    assert any(isinstance(one.run, autograd_call.AutogradCall)
+               for known in module._call_cache._calls.values() for one in known)  # fmt: skip
+    assert not other._call_cache._calls
     same(module.parameters(), other.parameters())
-    assert repeats.CALLS >= 2
+    assert call_cache.CALLS >= 2
 
 
 @pytest.mark.parametrize("frozen", ["", "weight_ih_l0", "weight_hh_l0", "bias_ih_l0"])

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from openrnn import dispatch
 from openrnn.memo import memo
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem, Spec, dtype_name
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Request(NamedTuple):
-    """One call as values.
+class ProblemKey(NamedTuple):
+    """What one call asks, as values that may be a key.
 
     Args:
         spec: the text of the network's spec.
@@ -36,28 +36,28 @@ class Request(NamedTuple):
     transform: bool = False
     generator: bool = False
     batch: int | None = None
-    opaque: str = ""
+    opaque_reason: str = ""
     steps: int | None = None
     capability: tuple[int, int] | None = None
     reset_state: bool = False
 
 
 @memo(4096)
-def problem(request: Request) -> Problem:
+def problem_of(key: ProblemKey) -> Problem:
     """The problem of a call whose backend is to be chosen.
 
     Raises:
         ValueError: no network has numbers of this type.
     """
-    check_dtype(request.dtype)
-    capability, processors = request.capability, None
+    check_dtype(key.dtype)
+    capability, processors = key.capability, None
     if capability is None:
-        capability, processors = dispatch.place_of(request.device)
+        capability, processors = dispatch.place_of(key.device)
     return Problem(
-        Spec.parse(request.spec), request.dtype, request.device.type, capability, request.grad,
-        request.training, request.lengths, request.reset, request.return_states,
-        request.transform, request.steps, request.batch, request.generator, request.precision,
-        processors, request.opaque, request.reset_state,
+        Spec.parse(key.spec), key.dtype, key.device.type, capability, key.grad,
+        key.training, key.lengths, key.reset, key.return_states,
+        key.transform, key.steps, key.batch, key.generator, key.precision,
+        processors, key.opaque_reason, key.reset_state,
     )  # fmt: skip
 
 
@@ -72,20 +72,20 @@ def for_backend(
     reset: bool,
     return_states: bool,
     precision: str = "",
-    opaque: str = "",
+    opaque_reason: str = "",
 ) -> Problem:
     """The problem of a call whose backend is known: without what only a choice looks at."""
     return Problem(
         spec, dtype, device, None, grad, training, lengths, reset, return_states,
-        precision=precision, opaque=opaque,
+        precision=precision, opaque_reason=opaque_reason,
     )  # fmt: skip
 
 
 def check_dtype(dtype: torch.dtype) -> None:
     """Raises ValueError for an x of numbers that no network has."""
     if dtype not in FLOATS:
-        names = [str(kind).removeprefix("torch.") for kind in FLOATS]
-        got = str(dtype).removeprefix("torch.")
+        names = [dtype_name(kind) for kind in FLOATS]
+        got = dtype_name(dtype)
         raise ValueError(f"x must be {', '.join(names[:-1])} or {names[-1]}, got {got}")
 
 

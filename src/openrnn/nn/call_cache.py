@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from openrnn import functional, philox, tensors
-from openrnn.backends.base import Memory, Repeat
+from openrnn import functional, philox, prepared_calls, tensors
+from openrnn.backends.base import ModuleCache, PreparedCall
 from openrnn.nn import autocast
-from openrnn.nn.alike import Alike, guardable, ordinary, unseen
-from openrnn.nn.asked import Asked
-from openrnn.nn.recorded import Recorded
+from openrnn.nn.apply_warning import WarnsOnApply
+from openrnn.nn.autograd_call import AutogradCall
+from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode, is_unobserved
 
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: recorded or not, in inference mode or not, of other strides
@@ -44,17 +44,17 @@ class Masks(NamedTuple):
 NO_MASKS = Masks()
 
 
-class _Known(NamedTuple):
-    """A call that is remembered.
+class _CachedCall(NamedTuple):
+    """A call that is kept.
 
     Attributes:
-        alike: whether tensors are like its own.
+        guard: whether tensors are like its own.
         run: makes it again; None where its backend cannot.
         drops: it draws dropout masks, and takes their seed last.
     """
 
-    alike: Alike
-    run: Repeat | None
+    guard: CallGuard
+    run: PreparedCall | None
     drops: bool
 
 
@@ -70,12 +70,12 @@ class Module(Protocol):
         """The tensors that a call reads beside x and states, by name, and these names in order."""
 
 
-class Repeats:
+class CallCache:
     """The calls that a module remembers."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, tuple[_Known, ...]] = {}  # of each key the latest first
-        self.memory: Memory = {}
+        self._calls: dict[Key, tuple[_CachedCall, ...]] = {}  # of each key the latest first
+        self.module_cache: ModuleCache = {}
 
     def run(
         self, module: Module, kind: str, x: Any, hx: Any, masks: Masks = NO_MASKS,
@@ -88,8 +88,8 @@ class Repeats:
             hx: the states: None, a tensor, or a tuple of them.
             params: what the call reads in place of the parameters of the module.
         """
-        known = self._known
-        if not known or unseen():
+        known = self._calls
+        if not known or has_unguarded_mode():
             return None
         if params is None:
             own, names = module._reads()
@@ -98,11 +98,11 @@ class Repeats:
             except KeyError:  # a parametrized one is computed anew at each call
                 return None
         every = _every(x, params, hx, masks)
-        if not guardable(every):
+        if not can_guard(every):
             return None
-        for alike, run, drops in known.get(_key(module, kind, x, type(hx), masks), ()):
+        for guard, run, drops in known.get(_key(module, kind, x, type(hx), masks), ()):
             # methods by name: Python calls objects 0.1 us later
-            if run is None or not alike.__call__(every):
+            if run is None or not guard.__call__(every):
                 continue
             given = every
             if drops:
@@ -119,7 +119,7 @@ class Repeats:
         module: Module,
         kind: str,
         given: tuple[Tensor, Any, Masks],
-        call: functional.Plain,
+        call: prepared_calls.RecurrentCall,
         results: Sequence[Tensor],
         batch_first: bool = False,
     ) -> None:
@@ -135,53 +135,56 @@ class Repeats:
         """
         x, hx, masks = given
         dtype = autocast.wanted(x.device)
-        if not ordinary(x, dtype is not None):
+        if not is_unobserved(x, dtype is not None):
             return
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # memory of a rehearsal would stay in the pool of the graph
         key = _key(module, kind, x, type(hx), masks)
-        before = self._known.get(key)
+        before = self._calls.get(key)
         if before is None:
-            if len(self._known) >= KEYS:
-                self._known.clear()
-            self._known[key] = ()
+            if len(self._calls) >= KEYS:
+                self._calls.clear()
+            self._calls[key] = ()
             return
         every = _every(x, call.params, hx, masks)
-        if len(before) >= CALLS or not guardable(every) or not tensors.plain(*every):
+        if len(before) >= CALLS or not can_guard(every) or not tensors.is_plain(*every):
             return
-        if not any(one.run is None and one.alike(every) for one in before):
-            again = self._again if dtype is None else partial(self._cast_again, dtype)
-            self._known[key] = (again(every, call, results, batch_first), *before)
+        if not any(one.run is None and one.guard(every) for one in before):
+            prepare = self._prepare if dtype is None else partial(self._prepare_cast, dtype)
+            self._calls[key] = (prepare(every, call, results, batch_first), *before)
 
-    def _cast_again(
-        self, dtype: torch.dtype, every: Sequence[Tensor], call: functional.Plain,
+    def _prepare_cast(
+        self, dtype: torch.dtype, every: Sequence[Tensor], call: prepared_calls.RecurrentCall,
         results: Sequence[Tensor], batch_first: bool,
-    ) -> _Known:  # fmt: skip
+    ) -> _CachedCall:  # fmt: skip
         """A call to be made again whose tensors autocast casts."""
-        alike = Alike(every, _records(results))
+        guard = CallGuard(every, _records(results))
         if not tensors.is_ordered(call.x):  # the layout of a cast is not known
-            return _Known(alike, None, False)
+            return _CachedCall(guard, None, False)
         x, params, states = autocast.applied(call.x, call.params, list(call.states))
         call = call._replace(x=x, params=params, states=states)
         with torch.autocast(x.device.type, enabled=False):
-            cast = self._again(autocast.cast(every, dtype), call, results, batch_first)
-        return cast._replace(alike=alike, run=None if cast.run is None else Cast(cast, dtype))
+            cast = self._prepare(autocast.cast(every, dtype), call, results, batch_first)
+        run = None if cast.run is None else AutocastCall(cast, dtype)
+        return cast._replace(guard=guard, run=run)
 
-    def _again(
-        self, every: Sequence[Tensor], call: functional.Plain, results: Sequence[Tensor],
-        batch_first: bool,
-    ) -> _Known:  # fmt: skip
+    def _prepare(
+        self, every: Sequence[Tensor], call: prepared_calls.RecurrentCall,
+        results: Sequence[Tensor], batch_first: bool,
+    ) -> _CachedCall:  # fmt: skip
         """A call to be made again."""
         records, shapes = _records(results), [tuple(result.shape) for result in results]
-        alike, drops = Alike(every, records), call.spec.drops(call.training)
+        guard, drops = CallGuard(every, records), call.spec.drops(call.training)
         if not records:
-            return _Known(alike, functional.repeat(call, shapes, self.memory), drops)
+            return _CachedCall(
+                guard, prepared_calls.prepare(call, shapes, self.module_cache), drops
+            )
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
-        found = functional.repeat_recorded(call, shapes, given)
-        run = None if found is None else Recorded(alike, call, batch_first, *found)
-        return _Known(alike, run, drops)
+        found = prepared_calls.prepare_grad(call, shapes, given)
+        run = None if found is None else AutogradCall(guard, call, batch_first, *found)
+        return _CachedCall(guard, run, drops)
 
 
 def _records(results: Sequence[Tensor]) -> bool:
@@ -205,18 +208,19 @@ def is_kernel_mask(reset: Any, x: Any) -> bool:
 def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks | None:
     """Masks of a call as kernels read them; None where they are not, so that none is remembered.
 
-    Lengths are sorted on the GPU by a launch, on a CPU by torch, which no call repeats.
+    Lengths are taken on a GPU alone: there a kernel sorts them. On a CPU torch does, and no
+    prepared call contains that.
 
     Raises:
         ValueError: lengths do not go with x, or resets have no (B, T) or no memory.
     """
     if lengths is None and reset is None:
         return NO_MASKS
-    if type(x) is not Tensor or unseen() or not guardable((x,)) or x.dim() != 3:
+    if type(x) is not Tensor or has_unguarded_mode() or not can_guard((x,)) or x.dim() != 3:
         return None
     if reset is not None:
         if batch_first and type(reset) is Tensor and reset.dtype is torch.bool:
-            reset = functional.turned_mask(reset).contiguous()
+            reset = functional.transposed_mask(reset).contiguous()
         if not is_kernel_mask(reset, x):
             return None
     if lengths is not None:
@@ -226,17 +230,17 @@ def kernel_masks(x: Any, lengths: Any, reset: Any, batch_first: bool) -> Masks |
     return Masks(lengths, reset)
 
 
-class Cast:
-    """Makes a call again that autocast changes: a `Repeat` of tensors as the caller has them.
+class AutocastCall:
+    """Makes a call again that autocast changes: a `PreparedCall` of tensors as the caller has them.
 
     Args:
-        known: the call of cast tensors, without autocast; dtype: which they are cast to.
+        cached: the call of cast tensors, without autocast; dtype: which they are cast to.
     """
 
-    def __init__(self, known: _Known, dtype: torch.dtype) -> None:
-        if known.run is None:
+    def __init__(self, cached: _CachedCall, dtype: torch.dtype) -> None:
+        if cached.run is None:
             raise ValueError("a call that cannot be made again")
-        self._alike, self._run, self._dtype = known.alike, known.run, dtype
+        self._guard, self._run, self._dtype = cached.guard, cached.run, dtype
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory."""
@@ -248,7 +252,7 @@ class Cast:
         if not torch.is_grad_enabled():  # no backward pass looks at the casts
             return self._run(cast)
         with torch.autocast(cast[0].device.type, enabled=False):
-            return self._run(cast) if self._alike(cast) else None
+            return self._run(cast) if self._guard(cast) else None
 
 
 def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:
@@ -263,27 +267,29 @@ def _every(x: Any, params: Sequence[Any], hx: Any, masks: Masks) -> tuple[Any, .
     return (x, *params, *states) if masks is NO_MASKS else (x, *params, *states, *masks.given)
 
 
-class RepeatingModule(Asked):
+class CachingModule(WarnsOnApply):
     """A module that remembers calls; they are no part of its state, nor of its copies."""
 
     _names: list[str]  # of its parameters
 
     def __init__(self) -> None:
         super().__init__()
-        self._repeats = Repeats()
+        self._call_cache = CallCache()
 
     def _reads(self) -> Stored:
         """The tensors that a call reads beside x and states, by name, and these names in order."""
         return self._parameters, self._names
 
-    def _cast(self: Any, call: functional.Plain, masks: Masks) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _cast(
+        self: Any, call: prepared_calls.RecurrentCall, masks: Masks
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """y and the final states of a call whose tensors autocast has cast.
 
         It is remembered as one without autocast, as its backward pass has none.
         """
         x, hx = call.x, tuple(call.states) or None
         with torch.autocast(x.device.type, enabled=False):
-            found = self._repeats.run(self, "cast", x, hx, masks, call.params)
+            found = self._call_cache.run(self, "cast", x, hx, masks, call.params)
         if found is not None:
             return found[0], tuple(found[1:])
         y, finals, _ = functional.recurrent(
@@ -291,12 +297,12 @@ class RepeatingModule(Asked):
             reset=masks.reset, training=call.training, backend=call.backend,
         )  # fmt: skip
         with torch.autocast(x.device.type, enabled=False):
-            self._repeats.remember(self, "cast", (x, hx, masks), call, (y, *finals))
+            self._call_cache.remember(self, "cast", (x, hx, masks), call, (y, *finals))
         return y, finals
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_repeats"}
+        return {name: value for name, value in self.__dict__.items() if name != "_call_cache"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's
-        self._repeats = Repeats()
+        self._call_cache = CallCache()

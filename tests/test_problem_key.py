@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import openrnn
-from openrnn import dispatch, functional, ops, request
+from openrnn import dispatch, functional, ops, problem_key
 
 CUDA = (9, 0), 132
 
 
-class Asked(Exception):
+class WarnsOnApply(Exception):
     """The problem of a call."""
 
 
@@ -21,10 +21,10 @@ def asked(monkeypatch):
     """The problem that a call puts to the backends of an H200, on which nothing is run."""
 
     def select(problem, name):
-        raise Asked(replace(problem, device="cuda"), name)
+        raise WarnsOnApply(replace(problem, device="cuda"), name)
 
     def clear():
-        for kept in (functional.choose, request.problem, dispatch._absent, dispatch.select):
+        for kept in (functional.choose, problem_key.problem_of, dispatch._absent, dispatch.select):
             if hasattr(kept, "cache_clear"):
                 kept.cache_clear()
 
@@ -34,16 +34,16 @@ def asked(monkeypatch):
         def __init__(self, x):
             self.shape, self.dim, self.is_cuda = x.shape, x.dim, True
 
-    real, real_select = request.size_class, dispatch.select
+    real, real_select = problem_key.size_class, dispatch.select
     clear()
     monkeypatch.setattr(dispatch, "select", select)
     monkeypatch.setattr(dispatch, "place_of", lambda device: CUDA)
-    monkeypatch.setattr(request, "size_class", lambda x: real(Seen(x)))
+    monkeypatch.setattr(problem_key, "size_class", lambda x: real(Seen(x)))
     for backend in dispatch.BACKENDS.values():
         monkeypatch.setattr(backend, "absent", lambda: None)
 
     def problem(call):
-        with pytest.raises(Asked) as caught:
+        with pytest.raises(WarnsOnApply) as caught:
             call()
         return caught.value.args
 

@@ -13,7 +13,7 @@ from numba import types
 
 from openrnn.kernels.cpu.bf16 import SIXTEEN, WORDS, rounded_halves
 from openrnn.kernels.cpu.memory import named
-from openrnn.kernels.cpu.product import Elements, make_dots, make_product
+from openrnn.kernels.cpu.product import ElementType, make_dots, make_product
 from openrnn.kernels.cpu.vectors import PANEL, Emitter, intrinsic
 
 _HALF = ir.IntType(16)
@@ -59,7 +59,7 @@ def _to_float16(emitter: Emitter, vector: ir.Value) -> ir.Value:
 
 
 def _dots(name: str, load: Any) -> Any:
-    made = make_dots("float32", name, Elements(2, _at, load))
+    made = make_dots("float32", name, ElementType(2, _at, load))
 
     @named(name)
     def dots(  # type: ignore[no-untyped-def]
@@ -83,7 +83,7 @@ def _dots(name: str, load: Any) -> Any:
 
 
 def _product(name: str, load: Any) -> Any:
-    made = make_product("float32", name, Elements(2, _at, load))
+    made = make_product("float32", name, ElementType(2, _at, load))
 
     @named(name)
     def product(  # type: ignore[no-untyped-def]

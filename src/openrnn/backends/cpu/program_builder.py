@@ -10,7 +10,6 @@ from torch import Tensor
 from openrnn import philox
 from openrnn.backends.base import Call, state_shapes
 from openrnn.backends.cpu import heap
-from openrnn.backends.cpu.kept import OUT, KeptPanels
 from openrnn.backends.cpu.layer import LayerKernels, compute_dtype, layer_kernels, loop_plan
 from openrnn.backends.cpu.program import (
     WORKSPACE,
@@ -19,13 +18,14 @@ from openrnn.backends.cpu.program import (
     Launch,
     Program,
     Slot,
-    Value,
+    SlotRef,
     Workspace,
 )
 from openrnn.backends.cpu.rounding import multiplies_bf16
+from openrnn.backends.cpu.weight_cache import OUT, CachedPanels
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
-from openrnn.memory import Made, template
+from openrnn.memory import TensorFactory, template
 from openrnn.params import module_slots
 from openrnn.schedule.operations import FinishWeights, Loop
 from openrnn.spec import Problem
@@ -44,7 +44,7 @@ WEIGHTS = "w_ih", "w_hh", "bias_x", "bias_r", "w_hr", "unit_vectors"
 SAVED = "saved_gates", "saved_recurrent", "saved_states", "saved_unprojected"
 
 
-class Sizes(NamedTuple):
+class ProgramKey(NamedTuple):
     """What a program follows from.
 
     Args:
@@ -62,10 +62,10 @@ class Sizes(NamedTuple):
     pairs: bool = False
 
 
-def sizes_of(call: Call) -> Sizes:
+def program_key(call: Call) -> ProgramKey:
     """Sizes of a call that `tensors.readable` made, with the threads of torch's operators."""
     problem, (steps, batch) = call.problem, call.x.shape[:2]
-    return Sizes(
+    return ProgramKey(
         problem, steps, batch, launch.threads(), bool(call.states), bool(call.reset_states),
         multiplies_bf16(problem, steps, batch),
     )  # fmt: skip
@@ -74,30 +74,30 @@ def sizes_of(call: Call) -> Sizes:
 class Rows(NamedTuple):
     """A tensor (T, B, width): its address, and elements from a step, and a row, to the next."""
 
-    at: Value
-    step: int | Value
-    row: int | Value
+    at: SlotRef
+    step: int | SlotRef
+    row: int | SlotRef
 
     def part(self, offset: int) -> "Rows":
         """The columns from so many bytes on."""
         return self._replace(at=self.at._replace(offset=self.at.offset + offset))
 
 
-def slots(sizes: Sizes) -> list[Slot]:
+def slots(key: ProgramKey) -> list[Slot]:
     """What both passes read of a call, in the order of `values`."""
-    problem, spec = sizes.problem, sizes.problem.spec
+    problem, spec = key.problem, key.problem.spec
     params, states = module_slots(spec), range(len(spec.states))
     found: list[Slot] = ["x_step", "x_row", "x", *(("param", k) for k in range(len(params)))]
     if problem.precision == "int8":
         found += [("scales", k) for k, param in enumerate(params) if param.is_gate_matrix]
-    found += [("state", k) for k in states] if sizes.states else []
-    found += [("reset_state", k) for k in states] if sizes.resets else []
+    found += [("state", k) for k in states] if key.states else []
+    found += [("reset_state", k) for k in states] if key.resets else []
     found += ["lengths", "order"] if problem.lengths else []
     found += ["reset"] if problem.reset else []
     return [*found, "drop_low", "drop_high", "drop_word"] if problem.drops else found
 
 
-class Recorder:
+class ProgramBuilder:
     """Has a method for each verb of the CPU's schedules, which writes launches down.
 
     Args:
@@ -105,19 +105,19 @@ class Recorder:
             and the workspace is the last.
     """
 
-    def __init__(self, sizes: Sizes, given: Sequence[Slot]) -> None:
-        problem = sizes.problem
-        self.sizes, self.problem, self.spec = sizes, problem, problem.spec
-        self.steps, self.batch = sizes.steps, sizes.batch
+    def __init__(self, key: ProgramKey, given: Sequence[Slot]) -> None:
+        problem = key.problem
+        self.key, self.problem, self.spec = key, problem, problem.spec
+        self.steps, self.batch = key.steps, key.batch
         self.dtype = compute_dtype(problem.dtype)
         self.size = self.dtype.itemsize
         self.places: dict[Slot, int] = {slot: place for place, slot in enumerate(given)}
         self._given = len(given)
         self.places[WORKSPACE] = -1
         self.workspace = Workspace()
-        self.made: list[Made] = []
+        self.made: list[TensorFactory] = []
         self.operations: list[Launch | Clear | Copy] = []
-        self.kept: list[KeptPanels] = []
+        self.kept: list[CachedPanels] = []
 
     def on_stream(self, number: int) -> AbstractContextManager[object]:
         """Nothing: operations run one after the other, on all threads."""
@@ -129,22 +129,22 @@ class Recorder:
     def make(
         self, slot: Slot, shape: tuple[int, ...], zeros: bool = False,
         dtype: torch.dtype | None = None,
-    ) -> Value:  # fmt: skip
+    ) -> SlotRef:  # fmt: skip
         """A tensor that each run makes, of any values or of zeros.
 
         dtype: None for the one that the kernels compute in.
         """
         self.places[slot] = self._given + len(self.made)
         self.made.append(self._made(shape, zeros, dtype))
-        return Value(slot)
+        return SlotRef(slot)
 
     def _made(
         self, shape: tuple[int, ...], zeros: bool = False, dtype: torch.dtype | None = None
-    ) -> Made:
+    ) -> TensorFactory:
         like = torch.zeros_like if zeros else torch.empty_like
-        return Made(like, template(shape, dtype or self.dtype, CPU))
+        return TensorFactory(like, template(shape, dtype or self.dtype, CPU))
 
-    def place_of(self, made: Value) -> int:
+    def place_of(self, made: SlotRef) -> int:
         """The place of a tensor among those that a run makes."""
         return self.places[made.slot] - self._given
 
@@ -159,9 +159,9 @@ class Recorder:
         """The layer and direction of an operation."""
         return layer_kernels(self.spec, operation.layer, operation.direction, self.dtype)
 
-    def weights(self, layer: LayerKernels) -> list[Value | None]:
+    def weights(self, layer: LayerKernels) -> list[SlotRef | None]:
         """w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors; None where one is absent."""
-        return [None if place is None else Value(("param", place)) for place in layer.places]
+        return [None if place is None else SlotRef(("param", place)) for place in layer.places]
 
     def plan(self, layer: LayerKernels, operation: Loop, purpose: str) -> "LoopPlan":
         """How a loop runs; for `purpose` see `kernels.cpu.plan`."""
@@ -169,11 +169,11 @@ class Recorder:
         if layer.places[0] is None:
             x_gate = self.spec.hidden_size if self.spec.input_mode == "gates" else 0
         return loop_plan(
-            layer.layout, purpose, self.steps, self.batch, self.sizes.threads,
-            operation.direction == 1, x_gate, problem.lengths, self.sizes.pairs,
+            layer.layout, purpose, self.steps, self.batch, self.key.threads,
+            operation.direction == 1, x_gate, problem.lengths, self.key.pairs,
         )  # fmt: skip
 
-    def rows(self, at: Value, width: int) -> Rows:
+    def rows(self, at: SlotRef, width: int) -> Rows:
         """A contiguous tensor (T, B, width)."""
         return Rows(at, self.batch * width, width)
 
@@ -183,7 +183,7 @@ class Recorder:
 
     def states_of(
         self, layer: LayerKernels, name: str, present: Sequence[bool] = ()
-    ) -> list[Value | None]:
+    ) -> list[SlotRef | None]:
         """Where this layer and direction lies in each of the states (L*D, ...); None if absent.
 
         Args:
@@ -192,16 +192,16 @@ class Recorder:
         wide = self.steps if name in ("all", "d_all") else 1
         shapes = state_shapes(self.problem, self.batch * wide)
         return [
-            Value((name, k), layer.chain * rows * width * self.size) if there else None
+            SlotRef((name, k), layer.chain * rows * width * self.size) if there else None
             for k, ((_, rows, width), there) in enumerate(
                 zip(shapes, present or (True,) * len(shapes))
             )
         ]
 
-    def panels(
-        self, kernel: str, layer: LayerKernels, weight: Value | None, shape: tuple[int, int, int],
+    def pack_matrix(
+        self, kernel: str, layer: LayerKernels, weight: SlotRef | None, shape: tuple[int, int, int],
         columns: int,
-    ) -> Value | None:  # fmt: skip
+    ) -> SlotRef | None:  # fmt: skip
         """A weight matrix in panels, written by a kernel of `kernels.cpu.matrices`.
 
         Without gradients it may be kept for the next call.
@@ -214,8 +214,8 @@ class Recorder:
         from openrnn.kernels.cpu import matrices
 
         gates, rows, padded = shape
-        dtype, threads = layer.layout.dtype, self.sizes.threads
-        size = matrices.panels(kernel, dtype, gates, padded, columns)
+        dtype, threads = layer.layout.dtype, self.key.threads
+        size = matrices.panel_elements(kernel, dtype, gates, padded, columns)
         args = matrices.pack_args(gates, rows, padded, columns, threads)
         run, places = matrices.kernel(kernel, dtype), self.places
         if self.problem.grad:
@@ -223,17 +223,19 @@ class Recorder:
             given = {"matrix": weight, "out": out}
             self.operations.append(Launch(run, args, args.tasks, given, places))
             return out
-        places, given = {**places, OUT: -1}, {"matrix": weight, "out": Value(OUT)}
+        places, given = {**places, OUT: -1}, {"matrix": weight, "out": SlotRef(OUT)}
         pack = Launch(run, args, args.tasks, given, places)
         of = matrices.digest_args(gates * rows * columns, dtype, threads)
         digest = Launch(matrices.digest(), of, of.tasks, given, places)
         key, words = (weight, kernel, dtype, *shape, columns), of.parts * DIGEST_WORDS
-        self.kept.append(KeptPanels(key, digest, words, pack, self._made((size,))))
+        self.kept.append(CachedPanels(key, digest, words, pack, self._made((size,))))
         slot = "panels", len(self.kept)
         self.places[slot] = -1 - len(self.kept)
-        return Value(slot)
+        return SlotRef(slot)
 
-    def unit_vectors(self, layer: LayerKernels, vectors: Sequence[Value | None]) -> Value | None:
+    def unit_vectors(
+        self, layer: LayerKernels, vectors: Sequence[SlotRef | None]
+    ) -> SlotRef | None:
         """Per-unit vectors as rows (vectors, padded), the padding zero; None where none are."""
         units, padded = layer.layout.units * self.size, layer.layout.padded * self.size
         if not vectors:
@@ -248,8 +250,8 @@ class Recorder:
 
     def shared(
         self, args: "LoopArgs", layer: LayerKernels, operation: Loop, x: Rows, y: Rows,
-        weights: Sequence[Value | None], saved: Sequence[Value],
-    ) -> dict[str, Value | Sequence[Value | None]]:  # fmt: skip
+        weights: Sequence[SlotRef | None], saved: Sequence[SlotRef],
+    ) -> dict[str, SlotRef | Sequence[SlotRef | None]]:  # fmt: skip
         """The arguments that both loops take: sets those that are known, returns the others.
 
         Args:
@@ -258,39 +260,39 @@ class Recorder:
             saved: memory for saved activations, or these; empty in inference.
         """
         problem = self.problem
-        given: dict[str, Value | Sequence[Value | None]] = {}
+        given: dict[str, SlotRef | Sequence[SlotRef | None]] = {}
         self.set_rows(args, given, "x", x)
         self.set_rows(args, given, "y", self.of_direction(operation, y))
         given |= {name: weight for name, weight in zip(WEIGHTS, weights) if weight is not None}
         given |= {SAVED[place]: at for place, at in zip(layer.layout.saved_places, saved)}
         if problem.lengths:
-            given |= {"lengths": Value("lengths"), "order": Value("order")}
+            given |= {"lengths": SlotRef("lengths"), "order": SlotRef("order")}
         if problem.reset:
-            given["reset"] = Value("reset")
-        if self.sizes.states:
+            given["reset"] = SlotRef("reset")
+        if self.key.states:
             given["initial"] = self.states_of(layer, "state")
-        if self.sizes.resets:
+        if self.key.resets:
             given["reset_state"] = self.states_of(layer, "reset_state")
         if operation.layer and problem.drops:
             p = self.spec.dropout
             args.drop, args.drop_threshold = 1, philox.threshold(p)
             args.drop_scale = philox.scale(p)
             # of the output of the layer below
-            given["drop_word"] = Value("drop_word", operation.layer - 1)
-            given |= {name: Value(name) for name in ("drop_low", "drop_high")}
+            given["drop_word"] = SlotRef("drop_word", operation.layer - 1)
+            given |= {name: SlotRef(name) for name in ("drop_low", "drop_high")}
         return given
 
     def set_rows(
         self,
         args: "LoopArgs",
-        given: dict[str, Value | Sequence[Value | None]],
+        given: dict[str, SlotRef | Sequence[SlotRef | None]],
         name: str,
         rows: Rows,
     ) -> None:
         """The address and strides of a tensor (T, B, width)."""
         given[name] = rows.at
         for field, stride in ((f"{name}_step", rows.step), (f"{name}_row", rows.row)):
-            if isinstance(stride, Value):
+            if isinstance(stride, SlotRef):
                 given[field] = stride
             else:
                 setattr(args, field, stride)
@@ -304,7 +306,7 @@ class Recorder:
         loop: "CompiledFunction",
         args: "LoopArgs",
         plan: "LoopPlan",
-        given: dict[str, Value | Sequence[Value | None]],
+        given: dict[str, SlotRef | Sequence[SlotRef | None]],
     ) -> None:
         """A loop, with scratch memory of its own."""
         given["scratch"] = self.workspace.take(plan.scratch)

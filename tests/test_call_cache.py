@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import openrnn
 from openrnn.kernels.cpu import host
-from openrnn.nn import repeats
+from openrnn.nn import call_cache
 
 T, B, H = 3, 2, 16
 WIDTH = 5  # of x
@@ -48,14 +48,14 @@ class Watch(TorchDispatchMode):
 def hits(monkeypatch):
     """How many calls were repeated from memory."""
     count = [0]
-    run = repeats.Repeats.run
+    run = call_cache.CallCache.run
 
     def counted(self, *args):
         found = run(self, *args)
         count[0] += found is not None
         return found
 
-    monkeypatch.setattr(repeats.Repeats, "run", counted)
+    monkeypatch.setattr(call_cache.CallCache, "run", counted)
     return count
 
 
@@ -354,11 +354,11 @@ def test_calls_under_autocast_repeat(hits, masked, grad):
     with torch.set_grad_enabled(grad):
         for autocast in (False, True, True, True, True):
             if not autocast:
-                module._repeats, kept = repeats.Repeats(), module._repeats
+                module._call_cache, kept = call_cache.CallCache(), module._call_cache
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 y, h = module(x, **given)
             if not autocast:
-                module._repeats = kept
+                module._call_cache = kept
             found.append([y, h, *(torch.autograd.grad(y.sum(), leaves) if grad else ())])
     assert hits == [2]
     for one in found[1:]:
@@ -545,7 +545,7 @@ def test_it_is_no_part_of_a_module_s_state(hits):
     module = layer()
     x, hx = inputs(module)
     remembered(module, x, hx)
-    assert "_repeats" not in module.__getstate__()
+    assert "_call_cache" not in module.__getstate__()
     cell = openrnn.GRUCell(WIDTH, H)
     cell_x = torch.randn(B, WIDTH)
     with torch.no_grad():
@@ -565,10 +565,10 @@ def test_it_is_no_part_of_a_module_s_state(hits):
 def test_sizes_that_come_once_are_not_kept():
     module = openrnn.RNN(WIDTH, H)
     with torch.no_grad():
-        for steps in range(1, 2 * repeats.KEYS):
+        for steps in range(1, 2 * call_cache.KEYS):
             module(torch.randn(steps % 7 + 1, steps, WIDTH))
-    assert len(module._repeats._known) <= repeats.KEYS
-    assert not any(module._repeats._known.values())
+    assert len(module._call_cache._calls) <= call_cache.KEYS
+    assert not any(module._call_cache._calls.values())
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "int8"])

@@ -2,7 +2,7 @@
 
 Both passes may read matrices as they are, and products may be of bfloat16: see `rounding`.
 
-Without gradients large parameters are converted once, as panels are packed once (`kept.py`).
+Without gradients large parameters are converted once, as panels are packed once (`weight_cache`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import Call, Memory
-from openrnn.backends.cpu.again import Again, AgainRecorded, Shapes
+from openrnn.backends.base import Call, ModuleCache
 from openrnn.backends.cpu.arena import ARENA, LEAST
 from openrnn.backends.cpu.backward import BackwardProgram
-from openrnn.backends.cpu.kept import OUT, Kept
-from openrnn.backends.cpu.program import Launch, Value
-from openrnn.backends.cpu.rounding import reads_in_place, reads_in_place_back
+from openrnn.backends.cpu.program import Launch, SlotRef
+from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall, Shapes
+from openrnn.backends.cpu.rounding import backward_reads_in_place, reads_in_place
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
+from openrnn.backends.cpu.weight_cache import OUT, CachedByDigest
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import DIGEST_WORDS
 from openrnn.spec import Problem
@@ -26,23 +26,23 @@ from openrnn.spec import Problem
 Convert = Callable[[Tensor], Tensor]
 
 
-class Narrow:
-    """A forward pass of tensors that lie as the kernels read them: a `Repeat`."""
+class Call16Bit:
+    """A forward pass of tensors that lie as the kernels read them: a `PreparedCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
-        self._dtype, self._memory = call.x.dtype, memory
+    def __init__(self, call: Call, shapes: Shapes, cache: ModuleCache | None = None) -> None:
+        self._dtype, self._cache = call.x.dtype, cache
         in_place = _in_place(call, reads_in_place)
-        self._wide = Again(readable(call, torch.float32, bool(in_place)), shapes, memory)
-        large = {} if memory is None else dict(enumerate(call.params, 1))
+        self._wide = ProgramCall(readable(call, torch.float32, bool(in_place)), shapes, cache)
+        large = {} if cache is None else dict(enumerate(call.params, 1))
         self._kept = {
-            place: KeptParameter(place, param)
+            place: CachedFloat32Parameter(place, param)
             for place, param in large.items()
             if param.numel() >= LEAST and param.nbytes % 4 == 0 and place not in in_place
         }
         self._how = _conversions(call, {*in_place, *self._kept})
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether `Again` takes them."""
+        """See `PreparedCall.ready`."""
         return self._wide.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -50,28 +50,28 @@ class Narrow:
         if not self.ready(every):
             return None
         with ARENA:
-            found = self.wide(every)
+            found = self.run_float32(every)
             return None if found is None else [one.to(self._dtype) for one in found]
 
-    def wide(self, every: Sequence[Tensor]) -> list[Tensor] | None:
+    def run_float32(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """What a call returns, in float32; None where there are other threads, or no memory."""
         given = list(every)
-        if self._memory is not None:
+        if self._cache is not None:
             for place, kept in self._kept.items():
-                given[place] = kept.read(every[place], self._memory)
+                given[place] = kept.read(every[place], self._cache)
         return self._wide(_converted(self._how, given))
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
     """As `forward.bound`, for tensors of 16 bits."""
-    run = Narrow(call, [tuple(one.shape) for one in results], {})
+    run = Call16Bit(call, [tuple(one.shape) for one in results], {})
     given = [one.detach() for one in (*call.params, *call.states)]
     if not run.ready((call.x, *given, *results)):
         return None
 
     def step(x: Tensor) -> None:
         with ARENA:
-            found = run.wide((x, *given))
+            found = run.run_float32((x, *given))
         if found is None:
             raise ValueError("x or a parameter has no memory, or the number of threads has changed")
         for result, new in zip(results, found):
@@ -80,7 +80,7 @@ def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | N
     return step
 
 
-class KeptParameter(Kept):
+class CachedFloat32Parameter(CachedByDigest):
     """A parameter in float32, which calls of a module keep until its elements change.
 
     Args:
@@ -92,16 +92,16 @@ class KeptParameter(Kept):
 
         words = param.nbytes // 4  # of 32 bits, as a digest reads it
         args = matrices.digest_args(words, "float32", launch.threads())
-        given = {"matrix": Value("matrix"), "out": Value(OUT)}
+        given = {"matrix": SlotRef("matrix"), "out": SlotRef(OUT)}
         digest = Launch(matrices.digest(), args, args.tasks, given, {"matrix": 0, OUT: 1})
         super().__init__(("wide", place, param.dtype), digest, args.parts * DIGEST_WORDS)
 
-    def read(self, param: Tensor, memory: Memory) -> Tensor:
+    def read(self, param: Tensor, cache: ModuleCache) -> Tensor:
         """The parameter in float32."""
-        return self.get([param.data_ptr()], memory, lambda: param.detach().float())
+        return self.get([param.data_ptr()], cache, lambda: param.detach().float())
 
 
-class _Wide(AgainRecorded):
+class _Float32GradCall(ProgramGradCall):
     """The passes in float32, whose results lie in the arena: they are converted at once."""
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
@@ -114,22 +114,22 @@ class _Wide(AgainRecorded):
         return made._replace(program=program.lent(len(program.made) - 1, LEAST, ARENA.take))
 
 
-class NarrowRecorded:
-    """Both passes of a call that autograd records: a `RecordedRepeat`."""
+class GradCall16Bit:
+    """Both passes of a call that autograd records: a `PreparedGradCall`."""
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         self._dtype, self._visible = call.x.dtype, len(shapes)
         in_place = _in_place(call, reads_in_place)
         wide = readable(call, torch.float32, bool(in_place))
-        self._wide = _Wide(wide, shapes, given)
+        self._wide = _Float32GradCall(wide, shapes, given)
         self._forward_conversions = _conversions(call, in_place)
-        self._backward_conversions = _conversions(call, _in_place(call, reads_in_place_back))
+        self._backward_conversions = _conversions(call, _in_place(call, backward_reads_in_place))
         self._by_gradients: dict[Any, list[Convert]] = {}  # by those given and needed
         (y, _), *reserve = self._wide.saved
         self.saved = [(y, self._dtype), *reserve]
 
     def ready(self, every: Sequence[Tensor]) -> bool:
-        """Whether `Again` takes them."""
+        """See `PreparedCall.ready`."""
         return self._wide.ready(every)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -190,7 +190,7 @@ def _conversions(call: Call, but: Collection[int]) -> list[Convert]:
 
 
 def _conversion(tensor: Tensor) -> Convert:
-    return Tensor.float if tensor.numel() < LEAST else ARENA.widened
+    return Tensor.float if tensor.numel() < LEAST else ARENA.to_float32
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

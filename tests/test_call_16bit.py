@@ -11,7 +11,7 @@ from cases import thinned
 import openrnn
 from openrnn import cells
 from openrnn.backends.cpu import arena, backward
-from openrnn.backends.cpu.rounding import described, reads_in_place, reads_in_place_back
+from openrnn.backends.cpu.rounding import backward_reads_in_place, described, reads_in_place
 from openrnn.kernels.cpu import host, objects
 from openrnn.spec import Problem
 
@@ -106,7 +106,7 @@ def test_gradients_of_one_step_are_those_of_float32_rounded(
     wide = wide_of(layer)
     steps = Problem(layer.spec, dtype, "cpu", grad=True), 1, batch
     whole = inputs % 32 == hidden % 32 == 0
-    assert reads_in_place_back(*steps) == (whole and reads_in_place(*steps))
+    assert backward_reads_in_place(*steps) == (whole and reads_in_place(*steps))
 
     def gradients(of, kind):
         leaves = [one.detach().to(kind).requires_grad_() for one in (x, *states)]

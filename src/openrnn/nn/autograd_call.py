@@ -6,33 +6,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import functional, op, tensors
-from openrnn.backends.base import Needs, RecordedRepeat, masks_of, result_shapes
-from openrnn.nn.alike import Alike, guardable, unseen
+from openrnn import op, prepared_calls, tensors
+from openrnn.backends.base import Needs, PreparedGradCall, lengths_reset_seed, result_shapes
+from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode
 from openrnn.route import Route
 
 _hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class Recorded:
-    """Makes a call again that recorded gradients: a `Repeat`.
+class AutogradCall:
+    """Makes a call again that recorded gradients: a `PreparedCall`.
 
     Args:
-        alike: whether tensors are like those of that call.
+        guard: whether tensors are like those of that call.
         call: that call as `functional` got it.
         batch_first: x is (B, T, I).
-        route, run: how `functional.repeat_recorded` makes it again.
+        route, run: how `prepared_calls.prepare_grad` makes it again.
     """
 
     def __init__(
         self,
-        alike: Alike,
-        call: functional.Plain,
+        guard: CallGuard,
+        call: prepared_calls.RecurrentCall,
         batch_first: bool,
         route: Route,
-        run: RecordedRepeat,
+        run: PreparedGradCall,
     ) -> None:
-        self.alike, self.route, self.run = alike, route, run
+        self.guard, self.route, self.run = guard, route, run
         self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
         self._last = self._first + len(call.states)  # then come masks
         self._batch_first = batch_first
@@ -69,13 +69,13 @@ class Recorded:
         if (
             not plain
             or torch.is_grad_enabled()
-            or unseen()
+            or has_unguarded_mode()
             or not self._kept(outputs)
-            or not guardable(every)
-            or not self.alike(seen, backward=True)  # modes are seen, too
+            or not can_guard(every)
+            or not self.guard(seen, backward=True)  # modes are seen, too
             or not self.run.ready(every)
         ):
-            return self._in_full(every, outputs, grads, needs)
+            return self._general_backward(every, outputs, grads, needs)
         found = self.run.backward(every, outputs, given, needs)
         if self._batch_first and found[0] is not None:
             found[0] = found[0].transpose(0, 1)
@@ -84,11 +84,11 @@ class Recorded:
     def _kept(self, outputs: Sequence[Tensor]) -> bool:
         """Whether y and the reserve are what forward made, and not what a hook made of them."""
         kinds = [(output.shape, output.dtype) for output in outputs]
-        if kinds != self.run.saved or not tensors.plain(*outputs):
+        if kinds != self.run.saved or not tensors.is_plain(*outputs):
             return False
         return all(output.is_contiguous() for output in outputs)
 
-    def _in_full(
+    def _general_backward(
         self,
         every: Sequence[Tensor],
         outputs: Sequence[Tensor],
@@ -98,7 +98,7 @@ class Recorded:
         """Gradients by the usual way: second derivatives, and tensors that no program takes."""
         x, count, last = every[0], self._first, self._last
         params, states = list(every[1:count]), every[count:last]
-        lengths, reset, seed = masks_of(self.route.problem, every[last:])
+        lengths, reset, seed = lengths_reset_seed(self.route.problem, every[last:])
         if reset is not None:  # of a step (B,)
             reset = reset.reshape(self._x[:2])
         inputs: tuple[Any, ...] = (
@@ -124,9 +124,9 @@ class Recorded:
         return [dx, *d_params, *back]
 
 
-class _Repeated(torch.autograd.Function):
+class _AutogradCallFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Recorded, *every: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: AutogradCall, *every: Tensor) -> tuple[Tensor, ...]:
         made = call.run.forward(every)
         ctx.call = call
         ctx.save_for_backward(*every, made[0], *made[call.visible :])
@@ -142,4 +142,4 @@ class _Repeated(torch.autograd.Function):
 
 
 # what `Function.apply` adds is of use to the transforms of torch.func alone, and costs 4 us
-_apply: Any = super(torch.autograd.Function, _Repeated).apply
+_apply: Any = super(torch.autograd.Function, _AutogradCallFunction).apply

@@ -12,17 +12,17 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.copies import ALIGNMENT, copied, dense, stacked
 from openrnn.backends.fused.layer import (
-    BackwardFlags,
-    Flags,
-    ForwardFlags,
+    BackwardOptions,
+    ForwardOptions,
     LayerKernels,
+    LoopOptions,
     layer_kernels,
 )
 from openrnn.backends.fused.lengths import SortedLengths, cut_lengths
 from openrnn.backends.fused.prepared import PreparedLoop, loop_for
 from openrnn.kernels.cuda.args import FillFlagsArgs
-from openrnn.memory import memory_for
-from openrnn.native.recording import CURRENT, LaunchAwaited, Waited
+from openrnn.memory import allocator_for
+from openrnn.native.recording import CURRENT, RecordedWait, RecordedWaitForLaunch
 from openrnn.native.side_stream import Streams, streams
 from openrnn.schedule import Chunk
 from openrnn.schedule.operations import (
@@ -66,13 +66,13 @@ class Weights:
     Attributes:
         w_ih (G*H, I), None without one; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
-        input_turned: W_ih (units, G, units) transposed, its gates in the order of the first planes,
-            which backward of a stack reads for the layer below; `turn_all` makes it.
+        input_transposed: W_ih (units, G, units) transposed, its gates in the order of the first
+            planes, which backward of a stack reads for the layer below; `transpose_all` makes it.
     """
 
     def __init__(self, call: Call, layer: LayerKernels) -> None:
         self.layer = layer
-        w_ih, w_hh, b_ih, b_hh = self.layer.matrices
+        w_ih, w_hh, b_ih, b_hh = self.layer.matrix_indices
         params = call.params
         self.w_ih = None if w_ih is None else params[w_ih].contiguous()
         self.w_hh = params[w_hh].contiguous()
@@ -80,13 +80,13 @@ class Weights:
         self.b_hh = None if b_hh is None else params[b_hh].contiguous()
         self.unit_vectors: Tensor | None = None
         if self.layer.vectors:
-            places = self.layer.unit_vectors
+            places = self.layer.vector_indices
             self.unit_vectors = stacked([params[place] for place in places])
         self._recurrent: Tensor | None = None
         self._recurrent_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._input_aligned: Tensor | None = None
-        self.input_turned: Tensor | None = None
+        self.input_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
         self._recurrent_rows: Tensor | None = None
 
@@ -154,7 +154,7 @@ class Weights:
         return self._recurrent_rows
 
 
-def turn_all(stack: Sequence[Weights]) -> None:
+def transpose_all(stack: Sequence[Weights]) -> None:
     """Transposes all matrices that backward of a stack reads, by one launch."""
     jobs = [one.layer.permutation(one.w_hh, one.layer.right, True) for one in stack]
     jobs += [one.layer.permutation(one.input_matrix, one.layer.left, True) for one in stack[1:]]
@@ -165,7 +165,7 @@ def turn_all(stack: Sequence[Weights]) -> None:
     for one, made in zip(stack, turned):
         one._recurrent_by_planes = made
     for one, made in zip(stack[1:], turned[len(stack) :]):
-        one.input_turned = made
+        one.input_transposed = made
 
 
 class Masks(NamedTuple):
@@ -175,7 +175,7 @@ class Masks(NamedTuple):
     reset: Tensor | None
 
 
-class Launches:
+class PassRunner:
     """The state of one pass, which its operations share.
 
     Args:
@@ -192,7 +192,7 @@ class Launches:
         self.spec = call.problem.spec
         self.device = call.x.device.index or 0
         self.steps, self.batch = call.x.shape[0], call.x.shape[1]
-        self.empty = memory_for(call.x.dtype, call.x.device).empty
+        self.empty = allocator_for(call.x.dtype, call.x.device).empty
         self.reset = None if call.reset is None else call.reset.contiguous()
         self._weights: dict[tuple[int, int], Weights] = {}
         self._masks: dict[Chunk, Masks] = {}
@@ -228,28 +228,28 @@ class Launches:
             return 0, 0, address(reset)
         return lengths.lengths.data_ptr(), lengths.order.data_ptr(), address(reset)
 
-    def forward_flags(self, all_states: bool, save: bool) -> ForwardFlags:
+    def forward_options(self, all_states: bool, save: bool) -> ForwardOptions:
         """What the forward kernel does besides."""
         masks = self.lengths is not None, self.reset is not None
-        return ForwardFlags(*masks, all_states, bool(self.call.reset_states), save)
+        return ForwardOptions(*masks, all_states, bool(self.call.reset_states), save)
 
-    def backward_flags(self, all_states: bool, reset_state: bool) -> BackwardFlags:
+    def backward_options(self, all_states: bool, reset_state: bool) -> BackwardOptions:
         """What the backward kernel does besides."""
         masks = self.lengths is not None, self.reset is not None
-        return BackwardFlags(*masks, all_states, reset_state)
+        return BackwardOptions(*masks, all_states, reset_state)
 
     def empty_float32(self, *shape: int) -> Tensor:
         """Fresh memory for values that are summed over chunks, rows or steps."""
-        return memory_for(torch.float32, self.call.x.device).empty(*shape)
+        return allocator_for(torch.float32, self.call.x.device).empty(*shape)
 
     def chunk_states(self) -> Tensor:
         """Memory for the states between two chunks: float32 (states, B, H)."""
         return self.empty_float32(len(self.spec.states), self.batch, self.spec.hidden_size)
 
-    def loop_of(self, begun: BeginLayer, flags: Flags) -> PreparedLoop:
+    def loop_of(self, begun: BeginLayer, options: LoopOptions) -> PreparedLoop:
         """The loop of a layer and direction that has begun."""
         layer = self.weights(begun.layer, begun.direction).layer
-        return loop_for(layer, self.batch, flags, begun.loops, begun.layers)
+        return loop_for(layer, self.batch, options, begun.loops, begun.layers)
 
     def states(
         self, layer: LayerKernels, group: Sequence[Tensor | None], begin: int = 0
@@ -290,7 +290,7 @@ class Launches:
 
     def wait_for_launch(self, operation: WaitForLaunch) -> None:
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(LaunchAwaited(operation.stream))
+            CURRENT.recording.operations.append(RecordedWaitForLaunch(operation.stream))
         else:
             self._streams.wait_for_launch(operation.stream)
 
@@ -313,6 +313,6 @@ class Launches:
 
     def _wait(self, stream: int, other: int, forks: bool = False) -> None:
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(Waited(stream, other, forks))
+            CURRENT.recording.operations.append(RecordedWait(stream, other, forks))
         else:
             self._streams.wait(stream, other)

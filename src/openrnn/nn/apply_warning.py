@@ -10,7 +10,7 @@ from torch import Tensor, nn
 Self = TypeVar("Self", bound=nn.Module)
 
 
-class Asked(nn.Module):
+class WarnsOnApply(nn.Module):
     """A module that warns where `apply` was given an initialiser of torch's modules alone."""
 
     def apply(self: Self, fn: Callable[[nn.Module], None]) -> Self:

@@ -5,24 +5,24 @@ from typing import Any
 
 from torch import Tensor
 
-from openrnn.backends.base import Call, Memory, Needs
+from openrnn.backends.base import Call, ModuleCache, Needs
 from openrnn.backends.cpu import backward as backwards
 from openrnn.backends.cpu import forward as forwards
 from openrnn.backends.cpu.program import Program
-from openrnn.backends.cpu.recorder import address, sizes_of
+from openrnn.backends.cpu.program_builder import address, program_key
 from openrnn.kernels.cpu import launch
 
 Shapes = Sequence[tuple[int, ...]]
 
 
-class Again:
-    """A forward pass, whose results have the shapes of the caller: a `Repeat`."""
+class ProgramCall:
+    """A forward pass, whose results have the shapes of the caller: a `PreparedCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, memory: Memory | None = None) -> None:
-        self.sizes = sizes_of(call)
-        self._program = self.shaped(forwards.program(self.sizes), dict(enumerate(shapes)))
+    def __init__(self, call: Call, shapes: Shapes, cache: ModuleCache | None = None) -> None:
+        self.key = program_key(call)
+        self._program = self.shaped(forwards.program(self.key), dict(enumerate(shapes)))
         self.strides = call.x.stride()[:2]
-        self._memory = memory
+        self._cache = cache
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
@@ -34,26 +34,26 @@ class Again:
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
         found = [*map(address, every)]
-        if not all(found) or launch.threads() != self.sizes.threads:
+        if not all(found) or launch.threads() != self.key.threads:
             return None
-        return self._program.run([*self.strides, *found], self._memory)
+        return self._program.run([*self.strides, *found], self._cache)
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and the program is for as many threads as there are now."""
-        return all(map(address, every)) and launch.threads() == self.sizes.threads
+        return all(map(address, every)) and launch.threads() == self.key.threads
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded."""
-        return self._program.run([*self.strides, *map(address, every)], self._memory)
+        return self._program.run([*self.strides, *map(address, every)], self._cache)
 
 
-class AgainRecorded(Again):
-    """Both passes of a call that autograd records: a `RecordedRepeat`."""
+class ProgramGradCall(ProgramCall):
+    """Both passes of a call that autograd records: a `PreparedGradCall`."""
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         super().__init__(call, shapes)
         self._given, self._params = given, len(call.params)
-        self._rows = self.sizes.batch * call.problem.spec.directions * call.problem.spec.output_size
+        self._rows = self.key.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
         made = [(made.template.shape, made.template.dtype) for made in self._program.made]
         y, *rest, _ = made
@@ -72,7 +72,7 @@ class AgainRecorded(Again):
         values = [*self.strides, *map(address, every), *map(address, outputs)]
         dy, *d_finals = found
         if dy is not None:
-            values += [self._rows, self._rows // self.sizes.batch, dy.data_ptr()]
+            values += [self._rows, self._rows // self.key.batch, dy.data_ptr()]
         values += [grad.data_ptr() for grad in d_finals if grad is not None]
         made = known.program.run(values)
         places = (known.x, *known.params, *known.states)
@@ -97,7 +97,7 @@ class AgainRecorded(Again):
         params, states = needs[1 : 1 + self._params], needs[1 + self._params : last]
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
-        made = backwards.program(self.sizes, backwards.Given(given[0], finals, ()), asked)
+        made = backwards.program(self.key, backwards.IncomingGradients(given[0], finals, ()), asked)
         places = dict(zip((made.x, *made.states), self._given))
         shapes = {place: shape for place, shape in places.items() if isinstance(place, int)}
         return made._replace(program=self.shaped(made.program, shapes))

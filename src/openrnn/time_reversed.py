@@ -18,13 +18,13 @@ def forward(backend: Backend, call: Call) -> Outputs:
     """`backend.forward`, of any call."""
     if not _turns(backend, call):
         return backend.forward(call)
-    out = backend.forward(_turned(call))
+    out = backend.forward(_reversed(call))
     finals, ends = out.finals, _ends(call)
     if ends is not None:
         new = call.reset_states or [state.new_zeros(()) for state in finals]
         finals = [torch.where(ends, *pair) for pair in zip(new, finals)]
-    every = [turn(states, call.lengths, dim=1) for states in out.all_states]
-    return replace(out, y=turn(out.y, call.lengths), finals=finals, all_states=every)
+    every = [flip_time(states, call.lengths, dim=1) for states in out.all_states]
+    return replace(out, y=flip_time(out.y, call.lengths), finals=finals, all_states=every)
 
 
 def backward(
@@ -42,21 +42,21 @@ def backward(
     if ends is not None:
         finals = [None if grad is None else torch.where(ends, 0, grad) for grad in finals]
     inner = Cotangents(
-        None if grads.y is None else turn(grads.y, lengths),
+        None if grads.y is None else flip_time(grads.y, lengths),
         finals,
-        [None if grad is None else turn(grad, lengths, dim=1) for grad in grads.all_states],
+        [None if grad is None else flip_time(grad, lengths, dim=1) for grad in grads.all_states],
     )
-    found = backend.backward(_turned(call), turn(y, lengths), reserve, inner, needs)
+    found = backend.backward(_reversed(call), flip_time(y, lengths), reserve, inner, needs)
     x, resets = found.x, found.reset_states
     if ends is not None:
         resets = [
             own if own is None or grad is None else own + torch.where(ends, grad, 0)
             for own, grad in zip(resets, grads.finals)
         ]
-    return replace(found, x=None if x is None else turn(x, lengths), reset_states=resets)
+    return replace(found, x=None if x is None else flip_time(x, lengths), reset_states=resets)
 
 
-def turn(given: Tensor, lengths: Tensor | None, dim: int = 0) -> Tensor:
+def flip_time(given: Tensor, lengths: Tensor | None, dim: int = 0) -> Tensor:
     """Steps 0 to length - 1 in the opposite order, the others where they were; its own inverse.
 
     Args:
@@ -79,14 +79,14 @@ def _turns(backend: Backend, call: Call) -> bool:
     return call.problem.spec.reverse and not backend.reverses
 
 
-def _turned(call: Call) -> Call:
+def _reversed(call: Call) -> Call:
     """The call that a forward layer runs."""
     problem = replace(call.problem, spec=call.problem.spec.with_(reverse=False))
     reset = call.reset
     if reset is not None and reset.shape[0]:
-        later = turn(reset, call.lengths)[:-1]
+        later = flip_time(reset, call.lengths)[:-1]
         reset = torch.cat([torch.zeros_like(reset[:1]), later])
-    return replace(call, problem=problem, x=turn(call.x, call.lengths), reset=reset)
+    return replace(call, problem=problem, x=flip_time(call.x, call.lengths), reset=reset)
 
 
 def _ends(call: Call) -> Tensor | None:

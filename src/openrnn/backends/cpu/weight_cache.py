@@ -1,6 +1,6 @@
 """Weights in panels, which calls of a module without gradients keep for the next one.
 
-A module that repeats calls has memory for them (`nn/repeats.py`): panels, with a digest of the
+A module that repeats calls has memory for them (`nn/call_cache.py`): panels, with a digest of the
 elements that they were made of. Each call makes the digest anew, in a fraction of the time of
 packing, and packs where it differs. A tensor's version would be quicker to compare, and wrong:
 `p.data.copy_(q)`, the usual update of a target network, leaves it as it is. A weak reference to the
@@ -12,14 +12,14 @@ from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor
 
-from openrnn.backends.base import Memory
+from openrnn.backends.base import ModuleCache
 from openrnn.backends.cpu.program import Launch
-from openrnn.memory import Made
+from openrnn.memory import TensorFactory
 
 OUT = "out"  # the slot of what a launch here writes, the last of its values
 
 
-class Kept:
+class CachedByDigest:
     """What calls make of a matrix and keep for the next one until its elements change.
 
     Args:
@@ -30,7 +30,7 @@ class Kept:
     def __init__(self, key: Hashable, digest: Launch, words: int) -> None:
         self._key, self._digest, self._words = key, digest, ctypes.c_int32 * words
 
-    def get(self, values: Sequence[int], memory: Memory, make: Callable[[], Tensor]) -> Tensor:
+    def get(self, values: Sequence[int], memory: ModuleCache, make: Callable[[], Tensor]) -> Tensor:
         """The result in memory while it is right, else what `make` returns.
 
         Results are never overwritten: another thread may read them.
@@ -51,19 +51,21 @@ class Kept:
         return bytes(words)
 
 
-class KeptPanels(Kept):
+class CachedPanels(CachedByDigest):
     """A matrix in panels for the calls of a program.
 
     Args:
-        key, digest, words: see `Kept`.
+        key, digest, words: see `CachedByDigest`.
         pack: writes to `OUT`; made: memory for the panels.
     """
 
-    def __init__(self, key: Hashable, digest: Launch, words: int, pack: Launch, made: Made) -> None:
+    def __init__(
+        self, key: Hashable, digest: Launch, words: int, pack: Launch, made: TensorFactory
+    ) -> None:
         super().__init__(key, digest, words)
         self._pack, self._made = pack, made
 
-    def panels(self, values: Sequence[int], memory: Memory | None) -> Tensor:
+    def panels(self, values: Sequence[int], memory: ModuleCache | None) -> Tensor:
         """The panels of a call's matrix; without memory they are packed anew.
 
         Args:

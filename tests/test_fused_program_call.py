@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from cases import thinned
+from test_call_cache import flat
 from test_fused_launches import (
     clear_caches,
     named,
@@ -20,13 +21,12 @@ from test_fused_launches import (
     without_side_stream,
 )
 from test_fused_products import at, copy_rows, multiply, permute_weights
-from test_repeats import flat
 from torch.utils.checkpoint import checkpoint
 
 import openrnn
 from openrnn import cells
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import again, backend, kernels, program, schedules
+from openrnn.backends.fused import backend, kernels, program, program_call, schedules
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.codegen.config import (
     BackwardConfig,
@@ -41,7 +41,7 @@ from openrnn.kernels.cuda.args import LOOPS, PLAIN
 from openrnn.memory import template
 from openrnn.native import cublaslt, nvrtc
 from openrnn.native.recording import CURRENT, NotRepeatableError
-from openrnn.nn import recorded, repeats
+from openrnn.nn import autograd_call, call_cache
 from openrnn.params import module_slots
 from openrnn.schedule.operations import MAIN, SIDE
 from openrnn.spec import Problem
@@ -253,9 +253,9 @@ def pretended(monkeypatch):
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
         monkeypatch.setattr(schedules, "supported", lambda: overlap)
-        monkeypatch.setattr(schedules, "at_once", lambda *_: int(at_once))
+        monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: int(at_once))
         monkeypatch.setattr(
-            schedules, "edges_at_once",
+            schedules, "edges_of_both",
             lambda key, layer, on, *_: [*cuts] if on.kind in cut else [],
         )  # fmt: skip
         monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
@@ -307,8 +307,8 @@ def test_a_program_does_what_the_pass_does(
     """Of the tensors of that call, and of others; in this thread, and in another."""
     call = pretended(hidden, configs, states, False, batch_first, **options)
     fused = BACKENDS["fused"]
-    run = fused.repeat(call, shapes_of(call))
-    waits = [one.stream for one in run.program.operations if isinstance(one, program.Wait)]
+    run = fused.prepare(call, shapes_of(call))
+    waits = [one.stream for one in run.program.operations if isinstance(one, program.WaitOp)]
     wavefront = "wavefront" in options and hidden == 16
     cuts = options.get("cuts", (0, STEPS)) if options.get("cut") is None else (0, STEPS)
     layers, ahead = call.problem.spec.num_layers, len(cuts) - 2
@@ -318,7 +318,7 @@ def test_a_program_does_what_the_pass_does(
     spaces = {
         (one.stream, one.space)
         for one in run.program.operations
-        if isinstance(one, program.Multiply)
+        if isinstance(one, program.MatmulOp)
     }
     streams = 3 if wavefront else 1 + layers * ahead
     assert len(spaces) == streams
@@ -359,7 +359,7 @@ def test_chunks_of_both_directions_compute_what_one_does(pretended, configs, hid
         call.params[:] = [0.1 * param for param in call.params]  # else roundings grow
         out = BACKENDS["fused"].forward(call)
         found.append([out.y, *out.finals])
-        run = BACKENDS["fused"].repeat(call, shapes_of(call))
+        run = BACKENDS["fused"].prepare(call, shapes_of(call))
         every = [call.x, *call.params, *call.states, *given.values()]
         found.append(run(every))
     for other in found[1:]:
@@ -386,7 +386,7 @@ def test_chunks_of_both_directions_have_the_gradients_of_one(
         call.params[:] = [0.1 * param for param in call.params]  # else roundings grow
         shapes, count = shapes_of(call), len(call.params)
         inner = [(1, *call.x.shape), *(state.shape for state in call.states)]
-        run = BACKENDS["fused"].repeat_recorded(call, shapes, inner)
+        run = BACKENDS["fused"].prepare_grad(call, shapes, inner)
         every = [call.x, *call.params, *call.states, *given.values()]
         forward = run.forward(every)
         grads = [torch.ones(shape) for shape in shapes]
@@ -444,7 +444,7 @@ def test_so_does_its_backward(monkeypatch, pretended, hidden, configs, options, 
     call = pretended(hidden, configs, **options)
     fused, shapes = BACKENDS["fused"], shapes_of(call)
     inner = [(1, *call.x.shape), *(state.shape for state in call.states)]
-    run = fused.repeat_recorded(call, shapes, inner)
+    run = fused.prepare_grad(call, shapes, inner)
     count = len(call.params)
     needs = {
         "all": (True,) * (3 + count),
@@ -482,7 +482,7 @@ def test_products_after_loops_fork_in_a_graph_alone(monkeypatch, pretended, opti
     """As called they run on the main stream, one after the other, with the same results."""
     call = pretended(16, **options)
     inner = [call.x.shape, *(state.shape for state in call.states)]
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), inner)
     every, multiply, used = [call.x, *call.params, *call.states], Plan.multiply, set()
 
     def noted(self, *args):
@@ -526,7 +526,7 @@ def test_programs_read_lengths_and_resets(pretended, options, masked, states, gr
     call = pretended(16, CLUSTERS, states, grad, lengths=lengths, reset=reset, seed=seed, **options)
     fused, shapes = BACKENDS["fused"], shapes_of(call)
     inner = [call.x.shape, *(state.shape for state in call.states)]
-    run = fused.repeat_recorded(call, shapes, inner) if grad else fused.repeat(call, shapes)
+    run = fused.prepare_grad(call, shapes, inner) if grad else fused.prepare(call, shapes)
     found = []
     for number in range(3):
         mask = [one for one in (drawn_masks() if number else (lengths, reset)) if one is not None]
@@ -554,7 +554,7 @@ def test_programs_read_lengths_and_resets(pretended, options, masked, states, gr
 
 def test_no_backward_pass_is_rehearsed_during_a_capture(monkeypatch, pretended):
     call = pretended(16, states=False)
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), [call.x.shape])
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), [call.x.shape])
     every = [call.x, *call.params]
     made, needs = run.forward(every), (True,) * len(every)
     outputs, grads = [made[0], *made[3:]], [torch.ones_like(made[0]), None, None]
@@ -574,7 +574,7 @@ def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, preten
     """
     alive, ended = weakref.WeakSet(), []
 
-    class Pass(backend.Backward):
+    class Pass(backend.BackwardPass):
         def __init__(self, *args):
             super().__init__(*args)
             alive.add(self)
@@ -585,10 +585,10 @@ def test_a_backward_pass_that_is_no_program_is_freed_at_once(monkeypatch, preten
                 raise NotRepeatableError("more than launches and products")
             super().finish_weights(operation)
 
-    monkeypatch.setattr(backend, "Backward", Pass)
+    monkeypatch.setattr(backend, "BackwardPass", Pass)
     call = pretended(16, bidirectional=True)
     inner = [call.x.shape, *(state.shape for state in call.states)]
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), inner)
     every = [call.x, *call.params, *call.states]
     forward = run.forward(every)
     grads, outputs = [torch.randn(shape) for shape in shapes_of(call)], [forward[0], *forward[3:]]
@@ -615,7 +615,7 @@ def test_gradients_of_biases_are_made_on_the_main_stream(monkeypatch, pretended,
     monkeypatch.setattr(LayerGradients, "biases", noted)
     call = pretended(16, **options)
     inner = [call.x.shape, *(state.shape for state in call.states)]
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), inner)
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), inner)
     every = [call.x, *call.params, *call.states]
     forward = run.forward(every)
     grads, outputs = [torch.randn(shape) for shape in shapes_of(call)], [forward[0], *forward[3:]]
@@ -649,7 +649,7 @@ def test_what_a_chunk_of_a_pipeline_launches(pretended, configs, fills):
     layers = 3
     call = pretended(16, configs, num_layers=layers, wavefront=0)
     given = [tuple(each.shape) for each in (call.x, *call.states)]
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), given)
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), given)
     every, needs = [call.x, *call.params, *call.states], (True,) * (3 + len(call.params))
     made = run.forward(every)
     run.backward(every, [made[0], *made[3:]], [*map(torch.randn_like, made[:3])], needs)
@@ -658,21 +658,21 @@ def test_what_a_chunk_of_a_pipeline_launches(pretended, configs, fills):
     def count(program, kind):
         return sum(isinstance(one, kind) for one in program.operations)
 
-    assert count(run.program, program.Multiply) == layers
-    assert count(run.program, program.Launch) == layers * (1 + fills)
-    assert count(back.program, program.Multiply) == 4 * layers  # dx, dW_ih, dW_hh, dW_hh of h_0
+    assert count(run.program, program.MatmulOp) == layers
+    assert count(run.program, program.LaunchOp) == layers * (1 + fills)
+    assert count(back.program, program.MatmulOp) == 4 * layers  # dx, dW_ih, dW_hh, dW_hh of h_0
     # the loop, the biases, and R permuted; W_ih of x needs no order of its own in an LSTM
     plain = program.without_forks(back.program.operations)
     assert len(plain) <= layers * (8 + fills)
     assert {one.stream for one in plain} == {0}
-    assert count(back.program, program.Wait) == len(back.program.operations) - len(plain)
-    assert not count(run.program, program.Wait)
+    assert count(back.program, program.WaitOp) == len(back.program.operations) - len(plain)
+    assert not count(run.program, program.WaitOp)
 
 
 def test_a_single_step_from_zeros_has_a_program(pretended):
     """No step reads h, so the gradient of R is zero, and torch makes the zeros."""
     call = pretended(16, states=False, length=1)
-    run = BACKENDS["fused"].repeat_recorded(call, shapes_of(call), [call.x.shape])
+    run = BACKENDS["fused"].prepare_grad(call, shapes_of(call), [call.x.shape])
     every, needs = [call.x, *call.params], (True,) * (1 + len(call.params))
     for _ in range(2):
         made = run.forward(every)
@@ -689,7 +689,7 @@ def test_tensors_that_share_memory_have_slots_of_their_own(pretended):
     """h0 is c0 where the call is recorded, and not later."""
     call = pretended(16, grad=False)
     call.states[1] = call.states[0]
-    run = BACKENDS["fused"].repeat(call, shapes_of(call))
+    run = BACKENDS["fused"].prepare(call, shapes_of(call))
     every = others([call.x, *call.params, *call.states])
     want = BACKENDS["fused"].forward(run.called(every))
     assert [*map(torch.equal, run(every), [want.y, *want.finals])] == [True] * 3
@@ -701,10 +701,10 @@ def test_a_copy_by_torch_in_inference_mode_is_no_program(pretended):
         x = torch.randn(4, 3)
         for one, fits in ((x, True), (x.t(), False)):
             with nullcontext() if fits else pytest.raises(NotRepeatableError, match="clone"):
-                again.record(lambda every: [torch.empty_like(every[0].contiguous())], [one])
+                program_call.record(lambda every: [torch.empty_like(every[0].contiguous())], [one])
         call = pretended(16, grad=False)
         call.x = torch.randn(STEPS, WIDTH, BATCH).transpose(1, 2)
-        assert BACKENDS["fused"].repeat(call, shapes_of(call)) is None
+        assert BACKENDS["fused"].prepare(call, shapes_of(call)) is None
 
 
 def test_misaligned_tensors_that_share_memory_are_no_program(pretended):
@@ -712,14 +712,14 @@ def test_misaligned_tensors_that_share_memory_are_no_program(pretended):
     call = pretended(13, grad=False, bidirectional=True)
     flat = torch.randn(call.params[0].numel() + 1)
     call.params[0] = call.params[4] = flat[1:].view(call.params[0].shape)
-    assert BACKENDS["fused"].repeat(call, shapes_of(call)) is None
+    assert BACKENDS["fused"].prepare(call, shapes_of(call)) is None
 
 
 def test_without_memory_for_a_workspace_a_call_goes_the_usual_way(monkeypatch, pretended):
     call = pretended(16)
     fused, shapes = BACKENDS["fused"], shapes_of(call)
     inner = [call.x.shape, *(state.shape for state in call.states)]
-    run = fused.repeat_recorded(call, shapes, inner)
+    run = fused.prepare_grad(call, shapes, inner)
     every = [call.x, *call.params, *call.states]
     needs = (True,) * len(every)
     made = run.forward(every)
@@ -742,7 +742,7 @@ def test_without_memory_for_a_workspace_a_call_goes_the_usual_way(monkeypatch, p
 
 def test_other_alignment_or_no_memory_is_another_call(pretended):
     call = pretended(16, grad=False)
-    run = BACKENDS["fused"].repeat(call, shapes_of(call))
+    run = BACKENDS["fused"].prepare(call, shapes_of(call))
     every = [call.x, *call.params, *call.states]
     assert run(every) is not None
     apart = torch.empty(call.x.numel() + 1)[1:].view(call.x.shape)
@@ -755,15 +755,15 @@ def test_other_alignment_or_no_memory_is_another_call(pretended):
 def test_what_torch_computes_is_no_program(pretended):
     """Vectors that are stacked; more memory than a short call takes."""
     call = pretended(16, grad=False)
-    assert BACKENDS["fused"].repeat(call, shapes_of(call)) is not None
+    assert BACKENDS["fused"].prepare(call, shapes_of(call)) is not None
     with pytest.raises(NotRepeatableError, match="computes"):
-        again.record(lambda every: [every[0] + 1], [call.x])
+        program_call.record(lambda every: [every[0] + 1], [call.x])
     with pytest.raises(NotRepeatableError, match="more than"):
-        again.record(
+        program_call.record(
             lambda every: [torch.empty_like(every[0].expand(1 << 24, -1, -1, -1))], [call.x]
         )
     with pytest.raises(NotRepeatableError, match="not memory that the pass took"):
-        again.record(lambda every: [every[0]], [call.x])
+        program_call.record(lambda every: [every[0]], [call.x])
     assert CURRENT.recording is None
 
 
@@ -774,7 +774,7 @@ HITS = {"memory": 0, "full": 0}
 def hits(monkeypatch):
     """How many calls and backward passes were repeated, or run in full, from memory."""
     count = dict(HITS)
-    run, full = repeats.Repeats.run, recorded.Recorded._in_full
+    run, full = call_cache.CallCache.run, autograd_call.AutogradCall._general_backward
 
     def counted(self, *args):
         found = run(self, *args)
@@ -785,8 +785,8 @@ def hits(monkeypatch):
         count["full"] += 1
         return full(self, *args)
 
-    monkeypatch.setattr(repeats.Repeats, "run", counted)
-    monkeypatch.setattr(recorded.Recorded, "_in_full", counted_full)
+    monkeypatch.setattr(call_cache.CallCache, "run", counted)
+    monkeypatch.setattr(autograd_call.AutogradCall, "_general_backward", counted_full)
     return count
 
 
@@ -822,7 +822,7 @@ def test_results_and_gradients_are_the_same_bits(hits, dtype, hidden, kind, opti
 
     def step(remembers=True):
         if not remembers:
-            module._repeats = repeats.Repeats()
+            module._call_cache = call_cache.CallCache()
         results = flat(module(x, hx))
         torch.manual_seed(3)
         grads = [torch.randn_like(result) for result in results]
@@ -839,9 +839,9 @@ def test_results_and_gradients_are_the_same_bits(hits, dtype, hidden, kind, opti
         hits["memory"] = 0
         found = step()
         assert hits == {"memory": 2, "full": 0}
-        kept = module._repeats
+        kept = module._call_cache
         want = step(remembers=False)
-        module._repeats = kept
+        module._call_cache = kept
         for a, b in zip(found, want, strict=True):
             assert torch.equal(a, b)
             assert a.stride() == b.stride()
@@ -860,9 +860,9 @@ def test_calls_with_masks_repeat(hits, dtype, masked, options):
     leaves = [x, *module.parameters()]
 
     def step(number, remembers=True):
-        kept = module._repeats
+        kept = module._call_cache
         if not remembers:
-            module._repeats = repeats.Repeats()
+            module._call_cache = call_cache.CallCache()
         torch.manual_seed(number)
         lengths, reset = torch.randint(1, 13, (12,)), torch.rand(12, 12, device="cuda") < 0.1
         given, one = {}, x
@@ -880,7 +880,7 @@ def test_calls_with_masks_repeat(hits, dtype, masked, options):
         grads = torch.autograd.grad([y, h, c], leaves, [torch.ones_like(one) for one in (y, h, c)])
         with torch.no_grad():
             plain, _ = module(one, **given)
-        module._repeats = kept
+        module._call_cache = kept
         return [y, h, c, plain.data if masked == "packed" else plain, *grads]
 
     for number in range(2):
@@ -910,7 +910,7 @@ def test_stacks_of_more_than_64_mib_repeat(hits, options):
             del y
         assert hits["memory"] == 2
         hits["memory"] = 0
-        (known,) = next(iter(module._repeats._known.values()))
+        (known,) = next(iter(module._call_cache._calls.values()))
         assert None not in known.run.run._known.values()
         for a, b in zip(found[0], found[3], strict=True):
             assert torch.equal(a, b)
@@ -925,16 +925,16 @@ def test_dropout_repeats(hits, wavefront):
     leaves = [x, *module.parameters()]
 
     def step(remembers=True):
-        kept = module._repeats
+        kept = module._call_cache
         if not remembers:
-            module._repeats = repeats.Repeats()
+            module._call_cache = call_cache.CallCache()
         torch.manual_seed(5)
         y, _ = module(x)
         with torch.no_grad():
             plain, _ = module(x)
         again = checkpoint(lambda x: module(x)[0], x, use_reentrant=False)
         grads = torch.autograd.grad(y.sum() + again.sum(), leaves)
-        module._repeats = kept
+        module._call_cache = kept
         return [y.detach(), plain, again.detach(), *grads, torch.cuda.get_rng_state()]
 
     for _ in range(2):
@@ -963,8 +963,8 @@ def test_nothing_is_rehearsed_during_a_capture(hits):
         assert hits["memory"] == number
         if not number:
             module(x)
-            assert any(module._repeats._known.values())
-    (known,) = next(iter(module._repeats._known.values()))
+            assert any(module._call_cache._calls.values())
+    (known,) = next(iter(module._call_cache._calls.values()))
     assert not known.run.run._known
     found = step()
     assert len(known.run.run._known) == 1
@@ -1101,7 +1101,7 @@ def test_calls_under_autocast_repeat_with_their_casts(hits, dtype, steps, masks)
         x, results = torch.randn(steps, 7, 24, device="cuda"), []
         for one, optimizer in zip((module, other), optimizers):
             if one is other:
-                one._repeats = type(one._repeats)()  # remembers nothing
+                one._call_cache = type(one._call_cache)()  # remembers nothing
             leaf = x.clone().requires_grad_()
             with torch.autocast("cuda", dtype):
                 with torch.no_grad():
@@ -1114,7 +1114,7 @@ def test_calls_under_autocast_repeat_with_their_casts(hits, dtype, steps, masks)
             optimizer.step()
         assert all(map(torch.equal, *results))
     assert hits["memory"] > 4
-    assert [*map(bool, module._repeats._known.values())].count(True) >= 2
+    assert [*map(bool, module._call_cache._calls.values())].count(True) >= 2
 
 
 @pytest.mark.gpu

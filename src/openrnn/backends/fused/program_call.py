@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import OutOfMemoryError, Tensor
 
-from openrnn.backends.base import Backend, Call, Cotangents, Needs, masks_of, result_shapes
+from openrnn.backends.base import (
+    Backend,
+    Call,
+    Cotangents,
+    Needs,
+    lengths_reset_seed,
+    result_shapes,
+)
 from openrnn.backends.fused.copies import ALIGNMENT, dense
 from openrnn.backends.fused.program import Program
 from openrnn.backends.fused.record import record
@@ -22,8 +29,8 @@ Found = list[Tensor | None]
 _address = Tensor.data_ptr
 
 
-class Again:
-    """A forward pass, whose results have the shapes of the caller: a `Repeat`.
+class ProgramCall:
+    """A forward pass, whose results have the shapes of the caller: a `PreparedCall`.
 
     Raises:
         NotRepeatableError: no program does what the pass does.
@@ -48,7 +55,7 @@ class Again:
         """The call of x, parameters, states, masks and a seed that lie as those of the first."""
         x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
         params, states = rest[: self.params], rest[self.params : self._looked - 1]
-        lengths, reset, seed = masks_of(self.problem, rest[self._looked - 1 :])
+        lengths, reset, seed = lengths_reset_seed(self.problem, rest[self._looked - 1 :])
         return Call(self.problem, x, states, params, lengths, reset, seed=seed)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -93,8 +100,8 @@ class _Backward(NamedTuple):
     present: list[bool]
 
 
-class AgainRecorded(Again):
-    """Both passes of a call that autograd records: a `RecordedRepeat`.
+class ProgramGradCall(ProgramCall):
+    """Both passes of a call that autograd records: a `PreparedGradCall`.
 
     Args:
         given: the shapes of x and the states as the caller has them.
