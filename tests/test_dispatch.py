@@ -87,7 +87,7 @@ MISSING = {
         replace(PLAIN, return_states=True),
         "does not do the states of all steps",
     ),
-    "opaque": (False, replace(PLAIN, opaque_reason="x is a DTensor, which has"), "x is a DTensor"),
+    "opaque": (False, replace(PLAIN, opaque="x is a DTensor, which has"), "x is a DTensor"),
     "empty": (
         False,
         replace(PLAIN, spec=PLAIN.spec.with_(hidden_size=0)),

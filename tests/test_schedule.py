@@ -526,10 +526,10 @@ def needs_of_wavefront(operation, operations):
     return []
 
 
-GRIDS = {"wavefront": True, "loops": 2, "fills": frozenset({"forward", "backward"})}
+GRIDS = {"mode": "wavefront", "loops": 2, "fills": frozenset({"forward", "backward"})}
 WAVEFRONTS = {
-    "clusters": {"wavefront": True, "overlap": True},
-    "without launch events": {"wavefront": True},
+    "clusters": {"mode": "wavefront", "overlap": True},
+    "without launch events": {"mode": "wavefront"},
     "grids": GRIDS,
     "grids with overlap": {**GRIDS, "overlap": True},
 }

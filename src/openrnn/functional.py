@@ -142,7 +142,7 @@ def recurrent(
 
 def _followed(name: str, asked: ProblemKey, seen: transforms.Seen) -> Route | None:
     """How kernels run a call under the transforms that are active; None where they do not."""
-    if asked.training or asked.opaque_reason:
+    if asked.training or asked.opaque:
         return None
     grad = seen.grad and torch.is_grad_enabled()
     # a derivative is that of a function of the weights as they are
@@ -180,7 +180,7 @@ def _by_reference(
     problem = problem_key.for_backend(
         spec, x.dtype, x.device.type, grad=constants.grad, training=constants.training,
         lengths=lengths is not None, reset=reset is not None, return_states=constants.return_states,
-        opaque_reason=opaque,
+        opaque=opaque,
     )  # fmt: skip
     if asked == "auto" and not torch.compiler.is_compiling():
         dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
@@ -194,9 +194,9 @@ def by_operators(call: Call, run: Callable[[Call], Outputs] = reference.run) -> 
     try:
         return run(call)
     except Exception as error:
-        if not call.problem.opaque_reason:
+        if not call.problem.opaque:
             raise
-        raise ValueError(f"{call.problem.opaque_reason}; its operators refuse this call") from error
+        raise ValueError(f"{call.problem.opaque}; its operators refuse this call") from error
 
 
 def _packed_rows(x: Tensor, lengths: Tensor) -> int | None:

@@ -36,7 +36,7 @@ class ProblemKey(NamedTuple):
     transform: bool = False
     generator: bool = False
     batch: int | None = None
-    opaque_reason: str = ""
+    opaque: str = ""
     steps: int | None = None
     capability: tuple[int, int] | None = None
     reset_state: bool = False
@@ -57,7 +57,7 @@ def problem_of(key: ProblemKey) -> Problem:
         Spec.parse(key.spec), key.dtype, key.device.type, capability, key.grad,
         key.training, key.lengths, key.reset, key.return_states,
         key.transform, key.steps, key.batch, key.generator, key.precision,
-        processors, key.opaque_reason, key.reset_state,
+        processors, key.opaque, key.reset_state,
     )  # fmt: skip
 
 
@@ -72,12 +72,12 @@ def for_backend(
     reset: bool,
     return_states: bool,
     precision: str = "",
-    opaque_reason: str = "",
+    opaque: str = "",
 ) -> Problem:
     """The problem of a call whose backend is known: without what only a choice looks at."""
     return Problem(
         spec, dtype, device, None, grad, training, lengths, reset, return_states,
-        precision=precision, opaque_reason=opaque_reason,
+        precision=precision, opaque=opaque,
     )  # fmt: skip
 
 

@@ -315,7 +315,7 @@ class Problem:
         generator: dropout masks are to follow a generator that the caller gave.
         precision: of float32 products, "ieee", "tf32" or "bf16"; by default as `precision_of` says
             when the problem is made. "int8": gate matrices are int8, which the cpu backend reads.
-        opaque_reason: why no address may be taken of one of its tensors, in words; or empty.
+        opaque: why no address may be taken of one of its tensors, in words; or empty.
     """
 
     spec: Spec
@@ -333,7 +333,7 @@ class Problem:
     generator: bool = False
     precision: str = ""
     processors: int | None = None
-    opaque_reason: str = ""
+    opaque: str = ""
     reset_state: bool = False
 
     def __post_init__(self) -> None:

@@ -239,8 +239,8 @@ class Backend:
             (problem.precision == "int8", can.int8, "int8 weights"),
         )
         reasons += [f"does not do {what}" for asked, able, what in wants if asked and not able]
-        if problem.opaque_reason and not can.opaque:
-            reasons.append(problem.opaque_reason)
+        if problem.opaque and not can.opaque:
+            reasons.append(problem.opaque)
         if lookup(spec.cell).dependent_product and not can.dependent_product:
             reasons.append(
                 f"cell {spec.cell} multiplies by the recurrent matrix again after its reset gate: "
