@@ -384,8 +384,9 @@ def test_names_that_a_header_may_have():
 
 
 def test_a_path_names_files(tmp_path):
-    with pytest.raises(ValueError, match="must end with the files' name"):
-        openrnn.export_native(LAYERS["lstm"](), f"{tmp_path}/")
+    for path in (f"{tmp_path}/", "", "."):
+        with pytest.raises(ValueError, match="must end with the files' name"):
+            openrnn.export_native(LAYERS["lstm"](), path)
 
 
 def test_a_module_of_torch_is_no_layer(tmp_path):

@@ -308,3 +308,41 @@ def test_runs_nothing(monkeypatch):
         monkeypatch.setattr(backend, "forward", None)
     monkeypatch.setattr(openrnn.reference, "run", None, raising=False)
     openrnn.explain(openrnn.LSTM(3, 4), torch.zeros(2, 5, 3), quiet=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"lengths": torch.tensor([1, 2, 4])}, {"reset": torch.zeros(4, 3, dtype=torch.bool)},
+     {"lengths": torch.tensor([0, 0, 0]), "reset": torch.zeros(4, 3)}],
+)  # fmt: skip
+def test_what_a_call_passes_may_be_given_itself(given):
+    layer, x = openrnn.LSTM(4, 8), torch.randn(4, 3, 4)
+    found = openrnn.explain(layer, x, quiet=True, **given)
+    assert str(found) == str(openrnn.explain(layer, x, quiet=True, **dict.fromkeys(given, True)))
+
+
+def test_a_nested_input_has_lengths():
+    layer, rows = openrnn.LSTM(4, 8, batch_first=True), [torch.randn(2, 4), torch.randn(3, 4)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    found = openrnn.explain(layer, x, quiet=True).problem
+    assert (found.steps, found.batch, found.lengths) == (3, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"capability": 9}, r"capability must be two numbers, as \(9, 0\), got 9"),
+        ({"device": "bad"}, "device must be one of torch's, as 'cuda', got 'bad'"),
+    ],
+)
+def test_what_no_call_would_take(given, message):
+    with pytest.raises(ValueError, match=message):
+        openrnn.explain(openrnn.LSTM(4, 8), **given)
+
+
+def test_an_x_of_another_dtype_than_the_layer():
+    layer, x = openrnn.LSTM(4, 8), torch.zeros(2, 3, 4, dtype=torch.float64)
+    says = "the layer refuses this x: it is torch.float64, parameters are torch.float32"
+    assert says in str(openrnn.explain(layer, x, quiet=True))
+    assert "refuses this x" not in str(openrnn.explain(layer, x, dtype="float64", quiet=True))
+    assert "refuses this x" not in str(openrnn.explain(layer, x.float(), quiet=True))

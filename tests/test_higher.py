@@ -389,3 +389,18 @@ def test_a_projection_still_has_second_derivatives():
     layer = openrnn.LSTM(3, 4, proj_size=2, backend="cpu", dtype=F64)
     x = torch.randn(3, 2, 3, dtype=F64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's forward mode
+def test_a_derivative_that_is_zero_everywhere():
+    """Forward mode, second derivatives and `explain` of a cell of steps."""
+    cell = openrnn.cell(gates="a")(lambda x, r, s: torch.sign(x.a + r.a))
+    layer, x = openrnn.Recurrent(cell, 4, 8), torch.randn(6, 3, 4, requires_grad=True)
+    assert openrnn.explain(layer, x, quiet=True).chosen == "cpu"
+    y, along = torch.func.jvp(lambda x: layer(x)[0], (x.detach(),), (x.detach(),))
+    assert set(y.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert not along.any()
+    (grad,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+    assert not grad.any()
+    grad.sum().backward()
+    assert x.grad is None or not x.grad.any()

@@ -34,6 +34,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
         "elf",
         "errors",
         "fresh",
+        "frozen",
         "guards",
         "memory",
         "spec",

@@ -833,3 +833,19 @@ def test_padding_value(batch_first):
     torch.testing.assert_close(found, wanted)
     with pytest.raises(ValueError, match=r"padding_value 1\.0 needs lengths"):
         layer(x, padding_value=1.0)
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(2), torch.zeros(3, 1), torch.zeros(1, 3)])
+def test_resets_of_a_step_have_a_row_each(mask):
+    layer, x = openrnn.LSTM(4, 8), torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"reset must have shape \(3,\) \(batch\), got"):
+        layer.step(x, reset=mask)
+    for alone in (True, [True], torch.tensor(True)):
+        assert torch.equal(layer.step(x[0], reset=alone)[0], layer.step(x[0])[0])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_generator_that_is_none(dropout):
+    layer = openrnn.LSTM(4, 8, 2, dropout=dropout)
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator, got int"):
+        layer(torch.randn(5, 3, 4), generator=3)

@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, sigmoid, tanh
 
 from openrnn import digest, fresh
 from openrnn.errors import CellError
+from openrnn.frozen import frozen
 from openrnn.memo import memo
 from openrnn.names import Names, NotCalledError, words_of
 from openrnn.spec import Spec
@@ -68,7 +69,7 @@ class Cell:
             extra["p"] = p
         if self.takes_clip:
             extra["clip"] = clip
-        new = self.function(x, r, s, **extra)
+        new = self._frozen(x, r, s, **extra)
         if isinstance(new, Tensor):
             new = (new,)
         if not isinstance(new, tuple) or len(new) != len(self.states):
@@ -78,6 +79,11 @@ class Cell:
                 f"cell '{self.name}' must return {wanted} ({', '.join(self.states)}), got {count}"
             )
         return new
+
+    @cached_property
+    def _frozen(self) -> Callable[..., object]:
+        """The function with captured values as they are at the cell's first call, on every way."""
+        return frozen(self.function)
 
     def step(
         self,

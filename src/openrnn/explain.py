@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from openrnn import dispatch, functional, problem_key
 from openrnn.dispatch import Table
 from openrnn.higher import network
-from openrnn.nn import Layer, autocast
+from openrnn.nn import Layer, autocast, jagged
 from openrnn.nn.cells import CellModule
 from openrnn.nn.quantized import Quantized
 from openrnn.params import module_slots
@@ -30,10 +30,10 @@ def explain(
     capability: tuple[int, int] | None = None,
     grad: bool | None = None,
     training: bool | None = None,
-    lengths: bool = False,
-    reset: bool = False,
+    lengths: object = False,
+    reset: object = False,
     return_states: bool = False,
-    reset_state: bool = False,
+    reset_state: object = False,
     transform: bool = False,
     backend: str | None = None,
     measure: bool = False,
@@ -44,16 +44,16 @@ def explain(
 
     Args:
         what: a layer, a one-step module, a spec, or a whole problem.
-        x: an example input, from which sizes, dtype and device are taken; a PackedSequence has
-            lengths.
+        x: an example input, from which sizes, dtype and device are taken; a PackedSequence and a
+            jagged nested tensor have lengths.
         dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu;
             under autocast its dtype, which a layer's call has. A dtype may be its name.
         capability: compute capability to suppose, such as (9, 0); by default the device's own.
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.
         training: dropout is on; by default the layer's mode.
-        lengths, reset, return_states, reset_state: what the call would pass; reset_state with reset
-            alone.
+        lengths, reset, return_states, reset_state: whether the call would pass them, or what it
+            would pass; reset_state with reset alone.
         transform: it is under transforms of torch.func that kernels do not run, such as two that
             differentiate.
         backend: the only one to ask; by default the layer's own choice, or all.
@@ -65,8 +65,8 @@ def explain(
 
     Raises:
         TypeError: what is none of these.
-        ValueError: x does not fit the layer, dtype is none, reset_state comes without reset, or a
-            schedule lacks T and B.
+        ValueError: x does not fit the layer, dtype, device or capability is none, reset_state comes
+            without reset, or a schedule lacks T and B.
 
     Example:
         >>> import openrnn
@@ -75,6 +75,7 @@ def explain(
         'reference'
     """
     notes: list[str] = []
+    lengths, reset, reset_state = map(_passed, (lengths, reset, reset_state))
     if reset_state and not reset:
         raise ValueError("explain got reset_state=True without reset=True, needs both")
     if isinstance(what, Problem):
@@ -82,15 +83,21 @@ def explain(
     else:
         layer = what if isinstance(what, Layer | CellModule) else None
         spec = _spec(what)
+        if isinstance(x, Tensor) and x.is_nested and isinstance(layer, Layer):
+            x, lengths = jagged.padded(x, layer.batch_first)[0], True
         steps, batch = _sizes(spec, layer, x)
         lengths = lengths or isinstance(x, PackedSequence)
         data = x.data if isinstance(x, PackedSequence) else x
         weights = _weights(layer)
         like = data if data is not None else next(iter(weights), None)
-        where = torch.device(device or (like.device if like is not None else "cpu"))
+        where = _device(device or (like.device if like is not None else "cpu"))
         kind = _dtype(dtype) or (like.dtype if like is not None else torch.float32)
-        if dtype is None and layer is not None and kind in autocast.CHANGED:
-            kind = autocast.wanted(where) or kind
+        if dtype is None and layer is not None:
+            cast = autocast.wanted(where) if kind in autocast.CHANGED else None
+            own = weights[0].dtype if weights and not isinstance(layer, Quantized) else kind
+            if cast is None and own != kind:
+                notes = [f"the layer refuses this x: it is {kind}, parameters are {own}"]
+            kind = cast or kind
         if grad is None:
             leaves = weights if data is None else [data, *weights]
             keeps = layer is None or any(tensor.requires_grad for tensor in leaves)
@@ -106,7 +113,7 @@ def explain(
             ProblemKey(
                 spec.text, kind, where, precision, grad, trains,
                 lengths, reset, return_states, transform, batch=batch, steps=steps,
-                capability=capability, reset_state=reset_state,
+                capability=_capability(capability), reset_state=reset_state,
             )
         )  # fmt: skip
     table = dispatch.explain(problem, name)
@@ -203,6 +210,26 @@ def _spec(what: object) -> Spec:
     elif isinstance(what, torch.nn.Module):
         hint = "; give one of its layers"
     raise TypeError(f"what must be a layer of openrnn, a Spec or a Problem, got {got}{hint}")
+
+
+def _passed(given: object) -> bool:
+    """Whether a call gets what `explain` is told of, as True or as the thing itself."""
+    return given is not None and given is not False
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one of torch's, as 'cuda', got {given!r}") from None
+
+
+def _capability(given: Any) -> tuple[int, int] | None:
+    pair = isinstance(given, tuple) and len(given) == 2 and all(type(n) is int for n in given)
+    if given is not None and not pair:
+        raise ValueError(f"capability must be two numbers, as (9, 0), got {given!r}")
+    found: tuple[int, int] | None = given
+    return found
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:

@@ -91,6 +91,8 @@ def recurrent(
     if reset_states is not None and reset is not None:
         resets = reset_states
     drops = spec.drops(training)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     generated = drops and generator is not None
     masks = lengths is not None, reset is not None
     seen: transforms.Seen | None = None

@@ -79,8 +79,10 @@ def export_native(
         raise TypeError(
             f"export_native needs a layer such as openrnn.LSTM, got {type(layer).__name__}"
         )
-    if str(path).endswith(("/", "\\")):
-        raise ValueError(f"path must end with the files' name, as build/amp does, got {path}")
+    if not str(path) or str(path).endswith(("/", "\\", ".")):
+        raise ValueError(
+            f"path must end with the files' name, as build/amp does, got {str(path)!r}"
+        )
     path = Path(path).expanduser().resolve()
     names.check(path.name)
     spec = layer.spec

@@ -118,7 +118,8 @@ def _derivative(
             taken = [
                 (grad, t) for grad, t in zip(back, along) if grad is not None and grad.requires_grad
             ]
-            grads, ts = zip(*taken)
-            found = torch.autograd.grad(grads, v, ts, create_graph=True, allow_unused=True)
+            if taken:  # else the derivative is zero everywhere
+                grads, ts = zip(*taken)
+                found = torch.autograd.grad(grads, v, ts, create_graph=True, allow_unused=True)
         zero = torch.zeros_like(along[0])
         return tuple(zero if value is None else value for value in found)

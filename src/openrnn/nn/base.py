@@ -174,7 +174,7 @@ class Layer(TorchNames):
         self._check_input(input)
         initial = self._states(state, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
-        ends = tensors.readable("reset", reset).reshape(1, -1) if reset is not None else None
+        ends = None if reset is None else _of_rows(reset, x_t)
         y, finals, _ = self._run(input, initial, None, ends, reset_states, False, None)
         y = y[0] if batched else y[0, 0]
         if not batched:
@@ -378,3 +378,12 @@ class Layer(TorchNames):
             tensors.viewed("reset_state", state, partial(torch.broadcast_to, size=shape))
             for state, shape in zip(states, wanted)
         ]
+
+
+def _of_rows(reset: Any, x_t: Tensor) -> Tensor:
+    """Resets (B,) of a step, or of a single row () or (1,), as (1, B)."""
+    found: Tensor = tensors.readable("reset", reset)
+    wanted = (x_t.shape[0],) if x_t.dim() == 2 else (1,)
+    if tuple(found.shape) != wanted and (x_t.dim() == 2 or found.dim()):
+        raise ValueError(f"reset must have shape {wanted} (batch), got {tuple(found.shape)}")
+    return found.reshape(1, -1)

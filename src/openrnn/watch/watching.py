@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from openrnn.nn import Layer
+from openrnn.spec import whole
 from openrnn.watch.gates import preactivations, why_not, write
 
 
@@ -217,6 +218,6 @@ def watch(
         raise TypeError(
             f"writer must have add_scalar, as a SummaryWriter has, got {type(writer).__name__}"
         )
-    if every < 1:
+    if whole("every", every) < 1:
         raise ValueError(f"every must be at least 1, got {every}")
     return Watch(model, writer, optimizer, every, histograms)
