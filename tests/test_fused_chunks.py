@@ -48,12 +48,12 @@ def test_masks_of_chunks_cover_every_step_once(monkeypatch):
 
 @pytest.mark.parametrize(
     ("counting", "least", "enough"),
-    [(chunks.for_memory, chunks.LEAST, chunks.ENOUGH),
-     (chunks.for_recompute, chunks.LEAST_RECOMPUTED, chunks.ENOUGH_RECOMPUTED)],
+    [(chunks.for_memory, chunks.MIN_CHUNK_STEPS, chunks.CHUNK_BYTES),
+     (chunks.for_recompute, chunks.MIN_RECOMPUTED_STEPS, chunks.RECOMPUTED_CHUNK_BYTES)],
 )  # fmt: skip
 def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough):
     row = 4 * 512 * 2
-    assert counting(chunks.ENOUGH_RECOMPUTED // (64 * row) - 1, 64, row) == 1
+    assert counting(chunks.RECOMPUTED_CHUNK_BYTES // (64 * row) - 1, 64, row) == 1
     assert counting(7, 0, row) == counting(0, 64, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)

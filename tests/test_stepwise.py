@@ -72,7 +72,7 @@ def test_a_device_that_holds_no_other_kernel_takes_it(monkeypatch):
         _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
     kernels.kernel.cache_clear()
     assert config.stepwise
-    assert len(held) == kernels.TRIES + 1
+    assert len(held) == kernels.MAX_COMPILED + 1
 
 
 class Watched:
@@ -205,7 +205,7 @@ def test_a_kernel_that_spills_comes_before_it(monkeypatch, spilled):
     asked = trace(cells.lstm), "bfloat16", 512, 4
     found = [config for _, config in kernels.fitting("backward", *asked, ("reset",), (9, 0))]
     assert [one.stepwise for one in found] == [False] * (len(found) - 1) + [True]
-    assert len(found) > kernels.TRIES
+    assert len(found) > kernels.MAX_COMPILED
 
 
 def test_a_wavefront_that_was_asked_for_is_refused_with_the_reason(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_wavefront_that_was_asked_for_is_refused_with_the_reason(monkeypatch):
 def test_long_calls_have_no_program():
     """That of 4,096 steps, of two operations each, is the longest."""
     with recording.recorded() as here:
-        for _ in range(recording.MOST):
+        for _ in range(recording.MAX_OPERATIONS):
             here.launch(None, 1, (), 0)
         with pytest.raises(NotRepeatableError, match="more than 8192 operations"):
             here.multiply(None, 0, 0, 0, False)

@@ -26,7 +26,7 @@ BACKENDS: dict[str, Backend] = {
 }
 
 # state updates (T * B * L * D * H) of a call from which the reference is worth a warning
-LARGE = 100_000
+WORTH_A_WARNING = 100_000
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ _warned: set[str] = set()
 def warn_if_large(problem: Problem, steps: int, batch: int) -> None:
     """Says once for each reason that `auto` runs a large problem on the reference."""
     spec = problem.spec
-    if steps * batch * spec.chains * spec.hidden_size < LARGE:
+    if steps * batch * spec.chains * spec.hidden_size < WORTH_A_WARNING:
         return
     rows = [row for row in explain(problem).rows if not row.chosen]
     why = "; ".join(f"{row.backend}: {row.verdict}" for row in rows)

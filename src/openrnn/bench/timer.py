@@ -20,7 +20,7 @@ Sampler = Callable[[int], float]  # how many calls -> microseconds of one
 Busy = Callable[[], float]
 T = TypeVar("T")
 SAMPLE = 0.002  # seconds of the calls between two looks at the clock
-MOST = 20  # such calls
+MAX_CALLS = 20  # such calls
 LONG = 0.1  # seconds of a call that warms up by itself
 FEWEST, SLOW = 5, 3  # samples of each engine; of one that takes longer than its share
 DISTURBED, ATTEMPTS = 0.05, 3  # share of a core that other processes took, and tries
@@ -107,7 +107,7 @@ def _inner(sampler: Sampler) -> int:
     once = sampler(1) / 1e6
     if once < LONG:
         once = sampler(1) / 1e6
-    return max(1, min(MOST, round(SAMPLE / max(once, 1e-9))))
+    return max(1, min(MAX_CALLS, round(SAMPLE / max(once, 1e-9))))
 
 
 def _timing(values: list[float], others: float | None) -> Timing:

@@ -18,7 +18,7 @@ from openrnn.spec import Problem, whole
 if TYPE_CHECKING:
     from openrnn.nn.base import Layer
 
-MOST = 1 << 16  # steps of a block
+MAX_BLOCK_STEPS = 1 << 16  # steps of a block
 
 
 def export_native(
@@ -91,8 +91,10 @@ def export_native(
             "export_native needs a layer that runs forward, got a bidirectional or reverse one"
         )
     block = whole("block", block)
-    if not 1 <= block <= MOST:
-        raise ValueError(f"block must be a number of steps from 1 to {MOST}, got {block}")
+    if not 1 <= block <= MAX_BLOCK_STEPS:
+        raise ValueError(
+            f"block must be a number of steps from 1 to {MAX_BLOCK_STEPS}, got {block}"
+        )
     if compiler is not None and shutil.which(compiler) is None:
         raise ValueError(f"the compiler {compiler} is not on the PATH: install it, or name another")
     weights = _weights(layer)

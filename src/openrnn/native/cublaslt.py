@@ -42,7 +42,7 @@ _WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttr
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # of cublasLtMatrixLayoutAttribute_t
 # split sums are added up in float32 and always in one order; in place (1) it is the type of d
 _IN_FLOAT32 = 2
-MOST = 32 << 20  # bytes of workspace
+MAX_WORKSPACE_BYTES = 32 << 20  # bytes of workspace
 
 
 class CublasLt(Library):
@@ -144,7 +144,7 @@ class MatmulPlan:
                 self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
                 self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(layout.batch_stride))
         wish = self._make("MatmulPreference")
-        self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MOST))
+        self._set("MatmulPreference", wish, _WORKSPACE, ctypes.c_uint64(MAX_WORKSPACE_BYTES))
         self._set("MatmulPreference", wish, _REDUCTIONS, ctypes.c_uint32(_IN_FLOAT32))
         least = ctypes.c_uint32(aligned)
         for matrix in range(4):

@@ -65,14 +65,14 @@ RecordedOperation = RecordedLaunch | RecordedMatmul | RecordedWait | RecordedWai
 
 # operations: those of 4,096 steps that are a product and a launch each. Their program takes 30 MB
 # of host memory, and a graph of it as much of the device's; longer calls are bound by the device.
-MOST = 8192
+MAX_OPERATIONS = 8192
 
 
 class Recording:
     """What a thread would have run, in its order.
 
     Raises:
-        NotRepeatableError: by what it is asked to write down beyond `MOST`.
+        NotRepeatableError: by what it is asked to write down beyond `MAX_OPERATIONS`.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class Recording:
         self._add(RecordedMatmul(plan, a, b, d, add, self._stream))
 
     def _add(self, operation: "RecordedOperation") -> None:
-        if len(self.operations) == MOST:
-            raise NotRepeatableError(f"it has more than {MOST} operations")
+        if len(self.operations) == MAX_OPERATIONS:
+            raise NotRepeatableError(f"it has more than {MAX_OPERATIONS} operations")
         self.operations.append(operation)
 
 

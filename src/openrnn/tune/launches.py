@@ -21,7 +21,7 @@ from openrnn.tuning import plan
 
 STEPS, LAUNCHES, REPLAYS = 256, 4, 6
 LATER = (0, 50, 100, 150, 200)  # cycles that are added to the fastest delay
-SHARE = 0.03  # of all steps are resets
+RESET_SHARE = 0.03  # of all steps are resets
 
 
 def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelConfig] | None:
@@ -104,7 +104,7 @@ def arguments(
     vectors = some(len(cell.unit_params), units)
     order = torch.arange(batch, device=device)
     lengths = STEPS * (batch - order) // batch
-    masks = [lengths, order, torch.rand((STEPS, batch), device=device) < SHARE]
+    masks = [lengths, order, torch.rand((STEPS, batch), device=device) < RESET_SHARE]
     on = config.lengths, config.lengths, config.reset
     masked = [mask.data_ptr() if here else 0 for mask, here in zip(masks, on)]
     shared = {

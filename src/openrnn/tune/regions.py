@@ -15,7 +15,7 @@ from openrnn.bench.record import Measurement
 from openrnn.bench.task import PRECISIONS
 from openrnn.tuning.choice import CudnnRegion
 
-SHARE = 0.95  # of our time that cuDNN takes at most in a region
+MAX_TIME_RATIO = 0.95  # of our time that cuDNN takes at most in a region
 STEPS = 256  # of results with several T the one nearest to this counts
 PEERS = ("cudnn-graph", "graph")
 Point = tuple[str, str, str, int, int]  # cell, precision, mode, H, B
@@ -48,7 +48,7 @@ def regions_of(results: Iterable[Measurement]) -> list[MeasuredRegion]:
     shares = _shares([line for line in lines_of(results) if _plain(line)])
     found: dict[tuple[str, tuple[int, int], tuple[int, int]], dict[tuple[str, str], float]] = {}
     for (cell, precision, mode, hidden, batch), share in shares.items():
-        if share > SHARE:
+        if share > MAX_TIME_RATIO:
             continue
         like = [key for key in shares if key[:3] == (cell, precision, mode)]
         span = _halfway(hidden, sorted({key[3] for key in like}))

@@ -6,7 +6,7 @@ from openrnn.tuning.cluster import blocks_of_multiprocessor
 from openrnn.tuning.limits import Limits
 
 LEAST_US = 30  # of a loop: two streams cost the host 10 to 20
-LEAST_GAIN = 0.9  # of the time in turn, at most, that both at once must take
+MAX_TIME_RATIO = 0.9  # of the time in turn, at most, that both at once must take
 # factor on a step's time if blocks of both loops share multiprocessors: measured 1.0 to 1.5, for
 # LSTMs of H 256 and 512 at B 32 and 64 on an H200
 SHARED = 1.25
@@ -125,7 +125,7 @@ def loops_to_fit(
         own = _saved(loop, steps, several, beside, 1)
         if slower is None or steps * several - own <= steps * slower.several - saved:
             times, number, saved = plan.StepTimes(alone, several), 1, own
-    if times is None or times.several > LEAST_GAIN * 2 * times.alone:
+    if times is None or times.several > MAX_TIME_RATIO * 2 * times.alone:
         return 0
     gained = steps * (2 * times.alone - times.several) + saved
     pays = steps * times.several >= LEAST_US and lost < gained

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.bounds import half_operands
 from openrnn.codegen.multicast_config import (
@@ -30,24 +30,67 @@ FRAGMENTS: dict[str, dict[int, tuple[int, ...]]] = {
 MOST_FRAGMENTS = {2: 15, 1: 20}  # in backward with four tiles, whose cells need the registers
 _HELD = 14 * 64  # values of a row in registers: 14 fragments of 32 in each of two warpgroups
 MOST_SUMS = 8  # of 8 units each, that a block computes: the rows of a warpgroup's product
-# cycles of a step: fixed, for each tile of all sets, and for each value of a row of R in a block;
-# more where blocks share K. Of LSTMs, timed alone on an H100: forward fitted to 46 kernels, H 512
-# to 1536 (standard deviation 7%), backward by hand to a dozen, H 512 to 1280. Kernels that spill in
-# their loop take up to twice as long
-_FORWARD = 1180.0, 430.0, 2.45
-_BACKWARD = {1: (700.0, 500.0, 2.3), 2: (900.0, 690.0, 2.6)}  # by warpgroups that multiply
-_MESSAGES = 1240.0
-# the same where one launch runs several layers, fitted to 186 kernels of 21 stacks of LSTMs and
-# GRUs, H 256 to 640, B 32 to 128 (standard deviation 6%; where the kernel of the first rank was not
-# the quickest, it took at most 5% longer). Forward: fixed, for each tile, for each set, for each
-# value in registers and for each in shared memory. Backward, by warpgroups that multiply, where two
-# blocks share K: fixed, with their messages; for each tile, each set and each value; what four
-# blocks add, as fitted; and for each set, each slot of a warp beyond two, whose cells spill. One
-# block has no messages
-_FORWARD_STACK = 1830.0, 270.0, 130.0, 1.9, 4.6
+
+
+class _Costs(NamedTuple):
+    """Cycles of a step.
+
+    Attributes:
+        step: whatever the sizes.
+        tile: for each tile of all sets; value: for each value of a row of R in a block.
+    """
+
+    step: float
+    tile: float
+    value: float
+
+
+class _ForwardStackCosts(NamedTuple):
+    """Cycles of a step where one launch runs several layers, forward.
+
+    Attributes:
+        step, tile: as in `_Costs`; set: for each set.
+        in_registers, in_shared: for each value of a row of W_ih and R, by where a block holds it.
+    """
+
+    step: float
+    tile: float
+    set: float
+    in_registers: float
+    in_shared: float
+
+
+class _BackwardStackCosts(NamedTuple):
+    """Cycles of a step where one launch runs several layers, backward; two blocks share K.
+
+    Attributes:
+        step, tile, value: as in `_Costs`, the messages of these blocks in `step`; set: for each.
+        four_blocks: what four blocks that share K add.
+        slot: for each set, each slot of a warp beyond two, whose cells spill.
+    """
+
+    step: float
+    tile: float
+    set: float
+    value: float
+    four_blocks: float
+    slot: float
+
+
+# Of LSTMs, timed alone on an H100: forward fitted to 46 kernels, H 512 to 1536 (standard deviation
+# 7%), backward by hand to a dozen, H 512 to 1280. Kernels that spill in their loop take up to twice
+# as long. Backward by the number of warpgroups that multiply
+_FORWARD = _Costs(step=1180.0, tile=430.0, value=2.45)
+_BACKWARD = {1: _Costs(700.0, 500.0, 2.3), 2: _Costs(900.0, 690.0, 2.6)}
+_MESSAGES = 1240.0  # of blocks that share K
+# Fitted to 186 kernels of 21 stacks of LSTMs and GRUs, H 256 to 640, B 32 to 128 (standard
+# deviation 6%; where the kernel of the first rank was not the quickest, it took at most 5% longer)
+_FORWARD_STACK = _ForwardStackCosts(
+    step=1830.0, tile=270.0, set=130.0, in_registers=1.9, in_shared=4.6
+)
 _BACKWARD_STACK = {
-    1: (1750.0, 534.0, 244.0, 2.66, 291.0, 758.0),
-    2: (1285.0, 706.0, 1033.0, 1.92, -1136.0, 480.0),
+    1: _BackwardStackCosts(1750.0, 534.0, 244.0, 2.66, 291.0, 758.0),
+    2: _BackwardStackCosts(1285.0, 706.0, 1033.0, 1.92, -1136.0, 480.0),
 }
 
 
@@ -125,16 +168,17 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
     sets, values = config.tiles_in_flight, config.k_of_block(cell)
     tiles = config.tiles * sets
     if config.layers > 1 and config.kind == "forward":
-        step, tile, each_set, held, other = _FORWARD_STACK
-        inside = min(values, _HELD)
-        once = step + tile * tiles + each_set * sets + held * inside + other * (values - inside)
+        forward, inside = _FORWARD_STACK, min(values, _HELD)
+        once = forward.step + forward.tile * tiles + forward.set * sets
+        once += forward.in_registers * inside + forward.in_shared * (values - inside)
     elif config.layers > 1:
-        step, tile, each_set, value, shared, slot = _BACKWARD_STACK[config.k_warps]
-        once = step + tile * tiles + each_set * sets + value * values
-        once += {1: -_MESSAGES, 2: 0.0, 4: shared}[config.k_parts]
-        once += slot * sets * max(0, config.slots() - 2)
+        backward = _BACKWARD_STACK[config.k_warps]
+        once = backward.step + backward.tile * tiles + backward.set * sets
+        once += backward.value * values
+        once += {1: -_MESSAGES, 2: 0.0, 4: backward.four_blocks}[config.k_parts]
+        once += backward.slot * sets * max(0, config.slots() - 2)
     else:
-        step, tile, value = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warps]
-        once = step + tile * tiles + value * values
+        costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warps]
+        once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
     return once * -(-batch // (config.rows * copies))

@@ -176,7 +176,7 @@ def _quicker(
     if us is None:
         us = microseconds_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
     own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
-    return own < stepwise.LEAST_GAIN * us / (2 if "lengths" in flags else 1)
+    return own < stepwise.MAX_TIME_RATIO * us / (2 if "lengths" in flags else 1)
 
 
 @memo(4096)

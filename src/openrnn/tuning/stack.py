@@ -14,10 +14,11 @@ from openrnn.tuning.limits import Limits
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
 TRANSPOSE_US = 1.5  # us: a matrix that backward reads transposed
 # products of weights of several layers in one call take this part of their time one by one
-TOGETHER = 0.7
-# The other way, a wavefront or layer by layer, took 0.82 to 1.19 of the time by its model (H100, 13
-# stacks), from H 512 on mostly more. There its model's time is multiplied by this factor.
-OTHERWISE, LARGE = 1.05, 512
+BATCHED_PRODUCTS = 0.7
+# Without one launch, as a wavefront or layer by layer, a stack took 0.82 to 1.19 of the time by its
+# model (H100, 13 stacks), and mostly more from H 512 on. From there on the model's time is
+# multiplied by this factor.
+CORRECTION, CORRECTION_FROM = 1.05, 512
 # Beyond these forward was as quick at most (2 x 768, 8 x 256 at B 16), or nothing was measured;
 # backward of 2 x 768 took 0.86 of the time, and is not taken.
 LEAST_BATCH, LEAST_HIDDEN, MOST_HIDDEN = 32, 256, 640
@@ -30,7 +31,7 @@ class StackPlan(NamedTuple):
         config: of the kernel that is tried first.
         us: of all layers by the model.
         otherwise: that of the other way, a wavefront or layer by layer, by its model, from H
-            `LARGE` on times `OTHERWISE`. The launch is chosen where `us` is at most this.
+            `CORRECTION_FROM` on times `CORRECTION`. The launch is taken where `us` is at most this.
     """
 
     config: KernelConfig
@@ -58,7 +59,7 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
     us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
         # of three layers and more all but the first W_ih and the last R are multiplied together
-        together = TOGETHER if stack.layers > 2 else 1.0
+        together = BATCHED_PRODUCTS if stack.layers > 2 else 1.0
         us += (1 + together * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None)
@@ -69,7 +70,7 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         alone = times.alone if times is not None else 0.0
         loops = steps * alone + product + after + wavefront.CHUNK_COST
         modelled = stack.layers * loops
-    factor = OTHERWISE if stack.hidden >= LARGE else 1.0
+    factor = CORRECTION if stack.hidden >= CORRECTION_FROM else 1.0
     found = StackPlan(configs[0], us, factor * modelled)
     if chunk == 1:
         return found

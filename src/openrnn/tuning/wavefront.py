@@ -26,7 +26,7 @@ CHUNK_COST, GRID_CHUNK_COST = 13.0, 25.0
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
 LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32
-LEAST_GAIN = 0.92  # of the time layer by layer, at most, that a wavefront must take
+MAX_TIME_RATIO = 0.92  # of the time layer by layer, at most, that a wavefront must take
 GRIDS = 2  # loops at a time where the quickest one is a grid
 
 
@@ -127,7 +127,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     if not known or not counts:
         return None
     quickest = min(map(cut, counts), key=lambda one: one.us)
-    return quickest if quickest.us <= LEAST_GAIN * in_turn else None
+    return quickest if quickest.us <= MAX_TIME_RATIO * in_turn else None
 
 
 def _turns(layers: int, chunks: int, loops: int) -> int:

@@ -14,7 +14,7 @@ from openrnn.backends.cpu.program import SCRATCH
 from openrnn.backends.cpu.program_builder import CPU
 from openrnn.memory import allocator_for
 
-LEAST = 1 << 16  # elements of a tensor that is worth it: smaller ones are taken as ever
+MIN_ARENA_ELEMENTS = 1 << 16  # of a tensor that is worth it: smaller ones are taken as ever
 _ALIGNMENT = 16  # elements: a cache line of float32
 
 

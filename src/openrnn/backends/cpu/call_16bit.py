@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Call, ModuleCache
-from openrnn.backends.cpu.arena import ARENA, LEAST
+from openrnn.backends.cpu.arena import ARENA, MIN_ARENA_ELEMENTS
 from openrnn.backends.cpu.backward import BackwardProgram
 from openrnn.backends.cpu.program import Launch, SlotRef
 from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall, Shapes
@@ -37,7 +37,9 @@ class Call16Bit:
         self._kept = {
             place: CachedFloat32Parameter(place, param)
             for place, param in large.items()
-            if param.numel() >= LEAST and param.nbytes % 4 == 0 and place not in in_place
+            if param.numel() >= MIN_ARENA_ELEMENTS
+            and param.nbytes % 4 == 0
+            and place not in in_place
         }
         self._how = _conversions(call, {*in_place, *self._kept})
 
@@ -106,12 +108,14 @@ class _Float32GradCall(ProgramGradCall):
 
     def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
         super().__init__(call, shapes, given)
-        self._program = self._program.lent(len(shapes), LEAST, ARENA.take)
+        self._program = self._program.lent(len(shapes), MIN_ARENA_ELEMENTS, ARENA.take)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> BackwardProgram:
         made = super()._backward(needs, given)
         program = made.program
-        return made._replace(program=program.lent(len(program.made) - 1, LEAST, ARENA.take))
+        return made._replace(
+            program=program.lent(len(program.made) - 1, MIN_ARENA_ELEMENTS, ARENA.take)
+        )
 
 
 class GradCall16Bit:
@@ -190,7 +194,7 @@ def _conversions(call: Call, but: Collection[int]) -> list[Convert]:
 
 
 def _conversion(tensor: Tensor) -> Convert:
-    return Tensor.float if tensor.numel() < LEAST else ARENA.to_float32
+    return Tensor.float if tensor.numel() < MIN_ARENA_ELEMENTS else ARENA.to_float32
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-LEAST = 1 << 20  # bytes of a pass's results
+MIN_RESULT_BYTES = 1 << 20  # bytes of a pass's results
 _MOST = (32 << 20) - (64 << 10)  # just below the largest size that glibc takes for its limit
 
 

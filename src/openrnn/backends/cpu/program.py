@@ -36,7 +36,7 @@ WORKSPACE = "workspace"  # the slot of which all values of a run end with one
 # bytes of a workspace that is memory of the thread: to take one costs a call 0.7 us, and large ones
 # would have new pages in each call, which take longer than the work in them
 SCRATCH = 256 << 20
-FIRST = 1 << 16  # bytes that a thread has from the beginning
+INITIAL_SCRATCH = 1 << 16  # bytes that a thread has from the beginning
 _address = Tensor.data_ptr
 Run = Callable[[int], None]
 
@@ -208,7 +208,7 @@ class _Scratch:
     def __init__(self) -> None:
         self.taken, self._size = False, 0
         self._memory: Tensor | None = None
-        self.hold(FIRST)
+        self.hold(INITIAL_SCRATCH)
 
     def hold(self, size: int) -> int:
         """The address of so many bytes; more than ever before are new memory."""

@@ -150,7 +150,7 @@ class ProgramBuilder:
 
     def program(self) -> Program:
         """What was written down."""
-        if sum(one.template.nbytes for one in self.made) >= heap.LEAST:
+        if sum(one.template.nbytes for one in self.made) >= heap.MIN_RESULT_BYTES:
             heap.keep_freed_memory()
         workspace = self._made((-(-self.workspace.size // self.size),))
         return Program(self.operations, [*self.made, workspace], self.kept)

@@ -25,7 +25,9 @@ NUMBERS = 2**24  # states that a timed call computes at most, where it has more 
 SPAN = 1.0  # milliseconds that one timing lasts at least
 ROUNDS = 5  # each algorithm in turn, so that what disturbs the machine disturbs all of them
 MOST_ROUNDS = 15  # where the fastest are close
-ENOUGH = 200.0  # milliseconds after which no further round begins: what runs long is disturbed less
+MAX_MILLISECONDS = (
+    200.0  # milliseconds after which no further round begins: what runs long is disturbed less
+)
 CLOSE, HOPELESS = 1.1, 1.5  # times the least: run more often, run no more
 NEAR = 3.0  # times the least of a short call: worth a long one
 # what an algorithm's time may be, as a share of the standard one's, to be preferred to it; the
@@ -118,7 +120,7 @@ def race(runners: dict[str, Callable[[], float]]) -> dict[str, float]:
     for turn in range(1, MOST_ROUNDS):
         reach = min(least.values(), default=0.0) * (HOPELESS if turn < ROUNDS else CLOSE)
         racing = [name for name, time in least.items() if time <= reach]
-        if len(racing) < 2 or spent > ENOUGH:
+        if len(racing) < 2 or spent > MAX_MILLISECONDS:
             break
         for name in racing:
             time = runners[name]()

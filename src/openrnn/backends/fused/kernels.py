@@ -33,7 +33,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
     """The device holds no kernel for several loops at once, or several layers in one launch."""
 
 
-TRIES = 12  # ranked configurations that are compiled at most
+MAX_COMPILED = 12  # ranked configurations that are compiled at most
 FEWER_FRAGMENTS = (0, 1, 2, 5, 9)  # of R in registers than planned, tried in turn
 AT_ONCE = 3  # tries compiled at a time where cores are idle; more are seldom needed
 
@@ -142,7 +142,7 @@ def fitting(
     held = plan.compilable_configs(
         kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
     )
-    configs = list(islice(held, TRIES))
+    configs = list(islice(held, MAX_COMPILED))
     last = [one for one in (*configs[1:], *held) if one.stepwise]
     configs = [one for one in configs if one not in last]
     spilling: list[LoopConfig] = []

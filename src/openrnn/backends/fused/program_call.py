@@ -21,7 +21,7 @@ from openrnn.backends.fused.record import record
 from openrnn.native.recording import NotRepeatableError
 from openrnn.spec import precision_of
 
-TRIES = 2  # runs without memory after which calls go the usual way
+MAX_MEMORY_FAILURES = 2  # runs without memory after which calls go the usual way
 
 Shapes = Sequence[tuple[int, ...]]
 Found = list[Tensor | None]
@@ -76,7 +76,11 @@ class ProgramCall:
         """
         found = [*map(_address, every)]
         misaligned = [address % ALIGNMENT for address in found[: self._looked]]
-        if not all(found) or misaligned != self._misaligned or self._without_memory >= TRIES:
+        if (
+            not all(found)
+            or misaligned != self._misaligned
+            or self._without_memory >= MAX_MEMORY_FAILURES
+        ):
             return False
         problem = self.problem
         return precision_of(problem.spec, problem.dtype, problem.device) == problem.precision

@@ -38,9 +38,9 @@ from openrnn.native.recording import (
 from openrnn.tensors import extent
 
 # A rehearsal allocates all that its pass allocates, alive at the same time, on top of the memory of
-# the call. So passes have programs up to `MOST` bytes, or a share of the device if that is less,
-# but at least up to `LEAST`. Larger ones take the device longer than their host.
-MOST, SHARE, LEAST = 2 << 30, 1 / 32, 64 << 20
+# the call. So passes have programs up to MAX_PROGRAM_BYTES, or a share of the device if that is
+# less, but at least up to MIN_PROGRAM_BYTES. Larger ones take the device longer than their host.
+MAX_PROGRAM_BYTES, MAX_DEVICE_SHARE, MIN_PROGRAM_BYTES = 2 << 30, 1 / 32, 64 << 20
 PART = 256  # bytes that parts of the workspace begin at multiples of
 TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
 _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
@@ -167,9 +167,9 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
 def _limit(device: torch.device) -> int:
     """Bytes that a rehearsal on a device may take."""
     if device.type != "cuda":
-        return MOST
+        return MAX_PROGRAM_BYTES
     total = torch.cuda.get_device_properties(device).total_memory
-    return max(LEAST, min(MOST, int(SHARE * total)))
+    return max(MIN_PROGRAM_BYTES, min(MAX_PROGRAM_BYTES, int(MAX_DEVICE_SHARE * total)))
 
 
 def _apart(given: Sequence[Tensor]) -> list[Tensor]:
