@@ -15,9 +15,9 @@ from openrnn.memo import memo
 
 # what a core does in a microsecond: float32 multiply-adds, and bytes that it reads from its own
 # cache, which holds CACHE_BYTES, and from a cache that cores share
-RATE, NEAR_BYTES, FAR_BYTES = 50_000, 65_000, 15_000
-# microseconds that a byte of another team's sums of gradients takes, most of them for new pages
-SUM_US = 2.4e-4
+RATE, NEAR_BYTES, FAR_BYTES = 50_000, 65_000, 12_000
+# microseconds that a byte of another team's sums of gradients takes
+SUM_US = 6e-5
 # microseconds to start a parallel region, and more for each thread of torch's
 REGION_US, REGION_THREAD_US = 4.0, 0.2
 # microseconds of a barrier, and more for each thread of the team
