@@ -37,7 +37,7 @@ def step(module, x, **masks):
 def apart(monkeypatch, module, x, **masks):
     """The same, one direction after the other."""
     run = partial(step, module, x, **masks)
-    return under(monkeypatch, module, run, schedules, "at_once", lambda *_: False)
+    return under(monkeypatch, module, run, schedules, "choose_both_directions", lambda *_: False)
 
 
 def masks_of(names, batch=B):
@@ -114,7 +114,8 @@ def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
     monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
     wanted = under(monkeypatch, module, run, schedules, "edges_of_both", lambda *_: [])
     chunked = (
-        schedules, "edges_of_both", lambda key, layer, on, *_: cut if on.kind == "forward" else []
+        schedules, "edges_of_both",
+        lambda key, layer, options, *_: cut if options.kind == "forward" else [],
     )  # fmt: skip
     for found in under(monkeypatch, module, lambda: [run() for _ in range(5)], *chunked):
         assert all(map(torch.equal, found, wanted))
@@ -135,7 +136,8 @@ def test_dx_of_a_chunk_is_computed_beside_both_loops(monkeypatch, kind, cut, mas
     near = under(monkeypatch, module, run, schedules, "edges_of_both", lambda *_: [])
     near = [one.detach() for one in near]  # no capture bears an autograd graph of this stream
     chunked = (
-        schedules, "edges_of_both", lambda key, layer, on, *_: cut if on.kind == "backward" else []
+        schedules, "edges_of_both",
+        lambda key, layer, options, *_: cut if options.kind == "backward" else [],
     )  # fmt: skip
 
     def several():
@@ -167,9 +169,8 @@ def test_products_of_weights_run_beside_the_layer_below(monkeypatch):
     module, _ = given(hidden=512, num_layers=3, dropout=0.1)
     x = torch.randn(T, 32, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     run = partial(step, module, x)
-    monkeypatch.setattr(
-        schedules, "choose_both_directions", lambda *_: 2
-    )  # whatever runs beside the loops
+    # whatever runs beside the loops
+    monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
     monkeypatch.setattr(schedules, "edges_of_both", lambda *_: [])
     wanted = under(monkeypatch, module, run, schedules, "idle", lambda *_: 0.0)
     table = openrnn.explain(module, x, schedule=True, quiet=True)

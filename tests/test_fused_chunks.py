@@ -47,19 +47,19 @@ def test_masks_of_chunks_cover_every_step_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("counting", "least", "enough"),
+    ("counting", "min_steps", "chunk_bytes"),
     [(chunks.for_memory, chunks.MIN_CHUNK_STEPS, chunks.CHUNK_BYTES),
      (chunks.for_recompute, chunks.MIN_RECOMPUTED_STEPS, chunks.RECOMPUTED_CHUNK_BYTES)],
 )  # fmt: skip
-def test_chunks_are_neither_short_nor_large_for_nothing(counting, least, enough):
+def test_chunks_are_neither_short_nor_large_for_nothing(counting, min_steps, chunk_bytes):
     row = 4 * 512 * 2
     assert counting(chunks.RECOMPUTED_CHUNK_BYTES // (64 * row) - 1, 64, row) == 1
     assert counting(7, 0, row) == counting(0, 64, row) == 1
     for steps, batch in ((1024, 128), (20_000, 4096), (129, 1000), (5000, 1)):
         number = counting(steps, batch, row)
         longest = max(chunk.steps for chunk in cut(chunks.even(number, steps)))
-        assert longest >= min(steps, least / 2)
-        assert longest <= least + enough / (batch * row) or number == 1
+        assert longest >= min(steps, min_steps / 2)
+        assert longest <= min_steps + chunk_bytes / (batch * row) or number == 1
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_chunks_give_what_one_launch_gives(
 def test_products_beside_loops_give_what_those_after_them_give(
     monkeypatch, fresh_schedules, training, cell, hidden, dtype, edges
 ):
-    """CallGuard twice, and but for rounding what one chunk gives; also from a CUDA graph."""
+    """Alike twice, and but for rounding what one chunk gives; also from a CUDA graph."""
     step, cases = training(cell, hidden, dtype)
     for given in cases:
         wanted = step(**given)

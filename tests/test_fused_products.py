@@ -233,10 +233,8 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
     found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
     for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
-        mine, other = (
-            d_gates[part].contiguous(),
-            weight_gradients.padded_to_16_bytes(values[None, part])[0],
-        )
+        mine = d_gates[part].contiguous()
+        other = weight_gradients.padded_to_16_bytes(values[None, part])[0]
         found.add(
             weight_gradients.Rows(mine.data_ptr(), mine.shape[1]),
             weight_gradients.Rows(other.data_ptr(), other.shape[1]), len(mine),

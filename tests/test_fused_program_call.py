@@ -256,7 +256,7 @@ def pretended(monkeypatch):
         monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: int(at_once))
         monkeypatch.setattr(
             schedules, "edges_of_both",
-            lambda key, layer, on, *_: [*cuts] if on.kind in cut else [],
+            lambda key, layer, options, *_: [*cuts] if options.kind in cut else [],
         )  # fmt: skip
         monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
         monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)

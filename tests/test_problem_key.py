@@ -12,7 +12,7 @@ from openrnn import dispatch, functional, ops, problem_key
 CUDA = (9, 0), 132
 
 
-class WarnsOnApply(Exception):
+class Asked(Exception):
     """The problem of a call."""
 
 
@@ -21,7 +21,7 @@ def asked(monkeypatch):
     """The problem that a call puts to the backends of an H200, on which nothing is run."""
 
     def select(problem, name):
-        raise WarnsOnApply(replace(problem, device="cuda"), name)
+        raise Asked(replace(problem, device="cuda"), name)
 
     def clear():
         for kept in (functional.choose, problem_key.problem_of, dispatch._absent, dispatch.select):
@@ -43,7 +43,7 @@ def asked(monkeypatch):
         monkeypatch.setattr(backend, "absent", lambda: None)
 
     def problem(call):
-        with pytest.raises(WarnsOnApply) as caught:
+        with pytest.raises(Asked) as caught:
             call()
         return caught.value.args
 

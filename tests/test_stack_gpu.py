@@ -353,7 +353,7 @@ def test_memory_is_not_more_than_that_of_a_wavefront(loops, layers):
     ids=str,
 )  # fmt: skip
 def test_what_it_does_not_take_runs_another_way(loops, dtype, options, masks):
-    """WarnsOnApply for by `wavefront=1` as elsewhere."""
+    """Asked for by `wavefront=1` as elsewhere."""
     net = stack_of(**{"dtype": dtype, **options})
     x, states = drawn(9, 17, WIDTH, dtype=dtype), states_of(net, 17, dtype)
     agree(net, x, states, slack=slack_of(3), **masks_of(masks, 9, 17))

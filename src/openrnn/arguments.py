@@ -12,15 +12,7 @@ from openrnn.guards import TYPES, Sizes, guard, nested
 from openrnn.params import check as check_shapes
 from openrnn.params import module_slots
 from openrnn.spec import Spec
-from openrnn.tensors import (
-    Group,
-    check_own_memory,
-    has_storage,
-    held,
-    is_plain,
-    mixed,
-    settle,
-)
+from openrnn.tensors import Group, check_own_memory, has_storage, held, is_plain, mixed, settle
 
 _tracing: Any = torch._C._get_tracing_state  # of torch.jit, else None
 # for `map`: a loop over tensors costs the host a microsecond
@@ -191,11 +183,9 @@ def check_operator_inputs(spec: Spec, given: Sequence[Any]) -> tuple[Any, ...]:
     if why or (weights is not params and not is_plain(x, *weights, *states, *resets)):
         raise ValueError(why or "tensors of a call must have memory of their own")
     if lengths is not None or reset is not None or seed is not None:
-        lengths, reset, seed = (
-            check_own_memory("lengths", lengths),
-            check_own_memory("reset", reset),
-            check_own_memory("seed", seed),
-        )
+        lengths = check_own_memory("lengths", lengths)
+        reset = check_own_memory("reset", reset)
+        seed = check_own_memory("seed", seed)
     return x, states, weights, lengths, reset, resets, seed
 
 

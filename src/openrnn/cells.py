@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +69,8 @@ class Cell:
             extra["p"] = p
         if self.takes_clip:
             extra["clip"] = clip
-        new = self._frozen(x, r, s, **extra)
+        function = self.__dict__.get("_frozen")
+        new = function(x, r, s, **extra) if function else self._first(x, r, s, extra)
         if isinstance(new, Tensor):
             new = (new,)
         if not isinstance(new, tuple) or len(new) != len(self.states):
@@ -80,10 +81,14 @@ class Cell:
             )
         return new
 
-    @cached_property
-    def _frozen(self) -> Callable[..., object]:
-        """The function with captured values as they are at the cell's first call, on every way."""
-        return frozen(self.function)
+    def _first(self, x: object, r: object, s: object, extra: dict[str, object]) -> object:
+        """The first call that ends well: captured values stay as they are at it, on every way."""
+        if torch.compiler.is_compiling():  # which cannot trace how a function is copied
+            return self.function(x, r, s, **extra)
+        function = frozen(self.function)
+        new = function(x, r, s, **extra)
+        self.__dict__.setdefault("_frozen", function)
+        return new
 
     def step(
         self,
@@ -222,6 +227,8 @@ def _register(
         name, tuple(words["gates"]), tuple(words["states"]), tuple(words.get("params", ())),
         function, key, **flags,
     )  # fmt: skip
+    if function.__module__ == __name__:  # it captures nothing that changes
+        made.__dict__["_frozen"] = function
     _CELLS[key] = made
     return made
 

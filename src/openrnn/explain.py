@@ -83,8 +83,8 @@ def explain(
     else:
         layer = what if isinstance(what, Layer | CellModule) else None
         spec = _spec(what)
-        if isinstance(x, Tensor) and x.is_nested and isinstance(layer, Layer):
-            x, lengths = jagged.padded(x, layer.batch_first)[0], True
+        if isinstance(x, Tensor) and x.is_nested and not isinstance(layer, CellModule):
+            x, lengths = jagged.padded(x, layer is None or layer.batch_first)[0], True
         steps, batch = _sizes(spec, layer, x)
         lengths = lengths or isinstance(x, PackedSequence)
         data = x.data if isinstance(x, PackedSequence) else x
@@ -214,7 +214,7 @@ def _spec(what: object) -> Spec:
 
 def _passed(given: object) -> bool:
     """Whether a call gets what `explain` is told of, as True or as the thing itself."""
-    return given is not None and given is not False
+    return isinstance(given, Tensor) or hasattr(given, "__len__") or bool(given)
 
 
 def _device(given: Any) -> torch.device:

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-_PLAIN = int, float, complex, str, bytes, torch.dtype, torch.device
+_PLAIN = int, float, complex, str, bytes, type(None), torch.dtype, torch.device
 _WRITES = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"}
+_GROWS = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_MODULE = "__builtins__", "__name__", "__package__", "__spec__", "__path__"  # imports read them
 
 
 def frozen(function: Callable[..., object]) -> Callable[..., object]:
@@ -20,44 +22,50 @@ def frozen(function: Callable[..., object]) -> Callable[..., object]:
 
     Functions in Python that it captures are frozen, too; those of torch and openrnn are taken as
     they are, as are modules and objects, whose attributes are read anew. A function that assigns to
-    what it captures, and what is no function, comes back unchanged.
+    what it captures, that captures a tensor or a name without a value yet, and what is no function
+    come back unchanged. Its globals() has nothing but what it reads.
     """
     found = _value(function, {})
     return found if callable(found) else function
 
 
-def _copy(function: FunctionType, made: dict[int, FunctionType]) -> FunctionType:
-    known = made.get(id(function))
+def _copy(function: FunctionType, made: dict[FunctionType, FunctionType]) -> FunctionType:
+    known = made.get(function)
     if known is not None:
         return known
-    codes = [*_codes(function.__code__)]
-    if any(_writes(code) for code in codes):
+    builtins: Any = getattr(function, "__builtins__")  # noqa: B009  # which mypy does not know
+    outer, every = function.__globals__, [*_instructions(function.__code__)]
+    names = {one.argval for one in every if one.opname == "LOAD_GLOBAL"}
+    captured = {name: outer[name] for name in names if name in outer}
+    try:
+        contents = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a name that the factory has not yet bound
         return function
-    read = {name for code in codes for name in code.co_names if name in function.__globals__}
-    read |= {name for name in ("__builtins__", "__name__") if name in function.__globals__}
-    own: dict[str, Any] = {}
-    closure = tuple(CellType() for _ in function.__closure__ or ())
+    late = any(name not in outer and name not in builtins for name in names)
+    reads = any(isinstance(value, torch.Tensor) for value in (*captured.values(), *contents))
+    if late or reads or _writes(function.__code__, every):
+        return function
+    keeps = not any(one.opname in _GROWS for one in every)  # else lists may be counters
+    own: dict[str, Any] = {name: outer[name] for name in _MODULE if name in outer}
+    closure = tuple(CellType() for _ in contents)
     copy = FunctionType(
         function.__code__, own, function.__name__, function.__defaults__, closure or None
     )
-    made[id(function)] = copy
+    made[function] = copy
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
     copy.__module__ = function.__module__
     copy.__dict__.update(function.__dict__)
-    own |= {name: _value(function.__globals__[name], made) for name in read}
-    for mine, cell in zip(closure, function.__closure__ or ()):
-        try:
-            mine.cell_contents = _value(cell.cell_contents, made)
-        except ValueError:  # a name that the factory has not yet bound
-            return function
+    own |= {name: _value(value, made, keeps) for name, value in captured.items()}
+    for mine, value in zip(closure, contents):
+        mine.cell_contents = _value(value, made, keeps)
     return copy
 
 
-def _value(value: Any, made: dict[int, FunctionType]) -> Any:
+def _value(value: Any, made: dict[FunctionType, FunctionType], keeps: bool = True) -> Any:
     if isinstance(value, FunctionType):
-        package = (value.__module__ or "").partition(".")[0]
+        package = value.__globals__.get("__name__", "").partition(".")[0]
         return value if package in ("torch", "openrnn") else _copy(value, made)
-    if isinstance(value, list | dict) and _numbers(value):
+    if keeps and isinstance(value, list | dict) and _numbers(value):
         return value.copy()
     return value
 
@@ -68,17 +76,17 @@ def _numbers(value: list[Any] | dict[Any, Any]) -> bool:
     return bool(value) and all(isinstance(item, _PLAIN) for item in items)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code and that of functions within it."""
-    yield code
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Those of the code and of functions within it."""
+    yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _instructions(constant)
 
 
-def _writes(code: CodeType) -> bool:
-    """Whether it assigns to what it captures."""
+def _writes(code: CodeType, every: list[dis.Instruction]) -> bool:
+    """Whether it assigns to what it captures; what functions within it share is its own."""
     return any(
         one.opname in _WRITES and ("GLOBAL" in one.opname or one.argval in code.co_freevars)
-        for one in dis.get_instructions(code)
+        for one in every
     )

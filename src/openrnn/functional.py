@@ -20,9 +20,9 @@ States = tuple[Tensor, ...]
 
 
 @memo(4096)
-def choose(name: str, asked: ProblemKey) -> Route:
+def choose(name: str, key: ProblemKey) -> Route:
     """How a call runs on the named backend, or on the first that takes it."""
-    problem = problem_key.problem_of(asked)
+    problem = problem_key.problem_of(key)
     constants = CallConstants(
         problem.spec.text, dispatch.select(problem, name), problem.grad, problem.training,
         problem.return_states, problem.precision,
@@ -41,11 +41,11 @@ def _backend_in_graph(
     """
     precision = precision_of(Spec.parse(text), dtype, device.type)
     grad, drops, lengths, reset, return_states, generator = flags
-    asked = ProblemKey(
+    key = ProblemKey(
         text, dtype, device, precision, grad, drops, lengths, reset, return_states,
         problem_key.transformed(), generator,
     )  # fmt: skip
-    return choose(name, asked).constants.backend
+    return choose(name, key).constants.backend
 
 
 # what torch.compiler.assume_constant_result does, but for its import of dynamo: half of ours
@@ -91,8 +91,7 @@ def recurrent(
     if reset_states is not None and reset is not None:
         resets = reset_states
     drops = spec.drops(training)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+    check_generator(generator)
     generated = drops and generator is not None
     masks = lengths is not None, reset is not None
     seen: transforms.Seen | None = None
@@ -116,14 +115,14 @@ def recurrent(
         # a trace serves calls with and without gradients
         grad = wanted and (torch.is_grad_enabled() or op.tracing())
         device, transform = x.device, problem_key.transformed()
-        asked = ProblemKey(
+        key = ProblemKey(
             spec.text, x.dtype, device, precision_of(spec, x.dtype, device.type), grad, drops,
             *masks, return_states, transform, generated, problem_key.size_class(x), opaque,
         )  # fmt: skip
         if transform:
             seen = transforms.look(x, params, (*given, lengths, reset, *resets))
-            followed = None if seen is None else _followed(backend, asked, seen)
-        route = choose(backend, asked) if followed is None else followed
+            followed = None if seen is None else _followed(backend, key, seen)
+        route = choose(backend, key) if followed is None else followed
         constants = route.constants
         if x.dim() == 2 and (spec.reverse or not dispatch.BACKENDS[constants.backend].packed):
             raise ValueError(f"x must have shape (T, B, {spec.input_size}), got {tuple(x.shape)}")
@@ -142,15 +141,15 @@ def recurrent(
     return out[0], tuple(out[1 : 1 + count]), all_states
 
 
-def _followed(name: str, asked: ProblemKey, seen: transforms.Seen) -> Route | None:
+def _followed(name: str, key: ProblemKey, seen: transforms.Seen) -> Route | None:
     """How kernels run a call under the transforms that are active; None where they do not."""
-    if asked.training or asked.opaque:
+    if key.training or key.opaque:
         return None
     grad = seen.grad and torch.is_grad_enabled()
     # a derivative is that of a function of the weights as they are
-    precision = "tf32" if asked.precision == "bf16" else asked.precision
-    route = choose(name, asked._replace(transform=False, grad=grad, precision=precision))
-    return None if transforms.refusal(route, seen, asked.device) else route
+    precision = "tf32" if key.precision == "bf16" else key.precision
+    route = choose(name, key._replace(transform=False, grad=grad, precision=precision))
+    return None if transforms.refusal(route, seen, key.device) else route
 
 
 def _exports() -> bool:
@@ -261,6 +260,12 @@ def transposed_mask(reset: Tensor) -> Tensor:
     return tensors.transposed("reset", reset)
 
 
+def check_generator(generator: Any) -> None:
+    """Raises TypeError for what is neither a generator nor None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+
+
 def check_reset(reset: Tensor, x: Tensor) -> Tensor:
     """A reset mask as (T, B) bool on the device of x."""
     reset = tensors.readable("reset", reset)
@@ -290,12 +295,12 @@ def takes_packed(
         return False
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     drops = spec.drops(training)
-    asked = ProblemKey(
+    key = ProblemKey(
         spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), grad, drops,
         lengths=True, transform=problem_key.transformed(),
         generator=drops and generator is not None,
     )  # fmt: skip
-    return dispatch.BACKENDS[choose(backend, asked).constants.backend].packed
+    return dispatch.BACKENDS[choose(backend, key).constants.backend].packed
 
 
 def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:

@@ -79,10 +79,8 @@ def forward_fake(*args: Any) -> list[Tensor]:
 def _backward(*args: Any) -> list[Tensor]:
     *tensors, y, reserve, grads, spec, backend, training, return_states, precision, needs = args
     constants = CallConstants(spec, backend, True, training, return_states, precision)
-    y, kept = (
-        checks.check_own_memory("y", y),
-        [checks.check_own_memory("the reserve", tensor) for tensor in reserve],
-    )
+    y = checks.check_own_memory("y", y)
+    kept = [checks.check_own_memory("the reserve", tensor) for tensor in reserve]
     grads = [checks.check_own_memory("a gradient", grad) for grad in grads]
     wanted = _needs(needs, len(tensors[1]), len(tensors[2]))
     with torch.no_grad():

@@ -107,10 +107,10 @@ def _route_call(call: RecurrentCall, grad: bool = False) -> _RoutedCall | None:
     if drops:  # a rehearsal needs an address that no other tensor has, and reads no values
         seed = torch.empty(2, dtype=torch.int64, device=x.device)
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
-    asked = ProblemKey(
+    key = ProblemKey(
         spec.text, x.dtype, x.device, precision, grad, drops, call.lengths is not None,
         call.reset is not None, batch=problem_key.size_class(x),
     )  # fmt: skip
-    route = choose(call.backend, asked)
+    route = choose(call.backend, key)
     made = call_of(route, (x, call.states, call.params, call.lengths, call.reset, (), seed))
     return _RoutedCall(route, dispatch.BACKENDS[route.constants.backend], made)

@@ -54,10 +54,9 @@ def problem_of(key: ProblemKey) -> Problem:
     if capability is None:
         capability, processors = dispatch.place_of(key.device)
     return Problem(
-        Spec.parse(key.spec), key.dtype, key.device.type, capability, key.grad,
-        key.training, key.lengths, key.reset, key.return_states,
-        key.transform, key.steps, key.batch, key.generator, key.precision,
-        processors, key.opaque, key.reset_state,
+        Spec.parse(key.spec), key.dtype, key.device.type, capability, key.grad, key.training,
+        key.lengths, key.reset, key.return_states, key.transform, key.steps, key.batch,
+        key.generator, key.precision, processors, key.opaque, key.reset_state,
     )  # fmt: skip
 
 

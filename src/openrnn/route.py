@@ -40,13 +40,9 @@ class Route(NamedTuple):
 
 @memo(4096)
 def route_for(
-    constants: CallConstants,
-    dtype: torch.dtype,
-    device: str,
-    lengths: bool,
-    reset: bool,
+    constants: CallConstants, dtype: torch.dtype, device: str, lengths: bool, reset: bool,
     precision: str,
-) -> Route:
+) -> Route:  # fmt: skip
     """The route of calls with these constants, a dtype, a type of device and masks."""
     spec = Spec.parse(constants.spec)
     problem = problem_key.for_backend(

@@ -19,7 +19,8 @@ TensorShape = tuple[tuple[int, ...], torch.dtype]
 
 Shapes = Sequence[tuple[int, ...]]
 
-# what the calls of one module keep for its later calls: packed or converted weights
+# what the calls of one module keep for its later calls: packed or converted weights, and of a
+# pipeline prepared calls
 ModuleCache = dict[Hashable, Any]
 
 
@@ -194,9 +195,8 @@ class Backend:
     can: Capabilities
     packed = False  # it takes packed sequences (N, I) as they are, without padding
     recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
-    reverses = (
-        False  # it runs reverse layers itself; else `time_reversed` makes forward ones of them
-    )
+    # it runs reverse layers itself; else `time_reversed` makes forward ones of them
+    reverses = False
     # B * H up to which second derivatives run by its tangent cells (`higher/tangent.py`). Forward
     # mode uses them at any size. 0: it runs no tangent cells, so the reference does both.
     tangents_up_to: float = 0

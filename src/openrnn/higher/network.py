@@ -19,7 +19,7 @@ from openrnn.params import places
 from openrnn.reference import differentiate
 from openrnn.spec import Problem, Spec
 from openrnn.time_reversed import flip_time
-from openrnn.time_reversed import forward as turned_forward
+from openrnn.time_reversed import forward as reversed_forward
 
 Loop = Callable[[str, Call], Outputs]
 NOWHERE: Place = (None, None)
@@ -123,7 +123,7 @@ def network(backend: str, call: Call, loop: Loop = functions.loop) -> Outputs:
     for layer in range(spec.num_layers):
         outputs = []
         for direction in range(spec.directions):
-            out = turned_forward(shim, _loop_of(call, x, layer, direction))
+            out = reversed_forward(shim, _loop_of(call, x, layer, direction))
             outputs.append(out.y)
             finals.append(out.finals)
             every.append(out.all_states)

@@ -212,9 +212,8 @@ class Product:
         self._batch_strides = 0  # bits of the distances in bytes
         if count > 1:
             size = 4 if full else dtype.itemsize
-            self._batch_strides = (
-                a.batch_stride | b.batch_stride
-            ) * dtype.itemsize | d.batch_stride * size
+            inputs = a.batch_stride | b.batch_stride
+            self._batch_strides = inputs * dtype.itemsize | d.batch_stride * size
         self._plans: dict[int, MatmulPlan] = {}  # by alignment
 
     def _plan(self, aligned: int) -> MatmulPlan:

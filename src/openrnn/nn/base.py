@@ -64,7 +64,7 @@ class Layer(TorchNames):
             return self._forward(input, hx, *options)
         found = self._call_cache.run(self, "forward", input, hx, masks)
         if found is None:
-            return self._forward(input, hx, *options, repeats=masks)
+            return self._forward(input, hx, *options, remembered=masks)
         y, finals = found[0], self._give(tuple(found[1:]))
         return (y.transpose(0, 1) if self.batch_first and y.dim() == 3 else y), finals
 
@@ -78,9 +78,10 @@ class Layer(TorchNames):
         generator: torch.Generator | None,
         return_states: bool,
         padding_value: float,
-        repeats: Masks | None = None,
+        remembered: Masks | None = None,
     ) -> Any:
-        """Any call; `repeats`: its masks, if nothing but tensors decides it, to be remembered."""
+        """Any call; `remembered`: its masks, if it is to be remembered."""
+        functional.check_generator(generator)
         checks.reset_state_alone(reset, reset_state)
         if isinstance(given, PackedSequence) or (isinstance(given, Tensor) and given.is_nested):
             bare = lengths is None and reset is None
@@ -105,8 +106,8 @@ class Layer(TorchNames):
         elif self.batch_first:
             input = tensors.transposed("input", input)
             reset = functional.transposed_mask(reset) if reset is not None else None
-        if repeats is not None:
-            lengths, reset = repeats  # which need no other copy
+        if remembered is not None:
+            lengths, reset = remembered  # which need no other copy
         self._check_input(input)
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
@@ -119,8 +120,8 @@ class Layer(TorchNames):
             y = y.squeeze(1)
             finals = tuple(state.squeeze(1) for state in finals)
             all_states = tuple(states.squeeze(2) for states in all_states)
-        if repeats is not None:
-            self._remember("forward", (given, hx), (input, states), repeats, (y, *finals))
+        if remembered is not None:
+            self._remember("forward", (given, hx), (input, states), remembered, (y, *finals))
         if batched and self.batch_first:
             y = y.transpose(0, 1)
             all_states = tuple(states.transpose(1, 2) for states in all_states)

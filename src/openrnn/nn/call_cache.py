@@ -176,15 +176,14 @@ class CallCache:
         records, shapes = _records(results), [tuple(result.shape) for result in results]
         guard, drops = CallGuard(every, records), call.spec.drops(call.training)
         if not records:
-            return _CachedCall(
-                guard, prepared_calls.prepare(call, shapes, self.module_cache), drops
-            )
+            run = prepared_calls.prepare(call, shapes, self.module_cache)
+            return _CachedCall(guard, run, drops)
         x, first = call.x if batch_first else every[0], 1 + len(call.params)
         states = every[first : first + len(call.states)]
         given = [tuple(each.shape) for each in (x, *states)]
         found = prepared_calls.prepare_grad(call, shapes, given)
-        run = None if found is None else AutogradCall(guard, call, batch_first, *found)
-        return _CachedCall(guard, run, drops)
+        again = None if found is None else AutogradCall(guard, call, batch_first, *found)
+        return _CachedCall(guard, again, drops)
 
 
 def _records(results: Sequence[Tensor]) -> bool:

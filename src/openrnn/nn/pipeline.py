@@ -265,8 +265,8 @@ def _across(
         seeds: Any = _seeds(route.constants.backend, stage, own, len(chunks)) if drops else nothing
         plan.masks.append([*zip(ends, resets, seeds)])
         alone = odd or drops or not all(map(Tensor.is_contiguous, (*group.params, *group.states)))
-        memory = pipeline._call_cache.module_cache
-        plan.known.append(None if alone else memory.setdefault((place, route), {}))
+        cache = pipeline._call_cache.module_cache
+        plan.known.append(None if alone else cache.setdefault((place, route), {}))
     return stages.run(plan, x, groups)
 
 

@@ -188,11 +188,8 @@ class Quantized(Layer):
     ) -> bool:
         """Whether the kernels read these tensors as they are, and nothing watches the call."""
         every = [x, *given, *(mask for mask in masks if mask is not None), *stored]
-        if (
-            op.watched(*every)
-            or autocast.wanted(x.device) is not None
-            or not tensors.is_plain(*every)
-        ):
+        casts = autocast.wanted(x.device) is not None
+        if casts or op.watched(*every) or not tensors.is_plain(*every):
             return False
         if any(each.dtype is not x.dtype for each in given):
             return False  # the usual way says what is wrong

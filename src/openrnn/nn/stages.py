@@ -7,7 +7,7 @@ these would wait for each other's Python.) Launching can take longer than the GP
 of the same shape run by a `PreparedCall` of the backend, which decides nothing anew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openrnn import arguments, op, philox, tensors, time_reversed
-from openrnn.backends.base import ModuleCache, Needs, result_shapes
+from openrnn.backends.base import Needs, result_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.memo import memo
 from openrnn.nn.links import Links, mains
@@ -96,7 +96,7 @@ class Plan:
     masks: list[list[tuple[Tensor | None, Tensor | None, Tensor | None]]]
     drop: float
     generators: list[torch.Generator | None]
-    known: list[ModuleCache | None]
+    known: list[dict[Hashable, Any] | None]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -197,7 +197,7 @@ def forward(
 def _run(
     plan: Plan, d: int, k: int, x: Tensor, states: Sequence[Tensor], group: Group
 ) -> tuple[list[Tensor], Any]:
-    """Chunk k in stage d: y, final states, all states if asked for, the reserve; what repeated."""
+    """Chunk k in stage d: y, states (all, if asked for), the reserve; the prepared call, if any."""
     prepared = plan.prepared(d, x, states, group.params)
     found = None if prepared is None else prepared((x, *group.params, *states))
     if found is not None:

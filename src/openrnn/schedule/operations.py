@@ -12,7 +12,7 @@ MAIN, SIDE = 0, 1  # torch's current stream, and the first of ours beside it
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that a backend does; `verb` names the method of a backend's launches that does it.
+    """One thing that a backend does; `verb` names the method of a backend's pass that does it.
 
     Args:
         stream: MAIN, or the number of a side stream; operations of one stream run in the order of

@@ -126,10 +126,10 @@ def backward(
 
 
 def ranked(
-    kind: str, flags: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
+    kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The kernels of a kind, "forward" or "backward", for calls with such flags, best first.
+    """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
 
     Those that hold R, and the one of a stepwise loop, which any device holds: last, or first where
     it is quicker by a model that was fitted to such a device.
@@ -140,24 +140,24 @@ def ranked(
     """
     if layers > 1:
         return _of_stack(kind, cell, dtype, hidden, batch, capability, processors, layers)
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     held: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
-        held = forward(*asked, save="save" in flags, loops=loops)
+        held = forward(*asked, save="save" in option_names, loops=loops)
     else:
         held = backward(*asked, loops=loops)
     if loops > 1:
         return held
     last = stepwise.config(kind, units_of(hidden), batch)
     known = bool(held) and measured.knows(capability, processors)
-    if known and _quicker(kind, flags, cell, dtype, hidden, batch, capability, processors):
+    if known and _quicker(kind, option_names, cell, dtype, hidden, batch, capability, processors):
         return (last, *held)
     return (*held, last)
 
 
 @memo(4096)
 def _quicker(
-    kind: str, flags: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
+    kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
     """Whether a stepwise loop takes less than the first kernel that holds R.
@@ -167,16 +167,16 @@ def _quicker(
     """
     if kind == "forward" and hidden % 8:
         return False
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     configs: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
-        configs, us = _forward_ranking(*asked, "save" in flags, 1)
+        configs, us = _forward_ranking(*asked, "save" in option_names, 1)
     else:
         configs, us = _backward_ranking(*asked, 1)
     if us is None:
         us = microseconds_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
     own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
-    return own < stepwise.MAX_TIME_RATIO * us / (2 if "lengths" in flags else 1)
+    return own < stepwise.MAX_TIME_RATIO * us / (2 if "lengths" in option_names else 1)
 
 
 @memo(4096)
@@ -191,16 +191,16 @@ def _of_stack(
     return tuple(sorted(found, key=lambda one: multicast.step_cycles(cell, one, batch, limits)))
 
 
-def _mask(flags: OptionNames) -> str:
+def _mask(option_names: OptionNames) -> str:
     """Their name in the measured table."""
-    return "+".join(flag for flag in flags if flag != "save") or measured.PLAIN
+    return "+".join(flag for flag in option_names if flag != "save") or measured.PLAIN
 
 
 class LoopRequest(NamedTuple):
     """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
 
     kind: str
-    flags: OptionNames
+    option_names: OptionNames
     cell: Traced
     dtype: str
     hidden: int
@@ -209,10 +209,10 @@ class LoopRequest(NamedTuple):
     processors: int | None = None
 
 
-def measured_options(kind: str, flags: OptionNames) -> OptionNames:
-    """The flags by which schedules choose: the others make kernels that were not measured."""
+def measured_options(kind: str, option_names: OptionNames) -> OptionNames:
+    """The options by which schedules choose: the others make kernels that were not measured."""
     some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
-    return tuple(flag for flag in flags if flag in some)
+    return tuple(flag for flag in option_names if flag in some)
 
 
 class StepTimes(NamedTuple):
@@ -233,14 +233,14 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
 
     None where the device does not hold so many loops at once.
     """
-    kind, flags, cell, dtype, hidden, batch, capability, processors = loop
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(flags)
+    kind, option_names, cell, dtype, hidden, batch, capability, processors = loop
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     limits = Limits.of(capability, processors)
     modelled, known = list[float](), list[float]()
     for number in (1, loops):
         configs: tuple[ForwardConfig | BackwardConfig, ...]
         if kind == "forward":
-            configs, us = _forward_ranking(*asked, "save" in flags, number)
+            configs, us = _forward_ranking(*asked, "save" in option_names, number)
         else:
             configs, us = _backward_ranking(*asked, number)
         if not configs:
@@ -251,7 +251,7 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
 
 
 def compilable_configs(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: OptionNames,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, option_names: OptionNames,
     capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> Iterator[ForwardConfig | BackwardConfig]:  # fmt: skip
     """The ranked kernels as they are compiled first, where shared memory holds them.
@@ -262,9 +262,9 @@ def compilable_configs(
         loops, layers: see `ranked`.
     """
     shared, batch = Limits.of(capability, processors).shared, 8 * batch_tiles
-    asked = kind, flags, cell, dtype, hidden, batch, capability, processors, loops, layers
+    asked = kind, option_names, cell, dtype, hidden, batch, capability, processors, loops, layers
     for config in ranked(*asked):
-        tried = first_try(hidden, config, flags)
+        tried = first_try(hidden, config, option_names)
         if replace(tried, stages=2).shared(cell, dtype) <= shared:
             yield tried
 
@@ -279,15 +279,15 @@ def clusters_of(config: KernelConfig, batch: int) -> int:
     return -(-batch // config.rows) * config.clusters
 
 
-def first_try(hidden: int, config: Config, flags: OptionNames) -> Config:
-    """A ranked configuration as it is compiled first, with such flags."""
-    return replace(config, padded=config.units > hidden, **dict.fromkeys(flags, True))
+def first_try(hidden: int, config: Config, option_names: OptionNames) -> Config:
+    """A ranked configuration as it is compiled first, with such options."""
+    return replace(config, padded=config.units > hidden, **dict.fromkeys(option_names, True))
 
 
 def kinds(
     spec: Spec, grad: bool, lengths: bool, reset: bool, all_states: bool, reset_state: bool = False
 ) -> list[tuple[str, OptionNames]]:
-    """The kernels of a call: kind and flags of each.
+    """The kernels of a call: kind and options of each.
 
     reset_state: states for resets are given. It does not say whether their gradients are wanted, so
     backward is there with and without them.
@@ -295,12 +295,12 @@ def kinds(
     given = {
         "lengths": lengths, "reset": reset, "all_states": all_states, "reset_state": reset_state,
     }  # fmt: skip
-    flags = tuple(flag for flag, on in given.items() if on)
+    option_names = tuple(flag for flag, on in given.items() if on)
     if not grad:
-        return [("forward", flags)]
-    plain = tuple(flag for flag in flags if flag != "reset_state")
-    back = [("backward", each) for each in dict.fromkeys((plain, flags))]
+        return [("forward", option_names)]
+    plain = tuple(flag for flag in option_names if flag != "reset_state")
+    back = [("backward", each) for each in dict.fromkeys((plain, option_names))]
     if spec.recompute == "none":
-        return [("forward", (*flags, "save")), *back]
-    recompute = tuple(flag for flag in flags if flag != "all_states")
-    return [("forward", flags), ("forward", (*recompute, "save")), *back]
+        return [("forward", (*option_names, "save")), *back]
+    recompute = tuple(flag for flag in option_names if flag != "all_states")
+    return [("forward", option_names), ("forward", (*recompute, "save")), *back]

@@ -34,13 +34,13 @@ class Stack(NamedTuple):
     """Layers of one size.
 
     Attributes:
-        kind, flags: of the loops.
+        kind, option_names: of the loops.
         columns: of the matrix, of G*H rows, that is multiplied with each chunk; after: of those
             that are multiplied with all steps of a layer when its loops have run.
     """
 
     kind: str
-    flags: plan.OptionNames
+    option_names: plan.OptionNames
     cell: Traced
     dtype: str
     hidden: int
@@ -69,7 +69,7 @@ class Wavefront(NamedTuple):
 def request(stack: Stack, batch: int) -> plan.LoopRequest:
     """The loop of one of its layers."""
     return plan.LoopRequest(
-        stack.kind, stack.flags, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
+        stack.kind, stack.option_names, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
         stack.capability, stack.processors,
     )  # fmt: skip
 

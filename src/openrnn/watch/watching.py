@@ -218,6 +218,7 @@ def watch(
         raise TypeError(
             f"writer must have add_scalar, as a SummaryWriter has, got {type(writer).__name__}"
         )
-    if whole("every", every) < 1:
+    every = whole("every", every)
+    if every < 1:
         raise ValueError(f"every must be at least 1, got {every}")
     return Watch(model, writer, optimizer, every, histograms)

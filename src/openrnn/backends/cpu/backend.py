@@ -147,12 +147,12 @@ class Cpu(Backend):
         grads = tensors.readable_gradients(grads, dtype)
         order, y = tensors.rows_by_length(call), tensors.converted(y, dtype).contiguous()
         reserve = [each.contiguous() for each in reserve]  # a hook of saved tensors may turn them
-        present = backward.IncomingGradients(
+        incoming = backward.IncomingGradients(
             grads.y is not None,
             tuple([grad is not None for grad in grads.finals]),
             tuple([grad is not None for grad in grads.all_states]),
         )
-        found = backward.program(program_key(call), present, needs)
+        found = backward.program(program_key(call), incoming, needs)
         made = found.program.run(values(call, order) + backward.values(y, reserve, grads))
         groups = found.states, found.params, found.reset_states
         gradients = Gradients(

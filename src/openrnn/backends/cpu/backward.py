@@ -37,9 +37,8 @@ class View(NamedTuple):
     offset: int
 
 
-GradientLocation = (
-    int | View | None
-)  # of a gradient among the tensors that a run makes; None: not wanted
+# of a gradient among the tensors that a run makes; None: not wanted
+GradientLocation = int | View | None
 
 
 class BackwardProgram(NamedTuple):
@@ -56,14 +55,14 @@ class BackwardBuilder(ProgramBuilder):
     """The operations of a backward pass.
 
     Args:
-        given: which gradients reach the call; needs: which are wanted.
+        incoming: which gradients reach the call; needs: which are wanted.
     """
 
-    def __init__(self, key: ProgramKey, given: IncomingGradients, needs: Needs) -> None:
+    def __init__(self, key: ProgramKey, incoming: IncomingGradients, needs: Needs) -> None:
         kept = len(reserve.shapes(key.problem, key.steps, key.batch))
-        super().__init__(key, [*slots(key), *_slots(kept, given)])
+        super().__init__(key, [*slots(key), *_slots(kept, incoming)])
         spec, problem = self.spec, self.problem
-        self.given, self.needs = given, needs
+        self.incoming, self.needs = incoming, needs
         self.saved = reserve.by_layer(spec, kept)
         width = spec.directions * spec.output_size
         between = [self.rows(at, width) for at in self.saved.outputs]
@@ -73,15 +72,15 @@ class BackwardBuilder(ProgramBuilder):
         # gradients of what layers write: one is read while another is written
         size = self.steps * self.batch * width * self.size
         self._between = [self.workspace.take(size) for _ in range(min(2, spec.num_layers - 1))]
-        self._dy = Rows(SlotRef("dy"), SlotRef("dy_step"), SlotRef("dy_row")) if given.y else None
+        dy = Rows(SlotRef("dy"), SlotRef("dy_step"), SlotRef("dy_row"))
+        self._dy = dy if incoming.y else None
         self._dx: Rows | None = None
         # of the current layer and direction: sums of gradients, a row for each team of threads;
         # how those of weights, biases and unit vectors lie in a row; the workspace before it
         self._sums: SlotRef | None = None
         self._gradients: list[Gradient | None] = []
-        self._separate_gradients: list[
-            SlotRef
-        ] = []  # d_w_ih and d_w_hh, where they are tensors of their own
+        # d_w_ih and d_w_hh, where they are tensors of their own
+        self._separate_gradients: list[SlotRef] = []
         self._mark = 0
         # for matrices that are read, and gradients that are stored, in 16 bits
         self._kernels_16bit: BackwardKernels16Bit | None = None
@@ -165,8 +164,8 @@ class BackwardBuilder(ProgramBuilder):
         for field, name, present in (
             ("d_initial", "d_state", needs.states),
             ("d_reset_state", "d_reset_state", needs.reset_states),
-            ("d_final", "d_final", self.given.finals),
-            ("d_all_states", "d_all", self.given.all_states),
+            ("d_final", "d_final", self.incoming.finals),
+            ("d_all_states", "d_all", self.incoming.all_states),
         ):
             if any(present):
                 given[field] = self.states_of(layer, name, present)
@@ -185,9 +184,8 @@ class BackwardBuilder(ProgramBuilder):
             shape = layout.gates, layout.units, layout.padded
             w_ih = self.pack_matrix(kernel, layer, w_ih, shape, layout.inputs)
             w_hh = self.pack_matrix(kernel, layer, w_hh, shape, layout.outputs)
-        w_hr = self.pack_matrix(
-            "pack", layer, w_hr, (1, layout.outputs, layout.outputs), layout.units
-        )
+        shape = 1, layout.outputs, layout.outputs
+        w_hr = self.pack_matrix("pack", layer, w_hr, shape, layout.units)
         return [w_ih, w_hh, b_ih, b_hh, w_hr, self.unit_vectors(layer, vectors)]
 
     def _gradients_of(
@@ -247,11 +245,11 @@ class BackwardBuilder(ProgramBuilder):
         self.workspace.free(self._mark)
 
 
-def _slots(kept: int, given: IncomingGradients) -> list[Slot]:
+def _slots(kept: int, incoming: IncomingGradients) -> list[Slot]:
     """What a backward pass reads beyond the call, in the order of `values`."""
     found: list[Slot] = ["y", *(("saved", k) for k in range(kept))]
-    found += ["dy_step", "dy_row", "dy"] if given.y else []
-    for name, present in (("d_final", given.finals), ("d_all", given.all_states)):
+    found += ["dy_step", "dy_row", "dy"] if incoming.y else []
+    for name, present in (("d_final", incoming.finals), ("d_all", incoming.all_states)):
         found += [(name, k) for k, there in enumerate(present) if there]
     return found
 
@@ -274,9 +272,9 @@ def gradient(place: GradientLocation, made: list[Tensor]) -> Tensor | None:
 
 
 @memo(4096)
-def program(key: ProgramKey, given: IncomingGradients, needs: Needs) -> BackwardProgram:
-    """The backward pass of calls with these sizes; compiles kernels that there are not yet."""
-    builder = BackwardBuilder(key, given, needs)
+def program(key: ProgramKey, incoming: IncomingGradients, needs: Needs) -> BackwardProgram:
+    """The backward pass of calls with this key; compiles kernels that there are not yet."""
+    builder = BackwardBuilder(key, incoming, needs)
     spec = key.problem.spec
     execute(schedules.backward(spec.num_layers, spec.directions, key.steps), builder)
     return BackwardProgram(

@@ -35,7 +35,7 @@ class Loop(NamedTuple):
 
 
 class Baked(ForwardBuilder):
-    """ForwardBuilder, but for what follows from weights alone, which is done at once.
+    """The forward pass, but for what follows from weights alone, which is done at once.
 
     Args:
         params: in the order of `module_slots`, in the dtype that kernels compute in.

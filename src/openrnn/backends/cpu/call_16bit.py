@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import Call, ModuleCache
+from openrnn.backends.base import Call, ModuleCache, Shapes
 from openrnn.backends.cpu.arena import ARENA, MIN_ARENA_ELEMENTS
 from openrnn.backends.cpu.backward import BackwardProgram
 from openrnn.backends.cpu.program import Launch, SlotRef
-from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall, Shapes
+from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall
 from openrnn.backends.cpu.rounding import backward_reads_in_place, reads_in_place
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
 from openrnn.backends.cpu.weight_cache import OUT, CachedByDigest
@@ -29,10 +29,11 @@ Convert = Callable[[Tensor], Tensor]
 class Call16Bit:
     """A forward pass of tensors that lie as the kernels read them: a `PreparedCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, cache: ModuleCache | None = None) -> None:
+    def __init__(self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None) -> None:
         self._dtype, self._cache = call.x.dtype, cache
         in_place = _in_place(call, reads_in_place)
-        self._wide = ProgramCall(readable(call, torch.float32, bool(in_place)), shapes, cache)
+        wide = readable(call, torch.float32, bool(in_place))
+        self._wide = ProgramCall(wide, output_shapes, cache)
         large = {} if cache is None else dict(enumerate(call.params, 1))
         self._kept = {
             place: CachedFloat32Parameter(place, param)
@@ -41,7 +42,7 @@ class Call16Bit:
             and param.nbytes % 4 == 0
             and place not in in_place
         }
-        self._how = _conversions(call, {*in_place, *self._kept})
+        self._conversions = _conversions(call, {*in_place, *self._kept})
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """See `PreparedCall.ready`."""
@@ -61,7 +62,7 @@ class Call16Bit:
         if self._cache is not None:
             for place, kept in self._kept.items():
                 given[place] = kept.read(every[place], self._cache)
-        return self._wide(_converted(self._how, given))
+        return self._wide(_converted(self._conversions, given))
 
 
 def bound(call: Call, results: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
@@ -106,9 +107,9 @@ class CachedFloat32Parameter(CachedByDigest):
 class _Float32GradCall(ProgramGradCall):
     """The passes in float32, whose results lie in the arena: they are converted at once."""
 
-    def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
-        super().__init__(call, shapes, given)
-        self._program = self._program.lent(len(shapes), MIN_ARENA_ELEMENTS, ARENA.take)
+    def __init__(self, call: Call, output_shapes: Shapes, input_shapes: Shapes) -> None:
+        super().__init__(call, output_shapes, input_shapes)
+        self._program = self._program.lent(len(output_shapes), MIN_ARENA_ELEMENTS, ARENA.take)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> BackwardProgram:
         made = super()._backward(needs, given)
@@ -121,11 +122,11 @@ class _Float32GradCall(ProgramGradCall):
 class GradCall16Bit:
     """Both passes of a call that autograd records: a `PreparedGradCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
-        self._dtype, self._visible = call.x.dtype, len(shapes)
+    def __init__(self, call: Call, output_shapes: Shapes, input_shapes: Shapes) -> None:
+        self._dtype, self._visible = call.x.dtype, len(output_shapes)
         in_place = _in_place(call, reads_in_place)
         wide = readable(call, torch.float32, bool(in_place))
-        self._wide = _Float32GradCall(wide, shapes, given)
+        self._wide = _Float32GradCall(wide, output_shapes, input_shapes)
         self._forward_conversions = _conversions(call, in_place)
         self._backward_conversions = _conversions(call, _in_place(call, backward_reads_in_place))
         self._by_gradients: dict[Any, list[Convert]] = {}  # by those given and needed

@@ -127,7 +127,7 @@ class ForwardBuilder(ProgramBuilder):
 
 @memo(4096)
 def program(key: ProgramKey) -> Program:
-    """The forward pass of calls with these sizes; compiles kernels that there are not yet."""
+    """The forward pass of calls with this key; compiles kernels that there are not yet."""
     builder = ForwardBuilder(key)
     spec = key.problem.spec
     execute(schedules.forward(spec.num_layers, spec.directions, key.steps), builder)

@@ -63,7 +63,7 @@ class ProgramKey(NamedTuple):
 
 
 def program_key(call: Call) -> ProgramKey:
-    """Sizes of a call that `tensors.readable` made, with the threads of torch's operators."""
+    """The key of a call that `tensors.readable` made, with the threads of torch's operators."""
     problem, (steps, batch) = call.problem, call.x.shape[:2]
     return ProgramKey(
         problem, steps, batch, launch.threads(), bool(call.states), bool(call.reset_states),

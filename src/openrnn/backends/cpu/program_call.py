@@ -5,22 +5,20 @@ from typing import Any
 
 from torch import Tensor
 
-from openrnn.backends.base import Call, ModuleCache, Needs
+from openrnn.backends.base import Call, ModuleCache, Needs, Shapes
 from openrnn.backends.cpu import backward as backwards
 from openrnn.backends.cpu import forward as forwards
 from openrnn.backends.cpu.program import Program
 from openrnn.backends.cpu.program_builder import address, program_key
 from openrnn.kernels.cpu import launch
 
-Shapes = Sequence[tuple[int, ...]]
-
 
 class ProgramCall:
     """A forward pass, whose results have the shapes of the caller: a `PreparedCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, cache: ModuleCache | None = None) -> None:
+    def __init__(self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None) -> None:
         self.key = program_key(call)
-        self._program = self.shaped(forwards.program(self.key), dict(enumerate(shapes)))
+        self._program = self.shaped(forwards.program(self.key), dict(enumerate(output_shapes)))
         self.strides = call.x.stride()[:2]
         self._cache = cache
 
@@ -50,14 +48,14 @@ class ProgramCall:
 class ProgramGradCall(ProgramCall):
     """Both passes of a call that autograd records: a `PreparedGradCall`."""
 
-    def __init__(self, call: Call, shapes: Shapes, given: Shapes) -> None:
-        super().__init__(call, shapes)
-        self._given, self._params = given, len(call.params)
+    def __init__(self, call: Call, output_shapes: Shapes, input_shapes: Shapes) -> None:
+        super().__init__(call, output_shapes)
+        self._input_shapes, self._params = input_shapes, len(call.params)
         self._rows = self.key.batch * call.problem.spec.directions * call.problem.spec.output_size
         self._known: dict[Any, backwards.BackwardProgram] = {}
         made = [(made.template.shape, made.template.dtype) for made in self._program.made]
         y, *rest, _ = made
-        self.saved = [y, *rest[len(shapes) - 1 :]]
+        self.saved = [y, *rest[len(output_shapes) - 1 :]]
 
     def backward(
         self,
@@ -93,11 +91,11 @@ class ProgramGradCall(ProgramCall):
         return program.reads(len(self.strides) + place)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
-        last = len(self._given) + self._params  # then come masks
+        last = len(self._input_shapes) + self._params  # then come masks
         params, states = needs[1 : 1 + self._params], needs[1 + self._params : last]
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.key, backwards.IncomingGradients(given[0], finals, ()), asked)
-        places = dict(zip((made.x, *made.states), self._given))
+        places = dict(zip((made.x, *made.states), self._input_shapes))
         shapes = {place: shape for place, shape in places.items() if isinstance(place, int)}
         return made._replace(program=self.shaped(made.program, shapes))

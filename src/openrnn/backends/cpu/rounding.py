@@ -79,7 +79,7 @@ def why_not(problem: Problem, steps: int, batch: int) -> str | None:
 def _refusal_at_any_size(problem: Problem) -> str | None:
     """Why no call rounds, whatever T and B; None where some do."""
     if problem.dtype != torch.float32:
-        return f"dtype {str(problem.dtype).removeprefix('torch.')}, needs float32"
+        return f"dtype {problem.dtype_name}, needs float32"
     return "gradients are wanted" if problem.grad else None
 
 

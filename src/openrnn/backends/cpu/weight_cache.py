@@ -30,17 +30,17 @@ class CachedByDigest:
     def __init__(self, key: Hashable, digest: Launch, words: int) -> None:
         self._key, self._digest, self._words = key, digest, ctypes.c_int32 * words
 
-    def get(self, values: Sequence[int], memory: ModuleCache, make: Callable[[], Tensor]) -> Tensor:
-        """The result in memory while it is right, else what `make` returns.
+    def get(self, values: Sequence[int], cache: ModuleCache, make: Callable[[], Tensor]) -> Tensor:
+        """The result in the cache while it is right, else what `make` returns.
 
         Results are never overwritten: another thread may read them.
 
         Args:
             values: of the slots that the digest reads, but for `OUT`.
         """
-        digest, known = self.digest(values), memory.get(self._key)
+        digest, known = self.digest(values), cache.get(self._key)
         if known is None or known[0] != digest:
-            known = memory[self._key] = digest, make()
+            known = cache[self._key] = digest, make()
         found: Tensor = known[1]
         return found
 
@@ -65,15 +65,15 @@ class CachedPanels(CachedByDigest):
         super().__init__(key, digest, words)
         self._pack, self._made = pack, made
 
-    def panels(self, values: Sequence[int], memory: ModuleCache | None) -> Tensor:
-        """The panels of a call's matrix; without memory they are packed anew.
+    def panels(self, values: Sequence[int], cache: ModuleCache | None) -> Tensor:
+        """The panels of a call's matrix; without a cache they are packed anew.
 
         Args:
             values: of the slots that a run gives.
         """
-        if memory is None:
+        if cache is None:
             return self._packed(values)
-        return self.get(values, memory, lambda: self._packed(values))
+        return self.get(values, cache, lambda: self._packed(values))
 
     def bound(self, values: Sequence[int]) -> tuple[Tensor, Callable[[], None]]:
         """Panels in memory of their own, and what packs them where the matrix has changed."""

@@ -25,9 +25,8 @@ NUMBERS = 2**24  # states that a timed call computes at most, where it has more 
 SPAN = 1.0  # milliseconds that one timing lasts at least
 ROUNDS = 5  # each algorithm in turn, so that what disturbs the machine disturbs all of them
 MOST_ROUNDS = 15  # where the fastest are close
-MAX_MILLISECONDS = (
-    200.0  # milliseconds after which no further round begins: what runs long is disturbed less
-)
+# after which no further round begins: what runs long is disturbed less
+MAX_MILLISECONDS = 200.0
 CLOSE, HOPELESS = 1.1, 1.5  # times the least: run more often, run no more
 NEAR = 3.0  # times the least of a short call: worth a long one
 # what an algorithm's time may be, as a share of the standard one's, to be preferred to it; the

@@ -64,11 +64,13 @@ LONG = 100  # steps of a call in which loops run at once
 OTHERS = 200, 400, 800
 
 
-def _several(problem: Problem, kind: str, flags: plan.OptionNames, batch: int) -> bool:
+def _several(problem: Problem, kind: str, option_names: plan.OptionNames, batch: int) -> bool:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
     spec = problem.spec
     if spec.bidirectional:
-        several = (both_at_once(problem, kind, flags, steps, batch) for steps in (LONG, *OTHERS))
+        several = [
+            both_at_once(problem, kind, option_names, steps, batch) for steps in (LONG, *OTHERS)
+        ]
         return any(2 in loops for loops in several)
     known = measured.knows(problem.capability or (0, 0), problem.processors)
     if spec.wavefront == 0 or not (spec.wavefront or known):
@@ -76,13 +78,13 @@ def _several(problem: Problem, kind: str, flags: plan.OptionNames, batch: int) -
     # whether it pays by the model depends on T, so one that is asked for
     chunk = LONG if spec.wavefront in (None, 1) else spec.wavefront
     asked = replace(problem, spec=spec.with_(wavefront=chunk))
-    found = wavefront_of(asked, kind, plan.measured_options(kind, flags), LONG, batch, True)
+    found = wavefront_of(asked, kind, plan.measured_options(kind, option_names), LONG, batch, True)
     return found is not None and found.loops > 1
 
 
-def _one_launch(problem: Problem, kind: str, flags: plan.OptionNames, batch: int) -> bool:
+def _one_launch(problem: Problem, kind: str, option_names: plan.OptionNames, batch: int) -> bool:
     """Whether one launch runs all layers of long calls."""
-    measured = plan.measured_options(kind, flags)
+    measured = plan.measured_options(kind, option_names)
     every = (stack_of(problem, kind, measured, steps, batch, True) for steps in (LONG, *OTHERS))
     return any(found is not None for found in every)
 

@@ -32,7 +32,7 @@ class BackwardPass(ForwardLoops):
     """The operations of a backward pass.
 
     Args:
-        saved: what forward saved of each layer and direction, see `Forward`.
+        saved: what forward saved of each layer and direction, see `ForwardPass`.
         outputs: y of each layer (T, B, D*H).
         grads: of the outputs of the call; needs: which gradients are wanted.
         chunkings: of each layer, of each direction.
@@ -63,7 +63,7 @@ class BackwardPass(ForwardLoops):
         self.d_initial = zeros_of(call.states, needs.states, like)
         self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
-        self._flags = self.backward_options(
+        self._options = self.backward_options(
             any(grad is not None for grad in self.d_all_states),
             any(grad is not None for grad in self.d_reset_states),
         )
@@ -89,17 +89,13 @@ class BackwardPass(ForwardLoops):
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
         if chunking.mode != "single_step":
-            loop = self.loop_of(operation, self._flags)
+            loop = self.loop_of(operation, self._options)
             self._backward_loops[layer, direction], parts = loop, loop.parts
             if loop.has_flag_buffer and not (chunking.mode == "one_launch" and layer):
                 shape = loop.config.flag_buffer(weights.layer.cell, 1, self.batch).shape
                 # two where the next chunk's is filled beside a chunk's loop
-                ahead = (
-                    chunking.overlap
-                    and chunking.mode != "both_directions"
-                    and len(chunking.chunks) > 1
-                )
-                some = 1 + ahead
+                alone = chunking.mode != "both_directions"
+                some = 1 + (chunking.overlap and alone and len(chunking.chunks) > 1)
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
         # both directions add to one dx
@@ -209,19 +205,20 @@ class BackwardPass(ForwardLoops):
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
         transpose_all([self.weights(one.layer, 0) for one in each])
-        flags, words = self._flag_buffer(each[0]), list[int]()
+        flag_buffer, words = self._flag_buffer(each[0]), list[int]()
         for one in each:
-            words += self._words(one, None, flags, None)
+            words += self._words(one, None, flag_buffer, None)
         self._backward_loops[0, 0].launch(words)
 
     def _words(
-        self, operation: OfChunk, saved: Tensor | None, flags: Tensor | None, room: Tensor | None
-    ) -> list[int]:
+        self, operation: OfChunk, saved: Tensor | None, flag_buffer: Tensor | None,
+        room: Tensor | None,
+    ) -> list[int]:  # fmt: skip
         """The arguments of a chunk's loop.
 
         Args:
             saved: recomputed activations of the chunk; None: forward saved them.
-            flags: the flag buffer; room: for the gradients of states that the chunk leaves.
+            flag_buffer: a grid's, or None; room: for the gradients of states that the chunk leaves.
         """
         at, chunk, place = self._at(operation), operation.chunk, operation.place[:2]
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
@@ -240,7 +237,7 @@ class BackwardPass(ForwardLoops):
             dy_step_bytes=way * dy_step * d_gates.element_size(),
             dy_row=dy_row,
             d_gates=d_gates.data_ptr(),
-            flag_buffer=address(flags),
+            flag_buffer=address(flag_buffer),
             sums=at.sums_of(chunk),
             vectors=address(at.weights.unit_vectors),
             lengths=lengths,

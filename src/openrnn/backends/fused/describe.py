@@ -26,16 +26,16 @@ def describe(problem: Problem) -> list[str]:
         return []
     masks = problem.lengths, problem.reset, problem.return_states, problem.reset_state
     lines: list[str] = []
-    for kind, flags in plan.kinds(spec, problem.grad, *masks):
-        if kind == "backward" and problem.reset_state and "reset_state" not in flags:
+    for kind, option_names in plan.kinds(spec, problem.grad, *masks):
+        if kind == "backward" and problem.reset_state and "reset_state" not in option_names:
             continue  # for calls that do not want gradients of reset states
         if single := _of_step(problem, kind):
             lines += single
             continue
-        name = f"{kind} again" if "save" in flags and spec.recompute != "none" else kind
-        line = _of_loops(problem, f"{name}: ", kind, flags, 1)
+        name = f"{kind} again" if "save" in option_names and spec.recompute != "none" else kind
+        line = _of_loops(problem, f"{name}: ", kind, option_names, 1)
         if line:  # else the problem is refused
-            lines += [*line, *_of_several(problem, name, kind, flags)]
+            lines += [*line, *_of_several(problem, name, kind, option_names)]
     return lines
 
 
@@ -51,16 +51,17 @@ def listed(key: ScheduleKey) -> list[str]:
 
 
 def _of_loops(
-    problem: Problem, head: str, kind: str, flags: plan.OptionNames, loops: int, layers: int = 1
-) -> list[str]:
+    problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int,
+    layers: int = 1,
+) -> list[str]:  # fmt: skip
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
     if problem.capability is None:
         return []
     cell, dtype = traced(problem.spec), problem.dtype_name
     batch = problem.batch or 1
     found = kernels.best(
-        kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, flags, problem.capability,
-        processors=problem.processors, loops=loops, layers=layers,
+        kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, option_names,
+        problem.capability, processors=problem.processors, loops=loops, layers=layers,
     )  # fmt: skip
     if found is None:
         return []
@@ -70,7 +71,7 @@ def _of_loops(
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
-        asked = kind, flags, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
+        asked = kind, option_names, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
         every = plan.ranked(*asked, problem.capability, problem.processors)
         held = next((one for one in every if not one.stepwise), None)
         why = "no kernel holds R"
@@ -96,7 +97,9 @@ def _of_loops(
     ]
 
 
-def _of_several(problem: Problem, name: str, kind: str, flags: plan.OptionNames) -> list[str]:
+def _of_several(
+    problem: Problem, name: str, kind: str, option_names: plan.OptionNames
+) -> list[str]:
     """Lines where both directions or several layers run at once, or layers were to and do not."""
     spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
     if not steps or problem.capability is None:
@@ -106,21 +109,21 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.OptionNames)
         reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
         refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     if spec.bidirectional:
-        ways = both_at_once(problem, kind, flags, steps, batch)
+        ways = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in ways:
             return refused
         some = " in some layers" if len(ways) > 1 else ""
         head = (
             f"{name} of both directions at once{some}, unless products beside one loop gain more: "
         )
-        return [*_of_loops(problem, head, kind, flags, 2), *refused]
-    measured = plan.measured_options(kind, flags)
+        return [*_of_loops(problem, head, kind, option_names, 2), *refused]
+    measured = plan.measured_options(kind, option_names)
     stack = wavefronts.stack_of(problem, kind, measured, steps, batch, True)
     if stack is not None:
         head = (
             f"{name} of {spec.num_layers} layers in one launch, each a step behind the one before"
         )
-        lines = _of_loops(problem, f"{head}: ", kind, flags, 1, spec.num_layers)
+        lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, spec.num_layers)
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
         if lines:  # else none of its kernels compiles, and a call goes on as below
             return [f"{line}; {times}" for line in lines]
@@ -133,7 +136,7 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.OptionNames)
             f"the model, layer by layer {found.in_turn:,.0f}"
         )
         head = f"{name} of the wavefront: "
-        more = _of_loops(problem, head, kind, flags, found.loops) if found.loops > 1 else []
+        more = _of_loops(problem, head, kind, option_names, found.loops) if found.loops > 1 else []
         return [*refused, line, *more]
     if spec.wavefront in (None, 0, 1):
         return refused
@@ -149,7 +152,7 @@ def _of_several(problem: Problem, name: str, kind: str, flags: plan.OptionNames)
 
 
 def both_at_once(
-    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int
+    problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int
 ) -> set[int]:  # fmt: skip
     """`both_directions.loops_to_fit` of all layers of a problem whose device is known.
 
@@ -164,7 +167,7 @@ def both_at_once(
     if chunks.for_memory(steps, batch, row) > 1:
         return set()
     loop = plan.LoopRequest(
-        kind, plan.measured_options(kind, flags), cell, problem.dtype_name,
+        kind, plan.measured_options(kind, option_names), cell, problem.dtype_name,
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
     twice = both_directions.fits_twice(loop)

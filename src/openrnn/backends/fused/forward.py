@@ -47,7 +47,7 @@ class ForwardPass(ForwardLoops):
         self.inputs = [call.x]
         self._recompute = self.spec.recompute == "gates"
         save = bool(saved) and not self._recompute
-        self._flags = self.forward_options(bool(all_states), save)
+        self._options = self.forward_options(bool(all_states), save)
         # the states that the previous chunk left, of each layer and direction
         self._left: dict[tuple[int, int], Tensor | None] = {}
 
@@ -82,7 +82,7 @@ class ForwardPass(ForwardLoops):
         return operation.chunk.of(self.outputs[operation.layer])
 
     def forward_loop(self, layer: int, direction: int) -> PreparedLoop:
-        return self.loop_of(self._begun[layer, direction], self._flags)
+        return self.loop_of(self._begun[layer, direction], self._options)
 
     def loop(self, operation: Loop) -> None:
         chunk, reverse, place = operation.chunk, operation.direction, operation.place[:2]

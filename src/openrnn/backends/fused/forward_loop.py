@@ -24,7 +24,7 @@ class Room(NamedTuple):
     """Memory that all chunks of a layer use in turn, of the longest: see `Inputs`."""
 
     x_gates: Tensor
-    flags: Tensor | None
+    flag_buffer: Tensor | None
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class Inputs:
     Attributes:
         weights, loop: of the layer and direction.
         x_gates: x W_ih^T (T, B, G*units), or x itself, padded to all units, without a matrix.
-        flags: a grid's flag buffer; None where y is it, or where there is none.
+        flag_buffer: a grid's flag buffer; None where y is it, or where there is none.
     """
 
     weights: Weights
     loop: prepared.PreparedLoop
     x_gates: Tensor
-    flags: Tensor | None
+    flag_buffer: Tensor | None
 
 
 class ForwardLoops(PassRunner):
@@ -76,18 +76,18 @@ class ForwardLoops(PassRunner):
         loop = self.forward_loop(operation.layer, operation.direction)
         room = self._rooms.get((operation.layer, operation.direction))
         if room is not None:
-            flags = room.flags if room.flags is None else room.flags[:steps]
-            return Inputs(weights, loop, room.x_gates[:steps], flags)
-        flags = self._flags_of(loop, layer, steps)
+            flag_buffer = room.flag_buffer if room.flag_buffer is None else room.flag_buffer[:steps]
+            return Inputs(weights, loop, room.x_gates[:steps], flag_buffer)
+        flag_buffer = self._flags_of(loop, layer, steps)
         if not layer.skips:
-            return Inputs(weights, loop, self._x_gates(layer, steps), flags)
+            return Inputs(weights, loop, self._x_gates(layer, steps), flag_buffer)
         if not (layer.exact and x.stride(-1) == 1 and aligned(x)):
             x = (
                 padded_gates(x, layer.gates, layer.units)
                 if layer.x_gate
                 else copied(x, layer.units)
             )
-        return Inputs(weights, loop, x, flags)
+        return Inputs(weights, loop, x, flag_buffer)
 
     def _x_gates(self, layer: LayerKernels, steps: int) -> Tensor:
         return self.empty(steps, self.batch, layer.gates * layer.units)
@@ -130,14 +130,14 @@ class ForwardLoops(PassRunner):
 
     def fill_flags(self, operation: FillFlags) -> None:
         inputs = self.inputs_of(operation)
-        flags = inputs.flags
-        if flags is None:  # y is the flag buffer
+        flag_buffer = inputs.flag_buffer
+        if flag_buffer is None:  # y is the flag buffer
             hidden = self.spec.hidden_size
             start = operation.direction * hidden
-            flags = self.chunk_output(operation)[..., start : start + hidden]
+            flag_buffer = self.chunk_output(operation)[..., start : start + hidden]
         elif inputs.loop.filled is not None:
-            flags = flags[:, : inputs.loop.filled]
-        fill_flags(flags)
+            flag_buffer = flag_buffer[:, : inputs.loop.filled]
+        fill_flags(flag_buffer)
 
     def launch_forward(
         self,
@@ -186,7 +186,7 @@ class ForwardLoops(PassRunner):
             x_step_bytes=(-x_step if direction else x_step) * size,
             x_row=x_row,
             y=y.data_ptr() + direction * layer.hidden * size,
-            flag_buffer=address(inputs.flags),
+            flag_buffer=address(inputs.flag_buffer),
             saved=address(saved),
             bias_x=address(weights.b_ih),
             bias_r=address(weights.b_hh),

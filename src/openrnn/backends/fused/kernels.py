@@ -122,9 +122,9 @@ def _compiling(
 
 
 def fitting(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
-    capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
-    loops: int = 1, layers: int = 1,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
+    option_names: plan.OptionNames, capability: tuple[int, int], spin_limit: int = 0,
+    processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
     """Compiled kernels, best first: those without spills, then those with.
 
@@ -140,7 +140,7 @@ def fitting(
     """
     arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
     held = plan.compilable_configs(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops, layers
+        kind, cell, dtype, hidden, batch_tiles, option_names, capability, processors, loops, layers
     )
     configs = list(islice(held, MAX_COMPILED))
     last = [one for one in (*configs[1:], *held) if one.stepwise]
@@ -159,22 +159,23 @@ def fitting(
 
 
 def best(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
-    capability: tuple[int, int], spin_limit: int = 0, processors: int | None = None,
-    loops: int = 1, layers: int = 1,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
+    option_names: plan.OptionNames, capability: tuple[int, int], spin_limit: int = 0,
+    processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
     """The first of `fitting`; None where no kernel fits."""
     found = fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops,
-        layers,
+        kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
+        loops, layers,
     )  # fmt: skip
     return next(found, None)
 
 
 @resource
 def kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, flags: plan.OptionNames,
-    device: int, spin_limit: int = 0, loops: int = 1, layers: int = 1,
+    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
+    option_names: plan.OptionNames, device: int, spin_limit: int = 0, loops: int = 1,
+    layers: int = 1,
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
@@ -186,14 +187,14 @@ def kernel(
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count
     for made, config in fitting(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, spin_limit, processors, loops,
-        layers,
+        kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
+        loops, layers,
     ):  # fmt: skip
         shared, cooperative = config.shared(cell, dtype), config.clusters > 1
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
         if kernel.max_clusters < config.clusters:
             continue
-        asked = kind, flags, cell, dtype, hidden, 8 * batch_tiles, capability, processors
+        asked = kind, option_names, cell, dtype, hidden, 8 * batch_tiles, capability, processors
         if config.stepwise and not plan.ranked(*asked)[0].stepwise:
             warnings.warn(
                 f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the blocks "

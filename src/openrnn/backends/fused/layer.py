@@ -82,8 +82,8 @@ class LayerKernels:
         dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
-        places: of its parameters among those of a call; matrices: of w_ih, w_hh, b_ih, b_hh, None
-            where there is none; unit_vectors: of these.
+        param_indices: of its parameters among those of a call; matrix_indices: of w_ih, w_hh, b_ih,
+            b_hh, None where there is none; vector_indices: of unit vectors.
         skips: it reads x as it is, without a matrix; x_gate: then the values of a row of x, padded
             to all units, from a gate to the next; 0 where x is the same for all.
         recompute: backward runs forward's loop again instead.

@@ -129,12 +129,8 @@ class LayerGradients:
         # writes for the caller
         if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:
             self.biases()
-        if (
-            chunking.overlap
-            and chunking.mode != "wavefront"
-            and len(chunks) > 1
-            and self.dx is not None
-        ):
+        beside = chunking.overlap and chunking.mode != "wavefront" and len(chunks) > 1
+        if beside and self.dx is not None:
             _ = weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:

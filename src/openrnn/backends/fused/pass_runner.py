@@ -161,10 +161,10 @@ def transpose_all(stack: Sequence[Weights]) -> None:
     layer, blocks = stack[0].layer, jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
-    turned = [made for made, _, _ in jobs]
-    for one, made in zip(stack, turned):
+    transposed = [made for made, _, _ in jobs]
+    for one, made in zip(stack, transposed):
         one._recurrent_by_planes = made
-    for one, made in zip(stack[1:], turned[len(stack) :]):
+    for one, made in zip(stack[1:], transposed[len(stack) :]):
         one.input_transposed = made
 
 

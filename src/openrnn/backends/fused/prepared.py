@@ -13,7 +13,7 @@ from openrnn.memo import memo
 
 
 class PreparedLoop:
-    """A time loop, forward or backward as `flags` say, for a batch size.
+    """A time loop, forward or backward as `options` say, for a batch size.
 
     Args:
         loops: how many such loops the device is to hold at once.

@@ -47,9 +47,8 @@ def weight_gradient(
         layers: that are; their gradients (G * units, columns) follow each other.
     """
     begin, end = span
-    gradients, other = (
-        Layout(stride, batch_stride=far) for stride, far in zip(strides, batch_strides)
-    )
+    (a, b), (far_a, far_b) = strides, batch_strides
+    gradients, other = Layout(a, batch_stride=far_a), Layout(b, batch_stride=far_b)
     matrix = layer.gates * layer.units * columns
     return product_for(
         layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),

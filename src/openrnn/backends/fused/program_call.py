@@ -12,6 +12,7 @@ from openrnn.backends.base import (
     Call,
     Cotangents,
     Needs,
+    Shapes,
     lengths_reset_seed,
     result_shapes,
 )
@@ -23,7 +24,6 @@ from openrnn.spec import precision_of
 
 MAX_MEMORY_FAILURES = 2  # runs without memory after which calls go the usual way
 
-Shapes = Sequence[tuple[int, ...]]
 Found = list[Tensor | None]
 
 _address = Tensor.data_ptr
@@ -36,7 +36,7 @@ class ProgramCall:
         NotRepeatableError: no program does what the pass does.
     """
 
-    def __init__(self, backend: Backend, call: Call, shapes: Shapes) -> None:
+    def __init__(self, backend: Backend, call: Call, output_shapes: Shapes) -> None:
         self.backend, self.problem, self.params = backend, call.problem, len(call.params)
         given = [call.x, *call.params, *call.states]
         self._looked = len(given)  # masks may lie anywhere
@@ -48,7 +48,7 @@ class ProgramCall:
             out = backend.forward(self.called(tensors))
             return [out.y, *out.finals, *out.reserve]
 
-        self.program = record(run, given).shaped(shapes)
+        self.program = record(run, given).shaped(output_shapes)
         self._without_memory = 0  # runs that found none
 
     def called(self, every: Sequence[Tensor]) -> Call:
@@ -76,11 +76,8 @@ class ProgramCall:
         """
         found = [*map(_address, every)]
         misaligned = [address % ALIGNMENT for address in found[: self._looked]]
-        if (
-            not all(found)
-            or misaligned != self._misaligned
-            or self._without_memory >= MAX_MEMORY_FAILURES
-        ):
+        failed = self._without_memory >= MAX_MEMORY_FAILURES
+        if failed or not all(found) or misaligned != self._misaligned:
             return False
         problem = self.problem
         return precision_of(problem.spec, problem.dtype, problem.device) == problem.precision
@@ -108,15 +105,17 @@ class ProgramGradCall(ProgramCall):
     """Both passes of a call that autograd records: a `PreparedGradCall`.
 
     Args:
-        given: the shapes of x and the states as the caller has them.
+        input_shapes: of x and the states as the caller has them.
     """
 
-    def __init__(self, backend: Backend, call: Call, shapes: Shapes, given: Shapes) -> None:
-        super().__init__(backend, call, shapes)
+    def __init__(
+        self, backend: Backend, call: Call, output_shapes: Shapes, input_shapes: Shapes
+    ) -> None:
+        super().__init__(backend, call, output_shapes)
         y, *made = [made.template for made in self.program.made[:-1]]
-        kept = [y, *made[len(shapes) - 1 :]]  # and the reserve
+        kept = [y, *made[len(output_shapes) - 1 :]]  # and the reserve
         self.saved = [(tensor.shape, tensor.dtype) for tensor in kept]
-        x, *states = given
+        x, *states = input_shapes
         self._shapes = [x, *(tuple(param.shape) for param in call.params), *states]
         self._results = result_shapes(self.problem, call.x.shape[0], call.x.shape[1])
         self._known: dict[tuple[bool, ...], _Backward | None] = {}

@@ -120,34 +120,34 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
     Raises:
         NotRepeatableError: the pass is more than launches and products, or takes too much memory.
     """
-    given = _apart(given)
-    memory = _AllocationMode(_limit(given[0].device))
-    with torch.no_grad(), memory, recorded() as recording:
+    given = _without_overlap(given)
+    allocations = _AllocationMode(_limit(given[0].device))
+    with torch.no_grad(), allocations, recorded() as recording:
         results = [tensor for tensor in run(given) if tensor is not None]
-    taken = {tensor.data_ptr(): tensor for tensor in memory.taken}
-    places, made = _AddressMap(), list[TensorFactory]()
+    taken = {tensor.data_ptr(): tensor for tensor in allocations.taken}
+    addresses, made = _AddressMap(), list[TensorFactory]()
     for slot, tensor in enumerate(given):
-        places.add(tensor, SlotRef(slot, 0))
+        addresses.add(tensor, SlotRef(slot, 0))
     for tensor in results:
         whole = taken.pop(tensor.data_ptr(), None)
         if whole is None or whole.nbytes != tensor.nbytes or not tensor.is_contiguous():
             raise NotRepeatableError("a result is not memory that the pass took")
-        like = torch.zeros_like if tensor.data_ptr() in memory.zeros else torch.empty_like
-        places.add(tensor, SlotRef(len(given) + len(made), 0))
+        like = torch.zeros_like if tensor.data_ptr() in allocations.zeros else torch.empty_like
+        addresses.add(tensor, SlotRef(len(given) + len(made), 0))
         made.append(TensorFactory(like, template(tuple(tensor.shape), tensor.dtype, tensor.device)))
-    if not memory.zeros.isdisjoint(taken):
+    if not allocations.zeros.isdisjoint(taken):
         raise NotRepeatableError("memory that is no result is to be zero")
     workspace = len(given) + len(made)
     # until the operations are known each temporary has a slot of its own, from the workspace's on
     sizes = dict[int, int]()
     for slot, tensor in enumerate(taken.values(), workspace):
-        places.add(tensor, SlotRef(slot, 0))
+        addresses.add(tensor, SlotRef(slot, 0))
         sizes[slot] = _rounded_up(tensor.nbytes)
     # and each stream has one of what its products need, which come one after the other
     using = sorted({one.stream for one in recording.operations if isinstance(one, RecordedMatmul)})
     spaces = {stream: SlotRef(slot, 0) for slot, stream in enumerate(using, workspace + len(taken))}
     sizes |= {space.slot: _space(recording) for space in spaces.values()}
-    operations = [_operation(one, places, spaces) for one in recording.operations]
+    operations = [_operation(one, addresses, spaces) for one in recording.operations]
     offsets, size = workspace_offsets(sizes, lifetimes_of(operations))
 
     def relocated(value: SlotRef) -> SlotRef:
@@ -172,7 +172,7 @@ def _limit(device: torch.device) -> int:
     return max(MIN_PROGRAM_BYTES, min(MAX_PROGRAM_BYTES, int(MAX_DEVICE_SHARE * total)))
 
 
-def _apart(given: Sequence[Tensor]) -> list[Tensor]:
+def _without_overlap(given: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, others in place of those whose memory overlaps that of one before.
 
     Raises:
@@ -205,7 +205,7 @@ def _rounded_up(size: int) -> int:
 
 
 def _operation(
-    one: RecordedOperation, places: _AddressMap, spaces: Mapping[int, SlotRef]
+    one: RecordedOperation, addresses: _AddressMap, spaces: Mapping[int, SlotRef]
 ) -> Operation:
     """What was recorded, with slots for its addresses.
 
@@ -217,8 +217,8 @@ def _operation(
     if isinstance(one, RecordedWaitForLaunch):
         return WaitForLaunchOp(one.stream)
     if isinstance(one, RecordedMatmul):
-        a, b, d = places.of(one.a), places.of(one.b), places.of(one.d)
+        a, b, d = addresses.of(one.a), addresses.of(one.b), addresses.of(one.d)
         return MatmulOp(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
     pointers = TABLES[one.kernel.made.name].pointers(one.words)
-    given = [(place, places.of(one.words[place])) for place in pointers if one.words[place]]
+    given = [(place, addresses.of(one.words[place])) for place in pointers if one.words[place]]
     return LaunchOp(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)

@@ -212,9 +212,8 @@ def _with_both_directions(
         )
         if not loops:
             return found[layer]
-        fills = _fills(
-            options.kind, prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
-        )
+        loop = prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
+        fills = _fills(options.kind, loop)
         cuts = edges_of_both(key, layer, options, option_names, inner, over, loops)
         beside = wanted and idle(key, layer, options, option_names, loops) > 0
         one = Chunking(
@@ -261,11 +260,8 @@ def choose_both_directions(
             lost = 2 * overlap.saved(
                 chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
             )
-            if (
-                layer
-                and options.kind == "backward"
-                and idle(key, layer, options, option_names, loops)
-            ):
+            back = layer > 0 and options.kind == "backward"
+            if back and idle(key, layer, options, option_names, loops):
                 # its own weights' products run beside the loops of the layer below
                 lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
             loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, beside)
@@ -286,14 +282,9 @@ def idle(
 
 
 def edges_of_both(
-    key: ScheduleKey,
-    layer: int,
-    options: LoopOptions,
-    option_names: plan.OptionNames,
-    inner: int,
-    above: int,
-    loops: int,
-) -> list[int]:
+    key: ScheduleKey, layer: int, options: LoopOptions, option_names: plan.OptionNames, inner: int,
+    above: int, loops: int,
+) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
     beside = _beside_both(key, layer, inner, above)
     if not beside.own:
@@ -343,9 +334,9 @@ def _cut(
     else:
         number = chunks.for_memory(steps, key.batch, row)
     stays = key.recompute or key.reset_states or layer.skips or loops[0].config.stepwise
-    cuts = (
-        [] if number > 1 or stays else edges(layer, kind, option_names, steps, key.batch, columns)
-    )
+    cuts: list[int] = []
+    if number == 1 and not stays:
+        cuts = edges(layer, kind, option_names, steps, key.batch, columns)
     if not cuts:
         return Chunking(chunks.even(number, steps), reverse, fills=fills)
     if reverse:  # the loop runs from the last step to the first
@@ -354,13 +345,9 @@ def _cut(
 
 
 def edges(
-    layer: LayerKernels,
-    kind: str,
-    option_names: plan.OptionNames,
-    steps: int,
-    batch: int,
+    layer: LayerKernels, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     columns: int,
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Where chunks whose products run beside loops begin and end; [] where one is as good.
 
     Args:

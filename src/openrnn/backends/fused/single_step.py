@@ -1,4 +1,4 @@
-"""A single step of a layer and direction, T = 1: its kernels, and their runner."""
+"""A single step of a layer and direction, T = 1: its kernels, and their launches."""
 
 from collections.abc import Sequence
 

@@ -29,12 +29,12 @@ def stepwise_kinds(problem: Problem) -> list[str]:
     cell, dtype = traced(spec), problem.dtype_name
     masks = problem.lengths, problem.reset, problem.return_states
 
-    def held(kind: str, flags: plan.OptionNames) -> bool:
-        asked = kind, cell, dtype, spec.hidden_size, 1, flags, capability, problem.processors
+    def held(kind: str, option_names: plan.OptionNames) -> bool:
+        asked = kind, cell, dtype, spec.hidden_size, 1, option_names, capability, problem.processors
         return not next(plan.compilable_configs(*asked)).stepwise
 
     kinds = plan.kinds(spec, problem.grad, *masks)
-    return [*dict.fromkeys(kind for kind, flags in kinds if not held(kind, flags))]
+    return [*dict.fromkeys(kind for kind, option_names in kinds if not held(kind, option_names))]
 
 
 class StepwiseLoop:

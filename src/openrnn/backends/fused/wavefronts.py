@@ -46,43 +46,45 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
 
 
 def stack_of(
-    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int, wanted: bool
-) -> stack.StackPlan | None:
+    problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
+    wanted: bool,
+) -> stack.StackPlan | None:  # fmt: skip
     """The launch that runs all layers of a problem whose device is known; None: no such launch.
 
     Args: see `wavefront_of`.
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
-    asked = _asked(problem, kind, flags, wanted)
+    asked = _asked(problem, kind, option_names, wanted)
     return None if asked is None else stack.best(asked, steps, batch, problem.spec.wavefront)
 
 
 def wavefront_of(
-    problem: Problem, kind: str, flags: plan.OptionNames, steps: int, batch: int, wanted: bool
-) -> wavefront.Wavefront | None:
+    problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
+    wanted: bool,
+) -> wavefront.Wavefront | None:  # fmt: skip
     """The wavefront of a problem whose device is known; None: layer by layer.
 
     Args:
-        kind, flags: of the loops.
+        kind, option_names: of the loops.
         wanted: gradients of weights are.
     """
     if problem.spec.wavefront == 0 or not steps or refusal(problem, steps, batch) is not None:
         return None
-    asked = _asked(problem, kind, flags, wanted)
+    asked = _asked(problem, kind, option_names, wanted)
     # 1 asks for one launch: where there is none the model chooses
     chunk = None if problem.spec.wavefront == 1 else problem.spec.wavefront
     return None if asked is None else wavefront.best(asked, steps, batch, chunk)
 
 
 def _asked(
-    problem: Problem, kind: str, flags: plan.OptionNames, wanted: bool
+    problem: Problem, kind: str, option_names: plan.OptionNames, wanted: bool
 ) -> wavefront.Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
     return wavefront.Stack(
-        kind, flags, traced(spec), problem.dtype_name, spec.hidden_size,
+        kind, option_names, traced(spec), problem.dtype_name, spec.hidden_size,
         spec.num_layers, spec.hidden_size,
         2 * spec.hidden_size if kind == "backward" and wanted else 0,
         problem.capability, problem.processors or measured.PROCESSORS,

@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 class WeightGradient:
     """The gradient (G*H, N) of a matrix, or of several layers, to which products of chunks add.
 
-    Until it is finished it is padded to all units and to the columns of `widened`. The sum over
-    several chunks is float32.
+    Until it is finished it is padded to all units and to the columns of `padded_to_16_bytes`. The
+    sum over several chunks is float32.
 
     Args:
         spans: the gates in the order of the planes, as ranges of consecutive gates.
@@ -54,7 +54,7 @@ class WeightGradient:
         self.layers, self.written = layers, False
 
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
-        """Adds gradients^T (G*units, rows) times other (rows, N), which is `widened`."""
+        """Adds gradients^T (G*units, rows) times other (rows, N), which is `padded_to_16_bytes`."""
         layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
         done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
         strides = gradients.stride, other.stride

@@ -33,7 +33,7 @@ def _tasks(elements: int, threads: int) -> int:
 
 
 def kernel(name: str, dtype: str) -> objects.CompiledFunction:
-    """One of those that `panels` names, or "collect"."""
+    """One of those that `panel_elements` names, or "collect"."""
     if name == "transpose_bf16":
         return _bf16_kernels()[1]
     if name in ("transpose_pairs", "pack_pairs"):
