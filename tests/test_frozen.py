@@ -1,5 +1,6 @@
 """What a cell captured at its first call is the same on every way through it, later, too."""
 
+import forks
 import pytest
 import torch
 
@@ -80,10 +81,70 @@ def test_a_function_that_assigns_or_grows_what_it_captures_is_left_alone():
         calls.append(1)
         return x.a
 
+    def adds(x, r, s):
+        several[0] += 1
+        return x.a
+
+    def sums(x, r, s):
+        total = 0.0
+
+        def add(value):
+            nonlocal total
+            total += SCALE * value
+
+        add(x.a)
+        return total
+
     assert frozen(counts) is counts
-    one = type("Gates", (), {"a": 1.0})
+    one, several = type("Gates", (), {"a": 1.0}), [0]
     frozen(appends)(one, one, one)
-    assert calls == [1]
+    frozen(adds)(one, one, one)
+    assert (calls, several) == ([1], [1])
+    assert frozen(sums) is not sums  # what it assigns to is its own
+    assert frozen(sums)(one, one, one) == SCALE
+
+
+def test_a_captured_tensor_is_read_anew():
+    gain = torch.tensor(1.0)
+
+    def function(x, r, s):
+        return gain * x.a
+
+    assert frozen(function) is function
+
+
+def test_a_first_call_that_fails_may_be_repaired(monkeypatch):
+    """A helper that is defined, or repaired, in the next cell of a notebook."""
+    function = eval("lambda x, r, s: later(x.a + r.a)", scope := {})
+    layer = openrnn.Recurrent(openrnn.cell(gates="a", name="notebook")(function), 4, 8)
+    layer.backend = "reference"
+    with pytest.raises(Exception, match="later"):
+        layer(torch.randn(2, 3, 4))
+    scope["later"] = torch.tanh
+    assert layer(torch.randn(2, 3, 4))[0].shape == (2, 3, 8)
+
+
+def test_an_attribute_of_a_global_name_keeps_nothing_alive():
+    """A cell reads `s.h`; a global h has nothing to do with it."""
+
+    def function(x, r, s):
+        return s.a + x.SCALE
+
+    assert "SCALE" not in frozen(function).__globals__
+
+
+PROGRAM = """
+import torch, openrnn
+for kind in (openrnn.LSTM, openrnn.GRU, openrnn.RNN):
+    layer = kind(4, 8, backend="reference")
+    assert torch.compile(layer, fullgraph=True)(torch.randn(5, 3, 4))[0].shape == (5, 3, 8)
+"""
+
+
+def test_the_reference_compiles_whole_before_any_call():
+    """`torch.compile` traces no copying of functions."""
+    ran = forks.python(PROGRAM)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_recursion_and_names_bound_later():

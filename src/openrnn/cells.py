@@ -57,12 +57,7 @@ class Cell:
     dependent_product: bool = False
 
     def __call__(
-        self,
-        x: object,
-        r: object,
-        s: object,
-        p: object = None,
-        clip: Clip = _identity,
+        self, x: object, r: object, s: object, p: object = None, clip: Clip = _identity
     ) -> tuple[Tensor, ...]:
         extra: dict[str, object] = {}
         if self.unit_params:
@@ -91,13 +86,9 @@ class Cell:
         return new
 
     def step(
-        self,
-        x: tuple[Tensor, ...],
-        r: object,
-        s: tuple[Tensor, ...],
-        p: tuple[Tensor, ...] = (),
+        self, x: tuple[Tensor, ...], r: object, s: tuple[Tensor, ...], p: tuple[Tensor, ...] = (),
         clip: Clip = _identity,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """A step from plain tuples, in the order of `gates`, `states` and `unit_params`."""
         given = (
             Names(self.gates, x),
