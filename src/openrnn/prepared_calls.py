@@ -44,8 +44,9 @@ def prepare(
 ) -> PreparedCall | None:
     """What runs a call that has been run, and calls like it, with no new look at the tensors.
 
-    None where its backend has none, where the call turns sequences, and where it draws dropout
-    masks on a CPU. On a GPU those that draw some take a seed, `philox.draw`, as the last tensor.
+    None where its backend has none, where the call reverses sequences in time, and where it draws
+    dropout masks on a CPU. On a GPU those that draw some take a seed, `philox.draw`, as the last
+    tensor.
 
     Args:
         call: it records no gradient, is under no transform, and its tensors have memory of their

@@ -12,6 +12,7 @@ from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.convert.hints import hint
 from openrnn.convert.outcome import ConversionRow, change_each, noted, table
+from openrnn.nn.network import Network
 from openrnn.nn.quantized import Quantized
 from openrnn.printed import Printed
 from openrnn.spec import Spec
@@ -279,5 +280,7 @@ def _become(module: nn.Module, twin: nn.Module, own: set[str]) -> None:
     object.__setattr__(module, "__class__", type(twin))
     vars(module).clear()
     vars(module).update(state)
+    if isinstance(module, Network):
+        module.dropout = module.dropout  # so that its spec has it, too
     if isinstance(module, nn.RNNBase) and not parametrize.is_parametrized(module):
         module._init_flat_weights()

@@ -12,9 +12,10 @@ from openrnn import cells, dispatch, functional, params, prepared_calls, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
 from openrnn.nn.call_cache import NO_MASKS, CachingModule
+from openrnn.nn.fixed_options import FixedOptions
 
 
-class CellModule(CachingModule):
+class CellModule(FixedOptions, CachingModule):
     """What the one-step modules share: `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
 
     `input_mode` is that of the layers: without `weight_ih` where it is "skip" or "gates".

@@ -11,10 +11,11 @@ from openrnn import cells, dispatch, params
 from openrnn.cells import Cell
 from openrnn.nn import checks, flat, foreign
 from openrnn.nn.call_cache import CachingModule
+from openrnn.nn.fixed_options import FixedOptions
 from openrnn.spec import Spec, clip_bounds
 
 
-class Network(CachingModule):
+class Network(FixedOptions, CachingModule):
     """The module of a network: its spec, its parameters and their memory. `Layer` has the calls."""
 
     cell: Cell
@@ -86,10 +87,15 @@ class Network(CachingModule):
 
     @property
     def spec(self) -> Spec:
-        """What this network is; follows `dropout`, the one attribute that may be changed later."""
-        if self._spec.dropout != self.dropout:
-            self._spec = self._spec.with_(dropout=float(self.dropout))
+        """What this network is."""
         return self._spec
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        spec = self.__dict__.get("_spec")
+        if name == "dropout" and spec is not None:  # the one option of a spec that may change later
+            self._spec = spec.with_(dropout=value)
+            value = self._spec.dropout
+        super().__setattr__(name, value)
 
     def __prepare_scriptable__(self) -> NoReturn:
         foreign.refuse_script(self)

@@ -1,0 +1,98 @@
+"""Options that are set after a module was made: they would change nothing, so they are refused."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import openrnn
+from openrnn.nn.fixed_options import OWN, SHARED
+from openrnn.nn.network import Network
+
+LATER = {"backend", "batch_first", "dropout"}  # followed by each call
+OTHER = {
+    "algorithm": "standard", "bias": False, "bias_mode": "none", "bidirectional": True,
+    "cell": openrnn.cells.gru, "cell_clip": 1.0, "hidden_size": 9, "input_mode": "skip",
+    "input_size": 9, "num_layers": 3, "precision": "ieee", "proj_size": 2, "recompute": "gates",
+    "reset_dropout_state": True, "reverse": True, "wavefront": 4,
+}  # fmt: skip
+
+
+def test_every_argument_is_fixed_or_followed():
+    made = set(inspect.signature(Network.__init__).parameters) - {"self", "device", "dtype"}
+    assert made - LATER == set(OTHER)
+    assert {*OTHER, "nonlinearity"} == SHARED | OWN
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_value_is_refused_and_changes_nothing(name):
+    layer = openrnn.LSTM(4, 5)
+    before = repr(layer)
+    with pytest.raises(AttributeError, match=f"LSTM takes {name} only when it is made"):
+        setattr(layer, name, OTHER[name])
+    assert repr(layer) == before
+    assert layer.spec == openrnn.LSTM(4, 5).spec
+
+
+def test_the_value_that_it_has_is_taken():
+    layer = openrnn.LSTM(4, 5, num_layers=2, cell_clip=(-1.0, 1.0))
+    layer.hidden_size, layer.num_layers, layer.bias, layer.cell_clip = 5, 2, True, (-1.0, 1.0)
+    assert layer.spec == openrnn.LSTM(4, 5, num_layers=2, cell_clip=1.0).spec
+
+
+@pytest.mark.parametrize("kind", [openrnn.RNN, openrnn.RNNCell])
+def test_a_nonlinearity_is_fixed(kind):
+    module = kind(3, 4)
+    with pytest.raises(AttributeError, match="nonlinearity='relu'"):
+        module.nonlinearity = "relu"
+    assert module.nonlinearity == "tanh"
+
+
+def test_a_one_step_module_has_fixed_options():
+    with pytest.raises(AttributeError, match="GRUCell takes hidden_size"):
+        openrnn.GRUCell(3, 4).hidden_size = 5
+
+
+class Encoder(openrnn.LSTM):
+    """A user's class, which has an attribute with the name of an option of ours."""
+
+    def __init__(self, hidden_size, reverse):
+        super().__init__(3, hidden_size)
+        self.hidden_size = hidden_size
+        self.reverse = reverse
+
+
+def test_a_users_class_has_our_names_for_itself():
+    encoder = Encoder(4, reverse=True)
+    assert encoder.reverse
+    assert not encoder.spec.reverse
+    with pytest.raises(AttributeError, match="Encoder takes hidden_size"):
+        encoder.hidden_size = 5
+
+
+def test_copies_keep_options_fixed():
+    layer = openrnn.GRU(3, 4, num_layers=2)
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with pytest.raises(AttributeError, match="num_layers"):
+            made.num_layers = 1
+        made(torch.zeros(2, 1, 3))
+
+
+def test_what_calls_follow_may_be_set():
+    x = torch.randn(2, 3, 4)
+    layer = openrnn.LSTM(4, 5, num_layers=2)
+    y, _ = layer(x)
+    layer.batch_first, layer.backend = True, "reference"
+    assert torch.allclose(layer(x.transpose(0, 1))[0].transpose(0, 1), y, atol=1e-6)
+    layer.dropout = 0.5
+    assert layer.spec.dropout == 0.5
+
+
+def test_compiled_after_dropout_was_set():
+    layer = openrnn.LSTM(4, 5, num_layers=2).eval()
+    x = torch.randn(2, 3, 4)
+    y, _ = layer(x)
+    layer.dropout = 0.5
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], y)
