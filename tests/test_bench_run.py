@@ -32,6 +32,7 @@ from openrnn.bench.record import files_of, read
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.task import Task
 from openrnn.errors import NoBackendError, OpenRNNError
+from openrnn.native import graphs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -361,6 +362,15 @@ def test_calls_are_timed_in_turn():
     found = timer._samples(calls, {"a": 2, "b": 1}, QUICK)
     assert "".join(order).startswith("aabaabaab")
     assert len(found["a"]) == len(found["b"]) >= 3
+
+
+@pytest.mark.parametrize(("us", "warm_up", "calls"), [(50.0, 6, 20), (1000.0, 6, 2), (1e5, 1, 1)])
+def test_calls_warm_up_until_a_graph_may_run(us, warm_up, calls):
+    asked = []
+    assert timer._inner(lambda count: asked.append(count) or us) == calls
+    assert asked == [1] * warm_up
+    # two calls until a layer has prepared one, whose runs are captured then
+    assert timer.WARM_UP > 2 + graphs.CAPTURED_RUN
 
 
 def test_a_disturbed_run_is_repeated(monkeypatch):
