@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import openrnn
-from openrnn.nn.fixed_options import OWN, SHARED
 from openrnn.nn.network import Network
 
 LATER = {"backend", "batch_first", "dropout"}  # followed by each call
@@ -23,7 +22,7 @@ OTHER = {
 def test_every_argument_is_fixed_or_followed():
     made = set(inspect.signature(Network.__init__).parameters) - {"self", "device", "dtype"}
     assert made - LATER == set(OTHER)
-    assert {*OTHER, "nonlinearity"} == SHARED | OWN
+    assert Network._fixed | Network._fixed_extras == set(OTHER)
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -50,9 +49,36 @@ def test_a_nonlinearity_is_fixed(kind):
     assert module.nonlinearity == "tanh"
 
 
-def test_a_one_step_module_has_fixed_options():
-    with pytest.raises(AttributeError, match="GRUCell takes hidden_size"):
-        openrnn.GRUCell(3, 4).hidden_size = 5
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden_size", 5), ("bias", False), ("input_mode", 1)]
+)
+def test_a_one_step_module_has_fixed_options(name, value):
+    with pytest.raises(AttributeError, match=f"GRUCell takes {name}"):
+        setattr(openrnn.GRUCell(3, 4), name, value)
+
+
+@pytest.mark.parametrize("name", ["num_layers", "proj_size", "reverse", "nonlinearity"])
+def test_what_a_class_does_not_take_is_free(name):
+    cell = openrnn.LSTMCell(3, 4)
+    setattr(cell, name, 2)
+    assert getattr(cell, name) == 2
+
+
+@pytest.mark.parametrize("name", ["dropout", "batch_first"])
+def test_a_one_step_module_has_submodules_of_any_name(name):
+    class WithDropout(openrnn.LSTMCell):
+        def __init__(self):
+            super().__init__(4, 6)
+            setattr(self, name, torch.nn.Dropout(0.5))
+
+        def forward(self, x, hx=None):
+            return getattr(self, name)(super().forward(x, hx)[0])
+
+    x = torch.randn(3, 4)
+    cell = WithDropout().eval()
+    h, _ = openrnn.LSTMCell.forward(cell, x)
+    for _ in range(4):  # the last ones as prepared calls
+        assert torch.equal(cell(x), h)
 
 
 class Encoder(openrnn.LSTM):

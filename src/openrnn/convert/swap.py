@@ -193,7 +193,10 @@ def _turn(module: nn.Module, to: str, options: Options) -> str | None:
     reason = _inexact(module) if to == "torch" else None
     if reason is not None:
         return reason
-    twin, own = _twin(found.new, module), set(vars(_twin(found.old, module)))
+    try:
+        twin, own = _twin(found.new, module), set(vars(_twin(found.old, module)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"its attributes are those of no such module: {error}"
     if to == "openrnn":
         twin.backend = options.backend  # type: ignore[assignment]  # no module
     reason = _misfit(module, twin) or _clash(module, twin, own)
@@ -218,16 +221,18 @@ def _inexact(module: Any) -> str | None:
 def _twin(face: type[nn.Module], module: Any) -> nn.Module:
     """A module of another class with the sizes of this one, without memory."""
     options = {"bias": module.bias, "device": "meta"}
-    if hasattr(module, "nonlinearity"):
+    if issubclass(face, (nn.RNN, ours.RNN)):
+        options["nonlinearity"] = module.mode.removeprefix("RNN_").lower()  # torch goes by mode
+    if issubclass(face, (nn.RNNCell, ours.RNNCell)):
         options["nonlinearity"] = module.nonlinearity
-    if hasattr(module, "num_layers"):
+    if issubclass(face, (nn.RNNBase, ours.Layer)):
         options |= {
             "num_layers": module.num_layers,
             "batch_first": module.batch_first,
             "bidirectional": module.bidirectional,
         }
-    if getattr(module, "proj_size", 0):
-        options["proj_size"] = module.proj_size
+        if module.proj_size:
+            options["proj_size"] = module.proj_size
     return face(module.input_size, module.hidden_size, **options)
 
 
@@ -241,6 +246,9 @@ def _misfit(module: nn.Module, twin: nn.Module) -> str | None:
         if not isinstance(tensor, torch.Tensor) or tensor.shape != wanted.shape:
             got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
             return f"{name} must have shape {tuple(wanted.shape)}, got {got}"
+    for name, _ in module.named_parameters(recurse=False):
+        if name.startswith(("bias_ih", "bias_hh")) and twin._parameters.get(name) is None:
+            return f"it has {name}, though its attribute bias is {module.bias}"
     wrong = [name for name in lists if name not in twin._parameters]
     return f"parametrization of {wrong[0]}, which is not its own" if wrong else None
 
@@ -251,6 +259,8 @@ def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
     for name in (*vars(module), *module._parameters, *module._buffers, *module._modules):
         if name == "qconfig":
             continue  # of torch.ao.quantization: ours keep it, too
+        if name == "_compiled_call_impl" and vars(module)[name] is not None:
+            return "it was compiled by its method compile: convert it before"
         if callable(getattr(kind, name, None)):
             return f"its method {name} was replaced"
         if name not in own and (name in vars(twin) or hasattr(type(twin), name)):

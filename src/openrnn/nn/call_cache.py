@@ -4,10 +4,10 @@ At T = 1 the checks and choices of a call cost more than its step. So a module r
 the second of a kind on.
 """
 
+import copy
 from collections.abc import Hashable, Sequence
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,10 +22,8 @@ from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode, is_u
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: recorded or not, in inference mode or not, of other strides
 
-# of a module what its calls follow from, beside tensors
-_settings = attrgetter("backend", "training", "dropout", "batch_first")
-
 Key = tuple[Hashable, ...]
+Copied = TypeVar("Copied", bound="CachingModule")
 Stored = tuple[dict[str, Any], list[str]]
 
 
@@ -59,12 +57,13 @@ class _CachedCall(NamedTuple):
 
 
 class Module(Protocol):
-    """A layer or a one-step module."""
+    """A layer or a one-step module.
 
-    backend: str
-    training: bool
-    dropout: float
-    batch_first: bool
+    Attributes:
+        _settings: gives those attributes of the module that its calls follow.
+    """
+
+    _settings: ClassVar[Any]
 
     def _reads(self) -> Stored:
         """The tensors that a call reads beside x and states, by name, and these names in order."""
@@ -257,7 +256,8 @@ class AutocastCall:
 def _key(module: Module, kind: str, x: Tensor, hx: type, masks: Masks) -> Key:
     """What a call is beyond its tensors; of x the sizes, by which calls differ most."""
     casts = autocast.wanted(x.device) if torch._C._is_any_autocast_enabled() else None
-    return kind, x.shape, hx, masks.lengths is None, masks.reset is None, casts, _settings(module)
+    settings = module._settings(module)
+    return kind, x.shape, hx, masks.lengths is None, masks.reset is None, casts, settings
 
 
 def _every(x: Any, params: Sequence[Any], hx: Any, masks: Masks) -> tuple[Any, ...]:
@@ -269,6 +269,7 @@ def _every(x: Any, params: Sequence[Any], hx: Any, masks: Masks) -> tuple[Any, .
 class CachingModule(WarnsOnApply):
     """A module that remembers calls; they are no part of its state, nor of its copies."""
 
+    _settings: ClassVar[Any]
     _names: list[str]  # of its parameters
 
     def __init__(self) -> None:
@@ -301,6 +302,13 @@ class CachingModule(WarnsOnApply):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_call_cache"}
+
+    def __deepcopy__(self: Copied, memo: dict[int, Any]) -> Copied:
+        made: Copied = self.__new__(type(self))
+        memo[id(self)] = made
+        # not the class's own: a parametrized module refuses to give its state
+        made.__setstate__(copy.deepcopy(CachingModule.__getstate__(self), memo))
+        return made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's

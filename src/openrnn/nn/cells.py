@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 from inspect import Signature, signature
-from typing import Any, NoReturn
+from operator import attrgetter
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,9 @@ class CellModule(FixedOptions, CachingModule):
     `input_mode` is that of the layers: without `weight_ih` where it is "skip" or "gates".
     """
 
-    dropout, batch_first = 0.0, False  # as `CallCache` asks them of layers, too
+    _settings: ClassVar[Any] = attrgetter("backend", "training")
+    _fixed = frozenset(("bias", "hidden_size", "input_size"))
+    _fixed_extras = frozenset(("cell", "input_mode"))
 
     def __init__(
         self,
@@ -207,6 +210,7 @@ class RNNCell(_OneState):
     """
 
     _title = "RNNCell"
+    _fixed = CellModule._fixed | {"nonlinearity"}
 
     def __init__(
         self,

@@ -143,6 +143,8 @@ class RNN(_OneState):
         (5, 3, 20)
     """
 
+    _fixed = Layer._fixed | {"nonlinearity"}
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_projection(kwargs)
         if len(args) > 3:

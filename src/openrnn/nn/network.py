@@ -1,8 +1,8 @@
 """A network as a module: parameters under torch's names, where they lie, what a copy takes."""
 
-import copy
 import math
-from typing import Any, NoReturn
+from operator import attrgetter
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,14 @@ class Network(FixedOptions, CachingModule):
     dropout: float
     backend: str
     _precision = ""  # of a call's `Problem`; empty: by the spec, or torch's setting
+    _settings: ClassVar[Any] = attrgetter("backend", "training", "dropout", "batch_first")
+    _fixed = frozenset(
+        ("bias", "bidirectional", "hidden_size", "input_size", "num_layers", "proj_size")
+    )
+    _fixed_extras = frozenset((
+        "algorithm", "bias_mode", "cell", "cell_clip", "input_mode", "precision", "recompute",
+        "reset_dropout_state", "reverse", "wavefront",
+    ))  # fmt: skip
 
     def __init__(
         self,
@@ -127,10 +135,7 @@ class Network(FixedOptions, CachingModule):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Network":
-        made = self.__new__(type(self))
-        memo[id(self)] = made
-        # a parametrized one refuses to give its state
-        made.__setstate__(copy.deepcopy(CachingModule.__getstate__(self), memo))
+        made: Network = super().__deepcopy__(memo)
         made.flatten_parameters()
         return made
 
