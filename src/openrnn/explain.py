@@ -225,11 +225,11 @@ def _device(given: Any) -> torch.device:
 
 
 def _capability(given: Any) -> tuple[int, int] | None:
-    pair = isinstance(given, tuple) and len(given) == 2 and all(type(n) is int for n in given)
-    if given is not None and not pair:
-        raise ValueError(f"capability must be two numbers, as (9, 0), got {given!r}")
-    found: tuple[int, int] | None = given
-    return found
+    if given is None:
+        return None
+    if isinstance(given, tuple) and len(given) == 2 and all(type(n) is int for n in given):
+        return given
+    raise ValueError(f"capability must be two numbers, as (9, 0), got {given!r}")
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:

@@ -208,7 +208,7 @@ def _turn(module: nn.Module, to: str, options: Options) -> str | None:
 
 def _inexact(module: Any) -> str | None:
     """What ours has and torch has not."""
-    spec = module.spec if isinstance(module, ours.Layer) else module._spec
+    spec = module._spec
     if spec.bias_mode not in ("double", "none"):
         return f"bias_mode {spec.bias_mode!r}, torch has two bias vectors or none"
     for option in fields(Spec):

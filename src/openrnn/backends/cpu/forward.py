@@ -102,8 +102,7 @@ class ForwardBuilder(ProgramBuilder):
         elif self.bf16:
             args.packed, args.product = 1, matrices.bf16_product().address
         elif self.in_place:
-            name = self.problem.dtype_name
-            args.product = matrices.dots_16bit(name).address
+            args.product = matrices.dots_16bit(self.problem.dtype_name).address
         loop, args.row_function = build.forward(layer.cell, layout.dtype)
         given["final"] = self.states_of(layer, "final")
         if self.problem.return_states:

@@ -98,8 +98,7 @@ def _narrow(problem: Problem) -> list[str]:
         if multiplies_bf16(problem, problem.steps, problem.batch):
             but = ", but products are of numbers rounded to bfloat16"
         elif any(reads(problem, problem.steps, problem.batch) for reads in _READ):
-            name = problem.dtype_name
-            but = f", but matrices are read as {name}"
+            but = f", but matrices are read as {problem.dtype_name}"
     return [f"computed in float32, between conversions of tensors{but}"]
 
 

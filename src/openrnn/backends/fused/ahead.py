@@ -68,10 +68,10 @@ def _several(problem: Problem, kind: str, option_names: plan.OptionNames, batch:
     """Whether long calls run two loops at once in another kernel than one: see `schedules`."""
     spec = problem.spec
     if spec.bidirectional:
-        several = [
-            both_at_once(problem, kind, option_names, steps, batch) for steps in (LONG, *OTHERS)
-        ]
-        return any(2 in loops for loops in several)
+        return any(
+            2 in both_at_once(problem, kind, option_names, steps, batch)
+            for steps in (LONG, *OTHERS)
+        )
     known = measured.knows(problem.capability or (0, 0), problem.processors)
     if spec.wavefront == 0 or not (spec.wavefront or known):
         return False
