@@ -9,9 +9,9 @@ cuBLAS's kernels, too, whose names begin with nvjet; where they are excluded it 
 Each case is named before it runs, so that a report can be told to belong to it. The sanitizer
 itself says what is wrong; here a result that is no number ends the run.
 
-In loops with multicast one lane arrives at an mbarrier for its warp, after `__syncwarp`. racecheck
-does not see that the other lanes' accesses come before, and reports each of them. With
-`--every-lane` all lanes arrive, and it has no report of these kernels.
+In loops with multicast and of stacks one lane arrives at an mbarrier for its warp, after
+`__syncwarp`. racecheck does not see that the other lanes' accesses come before, and reports each of
+them. With `--every-lane` all lanes arrive, and it has no report of these kernels.
 """
 
 import argparse
@@ -27,8 +27,9 @@ from openrnn.backends.fused import schedules
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import Traced
-from openrnn.tuning import plan
+from openrnn.tuning import cluster_stack, plan
 
 BF16, TF32 = torch.bfloat16, torch.float32
 Case = dict[str, object]
@@ -44,9 +45,13 @@ def cases() -> Iterator[Case]:
         yield {"cell": cell, "hidden": 64, "bidirectional": True, "steps": 120}
         yield {"cell": cell, "hidden": 64, "layers": 3, "wavefront": 3, "steps": 11}
         yield {"cell": cell, "hidden": 256, "layers": 3, "wavefront": 3, "masks": True}
-        for batch in (33, 70):  # all layers in one launch
-            stack = {"cell": cell, "hidden": 256, "layers": 3, "wavefront": 1, "batch": batch}
-            yield {**stack, "steps": 11}
+        # all layers in one launch, with multicast or in clusters, of which 24 fill a block
+        stack = {"cell": cell, "layers": 3, "wavefront": 1, "steps": 11}
+        for batch in (33, 70):
+            yield {**stack, "hidden": 256, "batch": batch, "multicast": True}
+        for hidden, batch in ((24, 9), (64, 33), (256, 20)):
+            for dtype in (BF16, TF32):
+                yield {**stack, "hidden": hidden, "batch": batch, "dtype": dtype}
         for hidden, batch in ((64, 3), (256, 33), (1024, 16), (128, 560)):
             for dtype in (BF16, TF32):
                 yield {
@@ -80,7 +85,7 @@ def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
     masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
-    stepwise: bool = False,
+    stepwise: bool = False, multicast: bool = False,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
@@ -88,6 +93,7 @@ def run(
         masks: lengths and resets; resets: resets to states that are given.
         cut: in three chunks of time.
         stepwise: as if no kernel held R.
+        multicast: as if clusters held no layer of a stack.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -118,6 +124,9 @@ def run(
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
         patch.object(schedules, "edges_of_both", lambda *_: edges) if cut else nullcontext(),
         patch.multiple(plan, forward=none, backward=none) if stepwise else nullcontext(),
+        patch.multiple(cluster_stack, forwards=none, backwards=none)
+        if multicast
+        else nullcontext(),
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)
@@ -129,16 +138,20 @@ def run(
 def every_lane_arrives() -> None:
     """Kernels are compiled so that each lane arrives at the mbarriers that await warps."""
     plain = cuda.source
-    changes = {
-        "if (here.lane == 0) arrive(mbarrier_at(mbarrier));": "arrive(mbarrier_at(mbarrier));",
+    arrival = {"if (lane == 0) arrive(mbarrier);": "arrive(mbarrier);"}
+    of_multicast = {
         ": offset < READ ? PRODUCT_WARPS : CELL_WARPS;":
             ": offset < READ ? PRODUCT_WARPS * 32 : CELL_WARPS * 32;",
     }  # fmt: skip
+    of_stack = {"mbarrier_set(mbarriers + at * 8, 1);": "mbarrier_set(mbarriers + at * 8, 32);"}
 
     def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
-        text = plain(cell, dtype, config)
+        text, changes = plain(cell, dtype, config), {}
+        if isinstance(config, MulticastConfig | StackConfig):
+            counts = of_multicast if isinstance(config, MulticastConfig) else of_stack
+            changes = arrival | counts
         for before, after in changes.items():
-            if isinstance(config, MulticastConfig) and text.count(before) != 1:
+            if text.count(before) != 1:
                 raise SystemExit(f"kernels have no longer {before!r} once")
             text = text.replace(before, after)
         return text

@@ -90,7 +90,7 @@ class Cluster:
                 going.remove(one)
 
 
-BARRIER = "if (TILES_IN_FLIGHT == 1) __syncthreads();"
+BARRIER = "if (TILES_IN_FLIGHT == 1) loop_barrier<THREADS>();"
 SHAPES = [(2, 2, 4), (4, 2, 8), (2, 4, 6), (3, 3, 9), (2, 6, 4)]  # in the last some are without
 
 
@@ -128,7 +128,7 @@ def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     parts = "inputs.copy(", "wait_for_shares(", "receive_shares("
     found = [step.index(part) for part in parts]
     assert found == sorted(found)
-    assert "__syncthreads" not in step
+    assert "loop_barrier" not in step
     wait = between(text, "void wait_for_shares(", "INLINE void")
     assert wait.index(BARRIER) < wait.index("mbarrier_wait(mbarrier, phase)")
-    assert wait.count("__syncthreads") == 1
+    assert wait.count("loop_barrier") == 1

@@ -16,15 +16,16 @@ from test_cluster_protocol import BARRIER
 from test_fused_gpu import MULTICAST, family, step  # noqa: F401
 
 import openrnn
-from openrnn import cells, store
+from openrnn import cells, memo, store
 from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.multicast_config import CELL_WARPS, MulticastConfig
+from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.native import nvrtc
 from openrnn.nn.call_cache import CallCache
-from openrnn.tuning import plan
+from openrnn.tuning import cluster_stack, plan
 
 LAG = """
 #define LAG(WHEN) {{ \\
@@ -98,6 +99,18 @@ EARLY = f"        if (here.warp == 0 && here.lane < CLUSTER) {RELEASE}"
 TOO_EARLY = {RELEASED: "", PRODUCT: f"        if (here.warp == 0) {CAME};\n{EARLY}{PRODUCT}"}
 # A layer of a stack does not ask how far the one that reads its values is.
 FOLLOWERS = {"            if (half == OWN) await_followers(here, exchange, set, i);\n": ""}
+# In clusters: an input warp fills a stage that its loop warp has yet to read, or multiplies an
+# operand before all of it is there.
+STAGES = {"        if (i >= STAGES) mbarrier_wait(empty(i), i / STAGES - 1 & 1);\n": ""}
+OPERAND = {"            input_barrier();  // all of the operand is there\n": ""}
+# a loop warp and an input warp in a block whose layer follows another
+LOOP_WARP, INPUT_WARP, FOLLOWING_BLOCK = 1, 5, 9
+ONE_LOOP_WARP = ONE_WARP | {
+    "before_product": f"(threadIdx.x >> 5) == {LOOP_WARP} && blockIdx.x == {FOLLOWING_BLOCK}",
+}
+ONE_INPUT_WARP = ONE_WARP | {
+    "before_product": f"(threadIdx.x >> 5) == {INPUT_WARP} && blockIdx.x == {FOLLOWING_BLOCK}",
+}
 SPIN_LIMITS = count(1 << 22)  # bounded waits; and kernels are remembered by this number
 
 
@@ -105,6 +118,21 @@ def with_multicast(test):
     """A test of these kernels alone."""
     only = pytest.mark.parametrize("family", MULTICAST, indirect=True)
     return pytest.mark.gpu(pytest.mark.usefixtures("family")(only(test)))
+
+
+def no_clusters(patch):
+    """Stacks run with multicast, as if clusters held no layer."""
+    patch.setattr(cluster_stack, "forwards", lambda *_: ())
+    patch.setattr(cluster_stack, "backwards", lambda *_: ())
+    memo.clear()
+
+
+@pytest.fixture
+def multicast_only():
+    with pytest.MonkeyPatch.context() as patch:
+        no_clusters(patch)
+        yield
+    memo.clear()
 
 
 def late(original, when, changes, kind, cell, dtype, config):
@@ -138,12 +166,14 @@ def lagging(monkeypatch, tmp_path):
     return make
 
 
-def outcome(folder, kind, sizes, when, fault):
+def outcome(folder, kind, sizes, when, fault, multicast=True):
     """How a layer or stack with a fault ends: an error's words, or whether its bits are others."""
     case = given(cells.lstm, *sizes)
-    wanted = step(*case)
     try:
         with pytest.MonkeyPatch.context() as patch:
+            if multicast:
+                no_clusters(patch)
+            wanted = step(*case)
             found = lagged(patch, folder, case, when, fault, kind)
         return "others" if not all(map(torch.equal, found, wanted)) else "the same"
     except RuntimeError as error:
@@ -236,7 +266,7 @@ def stacks():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("stacks")
+@pytest.mark.usefixtures("stacks", "multicast_only")
 @pytest.mark.parametrize(
     "when",
     [NOW_AND_THEN, ONE_PRODUCT_WARP, ONE_CELL_WARP, ONE_BLOCK, LAST_BLOCK],
@@ -247,9 +277,29 @@ def stacks():
     [(cells.lstm, 256, 64, 3), (cells.lstm, 512, 100, 2), (cells.gru, 256, 40, 2)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_stack_in_one_launch(lagging, cell, hidden, batch, layers, when):
+def test_a_stack_with_multicast(lagging, cell, hidden, batch, layers, when):
     """The same, and layers that run ahead of the one that reads their values."""
     case = given(cell, hidden, batch, layers=layers)
+    wanted = step(*case)
+    assert all(map(torch.equal, lagging(case, when), wanted))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.parametrize(
+    "when",
+    [NOW_AND_THEN, ONE_LOOP_WARP, ONE_INPUT_WARP, ONE_BLOCK, LAST_BLOCK],
+    ids=["many", "loop warp", "input warp", "block", "last block"],
+)
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "batch", "layers"),
+    [(cells.lstm, torch.bfloat16, 256, 16, 3), (cells.lstm, torch.float32, 128, 20, 2),
+     (cells.gru, torch.bfloat16, 64, 100, 4), (cells.rnn_tanh, torch.bfloat16, 40, 9, 3)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)  # fmt: skip
+def test_a_stack_in_clusters(lagging, cell, dtype, hidden, batch, layers, when):
+    """An order that is luck gives other bits, or a trap; y and gate gradients say when to go on."""
+    case = given(cell, hidden, batch, dtype, layers)
     wanted = step(*case)
     assert all(map(torch.equal, lagging(case, when), wanted))
 
@@ -280,6 +330,33 @@ def test_a_layer_that_does_not_await_its_followers_is_seen(tmp_path, kind, when)
     assert apart(tmp_path, kind, sizes, when, FOLLOWERS) == "others"
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("stacks")
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("when", "fault"), [(ONE_LOOP_WARP, STAGES), (NOW_AND_THEN, OPERAND)], ids=["stages", "operand"]
+)
+def test_input_warps_that_do_not_wait_are_seen(tmp_path, kind, when, fault):
+    sizes = 256, 16, torch.bfloat16, 3
+    found = apart(tmp_path, kind, sizes, when, fault, False)
+    assert found == "others" or "launch failure" in found
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_the_places_of_stacks_in_clusters_are_there(kind):
+    """Each once; the warps that lag are of the kind that they are named for."""
+    cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
+    asked = kind, flags, cell, "bfloat16", 256, 16, (9, 0), 132
+    config = plan.ranked(*asked, layers=3)[0]
+    assert isinstance(config, StackConfig)
+    assert LOOP_WARP < config.warps <= INPUT_WARP < 2 * config.warps
+    layer = FOLLOWING_BLOCK // config.cluster % 3
+    assert layer > 0 if kind == "forward" else layer < 2  # it follows another
+    text = cuda.source(cell, "bfloat16", config)
+    assert all(text.count(place) == 1 for place in (*STAGES, *OPERAND))
+    assert all(text.count(place) >= 1 for place in PLACES)
+
+
 def test_the_places_are_there():
     """In both kinds of kernels, clusters and grids; and the one warp that lags."""
     cell = trace(cells.lstm)
@@ -294,6 +371,7 @@ def test_the_places_are_there():
                 assert config.cluster > BLOCK
 
 
+@pytest.mark.usefixtures("multicast_only")
 @pytest.mark.parametrize(
     ("hidden", "batch", "layers"), [(1024, 128, 1), (1024, 256, 1), (256, 64, 3), (512, 100, 2)]
 )

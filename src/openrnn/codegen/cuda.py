@@ -20,6 +20,7 @@ from openrnn.codegen.config import (
     saved_names,
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
+from openrnn.codegen.stack_config import StackForwardConfig
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
@@ -82,7 +83,8 @@ def _accumulated_halved(cell: Traced, dtype: str, config: KernelConfig) -> froze
     bound by shared memory: there it saves no time and takes more registers. None where a GEMM
     multiplies R.
     """
-    plain = config.kind == "backward" or config.clusters > 1 or config.wgmma or config.stepwise
+    through_l2 = config.clusters > 1 and not isinstance(config, StackForwardConfig)
+    plain = config.kind == "backward" or through_l2 or config.wgmma or config.stepwise
     return frozenset() if plain else halved_gates(cell, dtype)
 
 
@@ -169,7 +171,7 @@ def _numbers(dtype: str) -> dict[str, int]:
     """The constants of a dtype, and zeros for what only some configurations define."""
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF_OPERANDS": False,
-        "PADDED": False, "SCALED": 0,
+        "PADDED": False, "SCALED": 0, "LAYERS": 1,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.config import (
+    SIZES,
     BackwardConfig,
     ForwardConfig,
     GridBackwardConfig,
@@ -15,10 +16,11 @@ from openrnn.codegen.config import (
     KernelConfig,
 )
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
-from openrnn.tuning import cluster, grid, measured, multicast, stepwise
+from openrnn.tuning import cluster, cluster_stack, grid, measured, multicast, stepwise
 from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
@@ -40,6 +42,8 @@ def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits
         return grid.step_cycles(cell, dtype, config, batch, limits)
     if isinstance(config, MulticastConfig):
         return multicast.step_cycles(cell, config, batch, limits)
+    if isinstance(config, StackConfig):
+        return cluster_stack.step_cycles(cell, dtype, config, batch, limits)
     return cluster.step_cycles(cell, dtype, config, batch)
 
 
@@ -184,11 +188,18 @@ def _of_stack(
     kind: str, cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None, layers: int,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The kernels that run so many layers in one launch, best first by the model."""
+    """The kernels that run so many layers in one launch, best first by the model.
+
+    Those with multicast only where they were measured, or where clusters do not hold R.
+    """
     limits = Limits.of(capability, processors)
-    fitting = multicast.forwards if kind == "forward" else multicast.backwards
-    found = [*fitting(cell, dtype, hidden, limits, layers)]
-    return tuple(sorted(found, key=lambda one: multicast.step_cycles(cell, one, batch, limits)))
+    asked = cell, dtype, hidden, limits, layers
+    forward = kind == "forward"
+    fitting = cluster_stack.forwards if forward else cluster_stack.backwards
+    found: list[ForwardConfig | BackwardConfig] = [*fitting(*asked)]
+    if SIZES[dtype] == 2 and (not found or multicast.knows_stack(hidden, batch)):
+        found += (multicast.forwards if forward else multicast.backwards)(*asked)
+    return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
 
 
 def _mask(option_names: OptionNames) -> str:

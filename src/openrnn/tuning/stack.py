@@ -7,8 +7,9 @@ those of large batches, `tuning/multicast.py`.
 from typing import NamedTuple
 
 from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
-from openrnn.tuning import measured, plan, wavefront
+from openrnn.tuning import measured, multicast, plan, wavefront
 from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
@@ -19,9 +20,6 @@ BATCHED_PRODUCTS = 0.7
 # model (H100, 13 stacks), and mostly more from H 512 on. From there on the model's time is
 # multiplied by this factor.
 CORRECTION, CORRECTION_FROM = 1.05, 512
-# Beyond these forward was as quick at most (2 x 768, 8 x 256 at B 16), or nothing was measured;
-# backward of 2 x 768 took 0.86 of the time, and is not taken.
-LEAST_BATCH, LEAST_HIDDEN, MOST_HIDDEN = 32, 256, 640
 
 
 class StackPlan(NamedTuple):
@@ -50,8 +48,8 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
     configs = plan.ranked(*asked, layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
-    sizes = batch >= LEAST_BATCH and LEAST_HIDDEN <= stack.hidden <= MOST_HIDDEN
-    if chunk is None and not sizes:
+    by_multicast = isinstance(configs[0], MulticastConfig)
+    if chunk is None and by_multicast and not multicast.knows_stack(stack.hidden, batch):
         return None
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)

@@ -170,10 +170,12 @@ class BackwardPass(ForwardLoops):
     def fill_flags(self, operation: FillFlags) -> None:
         if not operation.backward:
             super().fill_flags(operation)
-        elif (buffer := self._flag_buffer(operation)) is None:
-            fill_flags(self._at(operation).d_gates(operation.chunk))
-        else:
+        elif (buffer := self._flag_buffer(operation)) is not None:
             fill_flags(buffer[:, : self._backward_loops[operation.place[:2]].filled])
+        elif self._all_d_gates is not None:  # each layer polls for those of the layer above
+            fill_flags(self._all_d_gates[1:].flatten(0, 1))
+        else:
+            fill_flags(self._at(operation).d_gates(operation.chunk))
 
     def _flag_buffer(self, operation: OfChunk) -> Tensor | None:
         """The flag buffer of a chunk's backward loop, None where the gate gradients are it."""

@@ -8,9 +8,18 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.lengths import SortedLengths
+from openrnn.backends.fused.pass_runner import fill_flags
 from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.single_step import launch_forward
-from openrnn.schedule.operations import BeginLayer, Dropout, Loop, OfChunk, StackLoop, Step
+from openrnn.schedule.operations import (
+    BeginLayer,
+    Dropout,
+    FillFlags,
+    Loop,
+    OfChunk,
+    StackLoop,
+    Step,
+)
 
 
 class ForwardPass(ForwardLoops):
@@ -60,6 +69,8 @@ class ForwardPass(ForwardLoops):
             elif len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])
             last = operation.layer == self.spec.num_layers - 1
+            if operation.layers > 1 and self.lower is None:
+                self.lower = self.empty(operation.layers - 1, self.steps, self.batch, width)
             if last and self.call.results:
                 y = self.call.results[0]
             elif last or self.lower is None:
@@ -99,6 +110,17 @@ class ForwardPass(ForwardLoops):
             (self._left.get(place), room), self.finals, self.all_states, operation.signals,
         )  # fmt: skip
         self._left[place] = room
+
+    def fill_flags(self, operation: FillFlags) -> None:
+        if self.lower is not None and self._reads_outputs(operation):
+            fill_flags(self.lower.flatten(0, 1))
+        else:
+            super().fill_flags(operation)
+
+    def _reads_outputs(self, operation: OfChunk) -> bool:
+        """Whether one launch runs all layers, which poll for y of those below."""
+        loop = self.inputs_of(operation).loop
+        return loop.config.layers > 1 and not loop.has_flag_buffer
 
     def stack_loop(self, operation: StackLoop) -> None:
         words: list[int] = []

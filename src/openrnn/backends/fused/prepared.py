@@ -26,8 +26,9 @@ class PreparedLoop:
         polls: its blocks wait for values in a flag buffer, which may be y or the gate gradients.
         parts: of the sums over rows that backward leaves.
         has_flag_buffer: the loop polls a buffer of its own. Else it polls y, in backward the gate
-            gradients. Forward needs the buffer where y is not what blocks send each other: with
-            masks, padding or float16 operands.
+            gradients, in a stack in clusters those of another layer. The forward loop of a grid
+            needs the buffer where y is not what blocks send each other: with masks, padding or
+            float16 operands.
         filled: rows of that buffer's steps that are filled before a launch; None: all of them.
     """
 
@@ -42,7 +43,7 @@ class PreparedLoop:
         forward = options.kind == "forward"
         self.has_flag_buffer = self.polls and (
             not self.config.y_flags
-            or (forward and (masks or not layer.exact or self.config.half_operands))
+            or (forward and layers == 1 and (masks or not layer.exact or self.config.half_operands))
         )
         self.filled: int | None = None
         if self.has_flag_buffer:

@@ -3,8 +3,6 @@
 See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
 """
 
-import torch
-
 from openrnn.backends.base import traced
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
@@ -36,8 +34,6 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
 
 def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why one launch does not run all layers; None where it may, if there is a kernel."""
-    if problem.dtype == torch.float32:
-        return "float32 products"
     if problem.reset:
         return "resets"
     if problem.drops:

@@ -5,6 +5,8 @@
 // gradients of the block's cells; they go to memory and, through shared memory, into the block's
 // product, which is its share of dh of all units. A unit's owner adds the shares of all blocks, by
 // pairs in the order of blocks, so that results are the same in every run.
+//
+// In a stack (LAYERS > 1) each layer has clusters of its own, see stack_backward.cuh.
 
 #include "device.cuh"
 #include "saved.cuh"
@@ -13,7 +15,8 @@
 
 constexpr int BLOCK_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;                            // of loop warps
+constexpr int BLOCK_THREADS = (LAYERS > 1 ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int ROWS = TILES * 8;
 constexpr int OWN = BLOCK_GROUPS * 8;                              // units of a block
 constexpr int K_TILES = (GATES * OWN + K_TILE - 1) / K_TILE;
@@ -29,19 +32,37 @@ constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradi
 constexpr int SHARE_BYTES = TILES * BLOCK_GROUPS * 256;            // dh from one block
 constexpr int SHARES_BYTES = CLUSTER * SHARE_BYTES;                // and from all: one buffer
 
+namespace own {  // a stack has another product, of other sizes
 #include "product.cuh"
+}
+using namespace own;
 
-// shared memory, in bytes: mbarriers, numbers of rows, gate gradients, two buffers of shares of dh,
-// ring of inputs, R
-constexpr int AT_ROWS = TILES_IN_FLIGHT * 2 * 8;
+// In a stack: W_ih of the layer above, transposed. Rows are the block's units, K all gates of a
+// row; of that each input warp has a part.
+constexpr bool STACK = LAYERS > 1;
+constexpr int ABOVE_TILES = ((GATES * UNITS + K_TILE - 1) / K_TILE + WARPS - 1) / WARPS;
+constexpr int ABOVE_ROWS = (BLOCK_GROUPS + 1) / 2;  // of 16 units
+constexpr int ABOVE_FRAGMENTS = ABOVE_TILES * ABOVE_ROWS;
+constexpr int ABOVE_HELD =  // in registers
+    ABOVE_FRAGMENTS < REGISTER_FRAGMENTS ? ABOVE_FRAGMENTS : REGISTER_FRAGMENTS;
+
+// shared memory, in bytes: mbarriers, numbers of rows, gate gradients, in a stack those of the
+// layer above, two buffers of shares of dh, ring of inputs, R, in a stack W_ih of the layer above
+// and shares of dy
+constexpr int AT_HANDOVER = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_ROWS = AT_HANDOVER + (STACK ? 2 * WARPS * STAGES * 8 : 0);
 constexpr int AT_GATES = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_SHARES = AT_GATES + TILES_IN_FLIGHT * OPERAND_BYTES;
+constexpr int AT_ABOVE = AT_GATES + TILES_IN_FLIGHT * OPERAND_BYTES;
+constexpr int AT_SHARES = AT_ABOVE + (STACK ? WARPS * ABOVE_TILES * TILES * 512 : 0);
 constexpr int AT_RING = AT_SHARES + TILES_IN_FLIGHT * 2 * SHARES_BYTES;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
 constexpr int STAGE_BYTES = TILES_IN_FLIGHT * SLOTS * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;       // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
-constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+constexpr int AT_INPUT_WEIGHTS = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+constexpr int AT_INPUT_SHARES =
+    AT_INPUT_WEIGHTS + (STACK ? WARPS * (ABOVE_FRAGMENTS - ABOVE_HELD) * 1024 : 0);
+constexpr int SHARED_BYTES = AT_INPUT_SHARES + (STACK ? WARPS * SHARE_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "shares are added by pairs");
 
@@ -51,21 +72,33 @@ constexpr int FEW = !SHORT ? 8 : WARPS > 4 ? 16 : 12;
 constexpr int ROUND = K_TILES * MMA_ROWS <= FEW && SLOTS * TILES_IN_FLIGHT == 1 ? 4 : 1;
 static_assert(ROUND == 1 || 4 % STAGES == 0, "after four steps all stands where it began");
 
+#include "layers.cuh"
 #include "backward_setup.cuh"
 #include "backward_step.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward(const __grid_constant__ BackwardArgs given_args) {
-    const BackwardArgs args = given_args;  // read once: loads at each use cost the loop more
-    const Place here;
+#if LAYERS > 1
+INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const int* rows,
+                            const BackwardArgs& upper);
+#endif
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+backward(const __grid_constant__ Layers<BackwardArgs> every) {
+    // read once: loads at each use cost the loop more
+    const BackwardArgs args = every.layers[layer_of_block()];
+    const Place here(every.layers[0].first_row);
     const int lane = here.lane;  // as a local: low-register kernels hold addresses otherwise
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<TILES_IN_FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
-                                        LENGTHS ? args.order : nullptr);
-    clear_shared<THREADS>(AT_GATES, AT_SHARES);
+    number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
+                                                       LENGTHS ? args.order : nullptr);
+    clear_shared<BLOCK_THREADS>(AT_GATES, AT_SHARES);
     const uint32 mbarriers = shared_address(shared);
+    begin_handover(mbarriers + AT_HANDOVER);
     const int message_bytes = here.message_bytes();
     mbarrier_init<TILES_IN_FLIGHT * 2>(mbarriers, message_bytes);
+#if LAYERS > 1
+    if (threadIdx.x >= THREADS)
+        return multiply_inputs(args, here, rows, every.layers[min(here.layer + 1, LAYERS - 1)]);
+#endif
     Cells cells;
     cells.load(args, here, rows);
 
@@ -86,6 +119,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     const Ring ring{shared_address(shared + ring_at), pin_if_room(lane * 16),
                     pin_if_room(SLOT_BYTES + reset_offset(lane)), later};
     const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    const Handover handover(here, mbarriers + AT_HANDOVER, here.layer < LAYERS - 1);
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
@@ -96,11 +130,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     int own_shares[SLOTS], own_gates[SLOTS][GATES], share_at[MMA_ROWS][2];
     uint32 owners[MMA_ROWS][2];
     find_offsets(here, mbarriers, own_shares, own_gates, share_at, owners);
-#if CLUSTER > 1
-    cluster_barrier();
-#else
-    __syncthreads();
-#endif
+    blocks_barrier();
 
     int write_buffer = 0, write_mbarrier = 0;  // offsets: of the shares that a step sends
     uint32 phase = 1;                          // of the other buffer's mbarrier
@@ -112,10 +142,12 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
             await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
+            handover.await_inputs(i);
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
             uint32 reset_rows[SLOTS];  // that were reset after the step: bit 4r of row r
             load_slots(cells, place, ring_at, fragment, stage, ring.reset_at, reset_turn, f,
                        resets, d_out, factor, reset_rows);
+            handover.release(i);
             inputs.copy(args, here, time, ring, place, resets, i + STAGES - 1, spare, f);
             if (before > 0) {  // a branch, so that the compiler computes no factors after the wait
                 wait_for_shares(here, mbarriers, f, write_mbarrier, phase, message_bytes);
@@ -132,7 +164,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
                 place_gates(slot.owned, f, own_gates[s], d_gate[s], pairs[s]);
                 if (!LATE) store_gates(args, has_row[f][s], d_gates[f][s], pairs[s]);
             }
-            __syncthreads();
+            loop_barrier<THREADS>();
             // dh = R^T dr, this block's share of all units; nobody waits for warps without units
             const bool multiplies =
                 CLUSTER == 1 || (WGMMA ? here.warp & ~3 : here.warp) * MMA_ROWS * 2 < GROUPS;
@@ -142,7 +174,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
                 send_shares(here, sums, share_at, owners, f, write_buffer, write_mbarrier);
             }
 #if CLUSTER == 1
-            __syncthreads();
+            loop_barrier<THREADS>();
 #endif
             if (LATE) {  // while messages travel
                 store_gates(args, has_row[f][0], d_gates[f][0], pairs[0]);

@@ -13,14 +13,19 @@ struct Slot {
 // Where a thread stands.
 struct Place {
     int thread, lane, warp, group_of_lane, thread_in_group, block;
+    int layer;                // of a stack
     int first_group, groups;  // of the block
-    int64 cluster, first_row;
+    int64 cluster, first_row;  // cluster: of those of a layer
 
-    INLINE Place() {
-        thread = pin(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+    // In a stack an input warp has the place of the loop warp that it serves.
+    INLINE explicit Place(int64 first_row_of_launch) {
+        thread = pin(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
+        lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
-        cluster = blockIdx.x / CLUSTER, first_row = cluster * (TILES_IN_FLIGHT * ROWS);
+        layer = layer_of_block();
+        cluster = cluster_of_layer(first_row_of_launch, TILES_IN_FLIGHT * ROWS);
+        first_row = cluster * (TILES_IN_FLIGHT * ROWS);
         first_group = first_group_of(block), groups = first_group_of(block + 1) - first_group;
     }
     INLINE Slot slot(int s) const { return Slot(warp * SLOTS + s, groups); }
@@ -103,7 +108,7 @@ struct Inputs {
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const uint32 target = ring.target + stage + (f * SLOTS + s) * ENTRY_BYTES;
-            if (here.lane * 16 < DY_BYTES)
+            if (here.lane * 16 < DY_BYTES && here.layer == LAYERS - 1)
                 copy_async<16>(target + ring.dy_offset, dy[f][s],
                                i < time.count && has_dy[f][s] ? 16 : 0);
             copy_saved_async(target + DY_BYTES, saved[f][s], place,

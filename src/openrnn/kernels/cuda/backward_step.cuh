@@ -26,7 +26,7 @@ INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int f, int writ
     // A step's gate gradients are written over those that the step before multiplied. Messages say
     // that their senders have read them, not that this block's other warps have; with two turns the
     // other turn's barrier says that. Here warps wait for messages anyway.
-    if (TILES_IN_FLIGHT == 1) __syncthreads();
+    if (TILES_IN_FLIGHT == 1) loop_barrier<THREADS>();
     const uint32 mbarrier = mbarriers + f * 16 + (8 - write_mbarrier);
     mbarrier_wait(mbarrier, phase);
     if (here.thread == 0) mbarrier_expect(mbarrier, message_bytes);
@@ -52,12 +52,17 @@ INLINE void add_live(const int (&length)[2], int t, const float (&d_gate)[2][PLA
         if (is_live(length, c, t)) add_up(cells.total[0], d_gate[c], d_vector[c]);
 }
 
-// Gate gradients of the lane's row of a slot to memory; then on to the next step's place.
+// Gate gradients of the lane's row of a slot to memory, where the layer below in a stack polls for
+// them; then on to the next step's place.
 INLINE void store_gates(const BackwardArgs& args, bool has_row, storage_t*& d_gates,
                         const Pair (&pairs)[PLANES]) {
     #pragma unroll
     for (int p = 0; p < PLANES; ++p)
+#if LAYERS > 1
+        if (has_row) publish(d_gates + p * UNITS, pairs[p]);
+#else
         if (has_row) store(d_gates + p * UNITS, pairs[p]);
+#endif
     d_gates = advanced(d_gates, args.d_gates_step_bytes);
 }
 

@@ -30,25 +30,6 @@ INLINE void warpgroup_barrier(int number) {
     asm volatile("barrier.sync %0, 128;" ::"r"(number + 1) : "memory");
 }
 
-// one thread opens the next phase of an mbarrier, which ends when so many bytes have arrived
-INLINE void mbarrier_expect(uint32 mbarrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier),
-                 "r"(bytes) : "memory");
-}
-
-// COUNT mbarriers whose first phase awaits so many bytes; with ODD_ONLY only that of odd ones is
-// opened. All threads see what the others wrote before.
-template <int COUNT, bool ODD_ONLY = false>
-INLINE void mbarrier_init(uint32 mbarriers, int bytes) {
-    const uint32 mbarrier = mbarriers + threadIdx.x * 8;
-    if (threadIdx.x < COUNT) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mbarrier) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    if (threadIdx.x < COUNT && (!ODD_ONLY || threadIdx.x & 1)) mbarrier_expect(mbarrier, bytes);
-}
-
 // st.async: stores into another block, whose mbarrier counts the bytes
 INLINE void store_async(uint32 target, uint4 value, uint32 mbarrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
@@ -60,6 +41,33 @@ INLINE void store_async(uint32 target, float low, float high, uint32 mbarrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
                  "[%0], {%1, %2}, [%3];" ::"r"(target), "r"(__float_as_uint(low)),
                  "r"(__float_as_uint(high)), "r"(mbarrier) : "memory");
+}
+#else
+INLINE int cluster_rank() { return 0; }
+INLINE void cluster_barrier() {}
+#endif
+
+#if CLUSTER > 1 || LAYERS > 1
+// one thread opens the next phase of an mbarrier, which ends when so many bytes have arrived
+INLINE void mbarrier_expect(uint32 mbarrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier),
+                 "r"(bytes) : "memory");
+}
+
+// one thread says that it has got so far; or, for its warp, one of its lanes
+INLINE void arrive(uint32 mbarrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+INLINE void arrive_warp(int lane, uint32 mbarrier) {
+    __syncwarp();
+    if (lane == 0) arrive(mbarrier);
+}
+
+// an mbarrier whose phases end after so many arrivals and all bytes that these announce
+INLINE void mbarrier_set(uint32 mbarrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals)
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Waits for the end of a phase. Kernels under test trap after SPIN_LIMIT polls; 0 waits for ever.
@@ -82,10 +90,19 @@ INLINE void mbarrier_wait(uint32 mbarrier, uint32 phase) {
     __trap();
 #endif
 }
-#else
-INLINE int cluster_rank() { return 0; }
-INLINE void cluster_barrier() {}
+#endif
 
+#if CLUSTER > 1
+// COUNT mbarriers whose first phase awaits so many bytes; with ODD_ONLY only that of odd ones is
+// opened. All threads see what the others wrote before.
+template <int COUNT, bool ODD_ONLY = false>
+INLINE void mbarrier_init(uint32 mbarriers, int bytes) {
+    const uint32 mbarrier = mbarriers + threadIdx.x * 8;
+    if (threadIdx.x < COUNT) mbarrier_set(mbarrier, 1);
+    __syncthreads();
+    if (threadIdx.x < COUNT && (!ODD_ONLY || threadIdx.x & 1)) mbarrier_expect(mbarrier, bytes);
+}
+#else
 template <int COUNT, bool ODD_ONLY = false>
 INLINE void mbarrier_init(uint32, int) {
     __syncthreads();

@@ -9,6 +9,8 @@
 // other buffer of h. Nothing else synchronises: a warp that sends h of step t + 1 has received all
 // of h of step t, so every warp has read h of step t - 1, whose buffer it writes. Warpgroups with
 // idle warps (UNEVEN) have a barrier of their own.
+//
+// In a stack (LAYERS > 1) each layer has clusters of its own, see stack_forward.cuh.
 
 #include "device.cuh"
 #include "saved.cuh"
@@ -16,7 +18,8 @@
 
 constexpr int PER_WARP = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;                            // of loop warps
+constexpr int BLOCK_THREADS = (LAYERS > 1 ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int BLOCK_GROUPS = WARPS * PER_WARP;
 constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
 constexpr int K_TILES = (UNITS + K_TILE - 1) / K_TILE;
@@ -33,14 +36,18 @@ constexpr int TILE_SAVED = GROUPS * (64 * SAVED);
 #include "forward_cell.cuh"
 #include "first_hidden.cuh"
 
-// shared memory, in bytes: mbarriers, numbers of rows, two buffers of h, ring of inputs, R
-constexpr int AT_ROWS = TILES_IN_FLIGHT * 2 * 8;
+// shared memory, in bytes: mbarriers, numbers of rows, two buffers of h, in a stack two of h of the
+// layer below, ring of inputs, R, in a stack W_ih
+constexpr int AT_HANDOVER = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_ROWS = AT_HANDOVER + (LAYERS > 1 ? 2 * WARPS * STAGES * 8 : 0);
 constexpr int AT_HIDDEN = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
-constexpr int AT_RING = AT_HIDDEN + TILES_IN_FLIGHT * 2 * HIDDEN_BYTES;
+constexpr int AT_BELOW = AT_HIDDEN + TILES_IN_FLIGHT * 2 * HIDDEN_BYTES;
+constexpr int AT_RING = AT_BELOW + (LAYERS > 1 ? 2 * HIDDEN_BYTES : 0);
 constexpr int STAGE_BYTES = TILES_IN_FLIGHT * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
-constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+constexpr int AT_INPUT_WEIGHTS = AT_WEIGHTS + WARPS * MATRIX_BYTES;
+constexpr int SHARED_BYTES = AT_INPUT_WEIGHTS + (LAYERS > 1 ? WARPS * MATRIX_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
               "a warpgroup without any units would wait for nobody, and miss a message");
@@ -51,25 +58,37 @@ constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * BLOCK_GROUPS
 
 constexpr int SENDS = (CLUSTER + CHUNK_LANES - 1) / CHUNK_LANES;  // blocks that a lane sends h to
 
+#include "layers.cuh"
 #include "forward_setup.cuh"
 #include "forward_step.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const __grid_constant__ ForwardArgs given_args) {
-    const ForwardArgs args = given_args;  // read once: loads at each use cost the loop more
-    const Place here;
+#if LAYERS > 1
+INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const int* rows,
+                            int count, const storage_t* below);
+#endif
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+forward(const __grid_constant__ Layers<ForwardArgs> every) {
+    // read once: loads at each use cost the loop more
+    const ForwardArgs args = every.layers[layer_of_block()];
+    const Place here(every.layers[0].first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<TILES_IN_FLIGHT * ROWS, THREADS>(rows, here.first_row, args.batch,
-                                        LENGTHS ? args.order : nullptr);
-    clear_shared<THREADS>(AT_HIDDEN, AT_RING);
+    number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
+                                                       LENGTHS ? args.order : nullptr);
+    clear_shared<BLOCK_THREADS>(AT_HIDDEN, AT_RING);
     const uint32 mbarriers = shared_address(shared);
+    begin_handover(mbarriers + AT_HANDOVER);
     mbarrier_init<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
-    store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / CHUNK_K, THREADS>(
+    store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / CHUNK_K, BLOCK_THREADS>(
         args, rows, count, 0, [](int r, int chunk) {
             return AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
                    operand_offset(chunk, r % ROWS / 8, r % 8);
         });
+#if LAYERS > 1
+    if (threadIdx.x >= THREADS)
+        return multiply_inputs(args, here, rows, count, every.layers[max(here.layer - 1, 0)].y);
+#endif
     Cells cells;
     cells.load(args, here, rows, count);
 
@@ -92,11 +111,12 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     inputs.begin(args, here, time, rows);
     const Ring ring{pin_if_room(shared_address(shared + ring_at + here.lane * 16)), mbarriers,
                     pin_if_room(ring_at + INPUT_BYTES + reset_offset(here.lane)), later, steps};
+    const Handover handover(here, mbarriers + AT_HANDOVER, here.layer > 0);
     const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
-    load_weights(args, here, matrix, others);
+    load_weights(args, args.weight, here, matrix, others);
     inputs.fill(args, here, time, ring, resets);
     // offsets computed once: with few rows a step takes as long as its instructions
     const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
@@ -119,10 +139,12 @@ forward(const __grid_constant__ ForwardArgs given_args) {
         for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
             await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
+            handover.await_inputs(i);
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];  // input side of the gates
             load_fragments<PER_WARP * TILES * GATES>(shared + fragment + stage + f * ENTRY_BYTES,
                                                      &given[0][0][0]);
+            handover.release(i);
             start_sums(cells, given, sums);
             inputs.copy(args, here, time, ring, resets, i + STAGES - 1, spare, f);
             TileRows tile[TILES];
@@ -150,7 +172,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
             }
         }
 #if CLUSTER == 1
-        __syncthreads();
+        loop_barrier<THREADS>();
 #endif
         saved = advanced(saved, args.saved_step_bytes);
         spare = stage, stage = stage + STAGE_BYTES == RING_BYTES ? 0 : stage + STAGE_BYTES;

@@ -3,16 +3,21 @@
 // Where a thread stands.
 struct Place {
     int thread, lane, warp, group_of_lane, thread_in_group, block;
+    int layer;                   // of a stack
     int first_group, end_group;  // of the warp, of the block
     int64 first_row;
 
-    INLINE Place() {
-        thread = pin(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+    // In a stack an input warp has the place of the loop warp that it serves.
+    INLINE explicit Place(int64 first_row_of_launch) {
+        thread = pin(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
+        lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
         first_group = first_group_of(block) + warp * PER_WARP;
         end_group = first_group_of(block + 1);
-        first_row = int64(blockIdx.x / CLUSTER) * (TILES_IN_FLIGHT * ROWS);
+        layer = layer_of_block();
+        first_row = cluster_of_layer(first_row_of_launch, TILES_IN_FLIGHT * ROWS) *
+                    (TILES_IN_FLIGHT * ROWS);
     }
     INLINE int unit(int j) const { return (first_group + j) * 8 + group_of_lane; }
     INLINE int pair_unit(int j) const { return (first_group + j) * 8 + thread_in_group * 2; }
@@ -95,7 +100,7 @@ struct Inputs {
                      Resets (&resets)[TILES_IN_FLIGHT][TILES], int i, int stage, int f) {
         #pragma unroll
         for (int copy = 0; copy < COPIES; ++copy) {
-            if (copy * 512 + here.lane * 16 < INPUT_BYTES)
+            if (copy * 512 + here.lane * 16 < INPUT_BYTES && here.layer == 0)
                 copy_async<16>(ring.target + stage + f * ENTRY_BYTES + copy * 512, source[f][copy],
                                i < steps[f][copy] ? 16 : 0);
             source[f][copy] = advanced(source[f][copy], args.x_step_bytes);
@@ -163,22 +168,21 @@ INLINE void begin_exchange(const Place& here, uint32 mbarriers, uint32 (&peers)[
         const int other = (here.lane % CHUNK_LANES) + i * CHUNK_LANES + here.block;
         peers[i] = pin(remote(mbarriers, other % CLUSTER));
     }
-    cluster_barrier();
-#else
-    __syncthreads();
 #endif
+    blocks_barrier();
 }
 
-// R as the A operand of this warp.
-INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& matrix,
-                         unsigned char* others) {
+// R, or another matrix of its shape, as the A operand of this warp.
+template <bool HALVES = true>
+INLINE void load_weights(const ForwardArgs& args, const storage_t* weights, const Place& here,
+                         Matrix& matrix, unsigned char* others) {
     load_matrix(matrix, others, [&](int number, int s) {
         const int j = number / GATES, group = here.first_group + j;
         const int k = s * K_TILE + here.thread_in_group * CHUNK_K;
         uint4 found = {};
         if (j < PER_WARP && group < here.end_group && k < UNITS)
-            found = chunk_of(args.weight, number % GATES, group * 8 + here.group_of_lane, k,
-                             args.hidden);
+            found = chunk_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k,
+                                     args.hidden);
         return found;
     });
 }

@@ -62,6 +62,15 @@ INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 c
 }
 #endif
 
+// y of a row and two units; the layer above in a stack polls for it.
+INLINE void store_output(storage_t* y, Pair pair, int unit, int64 units) {
+#if LAYERS > 1
+    publish(y, pair);
+#else
+    store_inside(y, pair, unit, units);
+#endif
+}
+
 // Saved activations of group j, where there is such a tile.
 INLINE void store_tile_saved(const ForwardArgs& args, const Place& here, storage_t* saved, int f,
                              int n, int j, int rest, const float (&values)[2][ACTIVATIONS + 4]) {
@@ -97,7 +106,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const bool live = !LENGTHS || tile.live & own_bit;
     const bool has_row = owned && row >= 0;
     if (has_row)
-        store_inside(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.hidden);
+        store_output(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.hidden);
     if (SAVE && owned) store_tile_saved(args, here, saved, f, n, j, rest, values);
 }
 

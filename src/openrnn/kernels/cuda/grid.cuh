@@ -6,9 +6,8 @@
 // multiplies, and sends its share of each sum to the block that owns the slot, a group in one tile
 // of 8 rows of the batch.
 //
-// The operand needs no flags beside it. Its place in global memory, the flag buffer, is filled with
-// ones beforehand: all ones means "not arrived yet", and what is stored there is never that. A
-// block waits for nothing else, but all blocks must run at once: the launch is cooperative.
+// The operand's place in global memory is a flag buffer, see flag_buffer.cuh. A block waits for
+// nothing else, but all blocks must run at once: the launch is cooperative.
 //
 // K: length of a row of the matrix. SUMS: sums of a cell, each with a row of the matrix.
 
@@ -86,34 +85,7 @@ struct Place {
     INLINE int first_chunk() const { return block * CHUNKS; }
 };
 
-INLINE uint4 poll(const operand_t* place) {
-    uint4 found;
-    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-                 : "l"(place) : "memory");
-    return found;
-}
-
-INLINE bool arrived(uint4 words) {
-    return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
-}
-
-// All ones means "not arrived yet"; a user's NaN with that pattern is replaced by another NaN.
-INLINE uint32 not_all_ones(uint32 bits) {
-    return bits == ~0u ? (SHORT ? 0x7fff7fffu : 0x7fffffffu) : bits;
-}
-
-// Stores into the flag buffer.
-INLINE void publish(operand_t* place, Message message) {
-#if SHORT
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;"
-                 ::"l"(place), "r"(not_all_ones(message.bits)) : "memory");
-#else
-    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};"
-                 ::"l"(place), "r"(not_all_ones(__float_as_uint(message.low))),
-                 "r"(not_all_ones(__float_as_uint(message.high))) : "memory");
-#endif
-}
+#include "flag_buffer.cuh"
 
 // How long a warp waits before its first poll of a step. A poll that comes too early costs a second
 // way through L2, and polls delay stores. So the wait grows after a poll that came too early, and

@@ -75,9 +75,7 @@ INLINE void begin_mbarriers() {
     if (offset < STORED + SETS * 8) {
         const int count = offset < EMPTY ? 1 : offset < SUMMED_UP ? CLUSTER
             : offset < READ ? PRODUCT_WARPS : CELL_WARPS;
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                     ::"r"(mbarrier_at(offset)), "r"(count) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        mbarrier_set(mbarrier_at(offset), count);
     }
     __syncthreads();
 }
@@ -87,16 +85,12 @@ INLINE void await_turn(int mbarriers, int turn) {
     mbarrier_wait(mbarrier_at(mbarriers) + (turn & 1) * 8, turn / 2 & 1);
 }
 
-INLINE void arrive(uint32 mbarrier) {  // of this block
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
-}
 INLINE void arrive_remote(uint32 mbarrier) {  // of any block of the cluster
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 // Tells an mbarrier of this block that the whole warp has got so far.
 INLINE void arrive_warp(const Place& here, int mbarrier) {
-    __syncwarp();
-    if (here.lane == 0) arrive(mbarrier_at(mbarrier));
+    arrive_warp(here.lane, mbarrier_at(mbarrier));
 }
 
 // Between a thread's stores to global memory and a copy by TMA: in the thread that stored, and

@@ -20,7 +20,9 @@ constexpr int CHAINS =
 typedef uint32 Matrix[FRAGMENT_ARRAY][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
-// 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends
+// 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends.
+// In a stack also of W_ih, which is not halved: gates halve what the ring buffer has of it.
+template <bool HALVES = true>
 INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
     const int64 count = PADDED ? units : UNITS;
     const storage_t* const row = matrix + (gate * count + unit) * count + k;
@@ -50,7 +52,7 @@ INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 
 #endif
 #endif
 #if NARROW
-    if (SCALED >> gate & 1)
+    if (HALVES && SCALED >> gate & 1)
         #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = halved(words[i]);
 #endif

@@ -1,0 +1,41 @@
+// Flag buffers: values in global memory that say themselves whether they have arrived.
+//
+// Their place is filled with ones beforehand. All ones means "not arrived yet", and what is stored
+// there is never that. So no flag, no fence and no barrier stands beside the values.
+
+template <class Value>
+INLINE uint4 poll(const Value* place) {
+    uint4 found;
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "l"(place) : "memory");
+    return found;
+}
+
+INLINE bool arrived(uint4 words) {
+    return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
+}
+
+// All ones means "not arrived yet"; a user's NaN with that pattern is replaced by another NaN.
+template <bool PAIR>
+INLINE uint32 not_all_ones(uint32 bits) {
+    return bits == ~0u ? (PAIR ? 0x7fff7fffu : 0x7fffffffu) : bits;
+}
+
+// Stores two values into the flag buffer.
+INLINE void publish(storage_t* place, Pair pair) {
+#if NARROW
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;"
+                 ::"l"(place), "r"(not_all_ones<true>(pair.bits)) : "memory");
+#else
+    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};"
+                 ::"l"(place), "r"(not_all_ones<false>(__float_as_uint(pair.low))),
+                 "r"(not_all_ones<false>(__float_as_uint(pair.high))) : "memory");
+#endif
+}
+#if HALF_OPERANDS
+INLINE void publish(operand_t* place, Message message) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;"
+                 ::"l"(place), "r"(not_all_ones<true>(message.bits)) : "memory");
+}
+#endif

@@ -1,0 +1,128 @@
+// What input warps do in forward and backward: they poll for values of another layer, y or gate
+// gradients, and put them into shared memory, as the operand of their product.
+//
+// A thread polls a step or two ahead: a poll takes half a microsecond, as long as a step of the
+// loop. What has not arrived is polled again.
+//
+// OPERAND_K: values of a row of the operand, the first ones of a row in memory.
+
+constexpr int ROW_CHUNKS = OPERAND_K / CHUNK;  // of 16 bytes in memory
+constexpr int POLLS = (ROWS * ROW_CHUNKS + THREADS - 1) / THREADS;  // of a thread, a step
+constexpr int BATCH = POLLS < 8 ? POLLS : 8;                        // on their way together
+constexpr int AHEAD = POLLS <= 4 ? 2 : 1;                           // steps
+static_assert(OPERAND_K % CHUNK == 0, "whole chunks");
+
+// the input warps of a block
+INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
+
+// Of a thread's poll number p: in values from the first of row 0, -1 for none; and where in the
+// operand it goes.
+INLINE int poll_offset(const Place& here, int p, int row_values, const int* rows) {
+    const int number = p * THREADS + here.thread, r = number / ROW_CHUNKS;
+    const int b = r < ROWS ? rows[r] : -1;
+    return b < 0 ? -1 : b * row_values + number % ROW_CHUNKS * CHUNK;
+}
+INLINE int poll_place(const Place& here, int p) {
+    const int number = p * THREADS + here.thread;
+    const int r = number / ROW_CHUNKS, k = number % ROW_CHUNKS * CHUNK;
+    return operand_offset(k / CHUNK_K, r / 8, r % 8) + k % CHUNK_K * sizeof(operand_t);
+}
+
+INLINE void store_operand(unsigned char* place, uint4 words) {
+#if HALF_OPERANDS
+    *reinterpret_cast<uint2*>(place) =
+        make_uint2(pack(__uint_as_float(words.x), __uint_as_float(words.y)),
+                   pack(__uint_as_float(words.z), __uint_as_float(words.w)));
+#else
+    *reinterpret_cast<uint4*>(place) = make_uint4(rounded(words.x), rounded(words.y),
+                                                  rounded(words.z), rounded(words.w));
+#endif
+}
+
+// What a thread polls for in each step.
+struct Polls {
+    const storage_t* first;  // of the first step, in row 0
+    int64 step_bytes;
+    int row_values;
+    const int* rows;
+    int offset[BATCH], place[BATCH];  // of the polls on their way
+    uint4 found[AHEAD][BATCH];
+
+    INLINE Polls(const Place& here, const storage_t* first, int64 step_bytes, int row_values,
+                 const int* rows)
+        : first(first), step_bytes(step_bytes), row_values(row_values), rows(rows) {
+        find(here, 0);
+    }
+    // the batch of polls from number `done` on
+    INLINE void find(const Place& here, int done) {
+        #pragma unroll
+        for (int p = 0; p < BATCH; ++p) {
+            offset[p] = poll_offset(here, done + p, row_values, rows);
+            place[p] = poll_place(here, done + p);
+        }
+    }
+    INLINE uint4 poll_for(int i, int p) const {
+        return offset[p] < 0 ? make_uint4(0, 0, 0, 0)
+                             : poll(advanced(first, i * step_bytes) + offset[p]);
+    }
+    // turn: i % AHEAD, a constant, so that registers hold `found`
+    INLINE void begin(int turn, int i) {
+        #pragma unroll
+        for (int p = 0; p < BATCH; ++p) found[turn][p] = poll_for(i, p);
+    }
+    // until the batch of step i is here; then it goes to the operand
+    INLINE void finish(int turn, int i, unsigned char* operand) {
+        uint4 (&words)[BATCH] = found[turn];
+#if SPIN_LIMIT
+        int tries = 0;
+#endif
+        while (true) {
+            bool all = true;
+            #pragma unroll
+            for (int p = 0; p < BATCH; ++p) all &= arrived(words[p]);
+            if (all) break;
+#if SPIN_LIMIT
+            if (++tries > SPIN_LIMIT) __trap();
+#endif
+            #pragma unroll
+            for (int p = 0; p < BATCH; ++p)
+                if (!arrived(words[p])) words[p] = poll_for(i, p);
+        }
+        #pragma unroll
+        for (int p = 0; p < BATCH; ++p)
+            if (offset[p] >= 0) store_operand(operand + place[p], words[p]);
+    }
+    // the batches of step i after the first, one after the other
+    INLINE void finish_others(const Place& here, int i, unsigned char* operand) {
+        if (POLLS == BATCH) return;
+        #pragma unroll 1
+        for (int done = BATCH; done < POLLS; done += BATCH) {
+            find(here, done);
+            begin(0, i);
+            finish(0, i, operand);
+        }
+        find(here, 0);
+    }
+};
+
+// All steps of an input warp. operands: BUFFERS of BYTES each; multiply(i, operand): the product of
+// step i and its way to the ring buffer. With one buffer all warps have read it when that ends.
+template <int BUFFERS, int BYTES, class Multiply>
+INLINE void follow(const Place& here, Polls& polls, int count, unsigned char* operands,
+                   Multiply multiply) {
+    #pragma unroll
+    for (int turn = 0; turn < AHEAD; ++turn)
+        if (turn < count) polls.begin(turn, turn);
+    for (int first = 0; first < count; first += AHEAD)
+        #pragma unroll
+        for (int turn = 0; turn < AHEAD; ++turn) {
+            const int i = first + turn;
+            if (i >= count) break;
+            unsigned char* const operand = operands + i % BUFFERS * BYTES;
+            polls.finish(turn, i, operand);
+            polls.finish_others(here, i, operand);
+            if (i + AHEAD < count) polls.begin(turn, i + AHEAD);
+            input_barrier();  // all of the operand is there
+            multiply(i, operand);
+        }
+}

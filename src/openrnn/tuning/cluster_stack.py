@@ -1,0 +1,132 @@
+"""Kernels that run each layer of a stack in clusters of its own: those that fit, and a model."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple, TypeVar
+
+from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.config import SIZES, ForwardConfig, saved_names
+from openrnn.codegen.cuda import planes
+from openrnn.codegen.stack_config import StackBackwardConfig, StackConfig, StackForwardConfig
+from openrnn.codegen.trace import Traced
+from openrnn.tuning.limits import Limits, filled, registers_of_thread
+
+Config = TypeVar("Config", bound=StackConfig)
+
+MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need registers
+
+
+class _Costs(NamedTuple):
+    """Cycles of a step, fitted to 506 kernels of 33 stacks on an H100.
+
+    The stacks are LSTMs, GRUs and RNNs, H 40 to 512, B 1 to 256, in bfloat16 and float32. The
+    standard deviation is 9%.
+    """
+
+    step: float  # of every step
+    cluster: float  # more, in a cluster
+    sixteen: float  # and in one of 16 blocks
+    mma: float  # for each mma of a quarter of a multiprocessor
+    load: float  # for each 128 bytes of shared memory
+    cell: float  # for each cell function, of two cells a lane
+    value: float  # for each value that it reads or gives
+    wide: float  # more for each cell function in float32
+    byte: float  # for each byte that blocks exchange
+    poll: float  # for each poll of a thread
+    device: float  # more where blocks fill the device
+
+
+_FORWARD = _Costs(
+    step=483, cluster=138, sixteen=300, mma=8.4, load=0.86, cell=22, value=43, wide=140, byte=0.012,
+    poll=24.5, device=10,
+)  # fmt: skip
+_BACKWARD = _Costs(
+    step=366, cluster=0, sixteen=0, mma=14.4, load=0.79, cell=68, value=30.6, wide=184, byte=0.06,
+    poll=49, device=126,
+)  # fmt: skip
+# registers of a thread besides R: an input warp holds what it polls for
+_TAKEN = 72
+
+
+def forwards(
+    cell: Traced, dtype: str, units: int, limits: Limits, layers: int
+) -> Iterator[StackForwardConfig]:
+    """Every such forward kernel that fits."""
+    half = half_operands(cell, dtype)
+    for blocks, block_groups in _clusters(units, limits):
+        for groups, tiles in product((1, 2, 3, 4), (1, 2)):
+            warps = -(-block_groups // groups)
+            if warps > MOST_WARPS or (groups > 1 and block_groups < groups):
+                continue
+            config = StackForwardConfig(
+                units, blocks, warps, groups, tiles, 1, 0, half_operands=half, clusters=layers,
+                layers=layers,
+            )  # fmt: skip
+            states = 2 * groups * tiles * (len(cell.states) + len(cell.gates) // 2)
+            yield from _filled(config, cell, dtype, states, limits)
+
+
+def backwards(
+    cell: Traced, dtype: str, units: int, limits: Limits, layers: int
+) -> Iterator[StackBackwardConfig]:
+    """Every such backward kernel that fits."""
+    for blocks, groups in _clusters(units, limits):
+        for warps, tiles in product((2, 4, 8), (1, 2)):
+            config = StackBackwardConfig(
+                units, blocks, warps, groups, tiles, 1, 0, clusters=layers, layers=layers
+            )
+            slots = config.slots()
+            states = slots * 2 * len(cell.states) + slots * 3 * len(cell.gates)
+            yield from _filled(config, cell, dtype, states, limits)
+
+
+def _clusters(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
+    """Blocks of a cluster, and the most groups that one of them owns."""
+    groups = units // 8
+    for blocks in (1, 2, 4, 8, 16):
+        if limits.wgmma and blocks <= min(limits.cluster, groups):
+            yield blocks, -(-groups // blocks)
+
+
+def _filled(
+    config: Config, cell: Traced, dtype: str, states: int, limits: Limits
+) -> Iterator[Config]:
+    """The kernel with as much of R in registers as they hold, where the device holds a copy."""
+    if config.layers > limits.clusters(config.cluster):
+        return
+    taken = _TAKEN + config.accumulators(cell) + states
+    yield from filled(cell, dtype, config, registers_of_thread(config.threads) - taken, limits)
+
+
+def step_cycles(cell: Traced, dtype: str, config: StackConfig, batch: int, limits: Limits) -> float:
+    """The model's time of one step of the whole batch, in cycles.
+
+    It counts cycles of one multiprocessor, on which both halves of a block share what it can do.
+    """
+    quarter = max(1.0, config.warps / 2)  # warps of a quarter of a multiprocessor
+    fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
+    row = config.units * SIZES[dtype]  # bytes that input warps poll for
+    if isinstance(config, ForwardConfig):
+        cost, cells, values = _FORWARD, config.groups * config.tiles, len(cell.gates)
+        exchanged = config.units * config.operand_bytes(dtype) * config.tiles * 8
+    else:
+        cost, cells = _BACKWARD, -(-config.groups * config.tiles // config.warps)
+        values = len(saved_names(cell)) + len(planes(cell))
+        exchanged = config.cluster * config.groups * config.tiles * 256
+        row *= len(cell.gates)
+    in_memory = fragments + config.input_fragments(cell, dtype)
+    in_memory -= config.register_fragments + min(
+        config.register_fragments, config.input_fragments(cell, dtype)
+    )
+    loads = config.warps * (2 * k_tiles * config.tiles * 4 + in_memory * 8)
+    polls = -(-8 * config.tiles * row // (16 * 32 * config.warps))
+    wide = cost.wide if SIZES[dtype] == 4 else 0.0
+    found = cost.step + (cost.cluster if config.cluster > 1 else 0.0)
+    found += cost.sixteen if config.cluster == 16 else 0.0
+    found += fragments * config.tiles * quarter * cost.mma + loads * cost.load
+    found += cells * (quarter * (cost.cell + wide) + values * cost.value)
+    found += exchanged * cost.byte + polls * cost.poll
+    blocks = config.layers * -(-batch // config.rows) * config.cluster
+    found += cost.device * min(1.0, blocks / limits.clusters(1))
+    copies = limits.clusters(config.cluster) // config.layers
+    return found * -(-batch // (config.rows * copies))
