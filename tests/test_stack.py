@@ -128,11 +128,9 @@ def test_dx_of_a_stack_is_computed_beside_the_gradients_of_weights():
 
 MASKED = {"lengths": True, "return_states": True}
 REFUSED = [
-    ("resets", {"reset": True}),
     ("dropout between layers", {"dropout": 0.1, "training": True}),
     ("there is one layer", {"layers": 1}),
     ("a layer of two directions needs all steps of the one below", {"bidirectional": True}),
-    ("hidden_size 500, needs a multiple of 8", {"hidden": 500}),
     ("input_mode 'skip' has no product of layer 0 to cut", {"input_mode": "skip"}),
     (
         "input_mode 'gates' has no product of layer 0 to cut",
@@ -143,7 +141,8 @@ REFUSED = [
 TAKEN = [
     {}, MASKED, {"dtype": torch.float16}, {"cell": cells.gru, "hidden": 256}, {"dropout": 0.1},
     {"input_size": 24}, {"recompute": "gates", "grad": False}, {"grad": False},
-    {"dtype": torch.float32, "hidden": 256}, {"hidden": 40},
+    {"dtype": torch.float32, "hidden": 256}, {"hidden": 40}, {"hidden": 30}, {"reset": True},
+    {"reset": True, "reset_state": True, "lengths": True},
 ]  # fmt: skip
 
 
@@ -245,7 +244,7 @@ def test_another_wavefront_is_no_such_launch(kind, wavefront):
 
 @pytest.mark.parametrize(
     ("wanted", "changed"),
-    [(True, {}), (False, {"absent": True}), (False, {"reset_states": True}),
+    [(True, {}), (False, {"absent": True}), (True, {"reset_states": True}),
      (False, {"layers": 1}), (False, {"hidden": 1024})],
     ids=told,
 )  # fmt: skip

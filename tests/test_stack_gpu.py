@@ -160,6 +160,20 @@ def test_all_rows_end_early():
     assert not dx[3:].any()
 
 
+@in_clusters
+@in_one_launch
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, TF32], ids=str)
+def test_a_padded_stack_with_lengths(dtype, reverse):
+    """Where H is no multiple of 8 the layer above polls for a copy of y, with rows of its own."""
+    net = stack_of(cells.lstm, 18, 3, dtype, reverse=reverse)
+    for batch in (5, 33):
+        lengths = lengths_of(20, batch)
+        lengths[0] = 0
+        x = drawn(20, batch, WIDTH, dtype=dtype)
+        agree(net, x, states_of(net, batch, dtype), lengths=lengths, slack=slack_of(3))
+
+
 @in_one_launch
 @pytest.mark.parametrize("masks", [(), ("lengths",)], ids=str)
 def test_states_of_all_steps(masks):
@@ -339,11 +353,14 @@ def test_memory_goes_round():
      (cells.lstm, 40, 3, BF16, (1, 30)), (cells.lstm, 200, 2, FP16, (17, 64)),
      (cells.gru, 24, 6, BF16, (9,)), (cells.rnn_tanh, 128, 2, BF16, (16,)),
      (cells.rnn_relu, 64, 3, TF32, (16,)), (cells.lstm, 8, 3, BF16, (3,)),
-     (cells.lstm, 256, 8, BF16, (16,)), (cells.peephole_lstm, 64, 3, TF32, (9,))],
+     (cells.lstm, 256, 8, BF16, (16,)), (cells.peephole_lstm, 64, 3, TF32, (9,)),
+     (cells.lstm, 18, 3, TF32, (16,)), (cells.gru, 100, 2, BF16, (5, 33)),
+     (cells.lstm, 37, 3, FP16, (9,)), (cells.lstm, 250, 2, BF16, (20,)),
+     (cells.lstm, 1, 2, BF16, (3,)), (cells.rnn_tanh, 10, 5, TF32, (40,))],
     ids=named,
 )  # fmt: skip
 def test_sizes_of_clusters(cell, hidden, layers, dtype, batches):
-    """What multicast does not take: float32, and H that are multiples of 8 alone.
+    """What multicast does not take: float32, and H that are no multiples of 64.
 
     A block holds a layer, or a cluster does; some groups of units are dealt out unevenly. Products
     of tf32 move a ReLU's gradients where its input is nearly 0.
@@ -380,22 +397,28 @@ def test_memory_is_not_more_than_that_of_a_wavefront(loops, layers):
         assert peaks[1][one] > layers * 2 * steps * batch * 4 * hidden * 2
 
 
+@in_clusters
+@in_one_launch
+@pytest.mark.parametrize("given", ["nothing", "states"])
+@pytest.mark.parametrize("masks", [("reset",), ("lengths", "reset")], ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "options", "masks"),
-    [(BF16, {}, ("reset",)), (BF16, {}, ("lengths", "reset")),
-     (BF16, {"recompute": "gates"}, ()), (BF16, {"hidden": 124}, ())],
-    ids=str,
-)  # fmt: skip
-def test_what_it_does_not_take_runs_another_way(loops, dtype, options, masks):
-    """Asked for by `wavefront=1` as elsewhere."""
-    net = stack_of(**{"dtype": dtype, **options})
-    x, states = drawn(9, 17, WIDTH, dtype=dtype), states_of(net, 17, dtype)
-    agree(net, x, states, slack=slack_of(3), **masks_of(masks, 9, 17))
-    # inference has nothing to compute again
-    some = {layers for kind, layers in loops if kind == "backward"}
-    assert some == {1}
-    if "recompute" not in options:
-        assert {layers for _, layers in loops} == {1}
+    ("cell", "hidden", "dtype"),
+    [(cells.lstm, 128, BF16), (cells.gru, 64, TF32), (cells.lstm, 18, TF32)],
+    ids=named,
+)
+def test_resets(cell, hidden, dtype, masks, given):
+    """A layer reads y of the layer below: a reset after a step changes no y of that step."""
+    net = stack_of(cell, hidden, 3, dtype)
+    x, states = drawn(20, 17, WIDTH, dtype=dtype), states_of(net, 17, dtype)
+    fresh = states_of(net, 17, dtype) if given == "states" else ()
+    agree(net, x, states, fresh, slack=slack_of(3), **masks_of(masks, 20, 17))
+
+
+def test_recompute_runs_another_way(loops):
+    """Asked for by `wavefront=1` as elsewhere; inference has nothing to compute again."""
+    net = stack_of(recompute="gates")
+    agree(net, drawn(9, 17, WIDTH), states_of(net, 17), slack=slack_of(3))
+    assert {layers for kind, layers in loops if kind == "backward"} == {1}
 
 
 def test_dropout_between_layers_runs_another_way(loops):

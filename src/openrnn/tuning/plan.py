@@ -143,7 +143,8 @@ def ranked(
         layers: that one launch runs.
     """
     if layers > 1:
-        return _of_stack(kind, cell, dtype, hidden, batch, capability, processors, layers)
+        resets = "reset" in option_names
+        return _of_stack(kind, resets, cell, dtype, hidden, batch, capability, processors, layers)
     asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     held: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
@@ -185,20 +186,23 @@ def _quicker(
 
 @memo(4096)
 def _of_stack(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None, layers: int,
+    kind: str, resets: bool, cell: Traced, dtype: str, hidden: int, batch: int,
+    capability: tuple[int, int], processors: int | None, layers: int,
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels that run so many layers in one launch, best first by the model.
 
-    Those with multicast only where they were measured, or where clusters do not hold R.
+    Those with multicast only where they were measured, or where clusters do not hold R. They take
+    16 bits alone, and no resets.
     """
     limits = Limits.of(capability, processors)
-    asked = cell, dtype, hidden, limits, layers
     forward = kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
-    found: list[ForwardConfig | BackwardConfig] = [*fitting(*asked)]
-    if SIZES[dtype] == 2 and (not found or multicast.knows_stack(hidden, batch)):
-        found += (multicast.forwards if forward else multicast.backwards)(*asked)
+    found: list[ForwardConfig | BackwardConfig]
+    found = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
+    known = not found or multicast.knows_stack(hidden, batch)
+    if SIZES[dtype] == 2 and not resets and known:
+        others = multicast.forwards if forward else multicast.backwards
+        found += others(cell, dtype, hidden, limits, layers)
     return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
 
 

@@ -54,6 +54,8 @@ class ForwardPass(ForwardLoops):
         ]
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
+        # padded copies of what `lower` has, which the layers of a stack in one launch poll for
+        self._copies: Tensor | None = None
         self._recompute = self.spec.recompute == "gates"
         save = bool(saved) and not self._recompute
         self._options = self.forward_options(bool(all_states), save)
@@ -112,21 +114,24 @@ class ForwardPass(ForwardLoops):
         self._left[place] = room
 
     def fill_flags(self, operation: FillFlags) -> None:
-        if self.lower is not None and self._reads_outputs(operation):
-            fill_flags(self.lower.flatten(0, 1))
-        else:
-            super().fill_flags(operation)
-
-    def _reads_outputs(self, operation: OfChunk) -> bool:
-        """Whether one launch runs all layers, which poll for y of those below."""
         loop = self.inputs_of(operation).loop
-        return loop.config.layers > 1 and not loop.has_flag_buffer
+        if self.lower is None or loop.config.layers == 1 or loop.has_flag_buffer:
+            super().fill_flags(operation)
+            return
+        polled = self.lower  # y of a layer, by the layer above
+        if not self.weights(0, 0).layer.exact:
+            shape = *polled.shape[:-1], loop.config.units
+            polled = self._copies = self.empty(*shape)
+        fill_flags(polled.flatten(0, 1))
 
     def stack_loop(self, operation: StackLoop) -> None:
         words: list[int] = []
         first = self.inputs_of(OfChunk(0, 0, operation.chunk))
         for layer, y in enumerate(self.outputs):
-            inputs = replace(first, weights=self.weights(layer, 0))
+            flags = first.flag_buffer
+            if self._copies is not None:
+                flags = self._copies[layer] if layer < len(self._copies) else None
+            inputs = replace(first, weights=self.weights(layer, 0), flag_buffer=flags)
             saved = self.saved[layer] if self.saved else None
             words += self.forward_words(
                 OfChunk(layer, 0, operation.chunk), inputs, y, saved, (None, None), self.finals,

@@ -143,7 +143,7 @@ def in_one_launch(
     Args: see `in_wavefront`.
     """
     layers = key.spec.num_layers
-    if key.reset_states or layers == 1:
+    if layers == 1:
         return None
     if stack_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted) is None:
         return None

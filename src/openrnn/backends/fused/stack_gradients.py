@@ -33,7 +33,8 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     upper, lower = each[1:], each[:-1]
     inputs = [one.input for one in upper if one.input is not None]
     recurrent = [one.recurrent for one in lower if one.recurrent is not None]
-    if len(upper) > 1 and len(inputs) == len(recurrent) == len(upper):
+    wanted = len(inputs) == len(recurrent) == len(upper)
+    if len(upper) > 1 and wanted and each[0].layer.exact:
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
         _add_recurrent(runner, lower, of_recurrent)

@@ -10,16 +10,23 @@ from openrnn.tuning import chunks, measured, plan, stack, wavefront
 
 
 def refusal(problem: Problem, steps: int, batch: int) -> str | None:
+    """Why the layers of a stack do not run as a wavefront; None where they may."""
+    hidden = problem.spec.hidden_size
+    if problem.spec.num_layers > 1:
+        if problem.reset_state:
+            return "the gradients of reset states are added up over all steps by one launch"
+        if hidden % 8:
+            return f"hidden_size {hidden}, needs a multiple of 8"
+    return _any_refusal(problem, steps, batch)
+
+
+def _any_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why the layers of a stack run one after the other; None where they need not."""
     spec = problem.spec
     if spec.num_layers == 1:
         return "there is one layer"
-    if problem.reset_state:
-        return "the gradients of reset states are added up over all steps by one launch"
     if spec.bidirectional:
         return "a layer of two directions needs all steps of the one below"
-    if spec.hidden_size % 8:
-        return f"hidden_size {spec.hidden_size}, needs a multiple of 8"
     if spec.input_mode != "linear":
         return f"input_mode {spec.input_mode!r} has no product of layer 0 to cut"
     if problem.grad and spec.recompute == "gates":
@@ -34,11 +41,9 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
 
 def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why one launch does not run all layers; None where it may, if there is a kernel."""
-    if problem.reset:
-        return "resets"
     if problem.drops:
         return "dropout between layers"
-    return refusal(problem, steps, batch)
+    return _any_refusal(problem, steps, batch)
 
 
 def stack_of(

@@ -25,7 +25,9 @@ class ForwardArgs(Args):
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
-        int, "operand_t*", "grid only: [T, B, UNITS] of ones; or see multicast_exchange.cuh"
+        int,
+        "operand_t*",
+        "grid, stack if PADDED: [T, B, UNITS] of ones; or see multicast_exchange.cuh",
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"

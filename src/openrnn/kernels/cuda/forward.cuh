@@ -64,7 +64,7 @@ constexpr int SENDS = (CLUSTER + CHUNK_LANES - 1) / CHUNK_LANES;  // blocks that
 
 #if LAYERS > 1
 INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const int* rows,
-                            int count, const storage_t* below);
+                            int count, const ForwardArgs& lower);
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
@@ -87,7 +87,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> every) {
         });
 #if LAYERS > 1
     if (threadIdx.x >= THREADS)
-        return multiply_inputs(args, here, rows, count, every.layers[max(here.layer - 1, 0)].y);
+        return multiply_inputs(args, here, rows, count, every.layers[max(here.layer - 1, 0)]);
 #endif
     Cells cells;
     cells.load(args, here, rows, count);

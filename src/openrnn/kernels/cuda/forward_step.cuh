@@ -62,12 +62,18 @@ INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 c
 }
 #endif
 
-// y of a row and two units; the layer above in a stack polls for it.
-INLINE void store_output(storage_t* y, Pair pair, int unit, int64 units) {
-#if LAYERS > 1
+// y of a row and two units at time t. The layer above in a stack polls for it: where H is no
+// multiple of 8 it polls for a copy, padded to UNITS.
+INLINE void store_output(const ForwardArgs& args, storage_t* y, Pair pair, int row, int unit,
+                         int t) {
+#if LAYERS > 1 && !PADDED
     publish(y, pair);
 #else
-    store_inside(y, pair, unit, units);
+    store_inside(y, pair, unit, args.hidden);
+#endif
+#if LAYERS > 1 && PADDED
+    storage_t* const copy = reinterpret_cast<storage_t*>(args.flag_buffer);
+    if (copy) publish(copy + (t * args.batch + row) * UNITS + unit, pair);
 #endif
 }
 
@@ -106,7 +112,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const bool live = !LENGTHS || tile.live & own_bit;
     const bool has_row = owned && row >= 0;
     if (has_row)
-        store_output(y + j * 8, live ? pair : Pair{}, here.pair_unit(j), args.hidden);
+        store_output(args, y + j * 8, live ? pair : Pair{}, row, here.pair_unit(j), t);
     if (SAVE && owned) store_tile_saved(args, here, saved, f, n, j, rest, values);
 }
 

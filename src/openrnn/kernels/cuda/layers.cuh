@@ -39,7 +39,7 @@ INLINE void loop_barrier() {
 
 #if LAYERS > 1
 #include "flag_buffer.cuh"
-static_assert(!PADDED && !WGMMA && TILES_IN_FLIGHT == 1, "what input warps can do");
+static_assert(!WGMMA && TILES_IN_FLIGHT == 1, "what input warps can do");
 static_assert((STAGES & STAGES - 1) == 0, "stages are counted by bits");
 
 // the mbarriers of ring buffers, of each warp and stage two: filled and empty

@@ -1,7 +1,7 @@
 // The forward time loops of a stack, each layer in clusters of its own, one launch for all.
 //
-// y of a layer is a flag buffer: the layer above polls it. Each cluster reads y of the rows that it
-// has. A layer waits for nothing but the one below, and all blocks are resident together, since the
+// y of a layer, or where H is no multiple of 8 a copy, is a flag buffer: the layer above polls it.
+// Each cluster reads y of the rows that it has. A layer waits for nothing but the one below, and all blocks are resident together, since the
 // launch is cooperative. So all layers run at once, each a few steps behind the one below.
 
 #include "forward.cuh"
@@ -9,11 +9,11 @@
 constexpr int OPERAND_K = UNITS;
 #include "stack_input.cuh"
 
-// An input warp; below: y of the layer below. It has the same rows of W_ih as its loop warp has of
+// An input warp; lower: arguments of the layer below. It has the same rows of W_ih as its loop warp has of
 // R, so its sums lie in the lanes that need them. In 16 bits they are rounded, as x_gates of
 // layer 0 is.
 INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const int* rows,
-                            int count, const storage_t* below) {
+                            int count, const ForwardArgs& lower) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_INPUT_WEIGHTS, here.thread);
     if (here.layer > 0) load_weights<false>(args, args.w_ih, here, matrix, others);
@@ -22,8 +22,16 @@ INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const in
     const int operand = operand_start(here.thread_in_group, here.group_of_lane);
     const bool idle = here.first_group >= here.end_group;
     const Time time(args, count);
-    Polls polls(here, advanced(below, time.moved * args.y_step_bytes), args.y_step_bytes,
-                int(args.y_row), rows);
+#if PADDED
+    const storage_t* const y = reinterpret_cast<const storage_t*>(lower.flag_buffer);
+    const int y_row = UNITS;
+    const int64 y_step_bytes = time.direction * args.batch * (UNITS * SIZE);
+#else
+    const storage_t* const y = lower.y;
+    const int y_row = int(args.y_row);
+    const int64 y_step_bytes = args.y_step_bytes;
+#endif
+    Polls polls(here, advanced(y, time.moved * y_step_bytes), y_step_bytes, y_row, rows);
     const auto multiply = [&](int i, const unsigned char* hidden) {  // step i, to the ring buffer
         if (idle) return;
         Sums sums = {};
