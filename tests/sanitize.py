@@ -135,10 +135,27 @@ def run(
         raise SystemExit("a result is not finite")
 
 
+def _by_one_thread(statement: str) -> str:
+    """CUDA of a loop over all mbarriers, in one thread."""
+    loop = "for (int k = 0; k < COUNT; ++k)"
+    return f"if (threadIdx.x == 0) {{\n#pragma unroll 1\n{loop} {{ {statement}; }}\n}}"
+
+
 def every_lane_arrives() -> None:
-    """Kernels are compiled so that each lane arrives at the mbarriers that await warps."""
+    """Kernels are compiled for racecheck: each lane arrives at the mbarriers that await warps."""
     plain = cuda.source
-    arrival = {"if (lane == 0) arrive(mbarrier);": "arrive(mbarrier);"}
+    arrival = {
+        "if (lane == 0) arrive(mbarrier);": "arrive(mbarrier);",
+        # racecheck takes what threads that do not set or open an mbarrier have in the register of
+        # its address for an address: here the compiler makes a branch around them
+        "if (threadIdx.x < COUNT) mbarrier_set(mbarrier, 1);": _by_one_thread(
+            "mbarrier_set(mbarriers + k * 8, 1)"
+        ),
+        "if (threadIdx.x < COUNT && (!ODD_ONLY || threadIdx.x & 1)) "
+        "mbarrier_expect(mbarrier, bytes);": _by_one_thread(
+            "if (!ODD_ONLY || k & 1) mbarrier_expect(mbarriers + k * 8, bytes)"
+        ),
+    }
     of_multicast = {
         ": offset < READ ? PRODUCT_WARPS : CELL_WARPS;":
             ": offset < READ ? PRODUCT_WARPS * 32 : CELL_WARPS * 32;",

@@ -660,7 +660,7 @@ def test_explain_has_a_line_for_the_launch():
     lines = describe.describe(asked)
     for kind, flags in KINDS.items():
         plans = wavefronts.stack_of(asked, kind, flags, 128, 64, True)
-        head = f"{kind} of 4 layers in one launch, each a step behind the one before: "
+        head = f"{kind} of 4 layers in one launch, each layer behind the one before: "
         (line,) = [line for line in lines if line.startswith(head)]
         operand = "h" if kind == "forward" else "gate gradients"
         assert "1 x grid of 64 x cluster of 2 blocks of 512 threads" in line
@@ -670,6 +670,16 @@ def test_explain_has_a_line_for_the_launch():
     assert not any("wavefront" in line for line in lines)
     layer_by_layer = describe.describe(replace(asked, spec=asked.spec.with_(wavefront=0)))
     assert not any("layers" in line for line in layer_by_layer)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_explain_says_which_warps_multiply_inputs():
+    """Of a stack in clusters: three layers in eight blocks each, for each eight rows."""
+    lines = describe.describe(problem(256, 3, steps=128, batch=16))
+    (line,) = [line for line in lines if line.startswith("forward of 3 layers in one launch")]
+    assert "2 x 3 layers x cluster of 8 blocks of 256 threads, 8 rows each, " in line
+    assert ", half of the warps multiply y of the layer below, " in line
+    assert any("multiply gate gradients of the layer above" in line for line in lines)
 
 
 @pytest.mark.usefixtures("no_compiler")

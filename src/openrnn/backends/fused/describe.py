@@ -9,6 +9,7 @@ from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.stack_config import StackConfig
 from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -84,12 +85,16 @@ def _of_loops(
         ]
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
-    if config.clusters > 1:
+    if isinstance(config, StackConfig):
+        blocks = f"{config.layers} layers x {blocks}"
+    elif config.clusters > 1:
         blocks = f"grid of {config.clusters} x {blocks}"
     warps = " whose warps multiply four at a time" if config.wgmma else ""
     products = ", products of float16" if config.half_operands else ""
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
+    if isinstance(config, StackConfig):
+        products += f", half of the warps multiply {config.followed}"
     return [
         f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "
         f"{config.rows} rows each, {registers}{products}, "
@@ -121,7 +126,7 @@ def _of_several(
     stack = wavefronts.stack_of(problem, kind, measured, steps, batch, True)
     if stack is not None:
         head = (
-            f"{name} of {spec.num_layers} layers in one launch, each a step behind the one before"
+            f"{name} of {spec.num_layers} layers in one launch, each layer behind the one before"
         )
         lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, spec.num_layers)
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
