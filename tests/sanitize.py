@@ -135,9 +135,9 @@ def run(
         raise SystemExit("a result is not finite")
 
 
-def _by_one_thread(statement: str) -> str:
-    """CUDA of a loop over all mbarriers, in one thread."""
-    loop = "for (int k = 0; k < COUNT; ++k)"
+def _by_one_thread(statement: str, count: str = "COUNT") -> str:
+    """CUDA of a loop over mbarriers, in one thread."""
+    loop = f"for (int k = 0; k < {count}; ++k)"
     return f"if (threadIdx.x == 0) {{\n#pragma unroll 1\n{loop} {{ {statement}; }}\n}}"
 
 
@@ -148,8 +148,8 @@ def every_lane_arrives() -> None:
         "if (lane == 0) arrive(mbarrier);": "arrive(mbarrier);",
         # racecheck takes what threads that do not set or open an mbarrier have in the register of
         # its address for an address: here the compiler makes a branch around them
-        "if (threadIdx.x < COUNT) mbarrier_set(mbarrier, 1);": _by_one_thread(
-            "mbarrier_set(mbarriers + k * 8, 1)"
+        "if (threadIdx.x < COUNT) mbarrier_init(mbarrier, 1);": _by_one_thread(
+            "mbarrier_init(mbarriers + k * 8, 1)"
         ),
         "if (threadIdx.x < COUNT && (!ODD_ONLY || threadIdx.x & 1)) "
         "mbarrier_expect(mbarrier, bytes);": _by_one_thread(
@@ -160,7 +160,10 @@ def every_lane_arrives() -> None:
         ": offset < READ ? PRODUCT_WARPS : CELL_WARPS;":
             ": offset < READ ? PRODUCT_WARPS * 32 : CELL_WARPS * 32;",
     }  # fmt: skip
-    of_stack = {"mbarrier_set(mbarriers + at * 8, 1);": "mbarrier_set(mbarriers + at * 8, 32);"}
+    of_stack = {
+        "if (threadIdx.x < 2 * WARPS * STAGES) mbarrier_init(mbarriers + threadIdx.x * 8, 1);":
+            _by_one_thread("mbarrier_init(mbarriers + k * 8, 32)", "2 * WARPS * STAGES"),
+    }  # fmt: skip
 
     def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
         text, changes = plain(cell, dtype, config), {}

@@ -90,7 +90,7 @@ class Cluster:
                 going.remove(one)
 
 
-BARRIER = "if (TILES_IN_FLIGHT == 1) loop_barrier<THREADS>();"
+BARRIER = "if (TILES_IN_FLIGHT == 1) loop_barrier();"
 SHAPES = [(2, 2, 4), (4, 2, 8), (2, 4, 6), (3, 3, 9), (2, 6, 4)]  # in the last some are without
 
 

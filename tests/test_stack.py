@@ -58,7 +58,7 @@ def told(value):
         return "+".join(sorted(value)) or "none"
     if isinstance(value, dict):
         return str({name: getattr(one, "name", one) for name, one in value.items()})
-    return str(value)
+    return getattr(value, "name", str(value))
 
 
 def problem(hidden=512, layers=4, dtype=torch.bfloat16, cell=cells.lstm, place=None, **more):
@@ -213,7 +213,7 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
 @pytest.mark.parametrize(
     ("by_itself", "asked", "changed"),
     [(BOTH, BOTH, {}), (BOTH, BOTH, {"batch": 32, "steps": 32}),
-     (NEITHER, BOTH, {"batch": 31, "steps": 32}), (BOTH, BOTH, {"hidden": 640, "layers": 2}),
+     (NEITHER, BOTH, {"batch": 24, "steps": 32}), (BOTH, BOTH, {"hidden": 640, "layers": 2}),
      (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (FORWARD, BOTH, {"hidden": 192}),
      (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
      (BOTH, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
@@ -369,6 +369,46 @@ def test_kernels_compile_without_spills(monkeypatch, tmp_path, cell, hidden, lay
     assert (made.resources.registers, made.resources.spilled) == (128, 0)
 
 
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "flags"),
+    [(cells.lstm, "bfloat16", 256, ()), (cells.gru, "float32", 37, ("lengths", "reset")),
+     (cells.rnn_relu, "float32", 24, ("all_states",)),
+     (cells.lstm, "float16", 100, ("lengths", "reset", "all_states", "reset_state"))],
+    ids=told,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacks_in_clusters_compile_without_spills(
+    monkeypatch, tmp_path, cell, dtype, hidden, flags, kind
+):
+    """The skeletons assert their shared memory; a ReLU multiplies tf32, an LSTM float16."""
+    monkeypatch.setattr(store, "folder", lambda: tmp_path)
+    asked = trace(cell), dtype, hidden, 2, (*flags, *KINDS[kind]), HOPPER
+    made, config = kernels.best(kind, *asked, processors=PROCESSORS, layers=3)
+    assert isinstance(config, StackConfig)
+    assert made.resources.spilled == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_of_all_layers_are_as_many_as_a_kernel_takes(kind):
+    """32,764 bytes; a stack of more layers goes another way."""
+    for layers in (2, 64, 100, 130, 200):
+        size = {"hidden": 16, "layers": layers, "input_size": 16}
+        found = best(batch=8, kind=kind, wavefront=1, **size)
+        held = found is not None
+        assert held == (layers <= 100)
+        assert not held or found.config.argument_bytes(trace(cells.lstm)) <= 32764
+
+
+def test_the_other_way_is_a_wavefront_only_where_one_may_run():
+    """Layer by layer 4 x 250 takes longer than a wavefront of 4 x 256 would."""
+    plain = best(batch=16, steps=256, hidden=256, wavefront=1)
+    padded = best(batch=16, steps=256, hidden=250, wavefront=1)
+    reset = best(batch=16, steps=256, hidden=256, wavefront=1, reset=True, reset_state=True)
+    assert padded.otherwise > 1.3 * plain.otherwise
+    assert reset.otherwise > 1.3 * plain.otherwise
+
+
 # arguments
 
 
@@ -438,8 +478,8 @@ STACKS = {
 class StackKernel(Kernel):
     """A kernel of all layers whose launches are done here."""
 
-    def __init__(self, kind, config):
-        super().__init__(kind, UNITS)
+    def __init__(self, kind, config, hidden):
+        super().__init__(kind, hidden)
         self.config = config
 
     def launch_at(self, parameter, clusters, stream, launch_event=0):
@@ -465,15 +505,17 @@ class StackKernel(Kernel):
 
         In clusters these are what another layer reads.
         """
-        (buffer,) = {args.flag_buffer for args in each}
         if isinstance(self.config, StackConfig):
-            assert buffer == 0
-            forward = self.config.kind == "forward"
-            for args in each[:-1] if forward else each[1:]:
-                place, width = (args.y, UNITS) if forward else (args.d_gates, 4 * UNITS)
-                count = args.steps * BATCH * width
-                assert set((ctypes.c_int32 * count).from_address(place)) == {-1}
+            forward, padded = self.config.kind == "forward", self.hidden < UNITS
+            for number, args in enumerate(each):
+                read = number < len(each) - 1 if forward else number > 0  # by another layer
+                assert (args.flag_buffer != 0) == (forward and padded and read)
+                place = args.flag_buffer or (args.y if forward else args.d_gates)
+                count = args.steps * BATCH * UNITS * (1 if forward else 4)
+                if read:
+                    assert set((ctypes.c_int32 * count).from_address(place)) == {-1}
             return
+        (buffer,) = {args.flag_buffer for args in each}
         (_, rows, values), filled = self.config.flag_buffer(trace(cells.lstm), 1, BATCH)
         size = 4 * values  # of float32 here
         flags = (ctypes.c_int32 * (rows * values)).from_address(buffer)
@@ -481,16 +523,21 @@ class StackKernel(Kernel):
         ctypes.memset(buffer, 0, rows * size)
 
     def forward(self, each):
-        below = None
+        hidden, below, padded = self.hidden, None, self.hidden < UNITS
         for layer, args in enumerate(each):
             assert (args.w_ih != 0) == (layer > 0)
+            count = args.steps * BATCH
             if layer:
-                rows = args.steps * BATCH, UNITS
-                weight = at(args.w_ih, (4 * UNITS, UNITS))
-                x = at(below.y, rows, below.y_row) @ weight.T
+                weight = torch.zeros(4, UNITS, hidden)
+                weight[:, :hidden] = at(args.w_ih, (4 * hidden, hidden)).unflatten(0, (4, hidden))
+                place, row = (below.flag_buffer, UNITS) if padded else (below.y, hidden)
+                x = at(place, (count, hidden), row) @ weight.flatten(0, 1).T
                 args.x, args.x_row = x.data_ptr(), 4 * UNITS
                 args.x_step_bytes = BATCH * 4 * UNITS * 4
-            forward(args, UNITS, UNITS)
+            forward(args, hidden, UNITS)
+            if padded and args.flag_buffer:
+                copy = at(args.flag_buffer, (count, UNITS)).zero_()
+                copy[:, :hidden] = at(args.y, (count, hidden), args.y_row)
             below = args
 
     def backward(self, each):
@@ -506,29 +553,31 @@ class StackKernel(Kernel):
                 args.dy_step_bytes = -BATCH * UNITS * 4
             parts = self.config.sum_parts(BATCH)
             at(args.sums, (parts, 4 * UNITS)).zero_()
-            backward(args, UNITS, UNITS)
+            backward(args, self.hidden, UNITS)
             above = args
 
 
-@pytest.fixture(params=STACKS)
+@pytest.fixture(params=[("multicast", UNITS), ("clusters", UNITS), ("clusters", 13)], ids=str)
 def stack(request, monkeypatch, pretended):  # noqa: F811
     """A call of a stack; in one launch, or in turn: how results are compared."""
+    name, hidden = request.param
 
     def call(layers, in_turn, **options):
         torch.manual_seed(0)
-        made = pretended(UNITS, num_layers=layers, **options)
+        made = pretended(hidden, num_layers=layers, **options)
         made.params[:] = [0.3 * param for param in made.params]
         clusters = kernels.kernel
         configs = {
-            kind: replace(config, layers=layers, clusters=layers)
-            for kind, config in STACKS[request.param].items()
+            kind: replace(config, layers=layers, **more)
+            for kind, config in STACKS[name].items()
+            for more in [{"clusters": layers} if name == "multicast" else {}]
         }
 
         def kernel(kind, *asked):
             if asked[-1] == 1:
                 return clusters(kind, *asked)
             assert asked[-1] == layers
-            return StackKernel(kind, configs[kind]), configs[kind]
+            return StackKernel(kind, configs[kind], hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
         if not in_turn:
@@ -554,7 +603,9 @@ def launches_of(run, kind):
     ]
 
 
-MASKS = {"plain": {}, "lengths": {"lengths": torch.tensor([0, 3, 1, 2, 3])}}
+LENGTHS = {"lengths": torch.tensor([0, 3, 1, 2, 3])}
+RESETS = {"reset": torch.tensor([[1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 0, 1, 0, 1]]).bool()}
+MASKS = {"plain": {}, "lengths": LENGTHS, "resets": RESETS, "both": LENGTHS | RESETS}
 
 
 def close(found, wanted):

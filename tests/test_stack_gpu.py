@@ -1,6 +1,6 @@
 """Stacks in one launch on the GPU, in all that a call may ask.
 
-`test_fused_lag.py` has their order of events. Layers run at once, each a step behind another, and
+`test_fused_lag.py` has their order of events. Layers run at once, each behind another, and
 read what that publishes: a launch fills flags for all of them, and each has arguments of its own.
 """
 

@@ -85,7 +85,7 @@ class KernelConfig(ABC):
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
-    clusters = 1  # that share R; more in a grid
+    clusters = 1  # that have the same rows: in a grid they share R, of a stack each has a layer
     layers = 1  # that one launch runs; more in a stack
     delay = 0  # cycles before a grid's first poll
     stepwise = False  # steps are launches of their own, on products of GEMMs
@@ -165,10 +165,13 @@ class KernelConfig(ABC):
         values = len(cell.gates) if self.kind == "forward" else 1 + saved_values(cell)
         return 64 * values * SIZES[dtype]
 
+    def _mbarrier_bytes(self) -> int:
+        return self.tiles_in_flight * 16
+
     def shared(self, cell: Traced, dtype: str) -> int:
         """Bytes of shared memory of a block."""
         # mbarriers and row numbers
-        front = ceil_div(self.tiles_in_flight * 16 + self.rows * 4, 128) * 128
+        front = ceil_div(self._mbarrier_bytes() + self.rows * 4, 128) * 128
         stage = self.slots() * self.slot_bytes(cell, dtype)
         stage += self.reset_tiles() * RESET_BYTES if self.reset else 0
         ring = self.warps * self.stages * self.tiles_in_flight * stage

@@ -6,43 +6,54 @@ from typing import ClassVar
 
 from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig, ceil_div
 from openrnn.codegen.trace import Traced
+from openrnn.kernels.cuda.args import LOOPS
 
 
 @dataclass(frozen=True)
 class StackConfig(KernelConfig):
     """Loops of all layers of a stack, each in clusters of its own, in one launch.
 
-    A block has `warps` that run the loop, and as many that multiply W_ih: input warps. `clusters`:
-    one for each layer, which have the same rows of the batch.
+    A block has `warps` that run the loop, and as many that multiply W_ih: input warps.
 
     Args:
         layers: that one launch runs.
     """
 
-    clusters: int = 2
     layers: int = 2
 
-    followed: ClassVar[str]  # what input warps multiply, in words
+    polled: ClassVar[str]  # what input warps poll for and multiply, in words
+
+    @property
+    def clusters(self) -> int:  # type: ignore[override]
+        """Those that have the same rows of the batch: one for each layer."""
+        return self.layers
 
     @property
     def threads(self) -> int:
         return 2 * 32 * self.warps
+
+    def argument_bytes(self, cell: Traced) -> int:
+        """Bytes of the kernel's parameter: all layers' arguments, 8 bytes each."""
+        fields = LOOPS[self.kind].fields
+        numbers = sum(len(cell.states) if field.array else 1 for field in fields)
+        return self.layers * numbers * 8
 
     @abstractmethod
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         """Fragments of W_ih of an input warp."""
 
     @abstractmethod
-    def _followed_bytes(self, cell: Traced, dtype: str) -> int:
+    def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         """Shared memory of the input warps' operand and partial sums."""
 
+    def _mbarrier_bytes(self) -> int:
+        ring = 2 * self.warps * self.stages * 8  # of a ring's stages, filled and empty
+        return super()._mbarrier_bytes() + ring
+
     def shared(self, cell: Traced, dtype: str) -> int:
-        loop = super().shared(cell, dtype)
-        before, rows = self.tiles_in_flight * 16, self.rows * 4
-        handover = 2 * self.warps * self.stages * 8  # mbarriers of ring buffers
-        front = ceil_div(before + handover + rows, 128) - ceil_div(before + rows, 128)
         matrix = max(0, self.input_fragments(cell, dtype) - self.register_fragments)
-        return loop + front * 128 + self._followed_bytes(cell, dtype) + self.warps * matrix * 1024
+        of_inputs = self._polled_bytes(cell, dtype) + self.warps * matrix * 1024
+        return super().shared(cell, dtype) + of_inputs
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,12 @@ class StackForwardConfig(StackConfig, ForwardConfig):
     """Forward of a stack."""
 
     skeleton = "stack_forward.cuh"
-    followed = "y of the layer below"
+    polled = "y of the layer below"
 
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         return self.fragments(cell, dtype)
 
-    def _followed_bytes(self, cell: Traced, dtype: str) -> int:
+    def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         return 2 * self.k_tiles(cell, dtype) * self.tiles * 512
 
 
@@ -64,7 +75,7 @@ class StackBackwardConfig(StackConfig, BackwardConfig):
     """Backward of a stack; input warps split K."""
 
     skeleton = "stack_backward.cuh"
-    followed = "gate gradients of the layer above"
+    polled = "gate gradients of the layer above"
 
     def _input_k_tiles(self, cell: Traced, dtype: str) -> int:
         whole = ceil_div(len(cell.gates) * self.units, self.k_tile_size(dtype))
@@ -73,6 +84,6 @@ class StackBackwardConfig(StackConfig, BackwardConfig):
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         return self._input_k_tiles(cell, dtype) * ceil_div(self.groups, 2)
 
-    def _followed_bytes(self, cell: Traced, dtype: str) -> int:
+    def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         operand = self._input_k_tiles(cell, dtype) * self.tiles * 512
         return self.warps * (operand + self.tiles * self.groups * 256)

@@ -39,8 +39,8 @@ EXTRAS = """
         wavefront: layers of a stack run at the same time, each a chunk of so many steps behind the
             one below (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says). None:
             where a model of their time says that it pays; 0: one layer after the other; 1: one
-            launch runs all layers, each a step behind the one below (H100, H200, 16 bits), and
-            where no such launch exists the choice is made as for None.
+            launch runs all layers, each behind the one below (H100, H200), and where no such
+            launch exists the choice is made as for None.
 
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final

@@ -1,4 +1,4 @@
-"""A stack in one launch: the loops of all layers, each a step behind the layer before."""
+"""A stack in one launch: the loops of all layers, each behind the layer before."""
 
 from collections.abc import Iterator, Sequence
 

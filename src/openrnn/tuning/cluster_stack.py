@@ -13,6 +13,7 @@ from openrnn.tuning.limits import Limits, filled, registers_of_thread
 
 Config = TypeVar("Config", bound=StackConfig)
 
+_MOST_ARGUMENT_BYTES = 32764  # of a kernel
 MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need registers
 
 
@@ -59,9 +60,8 @@ def forwards(
             if warps > MOST_WARPS or (groups > 1 and block_groups < groups):
                 continue
             config = StackForwardConfig(
-                units, blocks, warps, groups, tiles, 1, 0, half_operands=half, clusters=layers,
-                layers=layers,
-            )  # fmt: skip
+                units, blocks, warps, groups, tiles, 1, 0, half_operands=half, layers=layers
+            )
             states = 2 * groups * tiles * (len(cell.states) + len(cell.gates) // 2)
             yield from _filled(config, cell, dtype, states, limits)
 
@@ -72,9 +72,7 @@ def backwards(
     """Every such backward kernel that fits."""
     for blocks, groups in _clusters(units, limits):
         for warps, tiles in product((2, 4, 8), (1, 2)):
-            config = StackBackwardConfig(
-                units, blocks, warps, groups, tiles, 1, 0, clusters=layers, layers=layers
-            )
+            config = StackBackwardConfig(units, blocks, warps, groups, tiles, 1, 0, layers=layers)
             slots = config.slots()
             states = slots * 2 * len(cell.states) + slots * 3 * len(cell.gates)
             yield from _filled(config, cell, dtype, states, limits)
@@ -83,8 +81,9 @@ def backwards(
 def _clusters(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
     """Blocks of a cluster, and the most groups that one of them owns."""
     groups = units // 8
+    known = limits.wgmma  # 9.0: elsewhere nothing was measured
     for blocks in (1, 2, 4, 8, 16):
-        if limits.wgmma and blocks <= min(limits.cluster, groups):
+        if known and blocks <= min(limits.cluster, groups):
             yield blocks, -(-groups // blocks)
 
 
@@ -92,7 +91,8 @@ def _filled(
     config: Config, cell: Traced, dtype: str, states: int, limits: Limits
 ) -> Iterator[Config]:
     """The kernel with as much of R in registers as they hold, where the device holds a copy."""
-    if config.layers > limits.clusters(config.cluster):
+    fits = config.argument_bytes(cell) <= _MOST_ARGUMENT_BYTES
+    if not fits or config.layers > limits.clusters(config.cluster):
         return
     taken = _TAKEN + config.accumulators(cell) + states
     yield from filled(cell, dtype, config, registers_of_thread(config.threads) - taken, limits)

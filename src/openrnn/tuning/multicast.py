@@ -101,8 +101,8 @@ _LEAST_STACK_BATCH, _STACK_HIDDEN = 32, range(256, 641)
 
 
 def knows_stack(hidden: int, batch: int) -> bool:
-    """Whether stacks of such sizes were measured."""
-    return batch >= _LEAST_STACK_BATCH and hidden in _STACK_HIDDEN
+    """Whether stacks of such sizes, by tiles of 8 rows, were measured."""
+    return -(-batch // 8) * 8 >= _LEAST_STACK_BATCH and hidden in _STACK_HIDDEN
 
 
 def forwards(

@@ -1,7 +1,6 @@
-"""Whether one launch runs the loops of all layers of a stack, each a step behind the one before.
+"""Whether one launch runs the loops of all layers of a stack, each layer behind the one before.
 
-So a stack takes T + L - 1 steps, but longer ones: K has the values of two layers. The kernels are
-those of large batches, `tuning/multicast.py`.
+The kernels are those of `tuning/cluster_stack.py` and, for large batches, of `tuning/multicast.py`.
 """
 
 from typing import NamedTuple
@@ -38,11 +37,14 @@ class StackPlan(NamedTuple):
 
 
 @memo(1024)
-def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> StackPlan | None:
+def best(
+    stack: wavefront.Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
+) -> StackPlan | None:
     """The quickest such launch; None where there is none, or by the models another way is quicker.
 
     Args:
         chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
+        in_chunks: the stack may run as a wavefront instead.
     """
     asked = wavefront.request(stack, batch)
     configs = plan.ranked(*asked, layers=stack.layers)
@@ -60,7 +62,7 @@ def best(stack: wavefront.Stack, steps: int, batch: int, chunk: int | None) -> S
         together = BATCHED_PRODUCTS if stack.layers > 2 else 1.0
         us += (1 + together * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
-    other = wavefront.best(stack, steps, batch, None)
+    other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
         modelled = other.us
     else:

@@ -94,7 +94,7 @@ def _of_loops(
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
     if isinstance(config, StackConfig):
-        products += f", half of the warps multiply {config.followed}"
+        products += f", half of the warps multiply {config.polled}"
     return [
         f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "
         f"{config.rows} rows each, {registers}{products}, "
@@ -125,9 +125,7 @@ def _of_several(
     measured = plan.measured_options(kind, option_names)
     stack = wavefronts.stack_of(problem, kind, measured, steps, batch, True)
     if stack is not None:
-        head = (
-            f"{name} of {spec.num_layers} layers in one launch, each layer behind the one before"
-        )
+        head = f"{name} of {spec.num_layers} layers in one launch, each layer behind the one before"
         lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, spec.num_layers)
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
         if lines:  # else none of its kernels compiles, and a call goes on as below

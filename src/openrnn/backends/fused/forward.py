@@ -54,8 +54,8 @@ class ForwardPass(ForwardLoops):
         ]
         self.outputs: list[Tensor] = []
         self.inputs = [call.x]
-        # padded copies of what `lower` has, which the layers of a stack in one launch poll for
-        self._copies: Tensor | None = None
+        # a copy of `lower` with padded rows, for which the layers of a stack in one launch poll
+        self._padded_lower: Tensor | None = None
         self._recompute = self.spec.recompute == "gates"
         save = bool(saved) and not self._recompute
         self._options = self.forward_options(bool(all_states), save)
@@ -121,7 +121,7 @@ class ForwardPass(ForwardLoops):
         polled = self.lower  # y of a layer, by the layer above
         if not self.weights(0, 0).layer.exact:
             shape = *polled.shape[:-1], loop.config.units
-            polled = self._copies = self.empty(*shape)
+            polled = self._padded_lower = self.empty(*shape)
         fill_flags(polled.flatten(0, 1))
 
     def stack_loop(self, operation: StackLoop) -> None:
@@ -129,8 +129,8 @@ class ForwardPass(ForwardLoops):
         first = self.inputs_of(OfChunk(0, 0, operation.chunk))
         for layer, y in enumerate(self.outputs):
             flags = first.flag_buffer
-            if self._copies is not None:
-                flags = self._copies[layer] if layer < len(self._copies) else None
+            if self._padded_lower is not None:
+                flags = self._padded_lower[layer] if layer < len(self._padded_lower) else None
             inputs = replace(first, weights=self.weights(layer, 0), flag_buffer=flags)
             saved = self.saved[layer] if self.saved else None
             words += self.forward_words(

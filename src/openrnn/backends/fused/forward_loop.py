@@ -34,7 +34,7 @@ class Inputs:
     Attributes:
         weights, loop: of the layer and direction.
         x_gates: x W_ih^T (T, B, G*units), or x itself, padded to all units, without a matrix.
-        flag_buffer: a grid's flag buffer; None where y is it, or where there is none.
+        flag_buffer: None where y is it, or where there is none.
     """
 
     weights: Weights

@@ -23,7 +23,7 @@ from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
 LoopConfig = ForwardConfig | BackwardConfig
-# where the arguments that only a grid has stand among its words
+# where the arguments that only grids and stacks have stand among the words of a launch
 GRID_PLACES = {
     kind: (table.place("delay"), table.place("first_row")) for kind, table in LOOPS.items()
 }
@@ -214,10 +214,10 @@ def launch(
     kernel: nvrtc.CudaKernel, config: KernelConfig, words: list[int], batch: int,
     launch_event: int = 0,
 ) -> None:  # fmt: skip
-    """Launches a loop for all rows of the batch; a grid for as many as fit at once, in turn.
+    """Launches a loop for all rows of the batch; grids and stacks for as many as fit, in turn.
 
     Args:
-        words: of its arguments; a grid's `delay` and `first_row` are set here.
+        words: of its arguments; the `delay` and `first_row` of these are set here.
         launch_event: see `CudaKernel.launch`.
     """
     if config.clusters == 1:

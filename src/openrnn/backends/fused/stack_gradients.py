@@ -33,8 +33,10 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     upper, lower = each[1:], each[:-1]
     inputs = [one.input for one in upper if one.input is not None]
     recurrent = [one.recurrent for one in lower if one.recurrent is not None]
-    wanted = len(inputs) == len(recurrent) == len(upper)
-    if len(upper) > 1 and wanted and each[0].layer.exact:
+    all_wanted = len(inputs) == len(recurrent) == len(upper)
+    # rows of y that are padded, or of which resets hide some, are copied layer by layer
+    as_they_are = each[0].layer.exact and runner.reset is None
+    if len(upper) > 1 and all_wanted and as_they_are:
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
         _add_recurrent(runner, lower, of_recurrent)

@@ -12,12 +12,13 @@ from openrnn.tuning import chunks, measured, plan, stack, wavefront
 def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why the layers of a stack do not run as a wavefront; None where they may."""
     hidden = problem.spec.hidden_size
-    if problem.spec.num_layers > 1:
-        if problem.reset_state:
-            return "the gradients of reset states are added up over all steps by one launch"
-        if hidden % 8:
-            return f"hidden_size {hidden}, needs a multiple of 8"
-    return _any_refusal(problem, steps, batch)
+    if reason := _any_refusal(problem, steps, batch):
+        return reason
+    if problem.reset_state:
+        return "the gradients of reset states are added up over all steps by one launch"
+    if hidden % 8:
+        return f"hidden_size {hidden}, needs a multiple of 8"
+    return None
 
 
 def _any_refusal(problem: Problem, steps: int, batch: int) -> str | None:
@@ -31,8 +32,8 @@ def _any_refusal(problem: Problem, steps: int, batch: int) -> str | None:
         return f"input_mode {spec.input_mode!r} has no product of layer 0 to cut"
     if problem.grad and spec.recompute == "gates":
         return "recompute='gates' has time chunks of its own"
-    step = batch * len(planes(traced(spec))) * spec.hidden_size * problem.dtype.itemsize
-    bytes_ = spec.num_layers * steps * step
+    values = len(planes(traced(spec))) * plan.units_of(spec.hidden_size)
+    bytes_ = spec.num_layers * steps * batch * values * problem.dtype.itemsize
     if problem.grad and bytes_ > chunks.LARGEST_WAVEFRONT:
         most = chunks.LARGEST_WAVEFRONT >> 20
         return f"its gate gradients would take {bytes_ >> 20} MiB at once, at most {most}"
@@ -57,7 +58,10 @@ def stack_of(
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
     asked = _asked(problem, kind, option_names, wanted)
-    return None if asked is None else stack.best(asked, steps, batch, problem.spec.wavefront)
+    if asked is None:
+        return None
+    in_chunks = refusal(problem, steps, batch) is None
+    return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks)
 
 
 def wavefront_of(

@@ -21,13 +21,13 @@ class ForwardArgs(Args):
     x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "values from a gate to the next, 0: one for all"]
-    y: Annotated[int, "storage_t*", "out [T, B, hidden], by strides"]
+    y: Annotated[int, "storage_t*", "out [T, B, hidden], by strides; stack: of ones before"]
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
         int,
         "operand_t*",
-        "grid, stack if PADDED: [T, B, UNITS] of ones; or see multicast_exchange.cuh",
+        "grid: [T, B, UNITS] of ones; stack if PADDED: of storage_t; or see multicast_exchange.cuh",
     ] = 0
     saved: Annotated[
         int, "storage_t*", "out if SAVE: [T, tiles of 8 rows, GROUPS, 64 cells, SAVED] in planes"
@@ -49,7 +49,7 @@ class ForwardArgs(Args):
     hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
-    first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
+    first_row: Annotated[int, "int64", "grid, stack: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
     step: Annotated[int, "int64", "stepwise only: of the loop; -1 before the first"] = 0
     h: Annotated[int, "storage_t*", "stepwise only: [B, UNITS] that the next GEMM reads"] = 0
@@ -75,7 +75,7 @@ class BackwardArgs(Args):
     dy: Annotated[int, "const storage_t*", "[T, B, UNITS], by strides; or null"] = 0
     dy_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"] = 0
     dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
-    d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid: of ones before"]
+    d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid, stack: of ones before"]
     d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     flag_buffer: Annotated[int, "operand_t*", "see multicast_exchange.cuh; else null"] = 0
     sums: Annotated[int, "float*", "out [parts by rows, PLANES + VECTORS, UNITS] over T and rows"]
@@ -93,7 +93,7 @@ class BackwardArgs(Args):
     hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
-    first_row: Annotated[int, "int64", "grid only: rows before it are of other launches"] = 0
+    first_row: Annotated[int, "int64", "grid, stack: rows before it are of other launches"] = 0
     delay: Annotated[int, "int64", "grid only: cycles until the first poll"] = 0
     step: Annotated[int, "int64", "stepwise only: of the loop; T after the last"] = 0
     products: Annotated[int, "const float*", "stepwise only: dh of the step before [B, UNITS]"] = 0

@@ -15,8 +15,9 @@
 
 constexpr int BLOCK_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
-constexpr int THREADS = 32 * WARPS;                            // of loop warps
-constexpr int BLOCK_THREADS = (LAYERS > 1 ? 2 : 1) * THREADS;  // in a stack also of input warps
+constexpr int THREADS = 32 * WARPS;  // of loop warps
+constexpr bool STACK = LAYERS > 1;
+constexpr int BLOCK_THREADS = (STACK ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int ROWS = TILES * 8;
 constexpr int OWN = BLOCK_GROUPS * 8;                              // units of a block
 constexpr int K_TILES = (GATES * OWN + K_TILE - 1) / K_TILE;
@@ -39,7 +40,6 @@ using namespace own;
 
 // In a stack: W_ih of the layer above, transposed. Rows are the block's units, K all gates of a
 // row; of that each input warp has a part.
-constexpr bool STACK = LAYERS > 1;
 constexpr int ABOVE_TILES = ((GATES * UNITS + K_TILE - 1) / K_TILE + WARPS - 1) / WARPS;
 constexpr int ABOVE_ROWS = (BLOCK_GROUPS + 1) / 2;  // of 16 units
 constexpr int ABOVE_FRAGMENTS = ABOVE_TILES * ABOVE_ROWS;
@@ -49,8 +49,8 @@ constexpr int ABOVE_HELD =  // in registers
 // shared memory, in bytes: mbarriers, numbers of rows, gate gradients, in a stack those of the
 // layer above, two buffers of shares of dh, ring of inputs, R, in a stack W_ih of the layer above
 // and shares of dy
-constexpr int AT_HANDOVER = TILES_IN_FLIGHT * 2 * 8;
-constexpr int AT_ROWS = AT_HANDOVER + (STACK ? 2 * WARPS * STAGES * 8 : 0);
+constexpr int AT_RING_BARRIERS = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_ROWS = AT_RING_BARRIERS + (STACK ? 2 * WARPS * STAGES * 8 : 0);
 constexpr int AT_GATES = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_ABOVE = AT_GATES + TILES_IN_FLIGHT * OPERAND_BYTES;
 constexpr int AT_SHARES = AT_ABOVE + (STACK ? WARPS * ABOVE_TILES * TILES * 512 : 0);
@@ -82,22 +82,22 @@ INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const i
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-backward(const __grid_constant__ Layers<BackwardArgs> every) {
+backward(const __grid_constant__ Layers<BackwardArgs> all) {
     // read once: loads at each use cost the loop more
-    const BackwardArgs args = every.layers[layer_of_block()];
-    const Place here(every.layers[0].first_row);
+    const BackwardArgs args = all.layers[layer_of_block()];
+    const Place here(all.layers[0].first_row);
     const int lane = here.lane;  // as a local: low-register kernels hold addresses otherwise
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
                                                        LENGTHS ? args.order : nullptr);
     clear_shared<BLOCK_THREADS>(AT_GATES, AT_SHARES);
     const uint32 mbarriers = shared_address(shared);
-    begin_handover(mbarriers + AT_HANDOVER);
+    begin_ring_barriers(mbarriers + AT_RING_BARRIERS);
     const int message_bytes = here.message_bytes();
-    mbarrier_init<TILES_IN_FLIGHT * 2>(mbarriers, message_bytes);
+    open_mbarriers<TILES_IN_FLIGHT * 2>(mbarriers, message_bytes);
 #if LAYERS > 1
     if (threadIdx.x >= THREADS)
-        return multiply_inputs(args, here, rows, every.layers[min(here.layer + 1, LAYERS - 1)]);
+        return multiply_inputs(args, here, rows, all.layers[min(here.layer + 1, LAYERS - 1)]);
 #endif
     Cells cells;
     cells.load(args, here, rows);
@@ -119,7 +119,7 @@ backward(const __grid_constant__ Layers<BackwardArgs> every) {
     const Ring ring{shared_address(shared + ring_at), pin_if_room(lane * 16),
                     pin_if_room(SLOT_BYTES + reset_offset(lane)), later};
     const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
-    const Handover handover(here, mbarriers + AT_HANDOVER, here.layer < LAYERS - 1);
+    const RingBarriers ring_barriers(here, mbarriers + AT_RING_BARRIERS, here.layer < LAYERS - 1);
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
@@ -142,12 +142,12 @@ backward(const __grid_constant__ Layers<BackwardArgs> every) {
         for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
             await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
-            handover.await_inputs(i);
+            ring_barriers.await_inputs(i);
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
             uint32 reset_rows[SLOTS];  // that were reset after the step: bit 4r of row r
             load_slots(cells, place, ring_at, fragment, stage, ring.reset_at, reset_turn, f,
                        resets, d_out, factor, reset_rows);
-            handover.release(i);
+            ring_barriers.release(i);
             inputs.copy(args, here, time, ring, place, resets, i + STAGES - 1, spare, f);
             if (before > 0) {  // a branch, so that the compiler computes no factors after the wait
                 wait_for_shares(here, mbarriers, f, write_mbarrier, phase, message_bytes);
@@ -164,7 +164,7 @@ backward(const __grid_constant__ Layers<BackwardArgs> every) {
                 place_gates(slot.owned, f, own_gates[s], d_gate[s], pairs[s]);
                 if (!LATE) store_gates(args, has_row[f][s], d_gates[f][s], pairs[s]);
             }
-            loop_barrier<THREADS>();
+            loop_barrier();
             // dh = R^T dr, this block's share of all units; nobody waits for warps without units
             const bool multiplies =
                 CLUSTER == 1 || (WGMMA ? here.warp & ~3 : here.warp) * MMA_ROWS * 2 < GROUPS;
@@ -174,7 +174,7 @@ backward(const __grid_constant__ Layers<BackwardArgs> every) {
                 send_shares(here, sums, share_at, owners, f, write_buffer, write_mbarrier);
             }
 #if CLUSTER == 1
-            loop_barrier<THREADS>();
+            loop_barrier();
 #endif
             if (LATE) {  // while messages travel
                 store_gates(args, has_row[f][0], d_gates[f][0], pairs[0]);

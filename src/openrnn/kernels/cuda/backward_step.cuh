@@ -26,7 +26,7 @@ INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int f, int writ
     // A step's gate gradients are written over those that the step before multiplied. Messages say
     // that their senders have read them, not that this block's other warps have; with two turns the
     // other turn's barrier says that. Here warps wait for messages anyway.
-    if (TILES_IN_FLIGHT == 1) loop_barrier<THREADS>();
+    if (TILES_IN_FLIGHT == 1) loop_barrier();
     const uint32 mbarrier = mbarriers + f * 16 + (8 - write_mbarrier);
     mbarrier_wait(mbarrier, phase);
     if (here.thread == 0) mbarrier_expect(mbarrier, message_bytes);

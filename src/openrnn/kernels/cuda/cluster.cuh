@@ -64,7 +64,7 @@ INLINE void arrive_warp(int lane, uint32 mbarrier) {
 }
 
 // an mbarrier whose phases end after so many arrivals and all bytes that these announce
-INLINE void mbarrier_set(uint32 mbarrier, int arrivals) {
+INLINE void mbarrier_init(uint32 mbarrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals)
                  : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -96,15 +96,15 @@ INLINE void mbarrier_wait(uint32 mbarrier, uint32 phase) {
 // COUNT mbarriers whose first phase awaits so many bytes; with ODD_ONLY only that of odd ones is
 // opened. All threads see what the others wrote before.
 template <int COUNT, bool ODD_ONLY = false>
-INLINE void mbarrier_init(uint32 mbarriers, int bytes) {
+INLINE void open_mbarriers(uint32 mbarriers, int bytes) {
     const uint32 mbarrier = mbarriers + threadIdx.x * 8;
-    if (threadIdx.x < COUNT) mbarrier_set(mbarrier, 1);
+    if (threadIdx.x < COUNT) mbarrier_init(mbarrier, 1);
     __syncthreads();
     if (threadIdx.x < COUNT && (!ODD_ONLY || threadIdx.x & 1)) mbarrier_expect(mbarrier, bytes);
 }
 #else
 template <int COUNT, bool ODD_ONLY = false>
-INLINE void mbarrier_init(uint32, int) {
+INLINE void open_mbarriers(uint32, int) {
     __syncthreads();
 }
 #endif

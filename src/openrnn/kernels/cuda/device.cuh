@@ -80,6 +80,12 @@ INLINE void clear_shared(int begin, int end) {
         *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
 }
 
+// The arguments of a launch: of a stack those of each layer.
+template <class Args>
+struct Layers {
+    Args layers[LAYERS];
+};
+
 #include "fragments.cuh"
 #include "cluster.cuh"
 #include "functions.cuh"

@@ -16,10 +16,10 @@ INLINE bool arrived(uint4 words) {
     return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
 }
 
-// All ones means "not arrived yet"; a user's NaN with that pattern is replaced by another NaN.
-template <bool PAIR>
+// A user's NaN, or two in 16 bits, with that pattern are replaced by others.
+template <bool TWO_VALUES>
 INLINE uint32 not_all_ones(uint32 bits) {
-    return bits == ~0u ? (PAIR ? 0x7fff7fffu : 0x7fffffffu) : bits;
+    return bits == ~0u ? (TWO_VALUES ? 0x7fff7fffu : 0x7fffffffu) : bits;
 }
 
 // Stores two values into the flag buffer.

@@ -18,8 +18,9 @@
 
 constexpr int PER_WARP = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
-constexpr int THREADS = 32 * WARPS;                            // of loop warps
-constexpr int BLOCK_THREADS = (LAYERS > 1 ? 2 : 1) * THREADS;  // in a stack also of input warps
+constexpr int THREADS = 32 * WARPS;  // of loop warps
+constexpr bool STACK = LAYERS > 1;
+constexpr int BLOCK_THREADS = (STACK ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int BLOCK_GROUPS = WARPS * PER_WARP;
 constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
 constexpr int K_TILES = (UNITS + K_TILE - 1) / K_TILE;
@@ -38,16 +39,16 @@ constexpr int TILE_SAVED = GROUPS * (64 * SAVED);
 
 // shared memory, in bytes: mbarriers, numbers of rows, two buffers of h, in a stack two of h of the
 // layer below, ring of inputs, R, in a stack W_ih
-constexpr int AT_HANDOVER = TILES_IN_FLIGHT * 2 * 8;
-constexpr int AT_ROWS = AT_HANDOVER + (LAYERS > 1 ? 2 * WARPS * STAGES * 8 : 0);
+constexpr int AT_RING_BARRIERS = TILES_IN_FLIGHT * 2 * 8;
+constexpr int AT_ROWS = AT_RING_BARRIERS + (STACK ? 2 * WARPS * STAGES * 8 : 0);
 constexpr int AT_HIDDEN = (AT_ROWS + TILES_IN_FLIGHT * ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_BELOW = AT_HIDDEN + TILES_IN_FLIGHT * 2 * HIDDEN_BYTES;
-constexpr int AT_RING = AT_BELOW + (LAYERS > 1 ? 2 * HIDDEN_BYTES : 0);
+constexpr int AT_RING = AT_BELOW + (STACK ? 2 * HIDDEN_BYTES : 0);
 constexpr int STAGE_BYTES = TILES_IN_FLIGHT * ENTRY_BYTES;
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int AT_INPUT_WEIGHTS = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-constexpr int SHARED_BYTES = AT_INPUT_WEIGHTS + (LAYERS > 1 ? WARPS * MATRIX_BYTES : 0);
+constexpr int SHARED_BYTES = AT_INPUT_WEIGHTS + (STACK ? WARPS * MATRIX_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
               "a warpgroup without any units would wait for nobody, and miss a message");
@@ -68,17 +69,17 @@ INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const in
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-forward(const __grid_constant__ Layers<ForwardArgs> every) {
+forward(const __grid_constant__ Layers<ForwardArgs> all) {
     // read once: loads at each use cost the loop more
-    const ForwardArgs args = every.layers[layer_of_block()];
-    const Place here(every.layers[0].first_row);
+    const ForwardArgs args = all.layers[layer_of_block()];
+    const Place here(all.layers[0].first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
                                                        LENGTHS ? args.order : nullptr);
     clear_shared<BLOCK_THREADS>(AT_HIDDEN, AT_RING);
     const uint32 mbarriers = shared_address(shared);
-    begin_handover(mbarriers + AT_HANDOVER);
-    mbarrier_init<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
+    begin_ring_barriers(mbarriers + AT_RING_BARRIERS);
+    open_mbarriers<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
     store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / CHUNK_K, BLOCK_THREADS>(
         args, rows, count, 0, [](int r, int chunk) {
@@ -87,7 +88,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> every) {
         });
 #if LAYERS > 1
     if (threadIdx.x >= THREADS)
-        return multiply_inputs(args, here, rows, count, every.layers[max(here.layer - 1, 0)]);
+        return multiply_inputs(args, here, rows, count, all.layers[max(here.layer - 1, 0)]);
 #endif
     Cells cells;
     cells.load(args, here, rows, count);
@@ -104,14 +105,13 @@ forward(const __grid_constant__ Layers<ForwardArgs> every) {
     const int later = args.reverse ? 0 : 1;
     begin_rows(args, here, rows, time, later, row, length, resets, y);
     storage_t* saved = first_saved(args, here, time);
-    const bool idle = CLUSTER > 1 && !WGMMA && here.first_group >= here.end_group;
-    const int steps = idle ? 0 : count;
+    const int steps = here.idle() ? 0 : count;
     const int ring_at = AT_RING + here.warp * RING_BYTES;
     Inputs inputs;
     inputs.begin(args, here, time, rows);
     const Ring ring{pin_if_room(shared_address(shared + ring_at + here.lane * 16)), mbarriers,
                     pin_if_room(ring_at + INPUT_BYTES + reset_offset(here.lane)), later, steps};
-    const Handover handover(here, mbarriers + AT_HANDOVER, here.layer > 0);
+    const RingBarriers ring_barriers(here, mbarriers + AT_RING_BARRIERS, here.layer > 0);
     const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
@@ -139,12 +139,12 @@ forward(const __grid_constant__ Layers<ForwardArgs> every) {
         for (int f = 0; f < TILES_IN_FLIGHT; ++f) {  // tiles that share one product, in turn
             await_copies<(STAGES - 1) * TILES_IN_FLIGHT - 1>();
             __syncwarp();
-            handover.await_inputs(i);
+            ring_barriers.await_inputs(i);
             Sums sums = {};
             float given[PER_WARP][TILES][GATES][2];  // input side of the gates
             load_fragments<PER_WARP * TILES * GATES>(shared + fragment + stage + f * ENTRY_BYTES,
                                                      &given[0][0][0]);
-            handover.release(i);
+            ring_barriers.release(i);
             start_sums(cells, given, sums);
             inputs.copy(args, here, time, ring, resets, i + STAGES - 1, spare, f);
             TileRows tile[TILES];
@@ -172,7 +172,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> every) {
             }
         }
 #if CLUSTER == 1
-        loop_barrier<THREADS>();
+        loop_barrier();
 #endif
         saved = advanced(saved, args.saved_step_bytes);
         spare = stage, stage = stage + STAGE_BYTES == RING_BYTES ? 0 : stage + STAGE_BYTES;

@@ -19,6 +19,8 @@ struct Place {
         first_row = cluster_of_layer(first_row_of_launch, TILES_IN_FLIGHT * ROWS) *
                     (TILES_IN_FLIGHT * ROWS);
     }
+    // a warp without units: nobody waits for it
+    INLINE bool idle() const { return CLUSTER > 1 && !WGMMA && first_group >= end_group; }
     INLINE int unit(int j) const { return (first_group + j) * 8 + group_of_lane; }
     INLINE int pair_unit(int j) const { return (first_group + j) * 8 + thread_in_group * 2; }
     // the numbers of a unit's two rows in tile n

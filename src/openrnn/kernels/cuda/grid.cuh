@@ -223,5 +223,5 @@ INLINE void begin_block(const Place& here, int* rows, int64 batch, const int64* 
                         uint32 mbarriers) {
     number_rows<ROWS, THREADS>(rows, here.first_row, batch, order);
     clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
-    mbarrier_init<2>(mbarriers, here.share_bytes());
+    open_mbarriers<2>(mbarriers, here.share_bytes());
 }

@@ -1,4 +1,5 @@
-// One loop, or those of all layers of a stack: whose a block is, and how it gets its inputs.
+// One loop, or those of all layers of a stack: which layer a block runs, and who fills its ring
+// buffer of inputs.
 //
 // In a stack (LAYERS > 1) a cluster has one layer and some rows of the batch. Half of a block's
 // warps, the loop warps, run the loop as if there were no others. The other half, the input warps,
@@ -6,14 +7,10 @@
 // An input warp serves one loop warp: it has the same place, and fills its ring buffer. The first
 // layer to run has its inputs in memory, and copies them.
 
-template <class Args>
-struct Layers {
-    Args layers[LAYERS];
-};
-
 INLINE int layer_of_block() { return LAYERS > 1 ? blockIdx.x / CLUSTER % LAYERS : 0; }
 
-// Which of a layer's clusters a block is in; first: row of a stack's launch, rows: of a cluster.
+// Which of a layer's clusters a block is in; first: the launch's first row, in a stack; rows: that
+// a cluster has.
 INLINE int64 cluster_of_layer(int64 first, int rows) {
     return LAYERS > 1 ? first / rows + blockIdx.x / (CLUSTER * LAYERS) : blockIdx.x / CLUSTER;
 }
@@ -28,7 +25,6 @@ INLINE void blocks_barrier() {
 }
 
 // the threads of all loop warps
-template <int THREADS>
 INLINE void loop_barrier() {
 #if LAYERS > 1
     asm volatile("barrier.sync 1, %0;" ::"n"(THREADS) : "memory");
@@ -40,22 +36,22 @@ INLINE void loop_barrier() {
 #if LAYERS > 1
 #include "flag_buffer.cuh"
 static_assert(!WGMMA && TILES_IN_FLIGHT == 1, "what input warps can do");
-static_assert((STAGES & STAGES - 1) == 0, "stages are counted by bits");
+static_assert((STAGES & STAGES - 1) == 0, "i / STAGES and i % STAGES are a shift and a mask");
 
 // the mbarriers of ring buffers, of each warp and stage two: filled and empty
-INLINE void begin_handover(uint32 mbarriers) {
-    for (int at = threadIdx.x; at < 2 * WARPS * STAGES; at += 2 * 32 * WARPS)
-        mbarrier_set(mbarriers + at * 8, 1);
+INLINE void begin_ring_barriers(uint32 mbarriers) {
+    if (threadIdx.x < 2 * WARPS * STAGES) mbarrier_init(mbarriers + threadIdx.x * 8, 1);
 }
+static_assert(2 * WARPS * STAGES <= BLOCK_THREADS, "a thread for each");
 
 // How a loop warp and its input warp share the ring buffer.
-struct Handover {
+struct RingBarriers {
     uint32 mbarriers;  // of the warp's ring buffer
     int lane;
-    bool used;  // else inputs are copied from memory
+    bool used;  // the layer has input warps at work
 
     template <class Place>
-    INLINE Handover(const Place& here, uint32 all, bool used)
+    INLINE RingBarriers(const Place& here, uint32 all, bool used)
         : mbarriers(all + here.warp * (2 * STAGES * 8)), lane(here.lane), used(used) {}
 
     INLINE uint32 filled(int i) const { return mbarriers + i % STAGES * 8; }
@@ -75,11 +71,11 @@ struct Handover {
     INLINE void fill(int i) const { arrive_warp(lane, filled(i)); }
 };
 #else
-INLINE void begin_handover(uint32) {}
+INLINE void begin_ring_barriers(uint32) {}
 
-struct Handover {
+struct RingBarriers {
     template <class Place>
-    INLINE Handover(const Place&, uint32, bool) {}
+    INLINE RingBarriers(const Place&, uint32, bool) {}
     INLINE void await_inputs(int) const {}
     INLINE void release(int) const {}
 };

@@ -47,12 +47,8 @@ INLINE int entry_of(const Place& here, int s, int) {
 #include "multicast_exchange.cuh"
 #include "multicast_backward_parts.cuh"
 
-struct BackwardLayers {
-    BackwardArgs layers[LAYERS];
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward(const __grid_constant__ BackwardLayers given) {
+backward(const __grid_constant__ Layers<BackwardArgs> given) {
     const Place here(given.layers[0].first_row);
 #if LOW_REGISTER
     const BackwardArgs& args = given.layers[STACK ? here.layer : 0];

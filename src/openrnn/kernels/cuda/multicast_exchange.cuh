@@ -75,7 +75,7 @@ INLINE void begin_mbarriers() {
     if (offset < STORED + SETS * 8) {
         const int count = offset < EMPTY ? 1 : offset < SUMMED_UP ? CLUSTER
             : offset < READ ? PRODUCT_WARPS : CELL_WARPS;
-        mbarrier_set(mbarrier_at(offset), count);
+        mbarrier_init(mbarrier_at(offset), count);
     }
     __syncthreads();
 }

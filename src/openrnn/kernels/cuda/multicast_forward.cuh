@@ -27,12 +27,8 @@ INLINE int steps_published(int count) { return count + (STACK && count > 0); }
 #include "multicast_exchange.cuh"
 #include "multicast_forward_parts.cuh"
 
-struct ForwardLayers {
-    ForwardArgs layers[LAYERS];
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward(const __grid_constant__ ForwardLayers given) {
+forward(const __grid_constant__ Layers<ForwardArgs> given) {
     const Place here(given.layers[0].first_row);
 #if LOW_REGISTER
     const ForwardArgs& args = given.layers[STACK ? here.layer : 0];

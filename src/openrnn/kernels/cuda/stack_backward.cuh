@@ -30,15 +30,20 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
     });
 }
 
-// A warp's share of dy of all of the block's units, as shares of dh are: [share, slot, 64 cells].
+// Where a lane's two cells of a group and tile have the share of an input warp.
+INLINE float2* share_of(const Place& here, int warp, int group, int tile) {
+    return reinterpret_cast<float2*>(shared + AT_INPUT_SHARES + warp * SHARE_BYTES +
+                                     (group * TILES + tile) * 256 + here.group_of_lane * 32 +
+                                     here.thread_in_group * 8);
+}
+
+// A warp's share of dy of all of the block's units.
 INLINE void store_shares(const Place& here, const Sums& sums) {
     #pragma unroll
     for (int group = 0; group < BLOCK_GROUPS; ++group)
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
-            *reinterpret_cast<float2*>(shared + AT_INPUT_SHARES + here.warp * SHARE_BYTES +
-                                       (group * TILES + n) * 256 + here.group_of_lane * 32 +
-                                       here.thread_in_group * 8) =
+            *share_of(here, here.warp, group, n) =
                 make_float2(chained(sums, group / 2, n, group % 2 * 2),
                             chained(sums, group / 2, n, group % 2 * 2 + 1));
 }
@@ -50,11 +55,10 @@ INLINE void store_shares(const Place& here, const Sums& sums) {
 INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const int* rows,
                             const BackwardArgs& upper) {
     above::Matrix matrix;
-    unsigned char* const others =
-        shared + AT_INPUT_WEIGHTS + here.warp * above::MATRIX_BYTES + here.lane * 16;
+    unsigned char* const others = above::matrix_of(shared + AT_INPUT_WEIGHTS, here.thread);
     const bool last = here.layer == LAYERS - 1;  // its dy is in memory
     if (!last) above::load_weights(args, here, matrix, others);
-    const Handover handover(here, shared_address(shared) + AT_HANDOVER, true);
+    const RingBarriers ring_barriers(here, shared_address(shared) + AT_RING_BARRIERS, true);
     unsigned char* const ring = shared + AT_RING + here.warp * RING_BYTES + here.lane * 2 * SIZE;
     const int operand = here.warp * (ABOVE_TILES * 4 * CHUNK_BYTES) +
                         operand_start(here.thread_in_group, here.group_of_lane);
@@ -67,7 +71,7 @@ INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const i
         above::product(shares, matrix, others, gates + operand);
         above::store_shares(here, shares);
         input_barrier();  // all shares are there, and the operand has been read
-        handover.await_stage(i);
+        ring_barriers.await_stage(i);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const Slot slot = here.slot(s);
@@ -75,17 +79,14 @@ INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const i
             if (slot.owned)
                 #pragma unroll
                 for (int warp = 0; warp < WARPS; ++warp) {
-                    const float2 share = *reinterpret_cast<const float2*>(
-                        shared + AT_INPUT_SHARES + warp * SHARE_BYTES +
-                        (slot.group * TILES + slot.tile) * 256 + here.group_of_lane * 32 +
-                        here.thread_in_group * 8);
+                    const float2 share = *above::share_of(here, warp, slot.group, slot.tile);
                     dy[0] += share.x, dy[1] += share.y;
                 }
             store(reinterpret_cast<storage_t*>(ring + i % STAGES * STAGE_BYTES + s * ENTRY_BYTES),
                   transposed(dy[0], dy[1]));
         }
-        handover.fill(i);
+        ring_barriers.fill(i);
     };
     blocks_barrier();
-    if (!last) follow<1, 0>(here, polls, time.count, shared + AT_ABOVE, multiply);
+    if (!last) run_input_warp<1, 0>(here, polls, time.count, shared + AT_ABOVE, multiply);
 }

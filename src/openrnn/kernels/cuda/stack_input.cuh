@@ -8,19 +8,20 @@
 
 constexpr int ROW_CHUNKS = OPERAND_K / CHUNK;  // of 16 bytes in memory
 constexpr int POLLS = (ROWS * ROW_CHUNKS + THREADS - 1) / THREADS;  // of a thread, a step
-constexpr int BATCH = POLLS < 8 ? POLLS : 8;                        // on their way together
+constexpr int IN_FLIGHT = POLLS < 8 ? POLLS : 8;                    // of them at a time
 constexpr int AHEAD = POLLS <= 4 ? 2 : 1;                           // steps
 static_assert(OPERAND_K % CHUNK == 0, "whole chunks");
 
 // the input warps of a block
 INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
 
-// Of a thread's poll number p: in values from the first of row 0, -1 for none; and where in the
-// operand it goes.
-INLINE int poll_offset(const Place& here, int p, int row_values, const int* rows) {
+// Of a thread's poll number p: where it is, in 16 bytes from the first of row 0, NOWHERE for none;
+// and where in the operand it goes.
+constexpr uint32 NOWHERE = ~0u;
+INLINE uint32 poll_offset(const Place& here, int p, int row_values, const int* rows) {
     const int number = p * THREADS + here.thread, r = number / ROW_CHUNKS;
     const int b = r < ROWS ? rows[r] : -1;
-    return b < 0 ? -1 : b * row_values + number % ROW_CHUNKS * CHUNK;
+    return b < 0 ? NOWHERE : uint32(b) * uint32(row_values / CHUNK) + number % ROW_CHUNKS;
 }
 INLINE int poll_place(const Place& here, int p) {
     const int number = p * THREADS + here.thread;
@@ -45,58 +46,59 @@ struct Polls {
     int64 step_bytes;
     int row_values;
     const int* rows;
-    int offset[BATCH], place[BATCH];  // of the polls on their way
-    uint4 found[AHEAD][BATCH];
+    uint32 offset[IN_FLIGHT];  // of the polls on their way
+    int place[IN_FLIGHT];
+    uint4 found[AHEAD][IN_FLIGHT];
 
     INLINE Polls(const Place& here, const storage_t* first, int64 step_bytes, int row_values,
                  const int* rows)
         : first(first), step_bytes(step_bytes), row_values(row_values), rows(rows) {
         find(here, 0);
     }
-    // the batch of polls from number `done` on
+    // the polls from number `done` on
     INLINE void find(const Place& here, int done) {
         #pragma unroll
-        for (int p = 0; p < BATCH; ++p) {
+        for (int p = 0; p < IN_FLIGHT; ++p) {
             offset[p] = poll_offset(here, done + p, row_values, rows);
             place[p] = poll_place(here, done + p);
         }
     }
     INLINE uint4 poll_for(int i, int p) const {
-        return offset[p] < 0 ? make_uint4(0, 0, 0, 0)
-                             : poll(advanced(first, i * step_bytes) + offset[p]);
+        if (offset[p] == NOWHERE) return make_uint4(0, 0, 0, 0);
+        return poll(advanced(first, i * step_bytes + int64(offset[p]) * 16));
     }
     // turn: i % AHEAD, a constant, so that registers hold `found`
     INLINE void begin(int turn, int i) {
         #pragma unroll
-        for (int p = 0; p < BATCH; ++p) found[turn][p] = poll_for(i, p);
+        for (int p = 0; p < IN_FLIGHT; ++p) found[turn][p] = poll_for(i, p);
     }
-    // until the batch of step i is here; then it goes to the operand
+    // until what these polls ask for is here; then it goes to the operand
     INLINE void finish(int turn, int i, unsigned char* operand) {
-        uint4 (&words)[BATCH] = found[turn];
+        uint4 (&words)[IN_FLIGHT] = found[turn];
 #if SPIN_LIMIT
         int tries = 0;
 #endif
         while (true) {
             bool all = true;
             #pragma unroll
-            for (int p = 0; p < BATCH; ++p) all &= arrived(words[p]);
+            for (int p = 0; p < IN_FLIGHT; ++p) all &= arrived(words[p]);
             if (all) break;
 #if SPIN_LIMIT
             if (++tries > SPIN_LIMIT) __trap();
 #endif
             #pragma unroll
-            for (int p = 0; p < BATCH; ++p)
+            for (int p = 0; p < IN_FLIGHT; ++p)
                 if (!arrived(words[p])) words[p] = poll_for(i, p);
         }
         #pragma unroll
-        for (int p = 0; p < BATCH; ++p)
-            if (offset[p] >= 0) store_operand(operand + place[p], words[p]);
+        for (int p = 0; p < IN_FLIGHT; ++p)
+            if (offset[p] != NOWHERE) store_operand(operand + place[p], words[p]);
     }
-    // the batches of step i after the first, one after the other
+    // the other polls of step i, some at a time
     INLINE void finish_others(const Place& here, int i, unsigned char* operand) {
-        if (POLLS == BATCH) return;
+        if (POLLS == IN_FLIGHT) return;
         #pragma unroll 1
-        for (int done = BATCH; done < POLLS; done += BATCH) {
+        for (int done = IN_FLIGHT; done < POLLS; done += IN_FLIGHT) {
             find(here, done);
             begin(0, i);
             finish(0, i, operand);
@@ -106,10 +108,11 @@ struct Polls {
 };
 
 // All steps of an input warp. operands: BUFFERS of BYTES each; multiply(i, operand): the product of
-// step i and its way to the ring buffer. With one buffer all warps have read it when that ends.
+// step i and its way to the ring buffer. With one buffer it returns once all input warps have read
+// that.
 template <int BUFFERS, int BYTES, class Multiply>
-INLINE void follow(const Place& here, Polls& polls, int count, unsigned char* operands,
-                   Multiply multiply) {
+INLINE void run_input_warp(const Place& here, Polls& polls, int count, unsigned char* operands,
+                           Multiply multiply) {
     #pragma unroll
     for (int turn = 0; turn < AHEAD; ++turn)
         if (turn < count) polls.begin(turn, turn);
