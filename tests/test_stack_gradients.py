@@ -7,7 +7,7 @@ from test_fused_program_call import Kernel, Plan
 
 from openrnn import cells
 from openrnn.backends.base import Call
-from openrnn.backends.fused import kernels
+from openrnn.backends.fused import kernels, stack_gradients
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.pass_runner import PassRunner
 from openrnn.backends.fused.stack_gradients import weights_of_stack
@@ -35,6 +35,7 @@ def products(monkeypatch):
             counts.append(count)
 
     monkeypatch.setattr(cublaslt, "MatmulPlan", Checked)
+    monkeypatch.setattr(stack_gradients, "MOST_BYTES", 4)  # float32 here stands for all dtypes
     for module in (cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
     monkeypatch.setattr(

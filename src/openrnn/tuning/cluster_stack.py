@@ -35,18 +35,29 @@ class _Costs(NamedTuple):
     byte: float  # for each byte that blocks exchange
     poll: float  # for each poll of a thread
     device: float  # more where blocks fill the device
+    float32: float  # factor on all of it in float32
 
 
 _FORWARD = _Costs(
     step=483, cluster=138, sixteen=300, mma=8.4, load=0.86, cell=22, value=43, wide=140, byte=0.012,
-    poll=24.5, device=10,
+    poll=24.5, device=10, float32=1.0,
 )  # fmt: skip
 _BACKWARD = _Costs(
     step=366, cluster=0, sixteen=0, mma=14.4, load=0.79, cell=68, value=30.6, wide=184, byte=0.06,
-    poll=49, device=126,
+    poll=49, device=126, float32=1.2,
 )  # fmt: skip
 # registers of a thread besides R: an input warp holds what it polls for
 _TAKEN = 72
+
+
+# The largest H by default, by bytes of a value. Beyond these backward was slower than the other way
+# (GRUs of 3 x 512 in bf16 and of 4 x 256 in tf32, an LSTM of 3 x 256 in tf32), or was not measured.
+_MOST_HIDDEN = {"forward": {2: 512, 4: 512}, "backward": {2: 320, 4: 128}}
+
+
+def knows(kind: str, dtype: str, hidden: int) -> bool:
+    """Whether such stacks were measured, and quicker."""
+    return hidden <= _MOST_HIDDEN[kind][SIZES[dtype]]
 
 
 def forwards(
@@ -129,4 +140,5 @@ def step_cycles(cell: Traced, dtype: str, config: StackConfig, batch: int, limit
     blocks = config.layers * -(-batch // config.rows) * config.cluster
     found += cost.device * min(1.0, blocks / limits.clusters(1))
     copies = limits.clusters(config.cluster) // config.layers
+    found *= cost.float32 if SIZES[dtype] == 4 else 1.0
     return found * -(-batch // (config.rows * copies))

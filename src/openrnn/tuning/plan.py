@@ -15,7 +15,11 @@ from openrnn.codegen.config import (
     GridForwardConfig,
     KernelConfig,
 )
-from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.multicast_config import (
+    MulticastBackwardConfig,
+    MulticastConfig,
+    MulticastForwardConfig,
+)
 from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
@@ -191,18 +195,21 @@ def _of_stack(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels that run so many layers in one launch, best first by the model.
 
-    Those with multicast only where they were measured, or where clusters do not hold R. They take
-    16 bits alone, and no resets.
+    Those of sizes that were measured; where there are none, all in clusters, or all with multicast,
+    which takes 16 bits alone, and no resets.
     """
     limits = Limits.of(capability, processors)
     forward = kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
-    found: list[ForwardConfig | BackwardConfig]
-    found = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
-    known = not found or multicast.knows_stack(hidden, batch)
-    if SIZES[dtype] == 2 and not resets and known:
-        others = multicast.forwards if forward else multicast.backwards
-        found += others(cell, dtype, hidden, limits, layers)
+    clusters = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
+    others: list[MulticastForwardConfig] | list[MulticastBackwardConfig] = []
+    if SIZES[dtype] == 2 and not resets:
+        by_multicast = multicast.forwards if forward else multicast.backwards
+        others = [*by_multicast(cell, dtype, hidden, limits, layers)]
+    known: list[ForwardConfig | BackwardConfig] = []
+    known += clusters if cluster_stack.knows(kind, dtype, hidden) else []
+    known += others if multicast.knows_stack(hidden, batch) else []
+    found = known or clusters or others
     return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
 
 

@@ -5,10 +5,10 @@ The kernels are those of `tuning/cluster_stack.py` and, for large batches, of `t
 
 from typing import NamedTuple
 
-from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
-from openrnn.tuning import measured, multicast, plan, wavefront
+from openrnn.tuning import cluster_stack, measured, multicast, plan, wavefront
 from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
@@ -50,16 +50,20 @@ def best(
     configs = plan.ranked(*asked, layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
-    by_multicast = isinstance(configs[0], MulticastConfig)
-    if chunk is None and by_multicast and not multicast.knows_stack(stack.hidden, batch):
+    if isinstance(configs[0], MulticastConfig):
+        measured_size = multicast.knows_stack(stack.hidden, batch)
+    else:
+        measured_size = cluster_stack.knows(stack.kind, stack.dtype, stack.hidden)
+    if chunk is None and not measured_size:
         return None
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
     step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
-        # of three layers and more all but the first W_ih and the last R are multiplied together
-        together = BATCHED_PRODUCTS if stack.layers > 2 else 1.0
+        # in 16 bits all but the first W_ih and the last R of three layers are multiplied together
+        some = stack.layers > 2 and SIZES[stack.dtype] == 2 and stack.hidden % 8 == 0
+        together = BATCHED_PRODUCTS if some else 1.0
         us += (1 + together * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None

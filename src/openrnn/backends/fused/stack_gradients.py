@@ -21,6 +21,10 @@ from openrnn.backends.fused.weight_gradients import (
 )
 from openrnn.schedule import Chunk
 
+# Bytes of a value of layers that are multiplied together. In float32 backward of three layers and
+# more lost with that; stacks of two, which are too few for it, did not.
+MOST_BYTES = 2
+
 
 def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: Chunk) -> None:
     """The gradients of weights, biases and unit vectors of all layers.
@@ -34,9 +38,10 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     inputs = [one.input for one in upper if one.input is not None]
     recurrent = [one.recurrent for one in lower if one.recurrent is not None]
     all_wanted = len(inputs) == len(recurrent) == len(upper)
+    layer = each[0].layer
     # rows of y that are padded, or of which resets hide some, are copied layer by layer
-    as_they_are = each[0].layer.exact and runner.reset is None
-    if len(upper) > 1 and all_wanted and as_they_are:
+    as_they_are = layer.exact and runner.reset is None
+    if len(upper) > 1 and all_wanted and as_they_are and layer.dtype.itemsize <= MOST_BYTES:
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
         _add_recurrent(runner, lower, of_recurrent)
@@ -45,12 +50,12 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
             if together.written:
                 pairs += zip(together.of_layers(), [one.overwritten() for one in alone])
         copy_all(pairs)
-    for layer in each:  # what no product of several layers gave
-        d_gates = layer.d_gates(chunk)
-        if layer.input is not None and not layer.input.written:
-            add_input(layer.weights, layer.x, d_gates, layer.input)
-        if layer.recurrent is not None and not layer.recurrent.written:
-            add_recurrent(runner, layer.weights, chunk, layer.y, d_gates, layer.recurrent)
+    for one in each:  # what no product of several layers gave
+        d_gates = one.d_gates(chunk)
+        if one.input is not None and not one.input.written:
+            add_input(one.weights, one.x, d_gates, one.input)
+        if one.recurrent is not None and not one.recurrent.written:
+            add_recurrent(runner, one.weights, chunk, one.y, d_gates, one.recurrent)
     _reduce_biases(each)
 
 
