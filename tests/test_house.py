@@ -55,7 +55,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
     {"route"},
     {"higher"},
     {"op"},
-    {"packed", "transforms"},
+    {"flops", "packed", "transforms"},
     {"functional"},
     {"prepared_calls"},
     {"nn"},

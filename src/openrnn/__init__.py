@@ -7,6 +7,7 @@ from openrnn.convert import ConvertCallback, convert, from_weights, quantize, to
 from openrnn.embed import export_native
 from openrnn.errors import CellError, ExportError, LibraryError, NoBackendError, OpenRNNError
 from openrnn.explain import explain
+from openrnn.flops import forward as _counted  # noqa: F401  # FlopCounterMode knows our operators
 from openrnn.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, Pipeline, Recurrent, RNNCell
 from openrnn.onnx.read import from_onnx
 from openrnn.plain import plain_decompositions
