@@ -25,9 +25,9 @@ import openrnn
 from openrnn import cells, memo
 from openrnn.backends.fused import schedules
 from openrnn.codegen import cuda
+from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
-from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import Traced
 from openrnn.tuning import cluster_stack, plan
 
@@ -167,7 +167,7 @@ def every_lane_arrives() -> None:
 
     def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
         text, changes = plain(cell, dtype, config), {}
-        if isinstance(config, MulticastConfig | StackConfig):
+        if isinstance(config, MulticastConfig | ClusterStackConfig):
             counts = of_multicast if isinstance(config, MulticastConfig) else of_stack
             changes = arrival | counts
         for before, after in changes.items():

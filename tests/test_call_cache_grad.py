@@ -1,6 +1,7 @@
 """Calls that repeat and record gradients: the same gradients as a call that is made in full."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import openrnn
+from openrnn import philox, prepared_calls
 from openrnn.nn import autograd_call, call_cache
 
 T, B, H = 3, 2, 16
@@ -361,3 +363,45 @@ def test_a_loop_over_a_cell_of_large_matrices():
             state = module(x_t, state)
         found.append(torch.autograd.grad(state[0].sum(), list(module.parameters())))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+class Replay:
+    """A prepared call with gradients that notes its seed and gives zeros."""
+
+    saved = ()
+
+    def __init__(self, shapes, dtype):
+        self.shapes, self.dtype, self.seeds = shapes, dtype, []
+
+    def ready(self, every):
+        return True
+
+    def forward(self, every):
+        self.seeds.append(every[-1].tolist())
+        return [torch.zeros(shape, dtype=self.dtype) for shape in self.shapes]
+
+
+@pytest.mark.parametrize("casts", [False, True])
+def test_a_call_with_dropout_repeats_and_draws_one_seed(monkeypatch, casts):
+    """Under autocast, too; its guard knows no seed, which is new at each call."""
+    runs, drawn = [], []
+
+    def prepare_grad(call, output_shapes, input_shapes):
+        runs.append(Replay(output_shapes, call.x.dtype))
+        problem = openrnn.Problem(call.spec, call.x.dtype, "cpu", grad=True, training=True)
+        return SimpleNamespace(problem=problem), runs[-1]
+
+    draw = philox.draw
+    monkeypatch.setattr(prepared_calls, "prepare_grad", prepare_grad)
+    monkeypatch.setattr(philox, "draw", lambda *given: drawn.append(1) or draw(*given))
+    net, x = openrnn.LSTM(8, 16, 2, dropout=0.5), torch.randn(5, 3, 8)
+    counts = []
+    for _ in range(8):
+        before = len(drawn)
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            y, _ = net(x)
+        assert y.dtype == (torch.bfloat16 if casts else torch.float32)
+        counts.append(len(drawn) - before)
+    assert counts == [1] * 8
+    assert len(runs) <= 2  # of the layer's call, and of what autocast makes of it
+    assert sum(len(run.seeds) for run in runs) == 6  # remembered from the second on

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
+import openrnn
 from openrnn import cells, dispatch
 from openrnn.backends.base import Backend, Capabilities, PreferredBackend
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.stepwise import stepwise_kinds
-from openrnn.errors import NoBackendError
+from openrnn.errors import NoBackendError, warn_user
 from openrnn.native import nvrtc
 from openrnn.spec import ALGORITHMS, BIAS_MODES, INPUT_MODES, Problem, Spec
 
@@ -390,3 +391,12 @@ def test_the_table_of_a_spec_that_names_no_cell():
     spec = Spec("gone", ("a",), ("h",), 1, 1)
     with pytest.raises(ValueError, match="no cell 'gone'"):
         dispatch.explain(Problem(spec, torch.float32, "cpu"))
+
+
+def test_warnings_name_the_users_line(monkeypatch, recwarn):
+    """However many frames of ours and of torch's stand between."""
+    openrnn.LSTM(4, 4, dropout=0.5)
+    assert recwarn.pop(UserWarning).filename == __file__
+    monkeypatch.setattr(openrnn.nn.base.checks, "same_dtype", lambda *_: warn_user("deep inside"))
+    torch.nn.Sequential(openrnn.LSTM(4, 4))(torch.randn(2, 3, 4))
+    assert {one.filename for one in recwarn} == {__file__}

@@ -19,8 +19,8 @@ import openrnn
 from openrnn import cells, memo, store
 from openrnn.backends.fused import Fused, kernels
 from openrnn.codegen import cuda
+from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.multicast_config import CELL_WARPS, MulticastConfig
-from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.native import nvrtc
@@ -348,7 +348,7 @@ def test_the_places_of_stacks_in_clusters_are_there(kind):
     cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
     asked = kind, flags, cell, "bfloat16", 256, 16, (9, 0), 132
     config = plan.ranked(*asked, layers=3)[0]
-    assert isinstance(config, StackConfig)
+    assert isinstance(config, ClusterStackConfig)
     assert LOOP_WARP < config.warps <= INPUT_WARP < 2 * config.warps
     layer = FOLLOWING_BLOCK // config.cluster % 3
     assert layer > 0 if kind == "forward" else layer < 2  # it follows another

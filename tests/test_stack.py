@@ -33,13 +33,17 @@ from openrnn.backends.fused import (
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
 from openrnn.backends.fused.pass_runner import Weights, transpose_all
+from openrnn.codegen.cluster_stack_config import (
+    ClusterStackBackwardConfig,
+    ClusterStackConfig,
+    ClusterStackForwardConfig,
+)
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import (
     MulticastBackwardConfig,
     MulticastConfig,
     MulticastForwardConfig,
 )
-from openrnn.codegen.stack_config import StackBackwardConfig, StackConfig, StackForwardConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS, PLAIN
@@ -281,7 +285,7 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
     found = in_one_launch(key, on, KINDS[kind], True)
     clear_caches()
-    assert found == (((cut_of(kind, steps=128),),) * 4 if wanted else None)
+    assert found == (((cut_of(steps=128),),) * 4 if wanted else None)
     assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
 
 
@@ -394,7 +398,7 @@ def test_stacks_in_clusters_compile_without_spills(
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
     asked = trace(cell), dtype, hidden, 2, (*flags, *KINDS[kind]), HOPPER
     made, config = kernels.best(kind, *asked, processors=PROCESSORS, layers=3)
-    assert isinstance(config, StackConfig)
+    assert isinstance(config, ClusterStackConfig)
     assert made.resources.spilled == 0
 
 
@@ -478,8 +482,8 @@ STACKS = {
         ),
     },
     "clusters": {
-        "forward": StackForwardConfig(UNITS, 1, 2, 1, 1, 1, 0),
-        "backward": StackBackwardConfig(UNITS, 2, 1, 1, 1, 1, 0),
+        "forward": ClusterStackForwardConfig(UNITS, 1, 2, 1, 1, 1, 0),
+        "backward": ClusterStackBackwardConfig(UNITS, 2, 1, 1, 1, 1, 0),
     },
 }
 
@@ -514,7 +518,7 @@ class StackKernel(Kernel):
 
         In clusters these are what another layer reads.
         """
-        if isinstance(self.config, StackConfig):
+        if isinstance(self.config, ClusterStackConfig):
             forward, padded = self.config.kind == "forward", self.hidden < UNITS
             for number, args in enumerate(each):
                 read = number < len(each) - 1 if forward else number > 0  # by another layer

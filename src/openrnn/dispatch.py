@@ -1,6 +1,5 @@
 """Which backend runs a problem, and why each other one does not."""
 
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +11,7 @@ from openrnn.backends.cudnn import Cudnn
 from openrnn.backends.fused import Fused
 from openrnn.cells import lookup
 from openrnn.codegen.check import check_elementwise
-from openrnn.errors import NoBackendError
+from openrnn.errors import NoBackendError, warn_user
 from openrnn.memo import memo
 from openrnn.printed import Printed
 from openrnn.reference import Reference
@@ -191,6 +190,4 @@ def warn_if_large(problem: Problem, steps: int, batch: int) -> None:
     why = "; ".join(f"{row.backend}: {row.verdict}" for row in rows)
     if why not in _warned:
         _warned.add(why)
-        warnings.warn(
-            f"OpenRNN runs this on the slow reference, because {why} (said once)", stacklevel=4
-        )
+        warn_user(f"OpenRNN runs this on the slow reference, because {why} (said once)")

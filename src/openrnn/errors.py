@@ -1,5 +1,7 @@
-"""What OpenRNN raises on purpose beyond ValueError, and how its messages show a value."""
+"""What OpenRNN raises on purpose beyond ValueError, how it warns, and how messages show a value."""
 
+import sys
+import warnings
 from reprlib import Repr
 
 _SHORT = Repr()
@@ -9,6 +11,16 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 def shown(value: object) -> str:
     """Any value in a message: short, in one line and in printable characters."""
     return _SHORT.repr(value)
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns about the line outside of this package, and of torch, from which it was called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").split(".")[0] in ("openrnn", "torch"):
+        if frame.f_back is None:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class OpenRNNError(Exception):

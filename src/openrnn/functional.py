@@ -74,7 +74,7 @@ def recurrent(
         params: in the order of `openrnn.params.module_slots(spec)`.
         states: initial states, each (L*D, B, O or H), zeros where not given.
         lengths: (B,) integers in [0, T]; y is 0 past them, final states are those at the true end.
-        reset: (T, B); where not 0 the states are replaced before the step.
+        reset: (T, B); where not 0 the states are replaced before the step, in reverse after it.
         reset_states: what replaces them, each (L*D, B, O or H), zeros where not given.
         return_states: also return each state of every step, (L*D, T, B, O or H).
         training: drop outputs between layers with probability `spec.dropout`.

@@ -27,8 +27,8 @@ ModuleCache = dict[Hashable, Any]
 class PreparedCall(Protocol):
     """A call whose checks and choices were made once.
 
-    It runs again with other tensors of the same sizes, strides and dtypes: x, parameters, states
-    and masks, in this order.
+    It runs again with other tensors of the same sizes, strides and dtypes: x, parameters, states,
+    masks and, where the call draws dropout, a seed, in this order.
     """
 
     def ready(self, every: Sequence[Tensor]) -> bool:

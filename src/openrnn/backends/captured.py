@@ -1,7 +1,6 @@
 """A step on a GPU as a CUDA graph: recorded once, then replayed for each x."""
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from openrnn.backends.base import Backend, Call, result_shapes
+from openrnn.errors import warn_user
 
 _capturing = threading.Lock()
 
@@ -66,9 +66,8 @@ def bound(
     try:
         return CapturedStep(backend, call, results)
     except RuntimeError as error:
-        warnings.warn(
+        warn_user(
             f"a step of {call.problem.spec.cell} by backend {backend.name} cannot be recorded in a "
-            f"CUDA graph, so each step is launched anew: {str(error).splitlines()[0]}",
-            stacklevel=2,
+            f"CUDA graph, so each step is launched anew: {str(error).splitlines()[0]}"
         )
         return None

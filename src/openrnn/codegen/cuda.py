@@ -11,6 +11,7 @@ from dataclasses import fields
 from importlib.resources import files
 
 from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.cluster_stack_config import ClusterStackForwardConfig
 from openrnn.codegen.config import (
     SIZES,
     BackwardConfig,
@@ -20,7 +21,6 @@ from openrnn.codegen.config import (
     saved_names,
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
-from openrnn.codegen.stack_config import StackForwardConfig
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
@@ -83,7 +83,7 @@ def _accumulated_halved(cell: Traced, dtype: str, config: KernelConfig) -> froze
     bound by shared memory: there it saves no time and takes more registers. None where a GEMM
     multiplies R.
     """
-    through_l2 = config.clusters > 1 and not isinstance(config, StackForwardConfig)
+    through_l2 = config.clusters > 1 and not isinstance(config, ClusterStackForwardConfig)
     plain = config.kind == "backward" or through_l2 or config.wgmma or config.stepwise
     return frozenset() if plain else halved_gates(cell, dtype)
 

@@ -38,7 +38,7 @@ def can_guard(every: Sequence[Any]) -> bool:
 
 
 class CallGuard:
-    """Whether tensors are like these, of a call that was right: then theirs is right, too.
+    """Tests whether tensors have the metadata of those of an earlier call, which was checked.
 
     Args:
         every: the tensors of that call, all plain.

@@ -1,7 +1,6 @@
 """What a layer refuses, in the words of `torch.nn` where people match on them."""
 
 import numbers
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import tensors
+from openrnn.errors import warn_user
 from openrnn.spec import whole
 
 
@@ -176,11 +176,10 @@ def torch_arguments(
         )
     num_layers, proj_size = size("num_layers", num_layers), size("proj_size", proj_size)
     if dropout > 0 and num_layers == 1:
-        warnings.warn(
+        warn_user(
             "dropout option adds dropout after all but last recurrent layer, so non-zero dropout "
             f"expects num_layers greater than 1, but got dropout={dropout} and "
-            f"num_layers={num_layers}",
-            stacklevel=4,
+            f"num_layers={num_layers}"
         )
     for name, value in (("bias", bias), ("batch_first", batch_first)):
         if not isinstance(value, bool):

@@ -120,7 +120,8 @@ class GRU(_OneState):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_projection(kwargs)
-        super().__init__(cells.gru, *args, **_skip_projection(args, kwargs))
+        _refuse_positional_projection(args)
+        super().__init__(cells.gru, *args, **kwargs)
 
 
 class RNN(_OneState):
@@ -156,7 +157,8 @@ class RNN(_OneState):
             raise ValueError(
                 f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
             )
-        super().__init__(known[nonlinearity], *args, **_skip_projection(args, kwargs))
+        _refuse_positional_projection(args)
+        super().__init__(known[nonlinearity], *args, **kwargs)
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"
 
@@ -195,11 +197,10 @@ def _refuse_projection(kwargs: dict[str, Any]) -> None:
         raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
 
 
-def _skip_projection(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _refuse_positional_projection(args: Sequence[Any]) -> None:
     # torch's GRU and RNN hand their 8th position on to proj_size as well, and refuse it later
     if len(args) > 7 and args[7]:
         _refuse_projection({"proj_size": args[7]})
-    return kwargs
 
 
 def _describe() -> None:

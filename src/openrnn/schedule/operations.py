@@ -61,7 +61,7 @@ class InputProduct(OfChunk):
 
 @dataclass(frozen=True)
 class FillFlags(OfChunk):
-    """Fills the buffer whose values tell a loop that they have arrived with "not arrived"."""
+    """Fills a flag buffer with ones, which mean "not arrived yet": a loop polls it for values."""
 
     verb = "fill_flags"
     backward: bool = False
@@ -69,7 +69,10 @@ class FillFlags(OfChunk):
 
 @dataclass(frozen=True)
 class Loop(OfChunk):
-    """The time loop of the chunk: one launch, or where no kernel holds R one or two for each step.
+    """The time loop of the chunk.
+
+    One launch, or several where the device does not hold all rows of the batch at once; where no
+    kernel holds R, a GEMM and a launch for each step.
 
     Args:
         kind: "forward", "backward", or "recompute": forward again, only to save activations.

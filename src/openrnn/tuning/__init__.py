@@ -1,1 +1,4 @@
-"""How a CUDA kernel's configuration is chosen, by values alone: nothing here compiles or runs."""
+"""Which CUDA kernels, chunks of time and schedules a call takes, and where cuDNN is quicker.
+
+By values alone: nothing here compiles or runs.
+"""

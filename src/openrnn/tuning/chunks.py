@@ -4,7 +4,7 @@
 # LSTM in bf16 of T 1024, B 64, H 512: docs/kernels.md.
 CHUNK_FROM_BYTES = 256 << 20  # of gate gradients of all steps: from here on there are chunks
 CHUNK_BYTES = 44 << 20  # bytes of gate gradients of a chunk
-MIN_CHUNK_STEPS = 128  # steps of a chunk, before all are made even: half of it at least
+MIN_CHUNK_STEPS = 128  # after all chunks are made even, one may have half of that
 
 LARGEST_WAVEFRONT = 512 << 20  # bytes of gate gradients of all layers and steps, held at once
 

@@ -5,13 +5,17 @@ from itertools import product
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.cluster_stack_config import (
+    ClusterStackBackwardConfig,
+    ClusterStackConfig,
+    ClusterStackForwardConfig,
+)
 from openrnn.codegen.config import SIZES, ForwardConfig, saved_names
 from openrnn.codegen.cuda import planes
-from openrnn.codegen.stack_config import StackBackwardConfig, StackConfig, StackForwardConfig
 from openrnn.codegen.trace import Traced
 from openrnn.tuning.limits import Limits, filled, registers_of_thread
 
-Config = TypeVar("Config", bound=StackConfig)
+Config = TypeVar("Config", bound=ClusterStackConfig)
 
 _MOST_ARGUMENT_BYTES = 32764  # of a kernel
 MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need registers
@@ -62,7 +66,7 @@ def knows(kind: str, dtype: str, hidden: int) -> bool:
 
 def forwards(
     cell: Traced, dtype: str, units: int, limits: Limits, layers: int
-) -> Iterator[StackForwardConfig]:
+) -> Iterator[ClusterStackForwardConfig]:
     """Every such forward kernel that fits."""
     half = half_operands(cell, dtype)
     for blocks, block_groups in _clusters(units, limits):
@@ -70,7 +74,7 @@ def forwards(
             warps = -(-block_groups // groups)
             if warps > MOST_WARPS or (groups > 1 and block_groups < groups):
                 continue
-            config = StackForwardConfig(
+            config = ClusterStackForwardConfig(
                 units, blocks, warps, groups, tiles, 1, 0, half_operands=half, layers=layers
             )
             states = 2 * groups * tiles * (len(cell.states) + len(cell.gates) // 2)
@@ -79,11 +83,13 @@ def forwards(
 
 def backwards(
     cell: Traced, dtype: str, units: int, limits: Limits, layers: int
-) -> Iterator[StackBackwardConfig]:
+) -> Iterator[ClusterStackBackwardConfig]:
     """Every such backward kernel that fits."""
     for blocks, groups in _clusters(units, limits):
         for warps, tiles in product((2, 4, 8), (1, 2)):
-            config = StackBackwardConfig(units, blocks, warps, groups, tiles, 1, 0, layers=layers)
+            config = ClusterStackBackwardConfig(
+                units, blocks, warps, groups, tiles, 1, 0, layers=layers
+            )
             slots = config.slots()
             states = slots * 2 * len(cell.states) + slots * 3 * len(cell.gates)
             yield from _filled(config, cell, dtype, states, limits)
@@ -109,7 +115,9 @@ def _filled(
     yield from filled(cell, dtype, config, registers_of_thread(config.threads) - taken, limits)
 
 
-def step_cycles(cell: Traced, dtype: str, config: StackConfig, batch: int, limits: Limits) -> float:
+def step_cycles(
+    cell: Traced, dtype: str, config: ClusterStackConfig, batch: int, limits: Limits
+) -> float:
     """The model's time of one step of the whole batch, in cycles.
 
     It counts cycles of one multiprocessor, on which both halves of a block share what it can do.

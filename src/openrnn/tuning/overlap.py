@@ -30,7 +30,7 @@ class Costs(NamedTuple):
     Attributes:
         chunk: of each chunk after the first, beyond its steps.
         saving: the least that must be left when that is paid.
-        loop: of all steps, at least.
+        loop: shorter loops, over all steps, are not cut.
     """
 
     chunk: float
@@ -118,7 +118,7 @@ def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:
 def loop_step(loop: plan.LoopRequest) -> LoopStep:
     """The step of the kernel that runs.
 
-    No multiprocessor counts as idle on devices on which nothing was measured.
+    No multiprocessor counts as idle on devices of another compute capability than the measured one.
     """
     config, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
     time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, limits)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import (
     SIZES,
     BackwardConfig,
@@ -20,7 +21,6 @@ from openrnn.codegen.multicast_config import (
     MulticastConfig,
     MulticastForwardConfig,
 )
-from openrnn.codegen.stack_config import StackConfig
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
@@ -46,7 +46,7 @@ def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits
         return grid.step_cycles(cell, dtype, config, batch, limits)
     if isinstance(config, MulticastConfig):
         return multicast.step_cycles(cell, config, batch, limits)
-    if isinstance(config, StackConfig):
+    if isinstance(config, ClusterStackConfig):
         return cluster_stack.step_cycles(cell, dtype, config, batch, limits)
     return cluster.step_cycles(cell, dtype, config, batch)
 

@@ -232,7 +232,7 @@ class BackwardPass(ForwardLoops):
         if loop.config.layers > 1 and operation.layer + 1 < self.spec.num_layers:
             above = address(self.weights(operation.layer + 1, 0).input_transposed)
         return loop.args.words(
-            weight=at.weights.recurrent_by_planes.data_ptr(),
+            weight=at.weights.recurrent_transposed.data_ptr(),
             w_above=above,
             saved=saved.data_ptr(),
             dy=0 if dy is None else chunk.of(dy).data_ptr(),

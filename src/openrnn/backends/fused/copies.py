@@ -13,8 +13,9 @@ from openrnn.native.recording import CURRENT
 from openrnn.spec import dtype_name
 
 ALIGNMENT = 16  # bytes that kernels copy at a time
-# values that our kernel copies one by one at most, but in programs, which torch's copies, several
-# values at a time, have no place in
+# Above this size a copy that our kernel can only make value by value goes to torch, which copies
+# several at a time. While a program is recorded our kernel is always used: a program cannot contain
+# torch's kernels.
 MOST_BY_VALUE = 1 << 22
 NARROWED = 8  # values of a thread of narrow_values.cuh
 

@@ -6,10 +6,10 @@ from openrnn import schedule
 from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels, schedules, wavefronts
 from openrnn.backends.fused.schedule_key import ScheduleKey
+from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
-from openrnn.codegen.stack_config import StackConfig
 from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -85,7 +85,7 @@ def _of_loops(
         ]
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
-    if isinstance(config, StackConfig):
+    if isinstance(config, ClusterStackConfig):
         blocks = f"{config.layers} layers x {blocks}"
     elif config.clusters > 1:
         blocks = f"grid of {config.clusters} x {blocks}"
@@ -93,7 +93,7 @@ def _of_loops(
     products = ", products of float16" if config.half_operands else ""
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
-    if isinstance(config, StackConfig):
+    if isinstance(config, ClusterStackConfig):
         products += f", half of the warps multiply {config.polled}"
     return [
         f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "

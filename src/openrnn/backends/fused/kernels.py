@@ -1,6 +1,5 @@
 """From a configuration to a kernel that is ready to launch: compiled, without spills, loaded."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from openrnn.codegen import cuda
 from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig, StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
-from openrnn.errors import OpenRNNError
+from openrnn.errors import OpenRNNError, warn_user
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memo import memo, resource
 from openrnn.native import nvrtc
@@ -84,7 +83,7 @@ def unspilled(
     cell: Traced, dtype: str, config: Config, arch: str, shared: int, spin_limit: int = 0,
     exact: bool = False, at_once: int = AT_ONCE,
 ) -> tuple[nvrtc.Binary, Config] | None:  # fmt: skip
-    """The first of `tries_of` that spills nothing, compiled; None if all spill.
+    """The first of `tries_of` that spills at most what its kind may; None if all spill more.
 
     A try takes a second or two. On idle cores up to `at_once` of them are compiled at a time.
     """
@@ -126,7 +125,7 @@ def fitting(
     option_names: plan.OptionNames, capability: tuple[int, int], spin_limit: int = 0,
     processors: int | None = None, loops: int = 1, layers: int = 1,
 ) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
-    """Compiled kernels, best first: those without spills, then those with.
+    """Compiled kernels, best first: those that spill at most what their kind may, then others.
 
     A measured configuration is tried as it is; the model's of the same shape follows it. Near the
     largest H every try may spill. Such kernels follow, the fewest spilled bytes first: they run
@@ -196,11 +195,10 @@ def kernel(
             continue
         asked = kind, option_names, cell, dtype, hidden, 8 * batch_tiles, capability, processors
         if config.stepwise and not plan.ranked(*asked)[0].stepwise:
-            warnings.warn(
+            warn_user(
                 f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the blocks "
                 f"of no planned {kind} kernel at once, so each step is a GEMM and a launch",
                 RuntimeWarning,
-                stacklevel=2,
             )
         return kernel, config
     raise NoKernelError(

@@ -43,7 +43,7 @@ def address(tensor: Tensor | None) -> int:
 def fill_flags(buffer: Tensor) -> None:
     """Sets all bits of a flag buffer (T, B, columns): "not arrived yet", a NaN or a -1.
 
-    Its rows are multiples of 16 bytes, and as far apart from step to step as from row to row.
+    Its rows are multiples of 16 bytes, and `stride(1)` apart, also from a step's last to the next.
     """
     steps, batch, columns = buffer.shape
     size = buffer.element_size()
@@ -87,8 +87,8 @@ class Weights:
         self._input_by_planes: Tensor | None = None
         self._input_aligned: Tensor | None = None
         self.input_transposed: Tensor | None = None
+        self._recurrent_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
-        self._recurrent_rows: Tensor | None = None
 
     # made when first read, and not by cached_property, whose lock costs 2 us before Python 3.12
 
@@ -133,25 +133,25 @@ class Weights:
         return self._input_aligned
 
     @property
-    def recurrent_by_planes(self) -> Tensor:
+    def recurrent_transposed(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
-        if self._recurrent_by_planes is None:
-            self._recurrent_by_planes = self.layer.permuted(self.w_hh, self.layer.right, True)
-        return self._recurrent_by_planes
+        if self._recurrent_transposed is None:
+            self._recurrent_transposed = self.layer.permuted(self.w_hh, self.layer.right, True)
+        return self._recurrent_transposed
 
     @property
-    def recurrent_rows(self) -> Tensor:
+    def recurrent_by_planes(self) -> Tensor:
         """R (G*H, H) with its gates in the order of the gate gradients' last planes.
 
         Only where H is a multiple of 8.
         """
-        if self._recurrent_rows is None:
+        if self._recurrent_by_planes is None:
             layer = self.layer
             as_it_is = len(layer.right_spans) == 1
-            self._recurrent_rows = (
+            self._recurrent_by_planes = (
                 self.w_hh if as_it_is else layer.permuted(self.w_hh, layer.right, False)
             )
-        return self._recurrent_rows
+        return self._recurrent_by_planes
 
 
 def transpose_all(stack: Sequence[Weights]) -> None:
@@ -163,7 +163,7 @@ def transpose_all(stack: Sequence[Weights]) -> None:
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
     transposed = [made for made, _, _ in jobs]
     for one, made in zip(stack, transposed):
-        one._recurrent_by_planes = made
+        one._recurrent_transposed = made
     for one, made in zip(stack[1:], transposed[len(stack) :]):
         one.input_transposed = made
 

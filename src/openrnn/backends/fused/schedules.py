@@ -148,11 +148,10 @@ def in_one_launch(
     if stack_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted) is None:
         return None
     try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
+        prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
     except kernels.NoKernelError:
         return None
-    cut = Chunking((0, key.steps), mode="one_launch", fills=_fills(options.kind, loop))
-    return ((cut,),) * layers
+    return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
 
 
 def in_wavefront(

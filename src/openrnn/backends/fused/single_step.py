@@ -146,5 +146,5 @@ def launch_backward(
     if d_before[0]:
         right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
         product = products.input_gradient(layer, layer.hidden, runner.batch)
-        rows = at.weights.recurrent_rows.data_ptr()
+        rows = at.weights.recurrent_by_planes.data_ptr()
         product.run(d_gates.data_ptr() + right, rows, d_before[0], True)

@@ -91,7 +91,7 @@ def _add_recurrent(
 
 
 def _rows_of_layers(tensors: Sequence[Tensor]) -> Rows:
-    """The rows of tensors (T, B, columns), dense and as far apart from layer to layer.
+    """The rows of dense tensors (T, B, columns), which are equally spaced in memory.
 
     Raises:
         ValueError: they are not.

@@ -10,7 +10,7 @@ from openrnn.kernels.cuda.args import LOOPS
 
 
 @dataclass(frozen=True)
-class StackConfig(KernelConfig):
+class ClusterStackConfig(KernelConfig):
     """Loops of all layers of a stack, each in clusters of its own, in one launch.
 
     A block has `warps` that run the loop, and as many that multiply W_ih: input warps.
@@ -57,7 +57,7 @@ class StackConfig(KernelConfig):
 
 
 @dataclass(frozen=True)
-class StackForwardConfig(StackConfig, ForwardConfig):
+class ClusterStackForwardConfig(ClusterStackConfig, ForwardConfig):
     """Forward of a stack."""
 
     skeleton = "stack_forward.cuh"
@@ -71,7 +71,7 @@ class StackForwardConfig(StackConfig, ForwardConfig):
 
 
 @dataclass(frozen=True)
-class StackBackwardConfig(StackConfig, BackwardConfig):
+class ClusterStackBackwardConfig(ClusterStackConfig, BackwardConfig):
     """Backward of a stack; input warps split K."""
 
     skeleton = "stack_backward.cuh"
