@@ -222,6 +222,18 @@ def test_what_is_remembered_of_a_call_is_no_more_than_what_was_looked_at():
         layer(X)
 
 
+@pytest.mark.parametrize("shrunk", ["x", "weight_hh_l0"])
+def test_memory_that_shrank_is_seen_beside_a_wrapper(shrunk):
+    """The reference would read past its end, as torch's own operators do: the process crashed."""
+    layer = openrnn.LSTM(6, 4)
+    params = dict(layer.named_parameters()) | {"bias_ih_l0": hostile.Wrapper(layer.bias_ih_l0)}
+    tensors = {"x": torch.randn(7, 5, 6), **{name: p.detach() for name, p in params.items()}}
+    tensors[shrunk].untyped_storage().resize_(8)
+    x = tensors.pop("x")
+    with torch.no_grad(), pytest.raises(ValueError, match=f"{shrunk} must have memory for its"):
+        torch.func.functional_call(layer, tensors, (x,))
+
+
 def test_many_layers_in_one_buffer_are_known(monkeypatch):
     """A dozen of one size, whose parameters lie at other places of one storage each."""
     arguments._seen.clear()

@@ -158,9 +158,10 @@ def _check_each(
     check_shapes(spec, params)
     check_states(spec, shape[1] if rows is None else rows, states, resets)
     grad = check_same_dtype_and_device(x, rest)
-    if is_plain(x, *rest):
-        for name, tensor in zip(names, (x, *rest)):
+    for name, tensor in zip(names, (x, *rest)):
+        if is_plain(tensor):  # others say themselves what they have; torch reads past the end, too
             held(name, tensor)
+    if is_plain(x, *rest):
         # settled tensors are right, those that came instead of them may not be
         single = len({id(tensor) for tensor in (x, *params, *others)}) == 1 + a + len(others)
         if single and is_plain(*others):

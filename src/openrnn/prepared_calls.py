@@ -105,7 +105,7 @@ def _route_call(call: RecurrentCall, grad: bool = False) -> _RoutedCall | None:
     drops, seed = spec.drops(call.training), None
     if spec.reverse or (drops and not x.is_cuda):
         return None
-    if drops:  # a rehearsal needs an address that no other tensor has, and reads no values
+    if drops:  # a dry run needs an address that no other tensor has, and reads no values
         seed = torch.empty(2, dtype=torch.int64, device=x.device)
     precision = call.precision or precision_of(spec, x.dtype, x.device.type)
     key = ProblemKey(

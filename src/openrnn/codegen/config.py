@@ -93,6 +93,11 @@ class KernelConfig(ABC):
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
 
     @property
+    def is_cooperative(self) -> bool:
+        """Whether blocks wait for blocks of other clusters, so that all must be resident."""
+        return self.clusters > 1
+
+    @property
     def as_compiled(self) -> "KernelConfig":
         """The configuration without what is an argument of the kernel."""
         return self

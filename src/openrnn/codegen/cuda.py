@@ -83,7 +83,7 @@ def _accumulated_halved(cell: Traced, dtype: str, config: KernelConfig) -> froze
     bound by shared memory: there it saves no time and takes more registers. None where a GEMM
     multiplies R.
     """
-    through_l2 = config.clusters > 1 and not isinstance(config, ClusterStackForwardConfig)
+    through_l2 = config.is_cooperative and not isinstance(config, ClusterStackForwardConfig)
     plain = config.kind == "backward" or through_l2 or config.wgmma or config.stepwise
     return frozenset() if plain else halved_gates(cell, dtype)
 

@@ -33,11 +33,11 @@ class AutogradCall:
         run: PreparedGradCall,
     ) -> None:
         self.guard, self.route, self.run = guard, route, run
-        self.visible, self._first = 1 + len(call.spec.states), 1 + len(call.params)
-        self._last = self._first + len(call.states)  # then come masks
+        self.visible, self._states_begin = 1 + len(call.spec.states), 1 + len(call.params)
+        self._states_end = self._states_begin + len(call.states)  # then come masks
         self._batch_first = batch_first
-        self._x, self._states = call.x.shape, [state.shape for state in call.states]
-        self._results = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
+        self._x_shape, self._state_shapes = call.x.shape, [state.shape for state in call.states]
+        self._result_shapes = result_shapes(route.problem, call.x.shape[0], call.x.shape[1])
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and there are no hooks of saved tensors.
@@ -96,23 +96,23 @@ class AutogradCall:
         needs: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """Gradients by the usual way: second derivatives, and tensors that no program takes."""
-        x, count, last = every[0], self._first, self._last
+        x, count, last = every[0], self._states_begin, self._states_end
         params, states = list(every[1:count]), every[count:last]
         lengths, reset, seed = lengths_reset_seed(self.route.problem, every[last:])
         if reset is not None:  # of a step (B,)
-            reset = reset.reshape(self._x[:2])
+            reset = reset.reshape(self._x_shape[:2])
         inputs: tuple[Any, ...] = (
-            x.transpose(0, 1) if self._batch_first else x.reshape(self._x),
-            [state.reshape(shape) for state, shape in zip(states, self._states)],
+            x.transpose(0, 1) if self._batch_first else x.reshape(self._x_shape),
+            [state.reshape(shape) for state, shape in zip(states, self._state_shapes)],
             params, lengths, reset, [], seed,
         )  # fmt: skip
         shaped = [
             None if grad is None else grad.reshape(shape)
-            for grad, shape in zip(grads, self._results)
+            for grad, shape in zip(grads, self._result_shapes)
         ]
         y, *reserve = outputs
         wanted = Needs(needs[0], needs[count:last], needs[1:count], ())
-        y = y.reshape(self._results[0])
+        y = y.reshape(self._result_shapes[0])
         dx, *rest = op.gradients(self.route, inputs, y, reserve, shaped, wanted)
         d_states, d_params = rest[: len(states)], rest[len(states) :]
         if dx is not None:

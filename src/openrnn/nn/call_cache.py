@@ -137,7 +137,7 @@ class CallCache:
         if not is_unobserved(x, dtype is not None):
             return
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # memory of a rehearsal would stay in the pool of the graph
+            return  # memory of a dry run would stay in the pool of the graph
         key = _key(module, kind, x, type(hx), masks)
         before = self._calls.get(key)
         if before is None:

@@ -120,7 +120,7 @@ class Plan:
             return None
         if known[kind] is ONCE:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
-                return None  # memory of a rehearsal would stay in the pool of the graph
+                return None  # memory of a dry run would stay in the pool of the graph
             known[kind] = self._made(d, x, states, params)
         return known[kind]
 

@@ -104,7 +104,7 @@ def backward(
     recompute: bool = False,
     products: bool = True,
 ) -> Schedule:
-    """The backward pass, with the last chunk of its own chunkings first.
+    """The backward pass, which has chunkings of its own and runs the last chunk first.
 
     Args:
         recompute: each chunk's forward loop runs again before its backward loop.

@@ -72,7 +72,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
         if times[config] > 2 * min(times.values()) or shape in shapes:
             continue
         key = (config.cluster, config.clusters, config.tiles, config.tiles_in_flight, config.wgmma)
-        grid = (config.clusters > 1,)
+        grid = (config.is_cooperative,)
         if seen[key] < 2 and seen[grid] < most:
             seen[key] += 1
             seen[grid] += 1

@@ -77,7 +77,7 @@ def measure(request: TuneRequest, writer: Writer, screen: Console) -> list[Kerne
         one
         for size in request.sizes()
         for one in candidates(size, capability, request.most)[: 1 if request.delays else None]
-        if not request.delays or one.config.clusters > 1
+        if not request.delays or one.config.is_cooperative
     ]
     found: Found = {}
     times: list[KernelTime] = []

@@ -35,7 +35,7 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
     (_, dtype, _, batch, *_), capability, config = candidate
     cell, grid, loops = (
         trace(lookup(candidate.size.cell)),
-        config.clusters > 1,
+        config.is_cooperative,
         candidate.size.loops,
     )
     binary = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))

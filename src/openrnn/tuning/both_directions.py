@@ -20,7 +20,9 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     config = _first(loop)
     if config is None or config.stepwise:
         return False
-    blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config) if config.clusters == 1 else 1
+    blocks = (
+        blocks_of_multiprocessor(loop.cell, loop.dtype, config) if not config.is_cooperative else 1
+    )
     return _fits(loop, config, blocks)
 
 
@@ -79,10 +81,10 @@ def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
     config = _first(loop, number)
     if config is None:
         return None
-    grid = config.clusters > 1
-    if loop.kind == "backward":  # each chunk of a grid needs its flags filled before: not measured
-        return None if grid else overlap.OF_BACKWARD_AT_ONCE
-    return overlap.OF_GRIDS_WITH_ROOM if grid else overlap.OF_CLUSTERS
+    cooperative = config.is_cooperative
+    if loop.kind == "backward":  # with flags to fill before each chunk: not measured
+        return None if cooperative else overlap.OF_BACKWARD_AT_ONCE
+    return overlap.OF_GRIDS_WITH_ROOM if cooperative else overlap.OF_CLUSTERS
 
 
 def _saved(

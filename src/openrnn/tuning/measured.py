@@ -122,7 +122,7 @@ def fastest_first(
     rows_of = {row.shape: row for row in near if row.shape in by_shape}
     known = {by_shape[shape].delayed(row.delay): row for shape, row in rows_of.items()}
     if below:
-        known = {config: row for config, row in known.items() if config.clusters == 1}
+        known = {config: row for config, row in known.items() if not config.is_cooperative}
     if not known:
         return configs, None
     # measured microseconds for each expected cycle

@@ -126,7 +126,7 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
     idle = 0.0
     if loop.capability == measured.CAPABILITY and not config.stepwise:
         idle = max(0.0, 1 - blocks / (loop.processors or measured.PROCESSORS))
-    if config.clusters == 1:
+    if not config.is_cooperative:
         return LoopStep(time, idle, 0.0, OF_CLUSTERS)
     if loop.kind == "backward":
         return LoopStep(time, idle, GRID_SLOWDOWN, OF_GRIDS)

@@ -97,7 +97,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     # the constants were fitted to the model's times
     us = plan.microseconds_of(stack.cell, stack.dtype, config, batch, limits)
     times: plan.StepTimes | None = plan.StepTimes(us, us)
-    if config.clusters > 1:
+    if config.is_cooperative:
         loops, times = GRIDS, plan.step_times(asked, GRIDS)
     if times is None:
         return None

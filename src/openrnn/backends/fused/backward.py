@@ -76,7 +76,7 @@ class BackwardPass(ForwardLoops):
         self._flag_buffers: dict[tuple[int, int], list[Tensor]] = {}  # of loops with their own
         self._all_d_gates: Tensor | None = None  # of a stack
         # gradients of states that the previous chunk left, of each layer and direction
-        self._left: dict[tuple[int, int], Tensor | None] = {}
+        self._carried_states: dict[tuple[int, int], Tensor | None] = {}
         self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
 
     def begin_layer(self, operation: BeginLayer) -> None:
@@ -199,10 +199,10 @@ class BackwardPass(ForwardLoops):
     def _backward(self, operation: Loop) -> None:
         chunk, place, buffers = operation.chunk, operation.place[:2], self._recompute_buffers
         saved = buffers[1] if buffers else None
-        room = self.chunk_states() if chunk.number else None
-        words = self._words(operation, saved, self._flag_buffer(operation), room)
+        states_out = self.chunk_states() if chunk.number else None
+        words = self._words(operation, saved, self._flag_buffer(operation), states_out)
         self._backward_loops[place].launch(words, self.launch_event(operation.signals))
-        self._left[place], self._recompute_buffers = room, None
+        self._carried_states[place], self._recompute_buffers = states_out, None
 
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
@@ -214,13 +214,14 @@ class BackwardPass(ForwardLoops):
 
     def _words(
         self, operation: OfChunk, saved: Tensor | None, flag_buffer: Tensor | None,
-        room: Tensor | None,
+        states_out: Tensor | None,
     ) -> list[int]:  # fmt: skip
         """The arguments of a chunk's loop.
 
         Args:
             saved: recomputed activations of the chunk; None: forward saved them.
-            flag_buffer: a grid's, or None; room: for the gradients of states that the chunk leaves.
+            flag_buffer: None where the gate gradients are it, or where there is none.
+            states_out: memory for the gradients of states that the chunk leaves.
         """
         at, chunk, place = self._at(operation), operation.chunk, operation.place[:2]
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
@@ -245,8 +246,8 @@ class BackwardPass(ForwardLoops):
             lengths=lengths,
             order=order,
             reset=reset,
-            chunk_in=address(self._left.get(place)),
-            chunk_out=address(room),
+            chunk_in=address(self._carried_states.get(place)),
+            chunk_out=address(states_out),
             steps=chunk.steps,
             d_final=self.states(layer, self.d_finals),
             d_all_states=self.states(layer, self.d_all_states, chunk.begin),

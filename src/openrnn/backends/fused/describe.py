@@ -87,7 +87,7 @@ def _of_loops(
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
     if isinstance(config, ClusterStackConfig):
         blocks = f"{config.layers} layers x {blocks}"
-    elif config.clusters > 1:
+    elif config.is_cooperative:
         blocks = f"grid of {config.clusters} x {blocks}"
     warps = " whose warps multiply four at a time" if config.wgmma else ""
     products = ", products of float16" if config.half_operands else ""

@@ -60,7 +60,7 @@ class ForwardPass(ForwardLoops):
         save = bool(saved) and not self._recompute
         self._options = self.forward_options(bool(all_states), save)
         # the states that the previous chunk left, of each layer and direction
-        self._left: dict[tuple[int, int], Tensor | None] = {}
+        self._carried_states: dict[tuple[int, int], Tensor | None] = {}
 
     def begin_layer(self, operation: BeginLayer) -> None:
         self._begun[operation.layer, operation.direction] = operation
@@ -99,19 +99,20 @@ class ForwardPass(ForwardLoops):
 
     def loop(self, operation: Loop) -> None:
         chunk, reverse, place = operation.chunk, operation.direction, operation.place[:2]
-        saved, room = None, None
+        saved, states_out = None, None
         if self.saved:
             saved = self.saved[operation.layer * self.spec.directions + reverse]
         if chunk.begin > 0 if reverse else chunk.end < self.steps:
-            room = (
+            states_out = (
                 self.chunk_states() if saved is None or not self._recompute else saved[chunk.number]
             )
         self.launch_forward(
             operation, self.chunk_output(operation),
             None if saved is None or self._recompute else chunk.of(saved),
-            (self._left.get(place), room), self.finals, self.all_states, operation.signals,
+            (self._carried_states.get(place), states_out), self.finals, self.all_states,
+            operation.signals,
         )  # fmt: skip
-        self._left[place] = room
+        self._carried_states[place] = states_out
 
     def fill_flags(self, operation: FillFlags) -> None:
         loop = self.inputs_of(operation).loop

@@ -20,8 +20,8 @@ from openrnn.memory import allocator_for
 from openrnn.schedule.operations import AllocateInputs, FillFlags, InputProduct, OfChunk
 
 
-class Room(NamedTuple):
-    """Memory that all chunks of a layer use in turn, of the longest: see `Inputs`."""
+class SharedInputs(NamedTuple):
+    """Memory that all chunks of a layer use in turn, of the longest one's size: see `Inputs`."""
 
     x_gates: Tensor
     flag_buffer: Tensor | None
@@ -29,7 +29,7 @@ class Room(NamedTuple):
 
 @dataclass(slots=True)
 class Inputs:
-    """What a forward loop reads besides weights, states and masks.
+    """What a forward loop reads besides states and masks.
 
     Attributes:
         weights, loop: of the layer and direction.
@@ -49,7 +49,7 @@ class ForwardLoops(PassRunner):
     def __init__(self, call: Call, lengths: SortedLengths | None, spin_limit: int = 0) -> None:
         super().__init__(call, lengths, spin_limit)
         self._inputs: dict[tuple[int, int, int], Inputs] = {}
-        self._rooms: dict[tuple[int, int], Room] = {}  # of layers whose chunks share one
+        self._shared: dict[tuple[int, int], SharedInputs] = {}  # of layers whose chunks have one
 
     def chunk_input(self, operation: OfChunk) -> Tensor:
         """What the layer reads in the chunk (T, B, I)."""
@@ -74,10 +74,10 @@ class ForwardLoops(PassRunner):
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
         layer, steps = weights.layer, operation.chunk.steps
         loop = self.forward_loop(operation.layer, operation.direction)
-        room = self._rooms.get((operation.layer, operation.direction))
-        if room is not None:
-            flag_buffer = room.flag_buffer if room.flag_buffer is None else room.flag_buffer[:steps]
-            return Inputs(weights, loop, room.x_gates[:steps], flag_buffer)
+        shared = self._shared.get((operation.layer, operation.direction))
+        if shared is not None:
+            flags = None if shared.flag_buffer is None else shared.flag_buffer[:steps]
+            return Inputs(weights, loop, shared.x_gates[:steps], flags)
         flag_buffer = self._flags_of(loop, layer, steps)
         if not layer.skips:
             return Inputs(weights, loop, self._x_gates(layer, steps), flag_buffer)
@@ -106,7 +106,7 @@ class ForwardLoops(PassRunner):
         if operation.shared:
             weights = self.weights(operation.layer, operation.direction)
             layer, steps = weights.layer, operation.chunk.steps
-            self._rooms[operation.layer, operation.direction] = Room(
+            self._shared[operation.layer, operation.direction] = SharedInputs(
                 self._x_gates(layer, steps),
                 self._flags_of(
                     self.forward_loop(operation.layer, operation.direction), layer, steps

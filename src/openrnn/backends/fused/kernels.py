@@ -189,7 +189,7 @@ def kernel(
         kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
         loops, layers,
     ):  # fmt: skip
-        shared, cooperative = config.shared(cell, dtype), config.clusters > 1
+        shared, cooperative = config.shared(cell, dtype), config.is_cooperative
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
         if kernel.max_clusters < config.clusters:
             continue
@@ -218,7 +218,7 @@ def launch(
         words: of its arguments; the `delay` and `first_row` of these are set here.
         launch_event: see `CudaKernel.launch`.
     """
-    if config.clusters == 1:
+    if not config.is_cooperative:
         kernel.launch(-(-batch // config.rows), words, launch_event)
         return
     delay, first_row = GRID_PLACES[config.kind]

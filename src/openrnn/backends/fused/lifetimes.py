@@ -1,14 +1,16 @@
 """Which temporary tensors of a program may have the same memory: those not in use at once.
 
-Programs run their operations on a main stream and on side streams, whose order is that of the waits
-between them. A temporary is in use from its first operation to its last. On a side stream that is
-from the last wait of that stream for the main one before its first operation, to the first wait
-of the main stream for that one after its last operation. So whatever begins after it, on any
-stream, waits for the main stream at a place where that has waited for all that used it. A stream
-that has not waited for the main one uses its temporaries from the begin of the program on, and one
-that the main stream never waits for until its end. A stream that waits for a launch has waited for
-what the launch's own stream had waited for: the launch has begun, but not ended. That holds as no
-launch of ours begins before its stream's work has ended: there is no programmatic dependent one.
+Programs run their operations on a main stream M and on side streams S, which wait for each other.
+
+1. A temporary of M is in use from its first operation to its last.
+2. A temporary of S is in use from S's last wait for M before its first operation, to M's first wait
+   for S after its last operation. So whatever gets its memory next, on any stream, waits for M at a
+   place where M has waited for all that used it.
+3. Where S has not waited for M before, it is in use from the begin of the program; where M does
+   not wait for S after, until the end.
+4. A wait for the begin of a launch counts as a wait for all that the launch's stream had waited
+   for: no launch begins before the work given to its stream before it has ended, since none of ours
+   is a programmatic dependent launch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,7 +37,7 @@ class PreparedLoop:
     ) -> None:
         self.batch = batch
         self.kernel, self.config = layer.kernel(batch, options, loops, layers)
-        self.polls = self.config.clusters > 1
+        self.polls = self.config.is_cooperative
         masks = options.lengths or options.reset
         self.parts = self.config.sum_parts(batch)
         forward = options.kind == "forward"

@@ -132,7 +132,7 @@ class ProgramGradCall(ProgramCall):
         # a hook may have left parts of other tensors, which no program is made for
         tensors = [*every, *map(dense, outputs), *(dense(g) for g in grads if g is not None)]
         key = *needs, *present
-        # a rehearsal's memory would belong to the graph for good
+        # a dry run's memory would belong to the graph for good
         if key not in self._known and not torch.cuda.is_current_stream_capturing():
             self._known[key] = self._recorded(tensors, present, needs)
         known = self._known.get(key)

@@ -1,6 +1,6 @@
-"""A pass of the backend made into a program, by a rehearsal in which no launch reaches the GPU.
+"""A pass of the backend made into a program, by a dry run in which no launch reaches the GPU.
 
-Every address that the rehearsal would have passed lies in a tensor of the caller or in one that it
+Every address that the dry run would have passed lies in a tensor of the caller or in one that it
 took. A program has the slot of that tensor in its place, and an offset.
 """
 
@@ -37,7 +37,7 @@ from openrnn.native.recording import (
 )
 from openrnn.tensors import extent
 
-# A rehearsal allocates all that its pass allocates, alive at the same time, on top of the memory of
+# A dry run allocates all that its pass allocates, alive at the same time, on top of the memory of
 # the call. So passes have programs up to MAX_PROGRAM_BYTES, or a share of the device if that is
 # less, but at least up to MIN_PROGRAM_BYTES. Larger ones take the device longer than their host.
 MAX_PROGRAM_BYTES, MAX_DEVICE_SHARE, MIN_PROGRAM_BYTES = 2 << 30, 1 / 32, 64 << 20
@@ -45,13 +45,13 @@ PART = 256  # bytes that parts of the workspace begin at multiples of
 TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
 _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
 
-Rehearsed = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+DryRun = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 class _AllocationMode(TorchDispatchMode):
     """Lets a pass take memory and view it; ends it where torch would compute something.
 
-    Nobody reads the values of a rehearsal, so what is to be zero is made empty, too.
+    Nobody reads the values of a dry run, so what is to be zero is made empty, too.
 
     Args:
         most: bytes that the pass may take.
@@ -110,7 +110,7 @@ class _AddressMap:
         raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
 
 
-def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
+def record(run: DryRun, given: Sequence[Tensor]) -> Program:
     """A program that does what `run` does, and makes those of its results that are not None.
 
     Args:
@@ -165,7 +165,7 @@ def record(run: Rehearsed, given: Sequence[Tensor]) -> Program:
 
 
 def _limit(device: torch.device) -> int:
-    """Bytes that a rehearsal on a device may take."""
+    """Bytes that a dry run on a device may take."""
     if device.type != "cuda":
         return MAX_PROGRAM_BYTES
     total = torch.cuda.get_device_properties(device).total_memory

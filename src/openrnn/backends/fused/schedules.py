@@ -249,7 +249,7 @@ def choose_both_directions(
     beside = _beside_both(key, layer, inner, above)
     try:
         twice = _driver_fits_twice(one, key.batch, options, 1)
-        if one.kernel(key.batch, options)[1].clusters > 1:
+        if one.kernel(key.batch, options)[1].is_cooperative:
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.fits_twice(loop)
         loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=beside)
