@@ -78,3 +78,11 @@ def test_a_cell():
     matrices = 4 * H * (INPUTS + H)
     with torch.no_grad():
         assert counted(lambda: cell(torch.randn(B, INPUTS))) == 2 * B * matrices
+
+
+def test_nothing_is_counted_twice_where_no_gates_are_computed_again():
+    """That is for our CUDA kernels alone."""
+    x = torch.randn(T, B, INPUTS)
+    plain, again = (openrnn.LSTM(INPUTS, H, recompute=how) for how in ("none", "gates"))
+    counts = [counted(lambda net=net: net(x)[0].sum().backward()) for net in (plain, again)]
+    assert counts[0] == counts[1]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, sigmoid, tanh
 
 from openrnn import digest, fresh
-from openrnn.errors import CellError
+from openrnn.errors import CellError, shown
 from openrnn.frozen import frozen
 from openrnn.memo import memo
 from openrnn.names import Names, NotCalledError, words_of
@@ -266,7 +266,9 @@ torch.serialization.add_safe_globals([lookup])  # torch.load(weights_only=True) 
 
 
 def check(spec: Spec) -> None:
-    """Raises ValueError where the spec asks of its cell what the cell cannot do."""
+    """Raises ValueError where the cell cannot do what the spec asks, TypeError for no spec."""
+    if not isinstance(spec, Spec):
+        raise TypeError(f"spec must be a Spec, as openrnn.ops.spec makes, got {shown(spec)}")
     known = lookup(spec.cell)
     if spec.cell_clip is not None and not known.takes_clip:
         raise ValueError(f"cell_clip needs a cell that clips a state, {known.name} has none")

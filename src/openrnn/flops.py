@@ -37,10 +37,11 @@ def backward(
     Gradients pass through each matrix, but through layer 0's input only where that of x is wanted;
     each matrix whose own gradient is wanted is one product more.
     """
-    spec, needs = Spec.parse(others[-6]), others[-1]
+    spec, backend, needs = Spec.parse(others[-6]), others[-5], others[-1]
     wanted = needs[1 + len(states) :]
     first = [slot.name.startswith("weight_ih_l0") for slot in module_slots(spec)]
     through = [shape for shape, reads_x in zip(params, first) if needs[0] or not reads_x]
     own = [shape for shape, want in zip(params, wanted) if want]
-    again = params if spec.recompute == "gates" else ()
+    # only our CUDA kernels compute gates again
+    again = params if spec.recompute == "gates" and backend == "fused" else ()
     return sum(_of_matrices(x, some) for some in (through, own, again))

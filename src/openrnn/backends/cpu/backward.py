@@ -8,7 +8,7 @@ from torch import Tensor
 from openrnn.backends.base import Cotangents, Needs, state_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
-from openrnn.backends.cpu.program import Clear, Launch, Program, Slot, SlotRef
+from openrnn.backends.cpu.program import PROGRAMS, Clear, Launch, Program, Slot, SlotRef
 from openrnn.backends.cpu.program_builder import ProgramBuilder, ProgramKey, Rows, address, slots
 from openrnn.backends.cpu.rounding import backward_reads_in_place
 from openrnn.codegen import build
@@ -271,7 +271,7 @@ def gradient(place: GradientLocation, made: list[Tensor]) -> Tensor | None:
     return None if place is None else made[place]
 
 
-@memo(4096)
+@memo(PROGRAMS)
 def program(key: ProgramKey, incoming: IncomingGradients, needs: Needs) -> BackwardProgram:
     """The backward pass of calls with this key; compiles kernels that there are not yet."""
     builder = BackwardBuilder(key, incoming, needs)

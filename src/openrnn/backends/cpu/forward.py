@@ -8,7 +8,7 @@ from torch import Tensor
 from openrnn.backends.base import Call, result_shapes
 from openrnn.backends.cpu import reserve, schedules
 from openrnn.backends.cpu.layer import LayerKernels
-from openrnn.backends.cpu.program import BoundProgram, Program, SlotRef
+from openrnn.backends.cpu.program import PROGRAMS, BoundProgram, Program, SlotRef
 from openrnn.backends.cpu.program_builder import (
     ProgramBuilder,
     ProgramKey,
@@ -124,7 +124,7 @@ class ForwardBuilder(ProgramBuilder):
         self.take_rounded(args, given, plan.tasks)
 
 
-@memo(4096)
+@memo(PROGRAMS)
 def program(key: ProgramKey) -> Program:
     """The forward pass of calls with this key; compiles kernels that there are not yet."""
     builder = ForwardBuilder(key)

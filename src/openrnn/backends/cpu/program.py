@@ -32,6 +32,9 @@ class SlotRef(NamedTuple):
     offset: int = 0
 
 
+# Programs that are kept of each pass, by sizes: calls may have new ones each time, and a program of
+# two layers with its plan takes 75 KB.
+PROGRAMS = 1024
 WORKSPACE = "workspace"  # the slot of which all values of a run end with one
 # bytes of a workspace that is memory of the thread: to take one costs a call 0.7 us, and large ones
 # would have new pages in each call, which take longer than the work in them

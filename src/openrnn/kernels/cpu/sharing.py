@@ -60,16 +60,17 @@ def sharing(
 
 def _ways(layout: Layout, batch: int, threads: int, shares: bool, most: int) -> Iterator[Sharing]:
     """All ways but those with more teams or threads than others of the same rows and panels."""
-    sizes = _divisions(layout.padded // layout.panel) if shares else [1]
-    for teams in _divisions(batch):
+    sizes = _divisions(layout.padded // layout.panel, threads) if shares else [1]
+    for teams in _divisions(batch, threads):
         for size in sizes:
             if teams * size <= threads:
                 yield Sharing(_tile_rows(-(-batch // teams), most), teams, size)
 
 
-def _divisions(count: int) -> list[int]:
-    """The least numbers of parts that make the largest part of `count` smaller and smaller."""
-    return sorted({-(-count // part) for part in range(1, count + 1)}) or [1]
+def _divisions(count: int, most: int) -> list[int]:
+    """The least numbers of parts, up to `most`, that make the largest part of `count` smaller."""
+    parts = range(1, min(count, most) + 1)
+    return [part for part in parts if part == -(-count // -(-count // part))] or [1]
 
 
 def _tile_rows(rows: int, most: int) -> int:
