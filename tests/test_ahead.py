@@ -31,5 +31,5 @@ def test_what_it_cannot_compile_is_said():
 
 @pytest.mark.parametrize("module", [3, torch.nn.LSTM(3, 4)])
 def test_what_has_no_kernels_is_named(module):
-    with pytest.raises(TypeError, match=f"needs a layer .* got {type(module).__name__}"):
+    with pytest.raises(TypeError, match=f"needs a layer .* got .*{type(module).__name__}"):
         openrnn.compile_kernels(module, device="cpu")

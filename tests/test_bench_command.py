@@ -228,10 +228,10 @@ def test_rows_that_are_cut_are_named_and_near_names_told(capsys):
     assert cli.main([*arguments, "--suite", "deepbench", "--rows", "lstm-512-b17-t25"]) == 2
     said = capsys.readouterr().err
     assert "no row matches 'lstm-512-b17-t25'; there are: lstm-512-b1" in said
-    assert re.search(r", and \d+ others; see openrnn bench --list\n$", said)
+    assert re.search(r", and \d+ others; see openrnn bench --list --suite all\n$", said)
     assert cli.main([*arguments, "--rows", "zzz"]) == 2
     said = capsys.readouterr().err
-    assert said.endswith("'zzz'; none has a name like it; see openrnn bench --list\n")
+    assert said.endswith("'zzz'; none has a name like it; see openrnn bench --list --suite all\n")
     assert cli.main(["bench", "--list", "--rows", "zzz"]) == 2
     assert capsys.readouterr().err.endswith("'zzz'; none has a name like it\n")
 

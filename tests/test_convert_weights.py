@@ -506,7 +506,7 @@ def test_wrong_types():
         from_weights(GOOD | {"bias": "none"}, "keras")
     with pytest.raises(ValueError, match="must be of one type of real numbers"):
         from_weights({name: array.astype(int) for name, array in GOOD.items()}, "keras")
-    with pytest.raises(TypeError, match="layer must be a layer of openrnn, got LSTM"):
+    with pytest.raises(TypeError, match="layer must be a layer of openrnn, got torch's LSTM"):
         to_weights(torch.nn.LSTM(3, 4), "keras")
 
 

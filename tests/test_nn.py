@@ -276,6 +276,11 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             ValueError,
             "reset must have shape (2, 5) (steps, batch), got (2, 1)",
         ),
+        (
+            lambda o: openrnn.LSTM(3, 4)(z(5, 3), reset=z(5, 1)),
+            ValueError,
+            "reset must have shape (T,) where the input has no batch, got (5, 1)",
+        ),
         (lambda o: o.step(z(5, 2, 3)), ValueError, "step needs x_t (batch, features)"),
         (
             lambda o: openrnn.LSTM(3, 4, bidirectional=True).step(z(2, 3)),

@@ -8,7 +8,7 @@ import torch
 from openrnn.backends.cpu import ahead as on_cpu
 from openrnn.backends.fused import ahead as on_cuda
 from openrnn.dispatch import BACKENDS
-from openrnn.errors import NoBackendError
+from openrnn.errors import NoBackendError, kind_of
 from openrnn.spec import Problem, Spec
 
 
@@ -59,7 +59,7 @@ def compile_kernels(
     """
     if not isinstance(getattr(module, "spec", None), Spec):
         raise TypeError(
-            f"compile_kernels needs a layer such as openrnn.LSTM, got {type(module).__name__}"
+            f"compile_kernels needs a layer such as openrnn.LSTM, got {kind_of(module)}"
         )
     if device not in ("cuda", "cpu"):
         raise ValueError(f"compile_kernels got device={device!r}, needs 'cuda' or 'cpu'")

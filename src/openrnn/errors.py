@@ -13,6 +13,12 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def kind_of(value: object) -> str:
+    """The class of a value in a message; torch's are told from ours of the same name."""
+    kind = type(value)
+    return f"torch's {kind.__name__}" if kind.__module__.split(".")[0] == "torch" else kind.__name__
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns about the line outside of this package, and of torch, from which it was called."""
     frame, level = sys._getframe(1), 2

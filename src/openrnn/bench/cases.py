@@ -129,7 +129,7 @@ def select(rows: Sequence[BenchRow], globs: Sequence[str], listing: bool = False
             near = alike if len(names) > MANY else names
             there = f"there are: {', '.join(near)}" if near else "none has a name like it"
             there += f", and {len(names) - len(near)} others" if near and near != names else ""
-            there += "" if listing else "; see openrnn bench --list"
+            there += "" if listing else "; see openrnn bench --list --suite all"
             raise ValueError(f"no row matches {glob!r}; {there}")
     return [row for row in rows if not globs or _matches(row.name, globs)]
 

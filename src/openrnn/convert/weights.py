@@ -18,6 +18,7 @@ from openrnn.convert.layouts import Layout, Library
 from openrnn.convert.libraries import check_heads, layout_for, library
 from openrnn.convert.recognise import recognise
 from openrnn.convert.rewrite import Blocks, Sizes, write
+from openrnn.errors import kind_of
 from openrnn.spec import Spec
 
 FACES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -129,7 +130,7 @@ def tensors(
     """`to_weights` as tensors on the CPU."""
     found = library("target", target)
     if not isinstance(layer, ours.Layer):
-        raise TypeError(f"layer must be a layer of openrnn, got {type(layer).__name__}")
+        raise TypeError(f"layer must be a layer of openrnn, got {kind_of(layer)}")
     spec = layer.spec
     layout = layout_for(found, spec)
     check_heads(layout, spec, heads)

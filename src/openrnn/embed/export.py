@@ -12,7 +12,7 @@ from openrnn import dispatch
 from openrnn.embed import names
 from openrnn.embed.compiled import REAL, Job, compiled
 from openrnn.embed.targets import FOREIGN, check, elsewhere
-from openrnn.errors import ExportError
+from openrnn.errors import ExportError, kind_of
 from openrnn.spec import Problem, whole
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def export_native(
     from openrnn.nn.base import Layer
 
     if not isinstance(layer, Layer):
-        raise TypeError(
-            f"export_native needs a layer such as openrnn.LSTM, got {type(layer).__name__}"
-        )
+        raise TypeError(f"export_native needs a layer such as openrnn.LSTM, got {kind_of(layer)}")
     if not str(path) or str(path).endswith(("/", "\\", ".")):
         raise ValueError(
             f"path must end with the files' name, as build/amp does, got {str(path)!r}"

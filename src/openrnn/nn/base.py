@@ -102,7 +102,7 @@ class Layer(TorchNames):
                 raise ValueError("lengths need a batch: input is 2-D (steps, features)")
             input = tensors.unsqueezed("input", input, 1)
             if reset is not None:
-                reset = tensors.readable("reset", reset).unsqueeze(-1)
+                reset = checks.of_steps(tensors.readable("reset", reset)).unsqueeze(-1)
         elif self.batch_first:
             input = tensors.transposed("input", input)
             reset = functional.transposed_mask(reset) if reset is not None else None

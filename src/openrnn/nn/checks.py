@@ -191,3 +191,12 @@ def torch_arguments(
         raise ValueError("proj_size should be a positive integer or zero to disable projections")
     if proj_size >= size("hidden_size", hidden_size):
         raise ValueError("proj_size has to be smaller than hidden_size")
+
+
+def of_steps(reset: Tensor) -> Tensor:
+    """Resets of an unbatched call, (T,); ValueError for others."""
+    if reset.dim() != 1:
+        raise ValueError(
+            f"reset must have shape (T,) where the input has no batch, got {tuple(reset.shape)}"
+        )
+    return reset

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import arguments, dispatch, functional, op, philox, problem_key
+from openrnn.errors import kind_of
 from openrnn.nn import autocast, checks, flat, stages
 from openrnn.nn.base import Layer
 from openrnn.nn.call_cache import CachingModule
@@ -69,7 +70,7 @@ class Pipeline(Layer):
     ) -> None:
         if not isinstance(layer, Layer):
             raise TypeError(
-                f"layer must be one of openrnn, such as openrnn.LSTM, got {type(layer).__name__}"
+                f"layer must be one of openrnn, such as openrnn.LSTM, got {kind_of(layer)}"
             )
         if layer.bidirectional or layer.spec.reverse:
             kind = "bidirectional" if layer.bidirectional else "reverse"
