@@ -281,6 +281,23 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             ValueError,
             "reset must have shape (T,) where the input has no batch, got (5, 1)",
         ),
+        (
+            lambda o: o(z(5, 2, 3), lengths=[5, 2], padding_value="a"),
+            TypeError,
+            "padding_value must be a number, got 'a'",
+        ),
+        (
+            lambda o: o(z(5, 2, 3), lengths=[5, 2], padding_value=torch.zeros(2)),
+            TypeError,
+            "padding_value must be a number, got a Tensor",
+        ),
+        (
+            lambda o: openrnn.LSTM(3, 4).half()(
+                z(5, 2, 3).half(), lengths=[5, 2], padding_value=1e9
+            ),
+            ValueError,
+            "padding_value must be at most 65504, as torch.float16 holds, got 1000000000.0",
+        ),
         (lambda o: o.step(z(5, 2, 3)), ValueError, "step needs x_t (batch, features)"),
         (
             lambda o: openrnn.LSTM(3, 4, bidirectional=True).step(z(2, 3)),

@@ -3,6 +3,7 @@
 Everything becomes time-major (T, B, I); lengths a (B,) int64 tensor, resets a (T, B) bool tensor.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -307,6 +308,9 @@ def padded(y: Tensor, lengths: Tensor | None, value: float) -> Tensor:
     """y (T, B, O) with `value` for the zeros past each sequence's end; no gradient passes there."""
     if lengths is None:
         raise ValueError(f"padding_value {value} needs lengths: nothing is past the end of T steps")
+    most = torch.finfo(y.dtype).max
+    if most < abs(value) < math.inf:
+        raise ValueError(f"padding_value must be at most {most:g}, as {y.dtype} holds, got {value}")
     steps = torch.arange(y.shape[0], device=y.device)[:, None]
     ended = steps >= torch.as_tensor(lengths).to(y.device, torch.int64)
     return y.masked_fill(ended[..., None], value)

@@ -13,6 +13,7 @@ from openrnn.nn import autocast, checks, foreign, jagged
 from openrnn.nn.call_cache import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
+from openrnn.spec import number
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -54,6 +55,8 @@ class Layer(TorchNames):
             TypeError: input or a state is no tensor.
             NoBackendError: the named backend does not run the call; the message says why.
         """
+        if type(padding_value) not in (float, int):  # which cost less to see
+            padding_value = number("padding_value", padding_value)
         options = lengths, reset, reset_state, generator, return_states, padding_value
         bare = reset_state is None and generator is None
         if not bare or return_states or padding_value or is_compiling():
