@@ -55,7 +55,7 @@ class Layer(TorchNames):
             TypeError: input or a state is no tensor.
             NoBackendError: the named backend does not run the call; the message says why.
         """
-        if type(padding_value) not in (float, int):  # which cost less to see
+        if type(padding_value) not in (float, int):  # the check of a number costs more
             padding_value = number("padding_value", padding_value)
         options = lengths, reset, reset_state, generator, return_states, padding_value
         bare = reset_state is None and generator is None

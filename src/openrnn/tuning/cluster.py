@@ -97,17 +97,27 @@ def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[
             yield from filled(cell, dtype, config, free, limits)
 
 
+def cell_work(cell: Traced, dtype: str, config: KernelConfig) -> tuple[int, int, int]:
+    """What follows the products of a step.
+
+    Returns:
+        Cell functions, one after the other; values that each reads or gives; bytes that the blocks
+        of a cluster exchange.
+    """
+    if isinstance(config, ForwardConfig):
+        exchanged = config.units * config.operand_bytes(dtype) * config.tiles * 8
+        return config.groups * config.tiles, len(cell.gates), exchanged
+    cells = -(-config.groups * config.tiles // config.warps)
+    values = len(saved_names(cell)) + len(planes(cell))
+    return cells, values, config.cluster * config.groups * config.tiles * 256
+
+
 def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
     """The model's time of one step of one cluster for one set of rows, alone on the device."""
     quarter = -(-config.warps // 4)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
-    if isinstance(config, ForwardConfig):
-        cost, cells, values = _FORWARD, config.groups * config.tiles, len(cell.gates)
-        exchanged = config.units * config.operand_bytes(dtype) * config.tiles * 8
-    else:
-        cost, cells = _BACKWARD, -(-config.groups * config.tiles // config.warps)
-        values = len(saved_names(cell)) + len(planes(cell))
-        exchanged = config.cluster * config.groups * config.tiles * 256
+    cost = _FORWARD if isinstance(config, ForwardConfig) else _BACKWARD
+    cells, values, exchanged = cell_work(cell, dtype, config)
     # the four warps of a warpgroup read their operand once
     readers = config.warps / 4 if config.wgmma else config.warps
     in_memory = fragments - config.register_fragments

@@ -10,9 +10,9 @@ from openrnn.codegen.cluster_stack_config import (
     ClusterStackConfig,
     ClusterStackForwardConfig,
 )
-from openrnn.codegen.config import SIZES, ForwardConfig, saved_names
-from openrnn.codegen.cuda import planes
+from openrnn.codegen.config import SIZES, ForwardConfig
 from openrnn.codegen.trace import Traced
+from openrnn.tuning.cluster import cell_work
 from openrnn.tuning.limits import Limits, filled, registers_of_thread
 
 Config = TypeVar("Config", bound=ClusterStackConfig)
@@ -125,13 +125,11 @@ def step_cycles(
     quarter = max(1.0, config.warps / 2)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
     row = config.units * SIZES[dtype]  # bytes that input warps poll for
+    cells, values, exchanged = cell_work(cell, dtype, config)
     if isinstance(config, ForwardConfig):
-        cost, cells, values = _FORWARD, config.groups * config.tiles, len(cell.gates)
-        exchanged = config.units * config.operand_bytes(dtype) * config.tiles * 8
+        cost = _FORWARD
     else:
-        cost, cells = _BACKWARD, -(-config.groups * config.tiles // config.warps)
-        values = len(saved_names(cell)) + len(planes(cell))
-        exchanged = config.cluster * config.groups * config.tiles * 256
+        cost = _BACKWARD
         row *= len(cell.gates)
     in_memory = fragments + config.input_fragments(cell, dtype)
     in_memory -= config.register_fragments + min(
